@@ -1,0 +1,125 @@
+"""One frozen tree of options, and the only place that reads the environment.
+
+Field names are the command line's. A value of "auto" or 0 means: decide from the model and the machine at load;
+`quire inspect` shows what was decided.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from quire.core.errors import ConfigError
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+KV_DTYPES = ("auto", "bfloat16", "float32")
+POLICIES = ("fcfs", "priority")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+DEVICES = ("auto", "cpu", "reference")
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"--{name.replace('_', '-')} {value!r} is not one of {', '.join(allowed)}", param=name)
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model, and how its numbers are kept."""
+
+    model: str = ""
+    tokenizer: str | None = None
+    served_model_name: str | None = None
+    dtype: str = "auto"
+    quantization: str | None = None
+    group_size: int = 32
+    max_model_len: int = 0
+    load_format: str = "auto"
+    seed: int = 0
+    chat_template: str | None = None
+    generation_config: str = "auto"
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The paged KV cache. `kv_cache_memory_bytes` 0 = a share of the free memory."""
+
+    block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    kv_cache_memory_bytes: int = 0
+    num_blocks: int = 0
+    enable_prefix_caching: bool = True
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one step and of the queue."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    enable_chunked_prefill: bool = True
+    scheduling_policy: str = "fcfs"
+    max_num_queued_reqs: int = 1024
+    static_batching: bool = False
+
+
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where ops run. `isa` forces a unit of the native extension, `ops` single implementations ("attention=reference")."""
+
+    device: str = "auto"
+    threads: int = 0
+    isa: str = "auto"
+    ops: tuple[str, ...] = ()
+    enforce_eager: bool = False
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an engine needs to start; crosses to the engine process as JSON."""
+
+    model: ModelConfig = msgspec.field(default_factory=ModelConfig)
+    cache: CacheConfig = msgspec.field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = msgspec.field(default_factory=SchedulerConfig)
+    device: DeviceConfig = msgspec.field(default_factory=DeviceConfig)
+
+    def validate(self) -> None:
+        """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
+        _choice("dtype", self.model.dtype, DTYPES)
+        _choice("load_format", self.model.load_format, LOAD_FORMATS)
+        _choice("kv_cache_dtype", self.cache.kv_cache_dtype, KV_DTYPES)
+        _choice("scheduling_policy", self.scheduler.scheduling_policy, POLICIES)
+        _choice("device", self.device.device, DEVICES)
+        size = self.cache.block_size
+        if not (1 <= size <= 128 and size & (size - 1) == 0):
+            raise ConfigError(f"--block-size {size} must be a power of two from 1 to 128", param="block_size")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
+            if getattr(self.scheduler, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1", param=name)
+        if self.model.group_size not in (32, 64, 128):
+            raise ConfigError(f"--group-size {self.model.group_size} must be 32, 64 or 128", param="group_size")
+        if self.device.threads < 0 or self.model.max_model_len < 0 or self.cache.kv_cache_memory_bytes < 0:
+            raise ConfigError("--threads, --max-model-len and --kv-cache-memory-bytes must not be negative")
+
+
+def flat_config(**options: object) -> EngineConfig:
+    """An `EngineConfig` from flat option names (`block_size=32`), as the CLI and `LLM` take them."""
+    parts: dict[str, dict[str, object]] = {}
+    sections = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "device": DeviceConfig}
+    for name, value in options.items():
+        owner = next((s for s, t in sections.items() if name in t.__struct_fields__), None)
+        if owner is None:
+            raise ConfigError(f"unknown option {name!r}", param=name)
+        parts.setdefault(owner, {})[name] = value
+    try:
+        config = msgspec.convert(parts, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"bad option value: {error}") from None
+    config.validate()
+    return config
+
+
+def env(name: str, default: str = "") -> str:
+    """`QUIRE_<name>` from the environment."""
+    return os.environ.get(f"QUIRE_{name}", default)
+
+
+def cpu_count() -> int:
+    """Cores this process may run on (cgroup-pinned affinity counts, hyper-threads are not told apart)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

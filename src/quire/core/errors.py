@@ -1,0 +1,69 @@
+"""Errors a user can meet. Each names the thing, the reason and what to do; the edge maps `status` to HTTP, the CLI to an exit code."""
+
+from __future__ import annotations
+
+
+class QuireError(Exception):
+    """Base of all expected errors: printed as one message, never as a traceback."""
+
+    status = 500
+    kind = "internal_error"
+    exit_code = 1
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadRequest(QuireError):
+    """A request field is missing, of the wrong type or out of range; `param` names it."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class NotFound(QuireError):
+    """A named model, adapter or route does not exist."""
+
+    status = 404
+    kind = "not_found_error"
+
+
+class Overloaded(QuireError):
+    """The queue is full; the client should come back after `retry_after` seconds."""
+
+    status = 429
+    kind = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unavailable(QuireError):
+    """The engine is starting, draining or gone."""
+
+    status = 503
+    kind = "service_unavailable"
+
+
+class EngineFailure(QuireError):
+    """The engine failed on an accepted request (a defect of ours, or numerics of the model)."""
+
+    status = 500
+    kind = "engine_error"
+
+
+class ModelError(QuireError):
+    """A model folder or file cannot be used; the message names file and field."""
+
+    exit_code = 2
+    kind = "model_error"
+
+
+class ConfigError(QuireError):
+    """An option, or a pair of options, is refused at start with the reason."""
+
+    exit_code = 2
+    kind = "config_error"

@@ -1,0 +1,97 @@
+"""What a caller may ask of sampling. Names and defaults are vLLM's, which users already know."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from quire.core.errors import BadRequest
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_BIASES = 1024
+
+
+def _require(ok: bool, param: str, message: str) -> None:
+    if not ok:
+        raise BadRequest(f"{param}: {message}", param=param)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of one request are chosen and when they end. `validate` raises `BadRequest` naming the field."""
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    structured_outputs: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Accept what callers write: one stop string, lists, string keys in `logit_bias`."""
+        coerce: dict[str, Any] = {
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "bad_words": tuple(self.bad_words or ()),
+            "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+        }
+        for name, value in coerce.items():
+            msgspec.structs.force_setattr(self, name, value)
+
+    def validate(self, vocab_size: int) -> None:
+        """Check every range once, at the edge, against a vocabulary of `vocab_size` ids."""
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(-2.0 <= getattr(self, name) <= 2.0, name, "must lie in [-2, 2]")
+        for name in ("temperature", "repetition_penalty", "top_p", "min_p"):
+            _require(math.isfinite(getattr(self, name)), name, "must be a finite number")
+        _require(1 <= self.n <= 128, "n", "must lie in [1, 128]")
+        _require(0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", "must lie in (0, 100]")
+        _require(0.0 <= self.temperature <= 100.0, "temperature", "must lie in [0, 100]; 0 is greedy")
+        _require(0.0 < self.top_p <= 1.0, "top_p", "must lie in (0, 1]")
+        _require(self.top_k >= -1, "top_k", "must be -1 or 0 (off) or a count of tokens")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", "must lie in [0, 1]")
+        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1")
+        _require(self.min_tokens >= 0, "min_tokens", "must not be negative")
+        _require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "must not exceed max_tokens"
+        )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(value is None or 0 <= value <= MAX_LOGPROBS, name, f"must lie in [0, {MAX_LOGPROBS}]")
+        _require(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "must fit in 64 bits")
+        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
+        _require(all(0 < len(s) <= 1024 for s in self.stop), "stop", "each string must have 1 to 1,024 characters")
+        _require(len(self.logit_bias) <= MAX_BIASES, "logit_bias", f"at most {MAX_BIASES} entries")
+        _require(
+            all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "biases must lie in [-100, 100]"
+        )
+        _require(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty")
+        for name, ids in (
+            ("logit_bias", self.logit_bias),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("stop_token_ids", self.stop_token_ids),
+        ):
+            _require(
+                all(0 <= t < vocab_size for t in ids), name, f"token ids must lie in [0, {vocab_size}) for this model"
+            )
+        _require(self.structured_outputs is None, "structured_outputs", "constrained decoding is not built yet")

@@ -1,0 +1,42 @@
+"""What one engine step does, decided without touching a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.core.request import TokenLogprob
+from quire.core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Advance `seq` by `count` tokens from position `start`; the last `logits` of these rows want logits."""
+
+    seq: Sequence
+    start: int
+    count: int
+    logits: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """All chunks of a step, after the block copies (source, destination) that copy-on-write asks for."""
+
+    chunks: tuple[Chunk, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+    preempted: tuple[Sequence, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the batch."""
+        return sum(c.count for c in self.chunks)
+
+
+@dataclass(slots=True)
+class ChunkResult:
+    """What the runner found for one chunk: new tokens, and log-probabilities of them or of the prompt's tokens."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    prompt_logprobs: list[TokenLogprob]
+    error: str | None = None

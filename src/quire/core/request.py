@@ -1,0 +1,66 @@
+"""Requests and what comes back for them: the messages that cross the engine's boundary (msgpack, fixed schema)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from quire.core.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt to be continued `params.n` times. The engine owns it until its last token is out.
+
+    `seed` is always set (drawn at the edge when the caller gave none), so that a replayed request draws the same samples.
+    `eos_token_ids` and `bad_words_ids` are token ids because the engine knows no tokenizer.
+    `cache_salt` separates tenants in the prefix cache; `deadline` is in seconds of `time.monotonic`.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    arrival: float
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    adapter: str | None = None
+    cache_salt: str = ""
+    deadline: float | None = None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability (nats) of one token with its 1-based rank, and the `top` alternatives, best first."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """New tokens of one of a request's `n` sequences since the last `Output`; the last one has a `finish_reason`."""
+
+    request_id: str
+    index: int = 0
+    tokens: list[int] = msgspec.field(default_factory=list)
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    cached_tokens: int = 0
+    error: str | None = None
+    timing: Timing | None = None
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of `time.monotonic` at which a sequence was first scheduled and gave its first and last token."""
+
+    arrival: float
+    scheduled: float
+    first_token: float
+    last_token: float
+    preemptions: int = 0

@@ -1,0 +1,83 @@
+"""The scheduler's view of one growing row of tokens."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from quire.core.request import FinishReason, Request, TokenLogprob
+
+
+class Status(IntEnum):
+    """Where a sequence stands: in the queue, in the batch, or done."""
+
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+class Sequence:
+    """One of a request's `n` rows of tokens.
+
+    One rule moves it: every step brings `computed` closer to `len(tokens) + len(draft)`. Prefill, chunked prefill,
+    prefix hits, decode, speculation, preemption and replay are all that rule; there is no phase flag.
+    """
+
+    __slots__ = (
+        "arrival",
+        "blocks",
+        "cached_tokens",
+        "computed",
+        "draft",
+        "finish_reason",
+        "first_scheduled",
+        "first_token",
+        "index",
+        "last_token",
+        "parent",
+        "preemptions",
+        "prompt_logprobs",
+        "prompt_len",
+        "published",
+        "request",
+        "row",
+        "slid",
+        "status",
+        "stop_token",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, index: int = 0, parent: Sequence | None = None) -> None:
+        self.request = request
+        self.index = index
+        self.parent = parent
+        self.tokens: list[int] = list(request.prompt)
+        self.prompt_len = len(self.tokens)
+        self.draft: list[int] = []
+        self.computed = 0
+        self.blocks: list[int] = []
+        self.published = 0
+        self.slid = 0
+        self.row = -1
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_token: int | None = None
+        self.arrival = request.arrival
+        self.first_scheduled = 0.0
+        self.first_token = 0.0
+        self.last_token = 0.0
+
+    @property
+    def target(self) -> int:
+        """The length `computed` is moving toward."""
+        return len(self.tokens) + len(self.draft)
+
+    @property
+    def output(self) -> list[int]:
+        """The generated tokens, shape [len(tokens) - prompt_len]."""
+        return self.tokens[self.prompt_len :]
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.request.id}/{self.index} {self.computed}/{self.target} {self.status.name})"

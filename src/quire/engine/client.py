@@ -1,0 +1,127 @@
+"""The one small interface between the edge and an engine, and the messages that cross it.
+
+`LocalEngine` implements it in the caller's process (the `LLM` class), `ProcessEngine` over two sockets (the server);
+`AsyncEngine` turns either into per-request async streams.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from quire.core.request import Output, Request
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a loaded model that the edge needs: limits to refuse requests by, ids that end a text, where files are."""
+
+    model: str
+    served_name: str
+    folder: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    weight_bytes: int
+    max_num_queued_reqs: int
+    load_seconds: float
+    backend: str
+    isa: str
+    threads: int
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    generation_defaults: dict[str, Any] = msgspec.field(default_factory=dict)
+    implementations: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges and running totals after a step. `waste` is the share of reserved KV slots that hold no token."""
+
+    running: int = 0
+    waiting: int = 0
+    used_blocks: int = 0
+    total_blocks: int = 0
+    cached_blocks: int = 0
+    waste: float = 0.0
+    steps: int = 0
+    step_tokens: int = 0
+    step_seconds: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    numeric_errors: int = 0
+
+
+class Submit(msgspec.Struct, tag="submit", frozen=True):
+    """Edge to engine: take this request."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, tag="abort", frozen=True):
+    """Edge to engine: the client left; free everything of this request."""
+
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
+    """Edge to engine: stop at once."""
+
+
+class Loading(msgspec.Struct, tag="loading", frozen=True):
+    """Engine to edge: progress of the load, in bytes."""
+
+    done: int
+    total: int
+    what: str
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """Engine to edge: the model is loaded."""
+
+    info: EngineInfo
+
+
+class StepReport(msgspec.Struct, tag="step", frozen=True):
+    """Engine to edge: what a step produced."""
+
+    outputs: list[Output]
+    stats: Stats
+
+
+class Failed(msgspec.Struct, tag="failed", frozen=True):
+    """Engine to edge: the engine cannot go on; `kind` and `exit_code` are those of the error."""
+
+    message: str
+    kind: str
+    exit_code: int
+
+
+ToEngine = Submit | Abort | Shutdown
+FromEngine = Loading | Ready | StepReport | Failed
+
+
+class EngineClient(Protocol):
+    """What the edge may do with an engine. Calls never wait for a step, except `poll`."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the loaded model."""
+
+    def submit(self, request: Request) -> None:
+        """Hand over an already validated request; its outputs come from `poll`."""
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; unknown ids are ignored. No output follows for it, except one that was already under way."""
+
+    def poll(self, timeout: float) -> StepReport | None:
+        """The next step's report, waiting at most `timeout` seconds; raises `EngineFailure` when the engine is dead."""
+
+    def close(self) -> None:
+        """Stop the engine and free everything; may be called twice."""

@@ -1,0 +1,1 @@
+"""L3: from a checkpoint on disk to a decoder."""

@@ -1,0 +1,69 @@
+"""The op registry: one definition per op, any number of implementations, one choice made at load.
+
+An implementation receives exactly the arguments of the reference. `select` builds the table of chosen callables once;
+a missing implementation is an error, never a silent fall-back, unless the caller names the reference for that op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from quire.core.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+Case = dict[str, Any]
+
+
+@dataclass
+class Op:
+    """A named operation: `reference` defines it, `cases(generator)` yields argument dicts, `tolerance` is relative."""
+
+    name: str
+    reference: Callable[..., Any]
+    tolerance: float
+    cases: Callable[[torch.Generator], Iterator[Case]] | None = None
+    impls: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+
+REGISTRY: dict[str, Op] = {}
+
+
+def op(tolerance: float) -> Callable[[F], F]:
+    """Register the decorated torch function as the definition of the op of that name."""
+
+    def register(fn: F) -> F:
+        REGISTRY[fn.__name__] = Op(fn.__name__, fn, tolerance, impls={"reference": fn})
+        return fn
+
+    return register
+
+
+def cases(name: str) -> Callable[[F], F]:
+    """Register the decorated generator function as the test and benchmark cases of op `name`."""
+
+    def register(fn: F) -> F:
+        REGISTRY[name].cases = fn
+        return fn
+
+    return register
+
+
+def choose(backend: str, own: dict[str, Callable[..., Any]], overrides: tuple[str, ...]) -> dict[str, tuple[str, Any]]:
+    """For each op its (implementation name, callable): the backend's own unless `overrides` says "op=reference"."""
+    wanted = dict(o.partition("=")[::2] for o in overrides)
+    for name, which in wanted.items():
+        if name not in REGISTRY or which not in ("reference", backend):
+            raise ConfigError(f"--ops {name}={which}: known ops are {', '.join(sorted(REGISTRY))}; "
+                              f"known implementations are reference, {backend}")  # fmt: skip
+    table: dict[str, tuple[str, Any]] = {}
+    for name, definition in REGISTRY.items():
+        which = wanted.get(name, backend)
+        fn = definition.reference if which == "reference" else own.get(name)
+        if fn is None:
+            raise ConfigError(f"op {name} has no {backend} implementation; pass --ops {name}=reference to accept the slow one")
+        table[name] = (which, fn)
+    return table

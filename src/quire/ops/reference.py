@@ -1,0 +1,162 @@
+"""The definitions: every op in plain torch, float32 unless said otherwise. Slow on purpose, correct by reading.
+
+T = rows (tokens) of the batch, S = sequences, R = rows that want logits, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.layout import KVLayout
+from quire.ops.op import op
+from quire.ops.weights import Packed, quantize_activations
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+@op(tolerance=0.0)
+def embedding(tokens: Tensor, table: Tensor) -> Tensor:
+    """Rows of `table` [V, d] (f32 or bf16) at `tokens` [T] int32, as f32 [T, d]."""
+    return table[tokens.long()].float()
+
+
+@op(tolerance=2e-6)
+def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, rows of x [T, d] f32 (Zhang and Sennrich 2019)."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+@op(tolerance=2e-6)
+def add_rmsnorm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x += delta in place (the residual stream), then the rmsnorm of x."""
+    x.add_(delta)
+    return rmsnorm(x, weight, eps)
+
+
+@op(tolerance=2e-5)
+def linear(x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
+    """x [T, k] f32 times w [n, k] transposed, plus bias [n] f32: f32 [T, n].
+
+    f32 weights: f32 products. bf16 weights: x is rounded to bf16, products are accumulated in f32. Integer codes: x is
+    quantized to int8 per group of the weight's group size, the integer dot product of a group is exact, and the groups
+    are summed in f32 in ascending order.
+    """
+    assert w.plain is not None
+    if w.kind == "f32":
+        out = x @ w.plain.codes.t()
+    elif w.kind == "bf16":
+        out = x.bfloat16().float() @ w.plain.codes.float().t()
+    else:
+        codes, scale = quantize_activations(x, w.group)
+        out = (codes.unflatten(1, (-1, w.group)) * scale[..., None]).flatten(1) @ w.plain.dequantize().t()
+    return out if bias is None else out + bias
+
+
+@op(tolerance=2e-5)
+def rope_and_cache(
+    qkv: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    cache: tuple[Tensor, Tensor],
+    layout: KVLayout,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> Tensor:
+    """Rotate queries and keys and store keys and values; returns qkv, whose query part is what `attention` reads.
+
+    qkv [T, (heads + 2 kv_heads) * head_dim] f32, changed in place. `table` [max_positions, 2, r / 2] f32 holds cosines and
+    sines of the first r dimensions of a head (half-split pairs (i, i + r/2); Su et al. 2021); the rest passes through.
+    `norms`: per-head rmsnorm weights [head_dim] of queries and keys, applied before the rotation (Qwen3).
+    `slots` [T] int64: where each token's key and value go; `positions` [T] int32.
+    """
+    d, hk = layout.head_dim, layout.kv_heads
+    heads = qkv.unflatten(1, (-1, d))
+    q, k, v = heads[:, : -2 * hk], heads[:, -2 * hk : -hk], heads[:, -hk:]
+    if norms is not None:
+        q, k = rmsnorm(q, norms[0], eps), rmsnorm(k, norms[1], eps)
+    half = table.shape[2]
+    cos, sin = table[positions.long()].unsqueeze(1).unbind(2)
+
+    def rotate(x: Tensor) -> Tensor:
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+    heads[:, : -2 * hk] = rotate(q)
+    k = rotate(k)
+    heads[:, -2 * hk : -hk] = k
+    layout.write(*cache, slots, k, v)
+    return qkv
+
+
+@op(tolerance=2e-2)
+def attention(
+    qkv: Tensor,
+    cache: tuple[Tensor, Tensor],
+    layout: KVLayout,
+    cu_q: Tensor,
+    context: Tensor,
+    block_tables: Tensor,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """Causal softmax(q k^T * scale) v over paged keys and values, for a batch that mixes prefill chunks and decodes.
+
+    The queries are the leading heads of qkv [T, (heads + 2 kv_heads) * head_dim]. Rows cu_q[s]..cu_q[s + 1] belong to
+    sequence s, whose cache holds context[s] tokens including these rows; its blocks are block_tables[s] (int32
+    [S, max_blocks]). Query heads share keys in groups of heads / kv_heads (GQA, Ainslie et al. 2023). A row at position p
+    sees keys p - window + 1 .. p (window 0: all up to p). Blocks wholly before the window are never read. The last entry
+    of cu_q is T; S = len(context) and sequences with no rows are allowed. Returns f32 [T, heads * head_dim].
+    """
+    d, hk = layout.head_dim, layout.kv_heads
+    q = qkv.unflatten(1, (-1, d))[:, : -2 * hk]
+    out = torch.zeros((q.shape[0], q.shape[1], d))
+    repeat = q.shape[1] // hk
+    for s in range(len(context)):
+        begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
+        if begin == end:
+            continue
+        first = max(0, length - (end - begin) - window + 1) // layout.block_size if window else 0
+        table = block_tables[s, first : -(-length // layout.block_size)].long()
+        at = first * layout.block_size
+        k, v = (
+            t.transpose(0, 1).flatten(1, 2)[:, : length - at].float().repeat_interleave(repeat, 0)
+            for t in (layout.logical_keys(cache[0][table]), layout.logical_values(cache[1][table]))
+        )
+        scores = q[begin:end].transpose(0, 1) @ k.transpose(1, 2) * scale
+        row = torch.arange(length - (end - begin), length)[:, None]
+        key = torch.arange(at, length)[None]
+        hidden = (key > row) | ((row - key >= window) if window else torch.zeros_like(key > row))
+        probs = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        out[begin:end] = (probs @ v).transpose(0, 1)
+    return out.flatten(1)
+
+
+@op(tolerance=2e-6)
+def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
+    """act(gate) * up for gate_up [T, 2 f] = [gate; up]: f32 [T, f]. `kind` is a key of ACTIVATIONS."""
+    gate, up = gate_up.chunk(2, -1)
+    return ACTIVATIONS[kind](gate) * up
+
+
+@op(tolerance=0.0)
+def take_rows(x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
+    """(x + delta)[rows]: the rows [R] (int32) of the residual stream that want logits."""
+    index = rows.long()
+    return x[index] + delta[index]
+
+
+@op(tolerance=0.0)
+def copy_blocks(caches: list[tuple[Tensor, Tensor]], pairs: tuple[tuple[int, int], ...]) -> None:
+    """Copy block source -> destination in every layer's key and value cache (copy-on-write)."""
+    for cache in caches:
+        for tensor in cache:
+            for source, destination in pairs:
+                tensor[destination] = tensor[source]
