@@ -62,7 +62,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where ops run. `isa` forces a unit of the native extension, `ops` single implementations ("attention=reference")."""
+    """Where ops run. `isa` forces a unit of the native extension, `ops` single implementations ("linear=reference")."""
 
     device: str = "auto"
     threads: int = 0
@@ -92,6 +92,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
             if getattr(self.scheduler, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1", param=name)
+        if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
+            raise ConfigError(
+                "--max-num-batched-tokens must be at least --max-num-seqs, or running sequences would starve"
+            )
         if self.model.group_size not in (32, 64, 128):
             raise ConfigError(f"--group-size {self.model.group_size} must be 32, 64 or 128", param="group_size")
         if self.device.threads < 0 or self.model.max_model_len < 0 or self.cache.kv_cache_memory_bytes < 0:

@@ -1,4 +1,7 @@
-"""Errors a user can meet. Each names the thing, the reason and what to do; the edge maps `status` to HTTP, the CLI to an exit code."""
+"""Errors a user can meet. Each names the thing, the reason and what to do.
+
+The server maps `status` to HTTP, the command line `exit_code` to its own.
+"""
 
 from __future__ import annotations
 

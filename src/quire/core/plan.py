@@ -20,11 +20,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """All chunks of a step, after the block copies (source, destination) that copy-on-write asks for."""
+    """All chunks of a step, after wiping `scrub` and the block copies (source, destination) of copy-on-write."""
 
     chunks: tuple[Chunk, ...]
     copies: tuple[tuple[int, int], ...] = ()
     preempted: tuple[Sequence, ...] = ()
+    scrub: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:

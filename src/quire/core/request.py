@@ -14,9 +14,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt to be continued `params.n` times. The engine owns it until its last token is out.
 
-    `seed` is always set (drawn at the edge when the caller gave none), so that a replayed request draws the same samples.
+    `seed` is always set (drawn at the edge when the caller gave none), so that a replayed request draws the same again.
     `eos_token_ids` and `bad_words_ids` are token ids because the engine knows no tokenizer.
-    `cache_salt` separates tenants in the prefix cache; `deadline` is in seconds of `time.monotonic`.
+    `cache_salt` separates tenants in the prefix cache; `arrival` is in seconds of `time.monotonic`.
     """
 
     id: str
@@ -27,9 +27,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
-    adapter: str | None = None
     cache_salt: str = ""
-    deadline: float | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -8,11 +8,12 @@ from quire.core.request import FinishReason, Request, TokenLogprob
 
 
 class Status(IntEnum):
-    """Where a sequence stands: in the queue, in the batch, or done."""
+    """Where a sequence stands: before its sibling's prompt is computed (n > 1), in the queue, in the batch, or done."""
 
-    WAITING = 0
-    RUNNING = 1
-    FINISHED = 2
+    PENDING = 0
+    WAITING = 1
+    RUNNING = 2
+    FINISHED = 3
 
 
 class Sequence:
@@ -23,7 +24,6 @@ class Sequence:
     """
 
     __slots__ = (
-        "arrival",
         "blocks",
         "cached_tokens",
         "computed",
@@ -32,11 +32,13 @@ class Sequence:
         "first_scheduled",
         "first_token",
         "index",
+        "keys",
         "last_token",
+        "order",
         "parent",
         "preemptions",
-        "prompt_logprobs",
         "prompt_len",
+        "prompt_logprobs",
         "published",
         "request",
         "row",
@@ -56,15 +58,16 @@ class Sequence:
         self.computed = 0
         self.blocks: list[int] = []
         self.published = 0
+        self.keys: list[bytes] = []
+        self.order: tuple[float, int, int] = (0.0, 0, index)
         self.slid = 0
         self.row = -1
         self.cached_tokens = 0
         self.preemptions = 0
         self.prompt_logprobs: list[TokenLogprob] = []
-        self.status = Status.WAITING
+        self.status = Status.PENDING
         self.finish_reason: FinishReason | None = None
         self.stop_token: int | None = None
-        self.arrival = request.arrival
         self.first_scheduled = 0.0
         self.first_token = 0.0
         self.last_token = 0.0

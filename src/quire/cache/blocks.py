@@ -1,0 +1,120 @@
+"""Ownership of KV cache blocks: reference counts and an O(1) free list (PagedAttention, Kwon et al. 2023).
+
+A block is in exactly one state: used (reference count > 0), cached (free, but its content is published under a key and
+can be taken back), or free. Cached and free blocks form one list; allocation takes its head, so unpublished blocks are
+put at the head and published ones at the tail, which makes eviction least-recently-used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+_NONE = -1
+
+
+class BlockPool:
+    """`num_blocks` block ids 0 .. num_blocks - 1. All operations are O(1); `check` is O(num_blocks)."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks: int = num_blocks
+        self.refs = [0] * num_blocks
+        self._key: list[bytes | None] = [None] * num_blocks
+        self._tokens: list[tuple[int, ...]] = [()] * num_blocks
+        self._by_key: dict[bytes, int] = {}
+        # The free list is threaded through two arrays; index num_blocks is the sentinel that holds head and tail.
+        self._next = [*range(1, num_blocks + 1), 0]
+        self._prev = [num_blocks, *range(num_blocks)]
+        self.num_free: int = num_blocks
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with an owner."""
+        return self.num_blocks - self.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks whose content is published, used or not."""
+        return len(self._by_key)
+
+    def allocate(self) -> int:
+        """Take the head of the free list, evicting its content if it was published. IndexError when none is left."""
+        block = self._next[self.num_blocks]
+        if block == self.num_blocks:
+            raise IndexError("no free block")
+        self._unlink(block)
+        self._forget(block)
+        self.refs[block] = 1
+        return block
+
+    def acquire(self, block: int) -> None:
+        """Add an owner; a cached block leaves the free list."""
+        if self.refs[block] == 0:
+            self._unlink(block)
+        self.refs[block] += 1
+
+    def release(self, block: int) -> None:
+        """Drop an owner; the last one returns the block to the free list."""
+        if self.refs[block] <= 0:
+            raise ValueError(f"block {block} has no owner to release it")
+        self.refs[block] -= 1
+        if self.refs[block] == 0:
+            self._link(block, at_head=self._key[block] is None)
+
+    def writable(self, block: int) -> bool:
+        """Whether its single owner may write into it; a shared or published block must be copied first."""
+        return self.refs[block] == 1 and self._key[block] is None
+
+    def publish(self, block: int, key: bytes, tokens: Seq[int]) -> bool:
+        """Make a used block findable under `key`; False when that content is published already by another block."""
+        if key in self._by_key or self._key[block] is not None:
+            return False
+        self._key[block], self._tokens[block] = key, tuple(tokens)
+        self._by_key[key] = block
+        return True
+
+    def find(self, key: bytes, tokens: Seq[int]) -> int | None:
+        """The block published under `key` if it holds exactly `tokens` (a hash match alone is not trusted)."""
+        block = self._by_key.get(key)
+        return block if block is not None and self._tokens[block] == tuple(tokens) else None
+
+    def clear_cache(self) -> None:
+        """Forget all published content."""
+        for block in list(self._by_key.values()):
+            self._forget(block)
+
+    def check(self) -> None:
+        """Verify free + used = total, link symmetry and the key table; AssertionError names the first violation."""
+        seen = set()
+        at = self._next[self.num_blocks]
+        while at != self.num_blocks:
+            assert self.refs[at] == 0, f"block {at} is free but has {self.refs[at]} owners"
+            assert self._prev[self._next[at]] == at, f"broken link at block {at}"
+            assert at not in seen, f"block {at} is twice in the free list"
+            seen.add(at)
+            at = self._next[at]
+        assert len(seen) == self.num_free, f"free list has {len(seen)} blocks, count says {self.num_free}"
+        used = sum(r > 0 for r in self.refs)
+        assert used + len(seen) == self.num_blocks, f"{used} used + {len(seen)} free != {self.num_blocks}"
+        for key, block in self._by_key.items():
+            assert self._key[block] == key, f"key table disagrees about block {block}"
+        assert sum(k is not None for k in self._key) == len(self._by_key), "a key without an entry"
+
+    def _forget(self, block: int) -> None:
+        key = self._key[block]
+        if key is not None:
+            del self._by_key[key]
+            self._key[block], self._tokens[block] = None, ()
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._prev[block], self._next[block]
+        self._next[before], self._prev[after] = after, before
+        self._next[block] = self._prev[block] = _NONE
+        self.num_free -= 1
+
+    def _link(self, block: int, at_head: bool) -> None:
+        end = self.num_blocks
+        before = end if at_head else self._prev[end]
+        after = self._next[end] if at_head else end
+        self._next[before], self._prev[block] = block, before
+        self._next[block], self._prev[after] = after, block
+        self.num_free += 1

@@ -1,0 +1,275 @@
+"""Continuous batching with one rule: every step moves `computed` toward `target`, decodes first, under a token budget.
+
+There is no prefill or decode phase (the rule of vLLM's v1 scheduler); chunked prefill that rides along with decodes is
+SARATHI (Agrawal et al. 2023); iteration-level admission is Orca (Yu et al. 2022). No tensors here.
+"""
+
+from __future__ import annotations
+
+import time
+
+from quire.cache.tables import BlockTables
+from quire.core.config import SchedulerConfig
+from quire.core.errors import BadRequest
+from quire.core.plan import Chunk, ChunkResult, StepPlan
+from quire.core.request import FinishReason, Output, Request, Timing
+from quire.core.sequence import Sequence, Status
+from quire.sched.policy import order_key
+from quire.sched.queue import WaitingQueue
+
+
+class Scheduler:
+    """Owns every sequence from `add` to its last `Output`."""
+
+    def __init__(self, config: SchedulerConfig, tables: BlockTables, max_model_len: int) -> None:
+        self.config = config
+        self.tables = tables
+        self.max_model_len = max_model_len
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.requests: dict[str, list[Sequence]] = {}
+        self.preemptions = 0
+        self._rows = list(range(config.max_num_seqs))[::-1]
+        self._tickets = 0
+        self._scrub: list[int] = []
+
+    # ---------------------------------------------------------------------------------------------------- requests
+
+    def add(self, request: Request) -> None:
+        """Queue a request; BadRequest if it could never run."""
+        if request.id in self.requests:
+            raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
+        length, capacity = len(request.prompt), self.tables.pool.num_blocks * self.tables.block_size
+        if not 1 <= length < self.max_model_len:
+            raise BadRequest(f"prompt: {length} tokens; this model takes 1 to {self.max_model_len - 1}", param="prompt")
+        if self._footprint(length + 1) > self.tables.pool.num_blocks:
+            raise BadRequest(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
+        self._tickets += 1
+        first = Sequence(request)
+        siblings = [first, *(Sequence(request, i, parent=first) for i in range(1, request.params.n))]
+        for seq in siblings:
+            seq.order = order_key(self.config.scheduling_policy, seq, self._tickets)
+        self.requests[request.id] = siblings
+        first.status = Status.WAITING
+        self.waiting.push(first)
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request at any moment between steps and free everything it holds; False if it is not known."""
+        for seq in self.requests.get(request_id, ()):
+            if seq.status is not Status.FINISHED:
+                self._finish(seq, "abort")
+        return self.requests.pop(request_id, None) is not None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is not finished."""
+        return bool(self.running or len(self.waiting))
+
+    # ---------------------------------------------------------------------------------------------------- plan
+
+    def plan(self) -> StepPlan:
+        """Decide the next step. A plan without chunks may still carry sequences that ended for want of blocks."""
+        budget = self.config.max_num_batched_tokens
+        chunks: list[Chunk] = []
+        copies: list[tuple[int, int]] = []
+        preempted: list[Sequence] = []
+        # Decodes first: a long prompt must not delay tokens that are one row away.
+        todo = sorted(self.running, key=lambda s: s.target - s.computed > 1 + len(s.draft))
+        while todo and budget:
+            seq = todo.pop(0)
+            count = self._chunk(seq, budget)
+            while count and not self._reserve(seq, count, copies):
+                victim = max([seq, *todo], key=lambda s: s.order)
+                self._preempt(victim)
+                preempted.append(victim)
+                if victim is seq:
+                    count = 0
+                else:
+                    todo.remove(victim)
+            if count:
+                chunks.append(_chunk_of(seq, count))
+                budget -= count
+        if not preempted:
+            self._admit(chunks, copies, budget)
+        scrub, self._scrub = tuple(self._scrub), []
+        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), scrub)
+
+    def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
+        if self.config.static_batching and self.running:
+            return
+        while len(self.waiting) and budget and self._rows:
+            seq = self.waiting.head()
+            if not seq.blocks:
+                self.tables.take_prefix(seq)
+            count = self._chunk(seq, budget)
+            if not count or not self._fits(seq) or not self._reserve(seq, count, copies):
+                return
+            self.waiting.pop()
+            seq.status, seq.row = Status.RUNNING, self._rows.pop()
+            seq.first_scheduled = seq.first_scheduled or time.monotonic()
+            self.running.append(seq)
+            chunks.append(_chunk_of(seq, count))
+            budget -= count
+
+    def _chunk(self, seq: Sequence, budget: int) -> int:
+        need = seq.target - seq.computed
+        if need > budget and not self.config.enable_chunked_prefill:
+            return 0
+        return min(need, budget)
+
+    def _footprint(self, tokens: int) -> int:
+        """The most blocks a sequence of `tokens` tokens holds at one time."""
+        if self.tables.window:
+            tokens = min(tokens, self.tables.window + self.config.max_num_batched_tokens + self.tables.block_size)
+        return self.tables.blocks_for(tokens)
+
+    def _fits(self, seq: Sequence) -> bool:
+        """Whether the whole rest of a waiting sequence has room now, and each running one a block to grow into.
+
+        Admitting a part on hope would preempt what was just computed.
+        """
+        upto = min(seq.target, seq.computed + self._footprint(seq.target) * self.tables.block_size)
+        need = self.tables.missing(seq, upto) + len(self.running)
+        if need > self.tables.pool.num_free:
+            self._reclaim(seq)
+        return need <= self.tables.pool.num_free
+
+    def _reserve(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
+        upto = seq.computed + count
+        return self.tables.reserve(seq, upto, copies) or (self._reclaim(seq) and self.tables.reserve(seq, upto, copies))
+
+    def _reclaim(self, keep: Sequence) -> bool:
+        """Take back the blocks that waiting sequences hold (forks, prefix hits); they find or compute them again."""
+        holders = [s for s in self.waiting if s.blocks and s is not keep]
+        for seq in holders:
+            self.tables.release(seq)
+        return bool(holders)
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Give up the blocks and wait again; all tokens are kept. A sequence that outgrew the whole pool ends here."""
+        if self._footprint(seq.target) > self.tables.pool.num_blocks:
+            self._finish(seq, "length")
+            return
+        self._leave(seq)
+        seq.status = Status.WAITING
+        seq.preemptions += 1
+        self.preemptions += 1
+        self.waiting.push(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        if seq.status is Status.RUNNING:
+            self.running.remove(seq)
+            self._rows.append(seq.row)
+            seq.row = -1
+        elif seq.status is Status.WAITING:
+            self.waiting.remove(seq)
+        self.tables.release(seq)
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        self._leave(seq)
+        seq.status, seq.finish_reason = Status.FINISHED, reason
+        if reason != "abort" and all(s.status is Status.FINISHED for s in self.requests[seq.request.id]):
+            del self.requests[seq.request.id]
+
+    # ---------------------------------------------------------------------------------------------------- commit
+
+    def commit(self, plan: StepPlan, results: list[ChunkResult]) -> list[Output]:
+        """Append what the runner found, publish full blocks, fork siblings, end what is done."""
+        now = time.monotonic()
+        outputs = [_ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
+        for chunk, result in zip(plan.chunks, results, strict=True):
+            seq = chunk.seq
+            if result.error is not None:
+                outputs += self._fail(seq, result.error)
+                continue
+            output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
+            reason = self._append(chunk, result, output, now)
+            if result.tokens:
+                # Only now is it known that the values are finite: inf or nan would have reached these logits.
+                self.tables.publish(seq)
+            if chunk.start < seq.prompt_len <= seq.computed:
+                self._fork(seq)
+            self.tables.slide(seq)
+            if reason is not None:
+                self._finish(seq, reason)
+                output.finish_reason, output.stop_token = reason, seq.stop_token
+                output.timing = _timing(seq)
+            if output.tokens or output.finish_reason:
+                outputs.append(output)
+        return outputs
+
+    def _append(self, chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
+        """Move `computed`, append new tokens up to the first that ends the sequence, and fill `output`."""
+        seq = chunk.seq
+        seq.computed = chunk.start + chunk.count
+        seq.draft = []
+        seq.prompt_logprobs += result.prompt_logprobs[max(0, len(seq.prompt_logprobs) - chunk.start) :]
+        reason: FinishReason | None = None
+        for token in result.tokens:
+            if not output.tokens and len(seq.tokens) == seq.prompt_len:
+                seq.first_token = now
+                if seq.request.params.prompt_logprobs is not None:
+                    output.prompt_logprobs = seq.prompt_logprobs
+            seq.tokens.append(token)
+            output.tokens.append(token)
+            reason = self._end_reason(seq, token)
+            if reason is not None:
+                break
+        if output.tokens:
+            seq.last_token = now
+            seq.computed = len(seq.tokens) - 1
+            output.logprobs = result.logprobs[: len(output.tokens)]
+        return reason
+
+    def _end_reason(self, seq: Sequence, token: int) -> FinishReason | None:
+        params, made = seq.request.params, len(seq.tokens) - seq.prompt_len
+        if made >= params.min_tokens:
+            if token in params.stop_token_ids:
+                seq.stop_token = token
+                return "stop"
+            if not params.ignore_eos and token in seq.request.eos_token_ids:
+                return "stop"
+        if made == params.max_tokens or len(seq.tokens) >= self.max_model_len:
+            return "length"
+        return None
+
+    def _fork(self, parent: Sequence) -> None:
+        for child in self.requests[parent.request.id]:
+            if child.status is Status.PENDING:
+                self.tables.fork(parent, child)
+                child.status = Status.WAITING
+                self.waiting.push(child)
+
+    def _fail(self, seq: Sequence, error: str) -> list[Output]:
+        """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""
+        siblings = self.requests[seq.request.id]
+        self._scrub += self.tables.unpublished(seq)
+        dead = [seq, *(s for s in siblings if s.status is Status.PENDING)]
+        outputs = []
+        for each in dead:
+            self._finish(each, "error")
+            outputs.append(_ended(each, error))
+        return outputs
+
+
+def _chunk_of(seq: Sequence, count: int) -> Chunk:
+    """A chunk wants logits for the row that ends the sequence, its draft rows, and prompt rows still to be scored."""
+    logits = 1 + len(seq.draft) if seq.computed + count == seq.target else 0
+    if seq.request.params.prompt_logprobs is not None and len(seq.prompt_logprobs) < seq.prompt_len - 1:
+        logits = count
+    return Chunk(seq, seq.computed, count, logits)
+
+
+def _ended(seq: Sequence, error: str | None = None) -> Output:
+    reason = seq.finish_reason
+    return Output(request_id=seq.request.id, index=seq.index, finish_reason=reason, error=error, timing=_timing(seq))
+
+
+def _timing(seq: Sequence) -> Timing:
+    return Timing(
+        arrival=seq.request.arrival,
+        scheduled=seq.first_scheduled,
+        first_token=seq.first_token,
+        last_token=seq.last_token,
+        preemptions=seq.preemptions,
+    )
