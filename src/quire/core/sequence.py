@@ -41,7 +41,6 @@ class Sequence:
         "prompt_logprobs",
         "published",
         "request",
-        "row",
         "slid",
         "status",
         "stop_token",
@@ -61,7 +60,6 @@ class Sequence:
         self.keys: list[bytes] = []
         self.order: tuple[float, int, int] = (0.0, 0, index)
         self.slid = 0
-        self.row = -1
         self.cached_tokens = 0
         self.preemptions = 0
         self.prompt_logprobs: list[TokenLogprob] = []

@@ -29,7 +29,6 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.requests: dict[str, list[Sequence]] = {}
         self.preemptions = 0
-        self._rows = list(range(config.max_num_seqs))[::-1]
         self._tickets = 0
         self._scrub: list[int] = []
 
@@ -97,7 +96,7 @@ class Scheduler:
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
         if self.config.static_batching and self.running:
             return
-        while len(self.waiting) and budget and self._rows:
+        while len(self.waiting) and budget and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting.head()
             if not seq.blocks:
                 self.tables.take_prefix(seq)
@@ -105,7 +104,7 @@ class Scheduler:
             if not count or not self._fits(seq) or not self._reserve(seq, count, copies):
                 return
             self.waiting.pop()
-            seq.status, seq.row = Status.RUNNING, self._rows.pop()
+            seq.status = Status.RUNNING
             seq.first_scheduled = seq.first_scheduled or time.monotonic()
             self.running.append(seq)
             chunks.append(_chunk_of(seq, count))
@@ -159,8 +158,6 @@ class Scheduler:
     def _leave(self, seq: Sequence) -> None:
         if seq.status is Status.RUNNING:
             self.running.remove(seq)
-            self._rows.append(seq.row)
-            seq.row = -1
         elif seq.status is Status.WAITING:
             self.waiting.remove(seq)
         self.tables.release(seq)

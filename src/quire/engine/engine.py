@@ -1,0 +1,146 @@
+"""The engine: schedule, execute, update - thirty lines around the scheduler and the runner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from quire.ops.backend import Ops, select
+
+from quire.cache.blocks import BlockPool
+from quire.cache.prefix import PrefixCache
+from quire.cache.tables import BlockTables
+from quire.core.config import EngineConfig
+from quire.core.errors import ConfigError, QuireError
+from quire.core.request import Output, Request
+from quire.engine.budget import plan_blocks
+from quire.engine.client import EngineInfo, Stats
+from quire.engine.runner import Runner
+from quire.model.build import Model, load_model
+from quire.sched.scheduler import Scheduler
+
+Progress = Callable[[int, int, str], None]
+
+
+class Engine:
+    """A loaded model and everything that runs it. Not thread-safe: one caller drives `step`."""
+
+    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+        config.validate()
+        started = time.monotonic()
+        self.config = config
+        self.ops: Ops = select(config.device)
+        self.model: Model = load_model(config, self.ops, progress)
+        spec = self.model.spec
+        self.kv_bytes_per_token = sum(layout.bytes_per_token for layout in self.model.layouts)
+        blocks, self.max_model_len = plan_blocks(config, self.kv_bytes_per_token, spec.max_position)
+        self.pool = BlockPool(blocks)
+        size = config.cache.block_size
+        self.prefix = PrefixCache(self.pool, size) if config.cache.enable_prefix_caching else None
+        # Blocks can be freed behind a window only if every layer has one; otherwise some layer still reads them.
+        window = max(spec.windows) if all(spec.windows) else 0
+        limits = config.scheduler
+        if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"without chunked prefill --max-num-batched-tokens ({limits.max_num_batched_tokens}) must be at least "
+                f"--max-model-len ({self.max_model_len})",
+                param="max_num_batched_tokens",
+            )
+        tables = BlockTables(self.pool, self.prefix, size, window)
+        self.scheduler = Scheduler(limits, tables, self.max_model_len)
+        self.runner = Runner(
+            self.model,
+            self.ops,
+            blocks,
+            max_tokens=limits.max_num_batched_tokens,
+            max_seqs=limits.max_num_seqs,
+            max_model_len=self.max_model_len,
+            capture=not config.device.enforce_eager,
+        )
+        self.load_seconds = time.monotonic() - started
+        self.steps = self.prompt_tokens = self.generation_tokens = 0
+        self.step_tokens, self.step_seconds = 0, 0.0
+
+    def submit(self, request: Request) -> Output | None:
+        """Queue a request; one that can never run ends at once with an error output."""
+        try:
+            self.scheduler.add(request)
+        except QuireError as error:
+            return Output(request_id=request.id, finish_reason="error", error=error.message)
+        return None
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request and free its blocks; unknown ids are ignored."""
+        self.scheduler.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return self.scheduler.has_work
+
+    def step(self) -> list[Output]:
+        """One iteration: schedule, execute, update."""
+        started = time.perf_counter()
+        plan = self.scheduler.plan()
+        outputs = self.scheduler.commit(plan, self.runner.run(plan))
+        self.steps += 1
+        self.step_tokens = plan.num_tokens
+        made = sum(len(o.tokens) for o in outputs)
+        self.generation_tokens += made
+        self.prompt_tokens += sum(max(0, min(c.start + c.count, c.seq.prompt_len) - c.start) for c in plan.chunks)
+        self.step_seconds = time.perf_counter() - started
+        if not self.has_work:
+            self.pool.check()
+        return outputs
+
+    def waste(self) -> float:
+        """Share of the reserved KV slots that hold no token."""
+        size = self.config.cache.block_size
+        slack = sum((len(s.blocks) * size - s.computed) for s in self.scheduler.running)
+        return slack / max(1, self.pool.num_used * size)
+
+    def stats(self) -> Stats:
+        """Gauges and totals now."""
+        return Stats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            used_blocks=self.pool.num_used,
+            total_blocks=self.pool.num_blocks,
+            cached_blocks=self.pool.num_cached,
+            waste=self.waste(),
+            steps=self.steps,
+            step_tokens=self.step_tokens,
+            step_seconds=self.step_seconds,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            preemptions=self.scheduler.preemptions,
+            prefix_queries=self.prefix.queries if self.prefix else 0,
+            prefix_hits=self.prefix.hits if self.prefix else 0,
+            numeric_errors=self.runner.numeric_errors,
+        )
+
+    def info(self) -> EngineInfo:
+        """Facts the edge needs."""
+        model, config = self.model, self.config
+        return EngineInfo(
+            model=model.name,
+            served_name=config.model.served_model_name or model.name,
+            folder=str(model.folder),
+            vocab_size=model.spec.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+            block_size=config.cache.block_size,
+            num_blocks=self.pool.num_blocks,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+            weight_bytes=model.weight_bytes,
+            max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+            load_seconds=self.load_seconds,
+            backend=self.ops.name,
+            isa=self.ops.isa,
+            threads=self.ops.threads,
+            dtype=model.dtype,
+            quantization=config.model.quantization or "none",
+            kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
+            generation_defaults=model.generation_defaults,
+            implementations=dict(self.ops.chosen),
+        )

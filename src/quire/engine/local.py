@@ -1,0 +1,44 @@
+"""An engine in the caller's own process: `poll` runs a step."""
+
+from __future__ import annotations
+
+from quire.core.config import EngineConfig
+from quire.core.request import Output, Request
+from quire.engine.client import EngineInfo, StepReport
+from quire.engine.engine import Engine, Progress
+
+
+class LocalEngine:
+    """`EngineClient` without a second process; used by the `LLM` class, the benchmarks and the tests."""
+
+    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+        self.engine = Engine(config, progress)
+        self._info = self.engine.info()
+        self._refused: list[Output] = []
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the loaded model."""
+        return self._info
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; a refusal is reported by the next `poll`."""
+        refused = self.engine.submit(request)
+        if refused is not None:
+            self._refused.append(refused)
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request; unknown ids are ignored."""
+        self.engine.abort(request_id)
+
+    def poll(self, timeout: float) -> StepReport | None:
+        """Run one step and report it; None when there is nothing to do."""
+        outputs, self._refused = self._refused, []
+        if self.engine.has_work:
+            outputs += self.engine.step()
+        elif not outputs:
+            return None
+        return StepReport(outputs, self.engine.stats())
+
+    def close(self) -> None:
+        """Nothing outlives the object."""

@@ -1,0 +1,108 @@
+"""The engine process: `python -m quire.engine.worker INBOX OUTBOX`, started by `ProcessEngine`.
+
+The configuration comes as one JSON line on standard input, which afterwards serves as a death pipe: when it closes, the
+parent is gone and so is this process. Messages are msgpack of fixed schemas (no pickle).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+
+import msgspec
+import zmq
+
+from quire.core.config import EngineConfig
+from quire.core.errors import QuireError
+from quire.core.request import Output
+from quire.engine.client import Abort, Failed, FromEngine, Loading, Ready, Shutdown, StepReport, Submit, ToEngine
+from quire.engine.engine import Engine
+
+IDLE_WAIT_MS = 1000
+PROGRESS_INTERVAL = 0.1
+
+
+class Worker:
+    """Moves messages between two sockets and an engine."""
+
+    def __init__(self, inbox: str, outbox: str) -> None:
+        context = zmq.Context.instance()
+        self.inbox = context.socket(zmq.PULL)
+        self.outbox = context.socket(zmq.PUSH)
+        self.outbox.set_hwm(0)
+        self.inbox.connect(inbox)
+        self.outbox.connect(outbox)
+        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._reported = 0.0
+
+    def send(self, message: FromEngine) -> None:
+        """Hand a message to the edge; never waits."""
+        self.outbox.send(self._encode(message))
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        """Report the load, at most ten times a second."""
+        now = time.monotonic()
+        if now - self._reported >= PROGRESS_INTERVAL or done == total:
+            self._reported = now
+            self.send(Loading(done, total, what))
+
+    def receive(self, engine: Engine, timeout_ms: int) -> list[Output] | None:
+        """Apply all waiting messages; returns refusals, or None when told to stop."""
+        refused = []
+        while self.inbox.poll(timeout_ms):
+            timeout_ms = 0
+            message = self._decode(self.inbox.recv())
+            if isinstance(message, Submit):
+                output = engine.submit(message.request)
+                if output is not None:
+                    refused.append(output)
+            elif isinstance(message, Abort):
+                engine.abort(message.request_id)
+            elif isinstance(message, Shutdown):
+                return None
+        return refused
+
+    def loop(self, engine: Engine) -> None:
+        """Step while there is work, wait for messages otherwise. Also reports after an abort, so that gauges fall."""
+        while True:
+            outputs = self.receive(engine, 0 if engine.has_work else IDLE_WAIT_MS)
+            if outputs is None:
+                return
+            if engine.has_work:
+                outputs += engine.step()
+            self.send(StepReport(outputs, engine.stats()))
+
+
+def die_with_parent() -> None:
+    """Leave at once when standard input closes: nobody is there to read our results."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main(inbox: str, outbox: str) -> int:
+    """Load, serve, and report a failure as a message; the exit code is that of the error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what it means.
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    threading.Thread(target=die_with_parent, daemon=True).start()
+    worker = Worker(inbox, outbox)
+    try:
+        engine = Engine(config, worker.progress)
+        worker.send(Ready(engine.info()))
+        worker.loop(engine)
+    except QuireError as error:
+        worker.send(Failed(error.message, error.kind, error.exit_code))
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exc()
+        worker.send(Failed(f"the engine failed: {type(error).__name__}: {error}", "engine_error", 1))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:3]))
