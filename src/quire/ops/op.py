@@ -52,6 +52,16 @@ def cases(name: str) -> Callable[[F], F]:
     return register
 
 
+def impl(name: str, backend: str) -> Callable[[F], F]:
+    """Register the decorated function as op `name` of `backend`: its first argument is the backend's state (`ops.cpu.Cpu`)."""
+
+    def register(fn: F) -> F:
+        REGISTRY[name].impls[backend] = fn
+        return fn
+
+    return register
+
+
 def choose(backend: str, own: dict[str, Callable[..., Any]], overrides: tuple[str, ...]) -> dict[str, tuple[str, Any]]:
     """For each op its (implementation name, callable): the backend's own unless `overrides` says "op=reference"."""
     wanted = dict(o.partition("=")[::2] for o in overrides)

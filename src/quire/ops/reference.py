@@ -146,6 +146,12 @@ def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     return ACTIVATIONS[kind](gate) * up
 
 
+@op(tolerance=2e-6)
+def activation(x: Tensor, kind: str) -> Tensor:
+    """act(x) for x [T, f]: f32 [T, f], the MLP without a gate. `kind` is a key of ACTIVATIONS."""
+    return ACTIVATIONS[kind](x)
+
+
 @op(tolerance=0.0)
 def take_rows(x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
     """(x + delta)[rows]: the rows [R] (int32) of the residual stream that want logits."""
@@ -160,3 +166,11 @@ def copy_blocks(caches: list[tuple[Tensor, Tensor]], pairs: tuple[tuple[int, int
         for tensor in cache:
             for source, destination in pairs:
                 tensor[destination] = tensor[source]
+
+
+@op(tolerance=0.0)
+def zero_blocks(caches: list[tuple[Tensor, Tensor]], blocks: tuple[int, ...]) -> None:
+    """Zero `blocks` in every layer's key and value cache: a block that held inf or NaN is scrubbed before its reuse."""
+    for cache in caches:
+        for tensor in cache:
+            tensor[list(blocks)] = 0

@@ -1,0 +1,123 @@
+// Norms, activations, embedding and row selection: a row's result depends on that row only.
+#pragma once
+
+QUIRE_INLINE void norm_row(float* out, const float* x, const float* weight, int64_t d, float eps) {
+    F sum = set1(0.0f);
+    for_lanes(d, [&](int64_t i, int n) {
+        const F v = load_lanes(x + i, n);
+        sum = fma(v, v, sum);
+    });
+    const float scale = 1.0f / __builtin_sqrtf(hsum(sum) / static_cast<float>(d) + eps);
+    const F s = set1(scale);
+    for_lanes(d, [&](int64_t i, int n) {
+        store_lanes(out + i, mul(mul(load_lanes(x + i, n), s), load_lanes(weight + i, n)), n);
+    });
+}
+
+void rmsnorm(float* out, const float* x, const float* weight, int64_t rows, int64_t d, double eps) {
+    parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) norm_row(out + r * d, x + r * d, weight, d, static_cast<float>(eps));
+    });
+}
+
+void add_rmsnorm(float* out, float* x, const float* delta, const float* weight, int64_t rows, int64_t d, double eps) {
+    parallel_ranges(rows, 2 * d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            float* row = x + r * d;
+            for_lanes(d, [&](int64_t i, int n) {
+                store_lanes(row + i, add(load_lanes(row + i, n), load_lanes(delta + r * d + i, n)), n);
+            });
+            norm_row(out + r * d, row, weight, d, static_cast<float>(eps));
+        }
+    });
+}
+
+// table [vocabulary, d] of f32 (bf16 = 0) or bf16.
+void embedding(float* out, const int32_t* tokens, const void* table, int64_t rows, int64_t d, int64_t vocabulary, int64_t bf16) {
+    for (int64_t r = 0; r < rows; ++r)
+        if (tokens[r] < 0 || tokens[r] >= vocabulary) fail("embedding: a token id lies outside the table");
+    parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const int64_t at = static_cast<int64_t>(tokens[r]) * d;
+            if (!bf16) {
+                std::memcpy(out + r * d, static_cast<const float*>(table) + at, static_cast<size_t>(d) * sizeof(float));
+                continue;
+            }
+            const auto* source = static_cast<const uint16_t*>(table) + at;
+            int64_t i = 0;
+            for (; i + 16 <= d; i += 16) store(out + r * d + i, bf16_load(source + i));
+            for (; i < d; ++i) {
+                const uint32_t bits = static_cast<uint32_t>(source[i]) << 16;
+                std::memcpy(out + r * d + i, &bits, 4);
+            }
+        }
+    });
+}
+
+enum Activation : int64_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kActivations = 4 };
+
+template <int64_t kKind>
+QUIRE_INLINE F activate(F x) {
+    if constexpr (kKind == kSilu) return times_sigmoid(x, x);
+    if constexpr (kKind == kGelu) {
+        const F half = mul(x, set1(0.5f));
+        return fma(half, verf(mul(x, set1(0.70710678f))), half);
+    }
+    if constexpr (kKind == kGeluTanh) {
+        // 0.5 x (1 + tanh u) = x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+        const F u = mul(x, fma(mul(x, x), set1(0.0713548163f), set1(1.5957691216f)));
+        return times_sigmoid(x, u);
+    }
+    return vmax(set1(0.0f), x);
+}
+
+template <int64_t kKind, bool kGated>
+void activate_rows(float* out, const float* x, int64_t rows, int64_t f) {
+    const int64_t stride = kGated ? 2 * f : f;
+    constexpr int64_t kStep = 1024;
+    const int64_t pieces = (f + kStep - 1) / kStep;
+    parallel_ranges(rows * pieces, 4 * (f < kStep ? f : kStep), [&](int64_t begin, int64_t end) {
+        for (int64_t at = begin; at < end; ++at) {
+            const int64_t r = at / pieces, from = at % pieces * kStep, count = f - from < kStep ? f - from : kStep;
+            const float* gate = x + r * stride + from;
+            float* target = out + r * f + from;
+            for_lanes(count, [&](int64_t i, int n) {
+                F y = activate<kKind>(load_lanes(gate + i, n));
+                if constexpr (kGated) y = mul(y, load_lanes(gate + f + i, n));
+                store_lanes(target + i, y, n);
+            });
+        }
+    });
+}
+
+template <bool kGated>
+void activate_kind(float* out, const float* x, int64_t rows, int64_t f, int64_t kind) {
+    switch (kind) {
+        case kSilu: return activate_rows<kSilu, kGated>(out, x, rows, f);
+        case kGelu: return activate_rows<kGelu, kGated>(out, x, rows, f);
+        case kGeluTanh: return activate_rows<kGeluTanh, kGated>(out, x, rows, f);
+        case kRelu: return activate_rows<kRelu, kGated>(out, x, rows, f);
+        default: fail("activation: unknown kind");
+    }
+}
+
+void gated_activation(float* out, const float* gate_up, int64_t rows, int64_t f, int64_t kind) {
+    activate_kind<true>(out, gate_up, rows, f, kind);
+}
+
+void activation(float* out, const float* x, int64_t rows, int64_t f, int64_t kind) {
+    activate_kind<false>(out, x, rows, f, kind);
+}
+
+void take_rows(float* out, const float* x, const float* delta, const int32_t* rows, int64_t count, int64_t d, int64_t total) {
+    for (int64_t r = 0; r < count; ++r)
+        if (rows[r] < 0 || rows[r] >= total) fail("take_rows: a row lies outside the batch");
+    parallel_ranges(count, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const int64_t at = static_cast<int64_t>(rows[r]) * d;
+            for_lanes(d, [&](int64_t i, int n) {
+                store_lanes(out + r * d + i, add(load_lanes(x + at + i, n), load_lanes(delta + at + i, n)), n);
+            });
+        }
+    });
+}

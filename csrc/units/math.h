@@ -1,0 +1,72 @@
+// Vector functions shared by the kernels; every unit rounds them alike, save for the portable one's missing FMA.
+#pragma once
+
+// 2^x, relative error below 2e-7 for x in [-126, 128); 0 below -126.5, +inf above 128, exactly 1 at 0, NaN stays NaN.
+// A degree-6 minimax polynomial on [-0.5, 0.5].
+QUIRE_INLINE F exp2(F x) {
+    x = vmin(set1(128.0f), vmax(set1(-127.0f), x));
+    const I n = round_i(x);
+    const F f = sub(x, to_f(n));
+    F p = set1(1.5403530e-4f);
+    p = fma(p, f, set1(1.3333558e-3f));
+    p = fma(p, f, set1(9.6181291e-3f));
+    p = fma(p, f, set1(5.5504109e-2f));
+    p = fma(p, f, set1(2.4022651e-1f));
+    p = fma(p, f, set1(6.9314718e-1f));
+    p = fma(p, f, set1(1.0f));
+    return mul(p, exp2_int(n));
+}
+
+// e^x. The product with log2(e) is split in two so that large arguments keep their relative precision.
+QUIRE_INLINE F vexp(F x) {
+    x = vmin(set1(88.8f), vmax(set1(-88.0f), x));
+    const I n = round_i(mul(x, set1(1.44269504f)));
+    const F nf = to_f(n);
+    const F f = fma(nf, set1(2.12194440e-4f), fma(nf, set1(-0.693359375f), x));
+    F p = set1(1.9875691500e-4f);
+    p = fma(p, f, set1(1.3981999507e-3f));
+    p = fma(p, f, set1(8.3334519073e-3f));
+    p = fma(p, f, set1(4.1665795894e-2f));
+    p = fma(p, f, set1(1.6666665459e-1f));
+    p = fma(p, f, set1(5.0000001201e-1f));
+    p = fma(mul(p, f), f, add(f, set1(1.0f)));
+    return mul(p, exp2_int(n));
+}
+
+// x / (1 + e^-t)
+QUIRE_INLINE F times_sigmoid(F x, F t) { return div(x, add(set1(1.0f), vexp(sub(set1(0.0f), t)))); }
+
+// Odd rational minimax approximation of erf on [-4, 4], error below 3 units in the last place.
+QUIRE_INLINE F verf(F x) {
+    x = vmin(set1(4.0f), vmax(set1(-4.0f), x));
+    const F z = mul(x, x);
+    F p = set1(-2.72614225801306e-10f);
+    p = fma(p, z, set1(2.77068142495902e-08f));
+    p = fma(p, z, set1(-2.10102402082508e-06f));
+    p = fma(p, z, set1(-5.69250639462346e-05f));
+    p = fma(p, z, set1(-7.34990630326855e-04f));
+    p = fma(p, z, set1(-2.95459980854025e-03f));
+    p = fma(p, z, set1(-1.60960333262415e-02f));
+    F q = set1(-1.45660718464996e-05f);
+    q = fma(q, z, set1(-2.13374055278905e-04f));
+    q = fma(q, z, set1(-1.68282697438203e-03f));
+    q = fma(q, z, set1(-7.37332916720468e-03f));
+    q = fma(q, z, set1(-1.42647390514189e-02f));
+    return div(mul(x, p), q);
+}
+
+// Calls body(offset, lanes) over [0, n) in steps of 16; lanes < 16 only at the end.
+template <class Body>
+QUIRE_INLINE void for_lanes(int64_t n, const Body& body) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) body(i, 16);
+    if (i < n) body(i, static_cast<int>(n - i));
+}
+QUIRE_INLINE F load_lanes(const float* p, int lanes) { return lanes == 16 ? load(p) : load_n(p, lanes); }
+QUIRE_INLINE void store_lanes(float* p, F v, int lanes) {
+    if (lanes == 16) {
+        store(p, v);
+    } else {
+        store_n(p, v, lanes);
+    }
+}

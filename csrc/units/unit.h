@@ -1,0 +1,39 @@
+// One instruction-set unit: the kernels, compiled with the vector types of QUIRE_UNIT_VEC into namespace QUIRE_UNIT.
+// Nothing here may be emitted as a shared inline function (the linker could pick the AVX-512 copy for every machine), so all
+// of it lies in an unnamed namespace and the op table is a constant without code at load.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(QUIRE_X86)
+#include <immintrin.h>
+#endif
+
+#include "pool.h"
+#include "registry.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
+#include QUIRE_UNIT_VEC
+
+#include "math.h"
+// after math.h
+#include "elementwise.h"
+
+}  // namespace
+
+extern const OpEntry kOps[];
+extern const size_t kOpCount;
+constexpr OpEntry kOps[] = {
+    op_entry<&rmsnorm>("rmsnorm"),
+    op_entry<&add_rmsnorm>("add_rmsnorm"),
+    op_entry<&embedding>("embedding"),
+    op_entry<&gated_activation>("gated_activation"),
+    op_entry<&activation>("activation"),
+    op_entry<&take_rows>("take_rows"),
+};
+constexpr size_t kOpCount = sizeof(kOps) / sizeof(kOps[0]);
+
+}  // namespace quire::QUIRE_UNIT

@@ -1,0 +1,97 @@
+// 16 lanes in one 512-bit register, with the VNNI and BF16 dot products.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#define QUIRE_INLINE static inline __attribute__((always_inline))
+
+struct F {
+    __m512 v;
+};
+struct I {
+    __m512i v;
+};
+struct U {
+    __m512i v;
+};
+
+constexpr int kStart8 = 128;
+constexpr int kTileRows = 8, kTileBlocks = 2, kAttentionRows = 4;
+
+QUIRE_INLINE __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+
+QUIRE_INLINE F load(const float* p) { return {_mm512_loadu_ps(p)}; }
+QUIRE_INLINE void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
+QUIRE_INLINE F load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
+QUIRE_INLINE void store_n(float* p, F a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
+QUIRE_INLINE F set1(float x) { return {_mm512_set1_ps(x)}; }
+QUIRE_INLINE I set1_i(int32_t x) { return {_mm512_set1_epi32(x)}; }
+QUIRE_INLINE U set1_u(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
+QUIRE_INLINE U load_u(const void* p) { return {_mm512_loadu_si512(p)}; }
+QUIRE_INLINE I load_i(const void* p) { return {_mm512_loadu_si512(p)}; }
+QUIRE_INLINE F add(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
+QUIRE_INLINE F sub(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
+QUIRE_INLINE F mul(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+QUIRE_INLINE F div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+QUIRE_INLINE F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+QUIRE_INLINE F vmin(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+QUIRE_INLINE F vmax(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+QUIRE_INLINE F vabs(F a) { return {_mm512_abs_ps(a.v)}; }
+QUIRE_INLINE F vsqrt(F a) { return {_mm512_sqrt_ps(a.v)}; }
+QUIRE_INLINE F to_f(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
+QUIRE_INLINE I round_i(F a) { return {_mm512_cvtps_epi32(a.v)}; }
+QUIRE_INLINE F exp2_int(I n) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.v, _mm512_set1_epi32(127)), 23))};
+}
+QUIRE_INLINE F keep(F a, int from, int to, F other) {
+    const int f = from < 0 ? 0 : from > 16 ? 16 : from, t = to < 0 ? 0 : to > 16 ? 16 : to;
+    const auto mask = static_cast<__mmask16>(((1u << t) - 1u) & ~((1u << f) - 1u));
+    return {_mm512_mask_mov_ps(other.v, mask, a.v)};
+}
+QUIRE_INLINE float hsum(F a) {
+    const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+QUIRE_INLINE float hmax(F a) {
+    const __m256 h = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    const __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    const __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
+QUIRE_INLINE int32_t hsum_i(I a) { return _mm512_reduce_add_epi32(a.v); }
+
+QUIRE_INLINE F bf16_load(const uint16_t* p) {
+    const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
+}
+QUIRE_INLINE void bf16_store(uint16_t* p, F a) {
+    const __m256bh h = _mm512_cvtneps_pbh(a.v);
+    std::memcpy(p, &h, sizeof h);
+}
+QUIRE_INLINE F dot_bf16(F acc, U a, U b) {
+    return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
+}
+QUIRE_INLINE F f16_load(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+QUIRE_INLINE U low_nibbles(U w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
+QUIRE_INLINE U high_nibbles(U w) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))}; }
+QUIRE_INLINE I dot4(I acc, U w, U x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
+QUIRE_INLINE I dot8(I acc, U w, U x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
+QUIRE_INLINE I mul16(I a, I b) {
+    const __m512i low = _mm512_set1_epi32(0xffff);
+    return {_mm512_madd_epi16(a.v, _mm512_and_si512(b.v, low))};
+}
+QUIRE_INLINE I add_i(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+QUIRE_INLINE I load_i8(const int8_t* p) {
+    return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+QUIRE_INLINE void store_i8(int8_t* p, I a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+}
+QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

@@ -1,0 +1,144 @@
+// 16 lanes in plain C++ vector extensions: any architecture. Multiply-adds are rounded twice (no hardware FMA assumed).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define QUIRE_INLINE static inline __attribute__((always_inline))
+
+typedef float F __attribute__((vector_size(64)));
+typedef int32_t I __attribute__((vector_size(64)));
+typedef uint32_t U __attribute__((vector_size(64)));
+
+// Weights of 8 bits reach `dot8` as stored code minus kStored8; the rest of the offset is in the start value.
+constexpr int kStart8 = 128;
+constexpr int kTileRows = 4, kTileBlocks = 1, kAttentionRows = 2;
+
+template <class T>
+QUIRE_INLINE T load_as(const void* p) {
+    T v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+QUIRE_INLINE F load(const float* p) { return load_as<F>(p); }
+QUIRE_INLINE void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
+QUIRE_INLINE F load_n(const float* p, int n) {
+    F v = {};
+    for (int i = 0; i < n; ++i) v[i] = p[i];
+    return v;
+}
+QUIRE_INLINE void store_n(float* p, F v, int n) {
+    for (int i = 0; i < n; ++i) p[i] = v[i];
+}
+QUIRE_INLINE F set1(float x) { return F{} + x; }
+QUIRE_INLINE I set1_i(int32_t x) { return I{} + x; }
+QUIRE_INLINE U set1_u(uint32_t x) { return U{} + x; }
+QUIRE_INLINE U load_u(const void* p) { return load_as<U>(p); }
+QUIRE_INLINE I load_i(const void* p) { return load_as<I>(p); }
+QUIRE_INLINE F add(F a, F b) { return a + b; }
+QUIRE_INLINE F sub(F a, F b) { return a - b; }
+QUIRE_INLINE F mul(F a, F b) { return a * b; }
+QUIRE_INLINE F div(F a, F b) { return a / b; }
+QUIRE_INLINE F fma(F a, F b, F c) { return a * b + c; }
+// The second operand wins when either is NaN, as in the x86 instructions.
+QUIRE_INLINE F vmin(F a, F b) { return a < b ? a : b; }
+QUIRE_INLINE F vmax(F a, F b) { return a > b ? a : b; }
+QUIRE_INLINE F vabs(F a) { return (F)((U)a & 0x7fffffffu); }
+QUIRE_INLINE F to_f(I a) { return __builtin_convertvector(a, F); }
+// Round half to even; |a| must be below 2^22.
+QUIRE_INLINE I round_i(F a) { return __builtin_convertvector((a + 12582912.0f) - 12582912.0f, I); }
+QUIRE_INLINE F exp2_int(I n) { return (F)((n + 127) << 23); }
+QUIRE_INLINE F keep(F v, int from, int to, F other) {
+    const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return ((lane >= from) & (lane < to)) ? v : other;
+}
+QUIRE_INLINE float hsum(F v) {
+    float t[16];
+    store(t, v);
+    for (int w = 8; w; w /= 2)
+        for (int i = 0; i < w; ++i) t[i] = t[i] + t[i + w];
+    return t[0];
+}
+QUIRE_INLINE float hmax(F v) {
+    float t[16];
+    store(t, v);
+    for (int w = 8; w; w /= 2)
+        for (int i = 0; i < w; ++i) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
+    return t[0];
+}
+QUIRE_INLINE int32_t hsum_i(I v) {
+    int32_t s = 0;
+    for (int i = 0; i < 16; ++i) s += v[i];
+    return s;
+}
+
+QUIRE_INLINE F bf16_load(const uint16_t* p) {
+    typedef uint16_t H __attribute__((vector_size(32)));
+    return (F)(__builtin_convertvector(load_as<H>(p), U) << 16);
+}
+// Round half to even; NaN stays NaN.
+QUIRE_INLINE U bf16_bits(F v) {
+    const U u = (U)v;
+    const U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return (v == v) ? rounded : ((u >> 16) | 0x40u);
+}
+QUIRE_INLINE void bf16_store(uint16_t* p, F v) {
+    typedef uint16_t H __attribute__((vector_size(32)));
+    const H h = __builtin_convertvector(bf16_bits(v), H);
+    std::memcpy(p, &h, sizeof h);
+}
+// bf16 pairs: acc + odd product + even product, lane by lane.
+QUIRE_INLINE F dot_bf16(F acc, U a, U b) {
+    acc = acc + (F)(a & 0xffff0000u) * (F)(b & 0xffff0000u);
+    return acc + (F)(a << 16) * (F)(b << 16);
+}
+QUIRE_INLINE F f16_load(const uint16_t* p) {
+    F v;
+    for (int i = 0; i < 16; ++i) {
+        const uint32_t h = p[i], sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
+        uint32_t bits;
+        if (exponent == 31) {
+            bits = sign | 0x7f800000u | mantissa << 13;
+        } else if (exponent) {
+            bits = sign | (exponent + 112) << 23 | mantissa << 13;
+        } else {
+            const float magnitude = static_cast<float>(mantissa) * 5.9604644775390625e-8f;
+            std::memcpy(&bits, &magnitude, 4);
+            bits |= sign;
+        }
+        float x;
+        std::memcpy(&x, &bits, 4);
+        v[i] = x;
+    }
+    return v;
+}
+QUIRE_INLINE U low_nibbles(U w) { return w & 0x0f0f0f0fu; }
+QUIRE_INLINE U high_nibbles(U w) { return (w >> 4) & 0x0f0f0f0fu; }
+QUIRE_INLINE I dot_bytes(I acc, U w, U x) {
+    for (int j = 0; j < 4; ++j) {
+        const I wj = (I)((w >> (8 * j)) & 0xffu);
+        const I xj = (I)(x << (24 - 8 * j)) >> 24;
+        acc += wj * xj;
+    }
+    return acc;
+}
+QUIRE_INLINE I dot4(I acc, U w, U x) { return dot_bytes(acc, w, x); }
+QUIRE_INLINE I dot8(I acc, U w, U x) { return dot_bytes(acc, w, x); }
+// Low 16 bits of each lane of a times those of b, signed.
+QUIRE_INLINE I mul16(I a, I b) { return ((a << 16) >> 16) * ((b << 16) >> 16); }
+QUIRE_INLINE I add_i(I a, I b) { return a + b; }
+QUIRE_INLINE I load_i8(const int8_t* p) {
+    typedef int8_t B __attribute__((vector_size(16)));
+    return __builtin_convertvector(load_as<B>(p), I);
+}
+QUIRE_INLINE void store_i8(int8_t* p, I v) {
+    typedef int8_t B __attribute__((vector_size(16)));
+    const B b = __builtin_convertvector(v, B);
+    std::memcpy(p, &b, sizeof b);
+}
+QUIRE_INLINE F vsqrt(F a) {
+    for (int i = 0; i < 16; ++i) a[i] = __builtin_sqrtf(a[i]);
+    return a;
+}
+QUIRE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }

@@ -1,0 +1,120 @@
+"""Choosing the implementation of every op, once, at load; recording a step's native calls for replay."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from quire.core.config import DeviceConfig
+from quire.core.errors import ConfigError
+from quire.ops import cpu as _cpu
+from quire.ops import reference as _reference  # noqa: F401  (registers the definitions)
+from quire.ops import sampling as _sampling  # noqa: F401  (registers the definitions)
+from quire.ops.cpu import Cpu
+from quire.ops.native import Native, load_native
+from quire.ops.op import REGISTRY, choose
+from quire.ops.pack import pack
+from quire.ops.weights import Packed, Weight, plain_packed
+
+T = TypeVar("T")
+
+
+class Replay(Generic[T]):
+    """A recorded step. `output` is what the function returned; `run` repeats its native calls on the same addresses.
+
+    Inputs are read anew from the tensors the function used, so the caller changes those in place. On the reference
+    backend, or when an op was overridden with its reference, there is nothing to record and `run` calls the function.
+    """
+
+    def __init__(self, ops: Ops, fn: Callable[[], T]) -> None:
+        self._ops, self._fn = ops, fn
+        self._cpu = ops.cpu if ops.all_native else None
+        if self._cpu is None:
+            self.output = fn()
+            return
+        native = self._cpu.native
+        self._program = native.recording = native.module.Program()
+        try:
+            self.output = fn()
+        finally:
+            native.recording = None
+            self._keep = (self._cpu.held, self._cpu.arena.buffers)
+            self._cpu.held = []
+        self._used = self._cpu.arena.used
+
+    def run(self) -> T:
+        """Repeat the step; returns `output`, which holds the new values."""
+        if self._cpu is None:
+            self.output = self._fn()
+            return self.output
+        self._program.run()
+        self._cpu.arena.used = max(self._cpu.arena.used, self._used)
+        return self.output
+
+
+class Ops:
+    """One callable attribute per op, with the reference's arguments; `chosen` maps op -> implementation.
+
+    Outputs of the cpu backend live in an arena: they are valid until the next `begin_step`.
+    """
+
+    def __init__(self, name: str, cpu: Cpu | None, overrides: tuple[str, ...]) -> None:
+        self.name = name
+        self.cpu = cpu
+        own = {op: functools.partial(d.impls["cpu"], cpu) for op, d in REGISTRY.items() if "cpu" in d.impls}
+        table = choose(name, own, overrides)
+        self.chosen = {op: which for op, (which, _) in table.items()}
+        self.isa = cpu.native.isa if cpu else "torch"
+        self.threads = cpu.native.threads if cpu else 1
+        for op, (_, fn) in table.items():
+            setattr(self, op, fn)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        raise AttributeError(f"there is no op {name!r}; known ops are {', '.join(sorted(REGISTRY))}")
+
+    @property
+    def all_native(self) -> bool:
+        """Whether every op runs in the native extension."""
+        return self.cpu is not None and set(self.chosen.values()) == {"cpu"}
+
+    def pack(self, weight: Weight) -> Packed:
+        """`weight` in the layout `linear` reads."""
+        if self.cpu is None:
+            return plain_packed(weight)
+        return pack(self.cpu, weight, keep_plain=self.chosen["linear"] == "reference")
+
+    def begin_step(self) -> None:
+        """Take back the memory of all outputs."""
+        if self.cpu is not None:
+            self.cpu.arena.begin()
+
+    def capture(self, fn: Callable[[], T]) -> Replay[T]:
+        """Run `fn` once and record its native calls. Valid while shapes and the addresses of its tensors stay the same."""
+        self.begin_step()
+        return Replay(self, fn)
+
+    def describe(self) -> dict[str, Any]:
+        """What `quire inspect` shows: backend, instruction set, threads, implementation of each op."""
+        unit = {"cpu": f"cpu/{self.isa}", "reference": "reference"}
+        ops = {op: unit[which] for op, which in sorted(self.chosen.items())}
+        return {"backend": self.name, "isa": self.isa, "threads": self.threads, "ops": ops}
+
+
+def select(device: DeviceConfig) -> Ops:
+    """The backend for `device`: "cpu" native, "reference" torch, "auto" native if it was built, else torch with a warning."""
+    name = device.device
+    if name == "auto":
+        name = "cpu" if load_native() is not None else "reference"
+        if name == "reference":
+            warnings.warn(
+                "quire._native is not built: running on the slow torch reference (install g++ and reinstall quire)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    if name == "reference":
+        return Ops("reference", None, device.ops)
+    if name != "cpu":
+        raise ConfigError(f"--device {name!r} is not one of auto, cpu, reference", param="device")
+    return Ops("cpu", _cpu.Cpu(Native(device.isa, device.threads)), device.ops)

@@ -1,0 +1,243 @@
+"""The CPU backend's side of each op: check the tensors, then hand addresses and sizes to the native unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.ops.arena import Arena
+from quire.ops.layout import KVLayout
+from quire.ops.native import Native
+from quire.ops.op import impl
+from quire.ops.reference import ACTIVATIONS
+from quire.ops.weights import Packed
+
+KINDS = {name: index for index, name in enumerate(ACTIVATIONS)}
+"""Numbers of the activations in csrc/units/elementwise.h."""
+
+
+class Cpu:
+    """What the implementations below share: the native unit, the arena of outputs, and what a recording must keep alive."""
+
+    def __init__(self, native: Native) -> None:
+        self.native = native
+        self.call = native.call
+        self.arena = Arena(native)
+        self.held: list[Any] = []
+
+    def hold(self, *objects: Any) -> None:
+        """Keep `objects` alive as long as the recording that is open, if one is."""
+        if self.native.recording is not None:
+            self.held.extend(objects)
+
+
+def check(x: Tensor, what: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    """`x` itself when it is contiguous and of that dtype and shape (-1: any size); a ValueError names what is not."""
+    if x.dtype is dtype and x.is_contiguous() and x.dim() == len(shape):
+        for have, want in zip(x.shape, shape, strict=True):
+            if want not in (-1, have):
+                break
+        else:
+            return x
+    raise ValueError(
+        f"{what}: need a contiguous {dtype} tensor of shape {list(shape)}, got {x.dtype} {list(x.shape)}"
+        f"{'' if x.is_contiguous() else ', not contiguous'}"
+    )
+
+
+F32, I32, I64, BF16 = torch.float32, torch.int32, torch.int64, torch.bfloat16
+
+
+@impl("embedding", "cpu")
+def embedding(cpu: Cpu, tokens: Tensor, table: Tensor) -> Tensor:
+    check(tokens, "embedding tokens", I32, -1)
+    if table.dtype is not F32:
+        check(table, "embedding table", BF16, -1, -1)
+    rows, (vocabulary, d) = len(tokens), table.shape
+    out = cpu.arena.empty(rows, d)
+    if rows:
+        bf16 = int(table.dtype is BF16)
+        cpu.call("embedding", out.data_ptr(), tokens.data_ptr(), table.data_ptr(), rows, d, vocabulary, bf16)
+    return out
+
+
+@impl("rmsnorm", "cpu")
+def rmsnorm(cpu: Cpu, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    rows, d = check(x, "rmsnorm x", F32, -1, -1).shape
+    check(weight, "rmsnorm weight", F32, d)
+    out = cpu.arena.empty(rows, d)
+    if rows:
+        cpu.call("rmsnorm", out.data_ptr(), x.data_ptr(), weight.data_ptr(), rows, d, eps)
+    return out
+
+
+@impl("add_rmsnorm", "cpu")
+def add_rmsnorm(cpu: Cpu, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    rows, d = check(x, "add_rmsnorm x", F32, -1, -1).shape
+    check(delta, "add_rmsnorm delta", F32, rows, d)
+    check(weight, "add_rmsnorm weight", F32, d)
+    out = cpu.arena.empty(rows, d)
+    if rows:
+        cpu.call("add_rmsnorm", out.data_ptr(), x.data_ptr(), delta.data_ptr(), weight.data_ptr(), rows, d, eps)
+    return out
+
+
+@impl("linear", "cpu")
+def linear(cpu: Cpu, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
+    rows = check(x, "linear x", F32, -1, w.k).shape[0]
+    if bias is not None:
+        check(bias, "linear bias", F32, w.n)
+    out = cpu.arena.empty(rows, w.n)
+    if rows:
+        name, *where = w.handle
+        at_bias = 0 if bias is None else bias.data_ptr()
+        cpu.call(name, out.data_ptr(), x.data_ptr(), *where, at_bias, rows, w.n, w.k, w.group)
+    return out
+
+
+@impl("rope_and_cache", "cpu")
+def rope_and_cache(
+    cpu: Cpu,
+    qkv: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    cache: tuple[Tensor, Tensor],
+    layout: KVLayout,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> Tensor:
+    rows, width = check(qkv, "rope_and_cache qkv", F32, -1, -1).shape
+    check(positions, "rope_and_cache positions", I32, rows)
+    check(slots, "rope_and_cache slots", I64, rows)
+    check(table, "rope_and_cache table", F32, -1, 2, -1)
+    blocks, at_cache = _cache(cache, layout)
+    heads = _heads(width, layout)
+    if 2 * table.shape[2] > layout.head_dim:
+        raise ValueError(f"rope_and_cache table: {2 * table.shape[2]} dimensions do not fit head_dim {layout.head_dim}")
+    at_norms = (0, 0)
+    if norms is not None:
+        for norm in norms:
+            check(norm, "rope_and_cache norm", F32, layout.head_dim)
+        at_norms = (norms[0].data_ptr(), norms[1].data_ptr())
+    if rows:
+        cpu.call(
+            "rope_and_cache", qkv.data_ptr(), positions.data_ptr(), table.data_ptr(), slots.data_ptr(), *at_cache, *at_norms,
+            rows, heads, layout.kv_heads, layout.head_dim, table.shape[2], table.shape[0], layout.block_size, blocks,
+            int(layout.dtype is BF16), eps,
+        )  # fmt: skip
+    return qkv
+
+
+@impl("attention", "cpu")
+def attention(
+    cpu: Cpu,
+    qkv: Tensor,
+    cache: tuple[Tensor, Tensor],
+    layout: KVLayout,
+    cu_q: Tensor,
+    context: Tensor,
+    block_tables: Tensor,
+    scale: float,
+    window: int,
+) -> Tensor:
+    rows, width = check(qkv, "attention qkv", F32, -1, -1).shape
+    sequences = len(check(context, "attention context", I32, -1))
+    check(cu_q, "attention cu_q", I32, sequences + 1)
+    max_blocks = check(block_tables, "attention block_tables", I32, sequences, -1).shape[1]
+    blocks, at_cache = _cache(cache, layout)
+    heads = _heads(width, layout)
+    out = cpu.arena.empty(rows, heads * layout.head_dim)
+    if rows:
+        cpu.call(
+            "attention", out.data_ptr(), qkv.data_ptr(), *at_cache, cu_q.data_ptr(), context.data_ptr(),
+            block_tables.data_ptr(), rows, sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size, blocks,
+            max_blocks, int(layout.dtype is BF16), window, scale,
+        )  # fmt: skip
+    return out
+
+
+@impl("gated_activation", "cpu")
+def gated_activation(cpu: Cpu, gate_up: Tensor, kind: str) -> Tensor:
+    rows, width = check(gate_up, "gated_activation gate_up", F32, -1, -1).shape
+    if width % 2:
+        raise ValueError(f"gated_activation: {width} columns are not a gate and an up part of one size")
+    out = cpu.arena.empty(rows, width // 2)
+    if rows:
+        cpu.call("gated_activation", out.data_ptr(), gate_up.data_ptr(), rows, width // 2, KINDS[kind])
+    return out
+
+
+@impl("activation", "cpu")
+def activation(cpu: Cpu, x: Tensor, kind: str) -> Tensor:
+    rows, width = check(x, "activation x", F32, -1, -1).shape
+    out = cpu.arena.empty(rows, width)
+    if rows:
+        cpu.call("activation", out.data_ptr(), x.data_ptr(), rows, width, KINDS[kind])
+    return out
+
+
+@impl("take_rows", "cpu")
+def take_rows(cpu: Cpu, x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
+    total, d = check(x, "take_rows x", F32, -1, -1).shape
+    check(delta, "take_rows delta", F32, total, d)
+    count = len(check(rows, "take_rows rows", I32, -1))
+    out = cpu.arena.empty(count, d)
+    if count:
+        cpu.call("take_rows", out.data_ptr(), x.data_ptr(), delta.data_ptr(), rows.data_ptr(), count, d, total)
+    return out
+
+
+@impl("copy_blocks", "cpu")
+def copy_blocks(cpu: Cpu, caches: list[tuple[Tensor, Tensor]], pairs: tuple[tuple[int, int], ...]) -> None:
+    if not pairs or not caches:
+        return
+    flat = torch.tensor(pairs, dtype=I64)
+    where, blocks = _block_table(caches)
+    cpu.hold(flat, where)
+    cpu.call("copy_blocks", where.data_ptr(), len(where), flat.data_ptr(), len(pairs), blocks)
+
+
+@impl("zero_blocks", "cpu")
+def zero_blocks(cpu: Cpu, caches: list[tuple[Tensor, Tensor]], blocks: tuple[int, ...]) -> None:
+    if not blocks or not caches:
+        return
+    flat = torch.tensor(blocks, dtype=I64)
+    where, total = _block_table(caches)
+    cpu.hold(flat, where)
+    cpu.call("zero_blocks", where.data_ptr(), len(where), flat.data_ptr(), len(blocks), total)
+
+
+def _block_table(caches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, int]:
+    """(address, bytes of a block) of every key and value cache, and the smallest number of blocks."""
+    tensors = [t for cache in caches for t in cache]
+    if any(not t.is_contiguous() for t in tensors):
+        raise ValueError("caches must be contiguous")
+    rows = [(t.data_ptr(), t.stride(0) * t.element_size()) for t in tensors]
+    return torch.tensor(rows, dtype=I64), min(t.shape[0] for t in tensors)
+
+
+def _cache(cache: tuple[Tensor, Tensor], layout: KVLayout) -> tuple[int, tuple[int, int]]:
+    """(number of blocks, (address of keys, address of values)) of a cache that has the shape `layout` says."""
+    keys, values = cache
+    b, h, d = layout.block_size, layout.kv_heads, layout.head_dim
+    check(keys, "key cache", layout.dtype, -1, h, b // layout.lanes, d // layout.pair, layout.lanes, layout.pair)
+    check(values, "value cache", layout.dtype, keys.shape[0], h, b // layout.vpair, d, layout.vpair)
+    return keys.shape[0], (keys.data_ptr(), values.data_ptr())
+
+
+def _heads(width: int, layout: KVLayout) -> int:
+    """Query heads of a qkv row of `width` numbers."""
+    heads, rest = divmod(width, layout.head_dim)
+    heads -= 2 * layout.kv_heads
+    if rest or heads < 1 or heads % layout.kv_heads or layout.head_dim % 8 or layout.head_dim > MAX_HEAD_DIM:
+        raise ValueError(
+            f"qkv of {width} columns is not (heads + 2 * {layout.kv_heads}) * {layout.head_dim} with heads a multiple "
+            f"of kv_heads and head_dim a multiple of 8 up to {MAX_HEAD_DIM}"
+        )
+    return heads
+
+
+MAX_HEAD_DIM = 512

@@ -1,0 +1,60 @@
+"""The native module seen from Python: op ids of one instruction-set unit, calls, and recordings of calls.
+
+An op of `quire._native` takes integers, numbers and addresses only; whoever calls it checks shapes first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+from quire.core.errors import ConfigError
+
+UNITS = ("avx512", "avx2", "portable")
+
+
+def load_native() -> ModuleType | None:
+    """`quire._native`, or None when the package was installed without a C++ compiler."""
+    try:
+        return importlib.import_module("quire._native")
+    except ModuleNotFoundError as error:
+        if error.name != "quire._native":
+            raise
+        return None
+
+
+def require_native() -> ModuleType:
+    """`quire._native`; raises `ConfigError` with what to do when it was not built."""
+    native = load_native()
+    if native is None:
+        raise ConfigError(
+            "device cpu needs the native extension quire._native, which was not built: install a C++20 compiler "
+            "(g++ 12 or newer) and install quire again, or choose --device reference (slow)",
+            param="device",
+        )
+    return native
+
+
+class Native:
+    """Ops of one unit. `ids` maps op name -> id; `call` runs one, and records it while a recording is open."""
+
+    def __init__(self, isa: str = "auto", threads: int = 0) -> None:
+        self.module = require_native()
+        available: list[str] = self.module.units()
+        if isa not in ("auto", *UNITS):
+            raise ConfigError(f"--isa {isa!r} is not one of auto, {', '.join(UNITS)}", param="isa")
+        if isa != "auto" and isa not in available:
+            raise ConfigError(f"--isa {isa}: this machine or build has only {', '.join(available)}", param="isa")
+        self.isa = available[0] if isa == "auto" else isa
+        self.ids: dict[str, int] = self.module.ops(self.isa)
+        self.module.set_threads(threads)
+        self.threads: int = self.module.threads()
+        self.recording: Any = None
+
+    def call(self, name: str, *args: int | float) -> None:
+        """Run op `name`. Raises ValueError when an argument is missing, null or out of range."""
+        op = self.ids[name]
+        self.module.call(op, args)
+        if self.recording is not None:
+            self.recording.add(op, args)
