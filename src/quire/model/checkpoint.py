@@ -1,0 +1,164 @@
+"""A model folder on disk: config files and memory-mapped safetensors. Nothing in it is ever run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.model.hf_config import read_json
+
+EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "pydoc"
+HUB_FILES = ["*.safetensors", "*.json"]
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
+          "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}  # fmt: skip
+PICKLED = ("*.bin", "*.pt", "*.pth")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says of one tensor; `file` is where it lies."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    file: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return int(torch.Size(self.shape).numel()) * self.dtype.itemsize
+
+
+class Source(Protocol):
+    """Where tensors come from: a checkpoint on disk, or made-up numbers."""
+
+    infos: dict[str, TensorInfo]
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor `name`; the caller must not write to it."""
+        ...
+
+
+def resolve(model: str) -> Path:
+    """The folder of `model`: a path, the name of the embedded model ("" or "pydoc"), or a hub name to download."""
+    path = EMBEDDED if model in ("", EMBEDDED.name) else Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} has no config.json; a model folder in Hugging Face format is needed")
+        return path
+    if path.exists():
+        raise ModelError(f"{path} is a file; give the folder that holds config.json and *.safetensors")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or ".." in model:
+        raise ModelError(f"{model!r} is neither a folder nor a hub name like owner/model")
+    return _download(model)
+
+
+def _download(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ModelError(
+            f"{name!r} is not a folder here, and downloading needs huggingface_hub: pip install 'quire[hub]'"
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name!r} is not a folder here and could not be downloaded: {error}") from None
+
+
+class Checkpoint:
+    """The safetensors of one folder. Headers are read at once, tensors are views of the mapped files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.infos: dict[str, TensorInfo] = {}
+        self._open: dict[str, Any] = {}
+        index = folder / "model.safetensors.index.json"
+        for file in self._files(index):
+            self._read_header(file)
+        if index.is_file():
+            self._check_index(index)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors on disk."""
+        return sum(i.nbytes for i in self.infos.values())
+
+    def tensor(self, name: str) -> Tensor:
+        """A view of the mapped file: read-only by convention, pages are loaded when touched."""
+        return self._open[self.infos[name].file].get_tensor(name)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Unmap the files; tensors already handed out keep their own mapping alive."""
+        self._open.clear()
+
+    def _files(self, index: Path) -> list[str]:
+        if index.is_file():
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+                raise ModelError(f"{index}: weight_map: needs an object of tensor name -> file name")
+            files = sorted(set(weight_map.values()))
+            for file in files:
+                if Path(file).name != file or not file.endswith(".safetensors"):
+                    raise ModelError(
+                        f"{index}: weight_map: {file!r} is not the name of a safetensors file in this folder"
+                    )
+            return files
+        if (self.folder / "model.safetensors").is_file():
+            return ["model.safetensors"]
+        files = sorted(p.name for p in self.folder.glob("*.safetensors"))
+        if not files:
+            pickled = next((p.name for pattern in PICKLED for p in self.folder.glob(pattern)), None)
+            raise ModelError(_pickle_message(self.folder, pickled) if pickled else
+                             f"{self.folder} has no *.safetensors file")  # fmt: skip
+        return files
+
+    def _read_header(self, file: str) -> None:
+        path = self.folder / file
+        if not path.is_file():
+            raise ModelError(f"{path} is missing, the index names it; finish the download")
+        try:
+            opened = safe_open(path, framework="pt")
+            for name in opened.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
+                part = opened.get_slice(name)  # type: ignore[no-untyped-call]
+                code = part.get_dtype()
+                if name in self.infos:
+                    raise ModelError(
+                        f"{path}: tensor {name} is also in {self.infos[name].file}; remove one of the files"
+                    )
+                if code not in DTYPES:
+                    raise ModelError(
+                        f"{path}: tensor {name} has dtype {code}, which cannot be read; known: {', '.join(DTYPES)}"
+                    )
+                self.infos[name] = TensorInfo(DTYPES[code], tuple(part.get_shape()), file)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} is truncated or not a safetensors file ({error}); download it again") from None
+        self._open[file] = opened
+
+    def _check_index(self, index: Path) -> None:
+        for name, file in read_json(index)["weight_map"].items():
+            if name not in self.infos or self.infos[name].file != file:
+                raise ModelError(f"{index}: weight_map: {file} does not hold tensor {name}; download the folder again")
+
+
+def _pickle_message(folder: Path, file: str) -> str:
+    return (
+        f"{folder} has only pickled weights ({file}), which can run code when read. Convert them where you trust them "
+        "with transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(other_folder)"
+    )
+
+
+def float_dtype(infos: dict[str, TensorInfo]) -> torch.dtype:
+    """The dtype in which most of the floating-point numbers of a checkpoint are kept."""
+    sizes: Counter[torch.dtype] = Counter()
+    for info in infos.values():
+        if info.dtype.is_floating_point:
+            sizes[info.dtype] += info.nbytes
+    return sizes.most_common(1)[0][0] if sizes else torch.bfloat16

@@ -1,0 +1,107 @@
+"""Every tensor of a checkpoint is taken by a role. One left over, missing or misshapen is an error that names it.
+
+An unknown feature of a model thereby fails loudly at load instead of giving slightly wrong text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from quire.core.errors import ModelError
+from quire.model.checkpoint import TensorInfo
+from quire.model.families import Family
+from quire.model.roles import ROLES, Role
+from quire.model.spec import ModelSpec
+from quire.quant.base import QuantScheme
+
+IGNORED = (".rotary_emb.inv_freq",)  # a buffer that old files carry; the table is computed from config.json
+SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Which tensor on disk is which part of which role: (role, layer or None) -> {part: tensor name}."""
+
+    parts: Mapping[tuple[str, int | None], Mapping[str, str]]
+
+    def get(self, role: str, layer: int | None = None) -> Mapping[str, str]:
+        """The parts of a role, empty when the checkpoint does not have it."""
+        return self.parts.get((role, layer), {})
+
+
+def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, int | None, str]]:
+    """(role name, role, layer, base name on disk) of everything a checkpoint of this spec may hold."""
+    for name, role in ROLES.items():
+        if name in family.names:
+            for layer in range(spec.layers) if role.layer else (None,):
+                prefix = "" if layer is None else family.names["layer"].format(layer)
+                yield name, role, layer, prefix + family.names[name]
+
+
+def claim(
+    infos: Mapping[str, TensorInfo],
+    spec: ModelSpec,
+    family: Family,
+    required: frozenset[str],
+    scheme: QuantScheme,
+) -> Claim:
+    """Match tensors to roles from the headers alone; `required` names optional roles and biases that must be there."""
+    taken: dict[tuple[str, int | None], dict[str, str]] = {}
+    missing: list[str] = []
+    wrong: list[str] = []
+    present = _present_somewhere(infos, spec, family, scheme) | required
+    for name, role, layer, base in slots(spec, family):
+        suffixes = scheme.parts if role.kind == "linear" else ("weight",)
+        parts = {s: f"{base}.{s}" for s in (*suffixes, "bias") if f"{base}.{s}" in infos}
+        needed = set(suffixes) if _is_needed(name, role, spec, present) else set()
+        needed |= {"bias"} if f"{name}.bias" in present else set()
+        missing += [f"{base}.{s} (role {name})" for s in sorted(needed - set(parts))]
+        if needed <= set(parts) and parts:
+            wrong += _wrong_shapes(role, spec, scheme, {s: infos[t] for s, t in parts.items()}, base)
+            taken[name, layer] = parts
+    left = set(infos).difference(*(p.values() for p in taken.values()))
+    left = {n for n in left if not n.endswith(IGNORED)}
+    _fail("missing tensors", missing, "the download is incomplete, or config.json belongs to another model")
+    _fail("tensors of a wrong shape", wrong, "config.json belongs to another model")
+    unknown = "config.json names another model_type, or the model has a feature that is not supported"
+    _fail(f"tensors that no role of {spec.family!r} takes", sorted(left), unknown)
+    return Claim(taken)
+
+
+def _is_needed(name: str, role: Role, spec: ModelSpec, present: frozenset[str]) -> bool:
+    if name == "head":
+        return not spec.tied_head or name in present
+    return not role.optional or name in present
+
+
+def _present_somewhere(
+    infos: Mapping[str, TensorInfo], spec: ModelSpec, family: Family, scheme: QuantScheme
+) -> frozenset[str]:
+    """Optional roles and biases ("q.bias") that at least one layer has, so that all layers must have them."""
+    found = set()
+    for name, role, _, base in slots(spec, family):
+        suffixes = scheme.parts if role.kind == "linear" else ("weight",)
+        if any(f"{base}.{s}" in infos for s in suffixes):
+            found.add(name)
+        if f"{base}.bias" in infos and role.kind == "linear":
+            found.add(f"{name}.bias")
+    return frozenset(found)
+
+
+def _wrong_shapes(
+    role: Role, spec: ModelSpec, scheme: QuantScheme, parts: Mapping[str, TensorInfo], base: str
+) -> Iterator[str]:
+    want = role.shape(spec)
+    shapes = {s: i.shape for s, i in parts.items()}
+    have = scheme.shape(shapes) if role.kind == "linear" else shapes["weight"]
+    if have != want:
+        yield f"{base}.weight is {list(have)}, config.json asks for {list(want)}"
+    if "bias" in shapes and shapes["bias"] != want[:1]:
+        yield f"{base}.bias is {list(shapes['bias'])}, config.json asks for {list(want[:1])}"
+
+
+def _fail(what: str, names: list[str], likely: str) -> None:
+    if names:
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        raise ModelError(f"{what}: {'; '.join(names[:SHOWN])}{more}. Likely cause: {likely}")

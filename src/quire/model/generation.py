@@ -1,0 +1,42 @@
+"""What a model folder says about generating: end tokens and default sampling parameters (generation_config.json)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire.model.hf_config import HfConfig, read_json
+from quire.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """`eos_token_ids` end a sequence; `sampling` holds the folder's defaults under the names of `SamplingParams`."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    sampling: dict[str, float] = field(default_factory=dict)
+
+
+def read_generation(folder: Path, spec: ModelSpec) -> GenerationDefaults:
+    """From generation_config.json if there is one, else from the spec. `do_sample` false asks for greedy decoding."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return GenerationDefaults(spec.eos_token_ids, spec.bos_token_id)
+    config = HfConfig(read_json(path), str(path))
+    eos = config.token_ids("eos_token_id", spec.vocab_size) or spec.eos_token_ids
+    bos = config.token_ids("bos_token_id", spec.vocab_size)
+    sampling: dict[str, float] = {}
+    if not config.flag("do_sample", True):
+        sampling["temperature"] = 0.0
+    else:
+        for name in ("temperature", "top_p", "min_p"):
+            if config.has(name):
+                sampling[name] = config.number(name, low=-1e-9)
+        if config.has("top_k"):
+            sampling["top_k"] = config.integer("top_k", low=0)
+    if config.has("repetition_penalty"):
+        sampling["repetition_penalty"] = config.number("repetition_penalty")
+    if config.has("max_new_tokens"):
+        sampling["max_tokens"] = config.integer("max_new_tokens")
+    return GenerationDefaults(eos, bos[0] if bos else spec.bos_token_id, sampling)

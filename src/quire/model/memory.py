@@ -1,0 +1,15 @@
+"""What a model takes, in bytes."""
+
+from __future__ import annotations
+
+from quire.model.spec import ModelSpec
+
+
+def kv_bytes_per_token(spec: ModelSpec, element_bytes: int) -> int:
+    """2 x layers x kv_heads x head_dim x bytes: the keys and values one token leaves in the cache."""
+    return 2 * spec.layers * spec.kv_heads * spec.head_dim * element_bytes
+
+
+def weight_bytes(parameters: int, bits: float) -> int:
+    """Parameters x bits / 8; with group scales of 16 bits, `bits` is bits + 16 / group."""
+    return round(parameters * bits / 8)

@@ -1,0 +1,92 @@
+"""What each role is: its shape, whether it may be absent, and the axis along which tensor parallelism splits it.
+
+This table is the only source of shard axes. The outputs of a row shard are a slice of the whole's, those of
+column shards are partial sums, which one reduction adds (Megatron-LM, Shoeybi et al. 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.core.errors import ConfigError
+from quire.model.spec import ModelSpec
+from quire.quant.base import QWeight
+
+ROWS, COLUMNS, WHOLE = "rows", "columns", "whole"
+
+
+@dataclass(frozen=True)
+class Role:
+    """`shape(spec)`: [n, k] of a matrix, [n] of a vector. `units(spec)`: pieces of the split axis that stay whole.
+
+    `kind`: "linear" (in the checkpoint's weight format, may have a bias), "table" (rows looked up, never quantized) or
+    "vector". `layer`: there is one per layer. `optional`: some families lack it.
+    """
+
+    kind: str
+    shape: Callable[[ModelSpec], tuple[int, ...]]
+    shard: str = WHOLE
+    units: Callable[[ModelSpec], int] = lambda s: 1
+    layer: bool = True
+    optional: bool = False
+
+
+ROLES: dict[str, Role] = {
+    "embed": Role("table", lambda s: (s.vocab_size, s.hidden), ROWS, lambda s: s.vocab_size, layer=False),
+    "attn_norm": Role("vector", lambda s: (s.hidden,)),
+    "q": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads),
+    "k": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads),
+    "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads),
+    "q_norm": Role("vector", lambda s: (s.head_dim,), optional=True),
+    "k_norm": Role("vector", lambda s: (s.head_dim,), optional=True),
+    "o": Role("linear", lambda s: (s.hidden, s.heads * s.head_dim), COLUMNS, lambda s: s.heads),
+    "mlp_norm": Role("vector", lambda s: (s.hidden,)),
+    "gate": Role("linear", lambda s: (s.intermediate, s.hidden), ROWS, lambda s: s.intermediate),
+    "up": Role("linear", lambda s: (s.intermediate, s.hidden), ROWS, lambda s: s.intermediate),
+    "down": Role("linear", lambda s: (s.hidden, s.intermediate), COLUMNS, lambda s: s.intermediate),
+    "final_norm": Role("vector", lambda s: (s.hidden,), layer=False),
+    "head": Role("linear", lambda s: (s.vocab_size, s.hidden), ROWS, lambda s: s.vocab_size, layer=False),
+}
+
+
+def parameter_count(spec: ModelSpec, roles: dict[str, Role] = ROLES) -> int:
+    """Numbers in the non-optional matrices and vectors of a model, a tied head counted once; biases are not counted."""
+    total = 0
+    for name, role in roles.items():
+        if role.optional or (name == "head" and spec.tied_head):
+            continue
+        size = 1
+        for n in role.shape(spec):
+            size *= n
+        total += size * (spec.layers if role.layer else 1)
+    return total
+
+
+def shard(
+    weight: QWeight, bias: Tensor | None, name: str, spec: ModelSpec, rank: int, world: int
+) -> tuple[QWeight, Tensor | None]:
+    """Rank `rank`'s part of a linear role among `world`: the identity for world 1.
+
+    Heads are never cut. Fewer key/value heads than ranks are replicated. The bias of a column shard stays on rank 0, so
+    that the reduction adds it once. `ConfigError` when the units do not divide.
+    """
+    role = ROLES[name]
+    if world == 1 or role.shard == WHOLE:
+        return weight, bias
+    units = role.units(spec)
+    if units % world == 0:
+        begin, count = rank * (units // world), units // world
+    elif world % units == 0:
+        begin, count = rank * units // world, 1
+    else:
+        raise ConfigError(
+            f"{name}: {units} cannot be split over --tensor-parallel-size {world}", param="tensor_parallel_size"
+        )
+    axis = weight.shape[0 if role.shard == ROWS else 1]
+    start, stop = begin * axis // units, (begin + count) * axis // units
+    if role.shard == COLUMNS:
+        return weight.slice_cols(start, stop), bias if rank == 0 else None
+    return weight.take_rows(slice(start, stop)), None if bias is None else bias[start:stop]

@@ -1,0 +1,233 @@
+"""Rotary position embedding (Su et al. 2021): the cosine and sine table and the kinds of context extension.
+
+Angles are float32 products position * inverse frequency, as transformers computes them: at large positions another
+order of operations differs in the third digit of the angle.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.model.hf_config import HfConfig
+
+
+class Scaling(Protocol):
+    """How a context extension changes the frequencies, and what it multiplies cosines and sines with."""
+
+    @property
+    def attention_factor(self) -> float:
+        """Factor of cosines and sines."""
+        ...
+
+    @property
+    def stretch(self) -> float:
+        """How many times `max_position_embeddings` a sequence may be long, if the file says nothing longer."""
+        ...
+
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+        """Radians per position [dim / 2] f32 for a model that serves sequences of up to `max_len` tokens."""
+        ...
+
+
+def _periods(theta: float, dim: int) -> Tensor:
+    return torch.pow(theta, torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """No extension."""
+
+    attention_factor: float = 1.0
+    stretch: float = 1.0
+
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+        """theta^(-2i / dim)."""
+        return 1.0 / _periods(theta, dim)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""
+
+    factor: float
+    attention_factor: float = 1.0
+
+    @property
+    def stretch(self) -> float:
+        """Interpolation stretches the context by its factor."""
+        return self.factor
+
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+        """theta^(-2i / dim) / factor."""
+        return 1.0 / _periods(theta, dim) / self.factor
+
+
+@dataclass(frozen=True)
+class Llama3:
+    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, those between blended."""
+
+    factor: float
+    low: float
+    high: float
+    original: int
+    attention_factor: float = 1.0
+    stretch: float = 1.0
+
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+        """Blend weight 0 at wavelength original / low, 1 at original / high."""
+        plain = 1.0 / _periods(theta, dim)
+        wavelength = 2 * math.pi / plain
+        blend = ((self.original / wavelength - self.low) / (self.high - self.low)).clamp(0, 1)
+        blended = (1 - blend) * plain / self.factor + blend * plain
+        long = torch.where(wavelength > self.original / self.low, plain / self.factor, blended)
+        return torch.where(wavelength < self.original / self.high, plain, long)
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """YaRN (Peng et al. 2023): interpolate slow dimensions, keep fast ones, a ramp between them."""
+
+    factor: float
+    original: int
+    attention_factor: float
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    max_position: int
+
+    @property
+    def stretch(self) -> float:
+        """Up to factor times the original context, whatever part of that the file claims."""
+        return max(1.0, self.factor * self.original / self.max_position)
+
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+        """The ramp runs between the dimensions that turn beta_fast and beta_slow times over the original context."""
+        low, high = (
+            dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+            for turns in (self.beta_fast, self.beta_slow)
+        )
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        width = (high - low) or 0.001
+        keep = 1 - ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+        periods = _periods(theta, dim)
+        return 1.0 / (self.factor * periods) * (1 - keep) + 1.0 / periods * keep
+
+
+@dataclass(frozen=True)
+class LongRope:
+    """LongRoPE (Ding et al. 2024): one factor per frequency, a set for short and a set for long contexts.
+
+    The set is chosen once, by the longest sequence the engine serves: switching at a length, as transformers does,
+    would make a request's keys depend on how long it grows later.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original: int
+    attention_factor: float
+    stretch: float = 1.0
+
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+        """theta^(-2i / dim) divided by the factors of the chosen set."""
+        factors = torch.tensor(self.long if max_len > self.original else self.short, dtype=torch.float32)
+        return 1.0 / (factors * _periods(theta, dim))
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotation of the first `dim` dimensions of a head, with base `theta`."""
+
+    theta: float
+    dim: int
+    scaling: Scaling
+
+    def table(self, max_len: int) -> Tensor:
+        """Cosines and sines [max_len, 2, dim / 2] f32, the attention factor multiplied in."""
+        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * self.scaling.inverse_frequencies(
+            self.theta, self.dim, max_len
+        )
+        return torch.stack((angles.cos(), angles.sin()), 1) * self.scaling.attention_factor
+
+
+def read_rope(config: HfConfig, head_dim: int, max_position: int, layer_kind: str) -> Rope:
+    """The rope of layers of `layer_kind`: `rope_parameters` (one, or one per kind) or `rope_theta` + `rope_scaling`."""
+    p = config.child("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
+    if isinstance(p.raw.get(layer_kind), dict):
+        p = p.child(layer_kind)
+    theta = p.number("rope_theta", None) or config.number("rope_theta", 10000.0)
+    partial = p.number("partial_rotary_factor", None) or config.number("partial_rotary_factor", 1.0, high=1.0)
+    dim = int(head_dim * partial)
+    if dim < 2 or dim % 2:
+        raise config.fail("head_dim", f"rope needs an even number of rotated dimensions, not {dim}")
+    kind = p.text("rope_type", None) or p.text("type", "default")
+    if kind not in SCALINGS:
+        raise p.fail("rope_type", REFUSED.get(kind, f"{kind!r} is not known; known: {', '.join(SCALINGS)}"))
+    original = config.integer("original_max_position_embeddings", None) or p.integer(
+        "original_max_position_embeddings", max_position
+    )
+    return Rope(theta, dim, SCALINGS[kind](p, dim, original, max_position))
+
+
+def _linear(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:
+    return Linear(p.number("factor"))
+
+
+def _llama3(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:
+    low, high = p.number("low_freq_factor"), p.number("high_freq_factor")
+    if high <= low:
+        raise p.fail("high_freq_factor", f"is {high:g}, must be above low_freq_factor {low:g}")
+    return Llama3(p.number("factor"), low, high, original)
+
+
+def _yarn(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:
+    factor = p.number("factor", None) or max_position / original
+
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    over, under = p.number("mscale", None, low=-1), p.number("mscale_all_dim", None, low=-1)
+    inferred = mscale(over) / mscale(under) if over and under else mscale(1.0)
+    return Yarn(
+        factor,
+        original,
+        p.number("attention_factor", inferred),
+        p.number("beta_fast", 32.0),
+        p.number("beta_slow", 1.0),
+        p.flag("truncate", True),
+        max_position,
+    )
+
+
+def _longrope(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:
+    factor = p.number("factor", None) or max_position / original
+    inferred = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    sets = p.numbers("short_factor", dim // 2), p.numbers("long_factor", dim // 2)
+    return LongRope(*sets, original, p.number("attention_factor", inferred))
+
+
+def _plain(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:
+    return Plain()
+
+
+SCALINGS = {"default": _plain, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+REFUSED = {
+    "dynamic": "'dynamic' recomputes all frequencies as a sequence grows, so keys already in the cache would be wrong; "
+    "set rope_type to 'yarn' or 'linear', or remove the scaling"
+}
+
+
+def shared_tables(ropes: tuple[Rope, ...], max_len: int) -> dict[Rope, Tensor]:
+    """One table per distinct rope; `ModelError` when it cannot be made."""
+    tables = {rope: rope.table(max_len) for rope in set(ropes)}
+    for rope, table in tables.items():
+        if not bool(torch.isfinite(table).all()):
+            raise ModelError(f"config.json: the rope parameters give angles that are not finite: {rope}")
+    return tables

@@ -1,0 +1,39 @@
+"""Everything that differs between models, as one frozen value read from config.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.model.rope import Rope
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The shape and the facts of a decoder. Per-layer facts are tuples of length `layers`.
+
+    Presence decides the rest (biases, per-head norms of queries and keys, an output head of its own): it is read from
+    the checkpoint's tensors, not from here. Units: `window` in tokens (0 = all), `max_position` in tokens.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab_size: int
+    norm_eps: float
+    activation: str
+    rope: tuple[Rope, ...]
+    window: tuple[int, ...]
+    attention_scale: float
+    tied_head: bool
+    max_position: int
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+    @property
+    def max_length(self) -> int:
+        """The longest sequence `--max-model-len` may ask for: `max_position` times what the rope extension allows."""
+        return int(self.max_position * min(r.scaling.stretch for r in self.rope))

@@ -1,0 +1,143 @@
+"""What a weight format must offer, and the one weight class that all row-major formats share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ConfigError
+from quire.ops.weights import Packed, Weight
+
+if TYPE_CHECKING:
+    from quire.ops.backend import Ops
+
+FLOAT_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class QWeight:
+    """A matrix [n, k] in some weight format, before packing.
+
+    The three layout operations `take_rows`, `slice_cols` and `cat_rows` express tensor-parallel shards, fused QKV and
+    gate/up, and the de-interleaving of rope, so a format that has them composes with all of these.
+    """
+
+    weight: Weight
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows n = output features, columns k = input features)."""
+        return self.weight.shape
+
+    @property
+    def label(self) -> str:
+        """Kind and group for reports: "bf16", "int4 g32"."""
+        return f"{self.weight.kind} g{self.weight.group}" if self.weight.group else self.weight.kind
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers themselves: codes at their bit width, scales, zeros."""
+        n, k = self.shape
+        bits = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}[self.weight.kind]
+        extra = (t for t in (self.weight.scales, self.weight.zeros) if t is not None)
+        return n * k * bits // 8 + sum(t.numel() * t.element_size() for t in extra)
+
+    def take_rows(self, rows: slice | Tensor) -> QWeight:
+        """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
+        w = self.weight
+        pick = [None if t is None else t[rows] for t in (w.scales, w.zeros)]
+        return QWeight(replace(w, codes=w.codes[rows], scales=pick[0], zeros=pick[1]))
+
+    def slice_cols(self, start: int, stop: int) -> QWeight:
+        """The columns start..stop; both must lie on group borders, otherwise `ConfigError`."""
+        w = self.weight
+        if w.group and (start % w.group or stop % w.group):
+            raise ConfigError(
+                f"columns {start}..{stop} of a weight with groups of {w.group} do not lie on group borders; "
+                f"use a smaller --group-size"
+            )
+        groups = slice(start // w.group, stop // w.group) if w.group else slice(0, 0)
+        pick = [None if t is None else t[:, groups] for t in (w.scales, w.zeros)]
+        return QWeight(replace(w, codes=w.codes[:, start:stop], scales=pick[0], zeros=pick[1]))
+
+    @staticmethod
+    def cat_rows(parts: Sequence[QWeight]) -> QWeight:
+        """Stack matrices of one kind, group and width below each other."""
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0].weight
+        if any((p.weight.kind, p.weight.group, p.shape[1]) != (first.kind, first.group, first.shape[1]) for p in parts):
+            raise ConfigError(f"cannot fuse weights of formats {', '.join(p.label for p in parts)}")
+
+        def stack(tensors: list[Tensor | None]) -> Tensor | None:
+            present = [t for t in tensors if t is not None]
+            return torch.cat(present) if present else None
+
+        return QWeight(
+            replace(
+                first,
+                codes=torch.cat([p.weight.codes for p in parts]),
+                scales=stack([p.weight.scales for p in parts]),
+                zeros=stack([p.weight.zeros for p in parts]),
+            )
+        )
+
+    def pack(self, ops: Ops) -> Packed:
+        """The weight in the layout that the backend streams."""
+        return ops.pack(self.weight)
+
+    def dequantize(self) -> Tensor:
+        """The matrix as float32 [n, k]."""
+        return self.weight.dequantize()
+
+
+class QuantScheme(Protocol):
+    """One weight format of checkpoints."""
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        ...
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Suffixes of a linear layer's tensors on disk."""
+        ...
+
+    def detect(self, names: set[str], config: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint with these tensor names and this `quantization_config` is in the format."""
+        ...
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """The matrix's (n, k) from the shapes of its parts on disk."""
+        ...
+
+    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+        """The weight from its parts on disk; `dtype` is that of unquantized numbers."""
+        ...
+
+
+class Quantizer(Protocol):
+    """A format that can be made from 16- or 32-bit weights at load. `head` makes the output head."""
+
+    @property
+    def name(self) -> str:
+        """What `--quantization` calls it."""
+        ...
+
+    @property
+    def head(self) -> Quantizer:
+        """The format of the output head, which may ask for more bits than the rest."""
+        ...
+
+    def check(self, what: str, columns: int, group: int) -> None:
+        """Raise `ConfigError` naming `what` when rows of `columns` numbers cannot be cut into groups of `group`."""
+        ...
+
+    def quantize(self, w: Tensor, group: int) -> QWeight:
+        """The matrix w [n, k] (any float dtype) in this format."""
+        ...

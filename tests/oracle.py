@@ -1,0 +1,81 @@
+"""Tiny random checkpoints written by transformers, and transformers' logits for them: the definition of right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+logging.disable_progress_bar()
+
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 99,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def random_model(model_type: str, seed: int = 0, **facts: Any) -> PreTrainedModel:
+    """A float32 model of `SMALL` with `facts`, all parameters random, norm weights and biases included."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **(SMALL | facts))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            spread = 0.08 if p.ndim > 1 else 0.3
+            p.copy_(torch.randn_like(p) * spread + (1.0 if "norm" in name else 0.0))
+    return model
+
+
+def write(
+    folder: Path, model_type: str, seed: int = 0, dtype: torch.dtype = torch.float32, **facts: Any
+) -> PreTrainedModel:
+    """Save such a model to `folder` in `dtype`; `facts["shard"]` sets max_shard_size. Returns it as float32."""
+    shard = facts.pop("shard", "50GB")
+    model = random_model(model_type, seed, **facts).to(dtype)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model.float()
+
+
+def edit_config(folder: Path, remove: tuple[str, ...] = (), **fields: Any) -> None:
+    """Change fields of the folder's config.json."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({k: v for k, v in config.items() if k not in remove}))
+
+
+def logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    """transformers' logits [len(tokens), vocab] f32 for one sequence."""
+    with torch.no_grad():
+        return model(torch.tensor(tokens)[None], use_cache=False).logits[0]
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """max |got - want| / max |want|."""
+    return float((got - want).abs().max() / want.abs().max())
+
+
+def reference_ops() -> Any:
+    """The torch definitions as a backend."""
+    from quire.ops import reference
+    from quire.ops.op import REGISTRY
+    from quire.ops.weights import plain_packed
+
+    assert reference
+
+    return SimpleNamespace(
+        name="reference", pack=plain_packed, begin_step=lambda: None, **{n: o.reference for n, o in REGISTRY.items()}
+    )

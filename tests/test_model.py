@@ -1,0 +1,128 @@
+"""Logits equal transformers' for every family and variant, through the paged cache, however the tokens are cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracle import logits, reference_ops, relative_error, write
+from quire.core.config import flat_config
+from quire.model.batch import Batch
+from quire.model.build import Model, load_model
+
+TOLERANCE = 1e-5
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+            "short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [1.5 + i for i in range(8)]}  # fmt: skip
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True}),
+    "llama_wide_heads": ("llama", {"head_dim": 24}),
+    "llama_mha": ("llama", {"num_key_value_heads": 4}),
+    "llama_mqa": ("llama", {"num_key_value_heads": 1}),
+    "llama_gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama3_rope": ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 32}}),
+    "llama_linear_rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}}),
+    "llama_yarn_rope": ("llama", {"rope_parameters": YARN}),
+    "llama_yarn_mscale": ("llama", {"rope_parameters": YARN | MSCALE}),
+    "mistral_window": ("mistral", {"sliding_window": 5}),
+    "mistral_full": ("mistral", {"sliding_window": None, "head_dim": 24}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_window": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 24}),
+    "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+}  # fmt: skip
+
+
+class Paged:
+    """A paged cache with shuffled blocks, and sequences that advance in it by any number of tokens."""
+
+    def __init__(self, model: Model, sequences: list[list[int]], seed: int = 0) -> None:
+        self.model, self.sequences = model, sequences
+        size = self.size = model.layouts[0].block_size
+        needed = [-(-len(s) // size) for s in sequences]
+        order = torch.randperm(sum(needed) + 2, generator=torch.Generator().manual_seed(seed))[: sum(needed)]
+        self.blocks = list(order.split(needed))
+        self.caches = [layout.allocate(sum(needed) + 2) for layout in model.layouts]
+        self.computed = [0] * len(sequences)
+
+    def step(self, counts: list[int]) -> list[Tensor]:
+        """Advance each sequence by its count (0 = not in this step); logits of all rows, per sequence."""
+        tokens, positions, slots, ends, context, tables = [], [], [], [0], [], []
+        for s, n in enumerate(counts):
+            at = torch.arange(self.computed[s], self.computed[s] + n)
+            tokens.append(torch.tensor(self.sequences[s])[at])
+            positions.append(at)
+            slots.append(self.blocks[s][at // self.size] * self.size + at % self.size)
+            self.computed[s] += n
+            ends.append(ends[-1] + n)
+            context.append(self.computed[s])
+            tables.append(self.blocks[s])
+        batch = Batch(
+            tokens=torch.cat(tokens).int(),
+            positions=torch.cat(positions).int(),
+            slots=torch.cat(slots),
+            cu_q=torch.tensor(ends, dtype=torch.int32),
+            context=torch.tensor(context, dtype=torch.int32),
+            block_tables=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).int(),
+            logit_rows=torch.arange(ends[-1], dtype=torch.int32),
+        )
+        self.model.decoder.ops.begin_step()
+        return list(self.model.decoder(batch, self.caches).clone().split(counts))
+
+    def run(self, cut: list[list[int]]) -> list[Tensor]:
+        """Logits [length, vocab] of every sequence after the steps `cut`, each a list of counts."""
+        rows = [self.step(counts) for counts in cut]
+        return [torch.cat(parts) for parts in zip(*rows, strict=True)]
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return torch.randint(3, 99, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def load(folder: Path, ops: Any, **options: Any) -> Model:
+    return load_model(flat_config(model=str(folder), **options), ops)
+
+
+@pytest.fixture(params=["reference"])
+def ops(request: pytest.FixtureRequest) -> Any:
+    return reference_ops()
+
+
+CUTS = {
+    "whole": [[19, 7, 1]],
+    "chunks": [[8, 0, 1], [3, 5, 0], [8, 2, 0]],
+    "decode": [[12, 4, 1], *([[1, 1, 0]] * 3), *([[1, 0, 0]] * 4)],
+    "token_by_token": [[1, 1, 1], *([[1, 1, 0]] * 6), *([[1, 0, 0]] * 12)],
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers_however_cut(variant: str, ops: Any, tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    oracle = write(tmp_path, family, **facts)
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    want = [logits(oracle, s) for s in sequences]
+    for block_size in (1, 16):
+        model = load(tmp_path, ops, block_size=block_size)
+        for name, cut in CUTS.items():
+            for got, expected in zip(Paged(model, sequences).run(cut), want, strict=True):
+                assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
+
+
+@pytest.mark.parametrize(("length", "max_model_len"), [(19, 64), (16, 16)])
+def test_longrope_takes_one_factor_set_by_the_longest_sequence_served(
+    length: int, max_model_len: int, tmp_path: Path
+) -> None:
+    oracle = write(tmp_path, "llama", rope_parameters=LONGROPE)
+    model = load(tmp_path, reference_ops(), max_model_len=max_model_len)
+    tokens = prompt(length, 1)
+    (got,) = Paged(model, [tokens]).run([[length]])
+    assert relative_error(got, logits(oracle, tokens)) <= TOLERANCE
