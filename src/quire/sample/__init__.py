@@ -1,0 +1,1 @@
+"""L2: logits rows to tokens."""

@@ -1,0 +1,249 @@
+"""Text to token ids and back, over the `tokenizers` library."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, processors
+
+from quire.core.errors import BadRequest, ModelError
+from quire.text.files import read_json, read_text
+
+CUT = "\ufdd0"
+"""A noncharacter (Unicode reserves it for use inside programs) that `escape` puts into text to break special tokens."""
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+
+
+def _byte_table() -> dict[str, int]:
+    """Byte-level BPE's character for each byte (Radford et al. 2019): itself if printable, else from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in plain]
+    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTES = _byte_table()
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokenizer:
+    """A model folder's tokenizer. Immutable after loading and safe to share between threads.
+
+    `special` maps the strings of special tokens to ids; `named` the roles ("bos_token", ...) to strings.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, named: dict[str, str]) -> None:
+        self._backend = backend
+        self.named = named
+        added = backend.get_added_tokens_decoder()
+        self.special = {t.content: i for i, t in added.items() if t.special}
+        self._added = {i: t.content for i, t in added.items()}
+        ids = backend.get_vocab(with_added_tokens=True).values()
+        self.vocab_size = 1 + max(ids, default=-1)
+        """One more than the largest id; the model's own vocabulary may be padded beyond it."""
+        self.byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        """Whether the text of tokens is the text of their concatenated bytes, and nothing else."""
+        long = [s for s in self.special if len(s) > 1]
+        self._specials = re.compile("|".join(map(re.escape, long))) if long else None
+        self._normalized = [t.content for t in added.values() if t.special and t.normalized]
+        self._cut_id = self._add_cut()
+        self.bos_id = self._named_id("bos_token")
+        self.eos_id = self._named_id("eos_token")
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Read tokenizer.json of a model folder, and what tokenizer_config.json and its like add to it."""
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise ModelError(f"{path}: no such file; convert the model's tokenizer to the fast format (tokenizer.json)")
+        text = read_text(path)
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except BaseException as error:  # the Rust library panics on some malformed files, which is no Exception
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            raise ModelError(f"{path}: {error}") from None
+        backend.no_truncation()
+        backend.no_padding()
+        config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
+        _add_missing(backend, config, read_json(folder / "added_tokens.json"), folder)
+        named = {role: content for role in NAMED if (content := _content(config.get(role)))}
+        _set_post_processor(backend, config, named)
+        try:
+            return cls(backend, named)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error.message}") from None
+
+    def _add_cut(self) -> int:
+        """Give the cut mark an id of its own, beyond the vocabulary; `encode` drops that id."""
+        if self._backend.token_to_id(CUT) is not None:
+            raise ModelError("the vocabulary contains the noncharacter U+FDD0")
+        self._backend.add_special_tokens([AddedToken(CUT, normalized=False, special=True)])
+        cut_id = self._backend.token_to_id(CUT)
+        if cut_id is None or self._backend.model.id_to_token(cut_id) is not None:
+            raise ModelError(f"the vocabulary has holes; id {cut_id}, the first beyond its size, is taken")
+        return int(cut_id)
+
+    def _named_id(self, role: str) -> int | None:
+        content = self.named.get(role)
+        return None if content is None else self._backend.token_to_id(content)
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Refuse a tokenizer that gives ids the model has no row for."""
+        if self.vocab_size > vocab_size:
+            raise ModelError(
+                f"the tokenizer has ids up to {self.vocab_size - 1}, the model only {vocab_size} embeddings"
+            )
+
+    def encode(self, text: str, add_special_tokens: bool = True, special: bool = True) -> list[int]:
+        """Token ids of `text`. `add_special_tokens`: with what the model expects around a text (BOS, ...).
+
+        `special=False`: strings like "<|end|>" in `text` become ordinary tokens, so that a user cannot forge them.
+        """
+        if not special:
+            text = self.escape(text)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if CUT in text:
+            ids = [i for i in ids if i != self._cut_id]
+        return ids
+
+    def escape(self, text: str) -> str:
+        """`text` with cut marks inside everything that would become a special token; `encode` ignores the marks.
+
+        A special token of a single character cannot be cut and stays special.
+        """
+        if CUT in text:
+            text = text.replace(CUT, "\ufffd")
+        if self._specials is not None:
+            text = self._cut(text, self._specials)
+        if self._normalized and self._backend.normalizer is not None:
+            normal = self._backend.normalizer.normalize_str(text)
+            if any(s in normal for s in self._normalized):
+                raise BadRequest("the text contains a special token of the model in a form that cannot be escaped")
+        return text
+
+    @staticmethod
+    def _cut(text: str, starts: re.Pattern[str]) -> str:
+        """Cut after the first character of every occurrence, overlapping ones included."""
+        pieces, done = [], 0
+        while (match := starts.search(text, done)) is not None:
+            pieces.append(text[done : match.start() + 1])
+            done = match.start() + 1
+        return CUT.join([*pieces, text[done:]])
+
+    def decode(
+        self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> str:
+        """The text of `ids`; ids beyond the vocabulary (a padded model has such) have none.
+
+        Only tokenizers without a decoder put spaces between tokens; `spaces_between_special_tokens=False` leaves them
+        out where an added token stands on either side.
+        """
+        ids = [i for i in ids if 0 <= i < self.vocab_size]
+        if spaces_between_special_tokens or skip_special_tokens or self._backend.decoder is not None:
+            return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+        parts, run = [], list[int]()
+        for i in [*ids, -1]:
+            if i >= 0 and i not in self._added:
+                run.append(i)
+                continue
+            parts.append(str(self._backend.decode(run, skip_special_tokens=False)))
+            parts.append(self._added.get(i, ""))
+            run = []
+        return "".join(parts)
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token given as it stands in the vocabulary."""
+        found = self._backend.token_to_id(token)
+        return None if found is None or found >= self.vocab_size else int(found)
+
+    def is_special(self, token: int) -> bool:
+        """Whether `skip_special_tokens` leaves this id out."""
+        content = self._added.get(token)
+        return content is not None and content in self.special
+
+    def id_to_bytes(self, token: int) -> bytes:
+        """The bytes an id stands for: exactly, if `byte_level`; else those of its text in the middle of a sentence."""
+        piece = self._backend.id_to_token(token) if 0 <= token < self.vocab_size else None
+        if piece is None:
+            return b""
+        if self.byte_level:
+            values = [_BYTES.get(c, -1) for c in piece]
+            return piece.encode() if -1 in values else bytes(values)
+        if token in self._added:
+            return str(piece).encode()
+        if match := _BYTE_FALLBACK.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        return str(piece).replace("\u2581", " ").encode()
+
+    def id_to_text(self, token: int) -> str:
+        """The text of one token for showing; halves of characters appear as U+FFFD."""
+        return self.id_to_bytes(token).decode(errors="replace")
+
+
+def _content(value: Any) -> str | None:
+    """The string of a token that a config gives as a string or as {"content": ...}."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _added_token(value: dict[str, Any], special: bool) -> AddedToken:
+    flags = {k: bool(value[k]) for k in ("single_word", "lstrip", "rstrip", "normalized") if k in value}
+    return AddedToken(value["content"], special=special, **flags)
+
+
+def _add_missing(backend: tokenizers.Tokenizer, config: dict[str, Any], more: dict[str, Any], folder: Path) -> None:
+    """Add what tokenizer.json does not know but the other files name; each must get the id they claim for it."""
+    known = {t.content: t.special for t in backend.get_added_tokens_decoder().values()}
+    listed = config.get("added_tokens_decoder") or {}
+    claims: dict[str, int] = {}
+    try:
+        entries = sorted((int(i), v) for i, v in listed.items())
+        for token_id, value in entries:
+            content = value["content"]
+            claims[content] = token_id
+            if known.get(content) is not bool(value.get("special", False)):
+                token = _added_token(value, bool(value.get("special", False)))
+                backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
+        for content, token_id in sorted(more.items(), key=lambda item: item[1]):
+            if content not in known and content not in claims:
+                backend.add_tokens([AddedToken(content, normalized=False)])
+            claims[content] = int(token_id)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{folder}: malformed entry of an added token: {error!r}") from None
+    specials = [config.get(role) for role in NAMED]
+    for name in _LISTS:
+        value = config.get(name) or []
+        specials += list(value.values()) if isinstance(value, dict) else value
+    known = {t.content: t.special for t in backend.get_added_tokens_decoder().values()}
+    for value in specials:
+        content = _content(value)
+        if content is not None and not known.get(content, False):
+            flags = value if isinstance(value, dict) else {"content": content, "normalized": False}
+            backend.add_special_tokens([_added_token(flags, True)])
+    for content, token_id in claims.items():
+        if backend.token_to_id(content) != token_id:
+            raise ModelError(f"{folder}: added token {content!r} has id {token_id} in one file and "
+                             f"{backend.token_to_id(content)} in another")  # fmt: skip
+
+
+def _set_post_processor(backend: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:
+    """Explicit `add_bos_token` / `add_eos_token` of the config win over tokenizer.json, as in transformers 5."""
+    if not {"add_bos_token", "add_eos_token"} & config.keys():
+        return
+    around = []
+    for flag, role in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
+        wanted = bool(config.get(flag)) and role in named and backend.token_to_id(named[role]) is not None
+        around.append(named[role] if wanted else None)
+    bos, eos = around
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
+        special_tokens=[(t, backend.token_to_id(t)) for t in dict.fromkeys((bos, eos)) if t],
+    )
