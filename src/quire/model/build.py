@@ -44,6 +44,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 class Opened:
     """A model folder read as far as its headers, and checked: all that `describe` and `load_model` share."""
 
+    name: str
     folder: Path
     config: HfConfig
     spec: ModelSpec
@@ -59,10 +60,11 @@ class Opened:
 class ModelFacts:
     """What `describe` finds without reading a weight. Sizes in bytes, `dtype` as on disk, KV counted in bf16."""
 
+    name: str
     folder: Path
     spec: ModelSpec
     scheme: str
-    dtype: torch.dtype
+    dtype: str
     tensors: int
     parameters: int
     bytes_on_disk: int
@@ -73,16 +75,22 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder ready to run, and what the engine must know of it. `report`: role -> (kind, bytes over all layers)."""
+    """A decoder ready to run, and what the engine must know of it.
 
+    `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
+    """
+
+    name: str
     spec: ModelSpec
     decoder: Decoder
     layouts: tuple[KVLayout, ...]
     max_model_len: int
-    dtype: torch.dtype
+    dtype: str
     weight_bytes: int
     report: dict[str, tuple[str, int]]
-    generation: GenerationDefaults
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    generation_defaults: dict[str, float]
     folder: Path
     notes: tuple[str, ...]
 
@@ -101,7 +109,9 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
         claimed = claim(source.infos, spec, family, required, scheme)
     except ModelError as error:
         raise ModelError(f"{folder}: {error.message}") from None
-    return Opened(folder, config, spec, family, source, scheme, claimed, float_dtype(source.infos), tuple(notes))
+    dtype = float_dtype(source.infos)
+    name = model if "/" in model and not Path(model).exists() else folder.name
+    return Opened(name, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes))
 
 
 def describe(model: str, load_format: str = "auto") -> ModelFacts:
@@ -109,10 +119,11 @@ def describe(model: str, load_format: str = "auto") -> ModelFacts:
     opened = open_model(model, load_format)
     infos = opened.source.infos
     return ModelFacts(
+        name=opened.name,
         folder=opened.folder,
         spec=opened.spec,
         scheme=opened.scheme.name,
-        dtype=opened.dtype,
+        dtype=dtype_name(opened.dtype),
         tensors=len(infos),
         parameters=sum(int(torch.Size(i.shape).numel()) for i in infos.values()),
         bytes_on_disk=sum(i.nbytes for i in infos.values()),
@@ -120,6 +131,11 @@ def describe(model: str, load_format: str = "auto") -> ModelFacts:
         generation=read_generation(opened.folder, opened.spec),
         notes=opened.notes,
     )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "bfloat16" for torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")
 
 
 def compute_dtype(asked: str, on_disk: torch.dtype) -> tuple[torch.dtype, tuple[str, ...]]:
@@ -173,15 +189,19 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     notes = opened.notes + notes
     for note in notes:
         log.warning("%s: %s", opened.folder, note)
+    generation = read_generation(opened.folder, spec)
     return Model(
+        name=opened.name,
         spec=spec,
         decoder=decoder,
         layouts=(layout,) * spec.layers,
         max_model_len=length,
-        dtype=dtype,
+        dtype=dtype_name(dtype),
         weight_bytes=sum(size for _, size in loader.report.values()),
         report=loader.report,
-        generation=read_generation(opened.folder, spec),
+        eos_token_ids=generation.eos_token_ids,
+        bos_token_id=generation.bos_token_id,
+        generation_defaults=generation.sampling,
         folder=opened.folder,
         notes=notes,
     )
@@ -240,7 +260,7 @@ class Loader:
             gate_up=self.linear(("gate", "up"), index),
             down=self.linear(("down",), index),
             layout=layout,
-            window=spec.window[index],
+            window=spec.windows[index],
             scale=spec.attention_scale,
             eps=spec.norm_eps,
             activation=spec.activation,
@@ -272,7 +292,7 @@ class Loader:
     def table(self, role: str) -> Tensor:
         """A look-up table in the compute dtype, copied out of the mapped file."""
         tensor = self._read(self.opened.claim.get(role)["weight"]).to(self.dtype, copy=True)
-        self.count(role, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+        self.count(role, dtype_name(tensor.dtype), tensor.nbytes)
         return tensor
 
     def linear(self, roles: tuple[str, ...], layer: int | None) -> Linear:

@@ -101,10 +101,10 @@ FAMILIES = {
     "mistral": Family(
         LLAMA,
         {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
-        {"window": sliding_windows},
+        {"windows": sliding_windows},
     ),
-    "qwen2": Family(LLAMA, QWEN, {"window": sliding_windows}, QKV_BIAS),
-    "qwen3": Family(LLAMA, QWEN | {"head_dim": 128}, {"window": sliding_windows}, ("q_norm", "k_norm"), BIAS_FLAGS),
+    "qwen2": Family(LLAMA, QWEN, {"windows": sliding_windows}, QKV_BIAS),
+    "qwen3": Family(LLAMA, QWEN | {"head_dim": 128}, {"windows": sliding_windows}, ("q_norm", "k_norm"), BIAS_FLAGS),
 }
 
 
@@ -156,7 +156,7 @@ def spec_facts(config: HfConfig) -> dict[str, Any]:
         "norm_eps": config.number("rms_norm_eps", 1e-6, high=1.0),
         "activation": ACTIVATIONS[act],
         "rope": tuple(read_rope(config, head_dim, max_position, kind) for kind in layer_kinds(config, layers)),
-        "window": (0,) * layers,
+        "windows": (0,) * layers,
         "attention_scale": head_dim**-0.5,
         "tied_head": config.flag("tie_word_embeddings", False),
         "max_position": max_position,

@@ -12,7 +12,7 @@ class ModelSpec:
     """The shape and the facts of a decoder. Per-layer facts are tuples of length `layers`.
 
     Presence decides the rest (biases, per-head norms of queries and keys, an output head of its own): it is read from
-    the checkpoint's tensors, not from here. Units: `window` in tokens (0 = all), `max_position` in tokens.
+    the checkpoint's tensors, not from here. Units: `windows` in tokens (0 = all), `max_position` in tokens.
     """
 
     family: str
@@ -26,7 +26,7 @@ class ModelSpec:
     norm_eps: float
     activation: str
     rope: tuple[Rope, ...]
-    window: tuple[int, ...]
+    windows: tuple[int, ...]
     attention_scale: float
     tied_head: bool
     max_position: int
