@@ -1,0 +1,41 @@
+"""quire: an LLM inference engine, server and workbench with native kernels."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.core.errors import QuireError as QuireError
+    from quire.core.params import SamplingParams as SamplingParams
+    from quire.engine.beam import BeamSearchOutput as BeamSearchOutput
+    from quire.engine.beam import BeamSearchParams as BeamSearchParams
+    from quire.engine.llm import LLM as LLM
+    from quire.engine.outputs import CompletionOutput as CompletionOutput
+    from quire.engine.outputs import RequestOutput as RequestOutput
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "QuireError": "quire.core.errors",
+    "SamplingParams": "quire.core.params",
+    "BeamSearchOutput": "quire.engine.beam",
+    "BeamSearchParams": "quire.engine.beam",
+    "LLM": "quire.engine.llm",
+    "CompletionOutput": "quire.engine.outputs",
+    "RequestOutput": "quire.engine.outputs",
+}
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: torch takes a second that `quire --help` should not."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
