@@ -21,6 +21,7 @@ namespace {
 #include "math.h"
 // after math.h
 #include "elementwise.h"
+#include "linear.h"
 
 }  // namespace
 
@@ -28,6 +29,10 @@ extern const OpEntry kOps[];
 extern const size_t kOpCount;
 constexpr OpEntry kOps[] = {
     op_entry<&rmsnorm>("rmsnorm"),
+    op_entry<&linear_f32>("linear_f32"),
+    op_entry<&linear_bf16>("linear_bf16"),
+    op_entry<&linear_int8>("linear_int8"),
+    op_entry<&linear_int4>("linear_int4"),
     op_entry<&add_rmsnorm>("add_rmsnorm"),
     op_entry<&embedding>("embedding"),
     op_entry<&gated_activation>("gated_activation"),

@@ -140,6 +140,18 @@ QUIRE_INLINE I mul16(I x, I y) {
     const __m256i low = _mm256_set1_epi32(0xffff);
     return {_mm256_madd_epi16(x.a, _mm256_and_si256(y.a, low)), _mm256_madd_epi16(x.b, _mm256_and_si256(y.b, low))};
 }
+QUIRE_INLINE I max_i(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+QUIRE_INLINE I bits_of(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+QUIRE_INLINE int32_t hmax_i(I v) {
+    const __m256i h = _mm256_max_epi32(v.a, v.b);
+    const __m128i q = _mm_max_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    const __m128i d = _mm_max_epi32(q, _mm_unpackhi_epi64(q, q));
+    return _mm_cvtsi128_si32(_mm_max_epi32(d, _mm_shuffle_epi32(d, 1)));
+}
+QUIRE_INLINE U low_half(U x) {
+    const __m256i low = _mm256_set1_epi32(0xffff);
+    return {_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low)};
+}
 QUIRE_INLINE I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 QUIRE_INLINE I load_i8(const int8_t* p) {
     const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

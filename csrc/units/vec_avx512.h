@@ -87,6 +87,10 @@ QUIRE_INLINE I mul16(I a, I b) {
     const __m512i low = _mm512_set1_epi32(0xffff);
     return {_mm512_madd_epi16(a.v, _mm512_and_si512(b.v, low))};
 }
+QUIRE_INLINE I max_i(I a, I b) { return {_mm512_max_epi32(a.v, b.v)}; }
+QUIRE_INLINE I bits_of(F a) { return {_mm512_castps_si512(a.v)}; }
+QUIRE_INLINE int32_t hmax_i(I a) { return _mm512_reduce_max_epi32(a.v); }
+QUIRE_INLINE U low_half(U a) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(0xffff))}; }
 QUIRE_INLINE I add_i(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 QUIRE_INLINE I load_i8(const int8_t* p) {
     return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};

@@ -127,6 +127,14 @@ QUIRE_INLINE I dot4(I acc, U w, U x) { return dot_bytes(acc, w, x); }
 QUIRE_INLINE I dot8(I acc, U w, U x) { return dot_bytes(acc, w, x); }
 // Low 16 bits of each lane of a times those of b, signed.
 QUIRE_INLINE I mul16(I a, I b) { return ((a << 16) >> 16) * ((b << 16) >> 16); }
+QUIRE_INLINE I max_i(I a, I b) { return a > b ? a : b; }
+QUIRE_INLINE I bits_of(F a) { return (I)a; }
+QUIRE_INLINE int32_t hmax_i(I v) {
+    int32_t m = v[0];
+    for (int i = 1; i < 16; ++i) m = v[i] > m ? v[i] : m;
+    return m;
+}
+QUIRE_INLINE U low_half(U a) { return a & 0xffffu; }
 QUIRE_INLINE I add_i(I a, I b) { return a + b; }
 QUIRE_INLINE I load_i8(const int8_t* p) {
     typedef int8_t B __attribute__((vector_size(16)));
