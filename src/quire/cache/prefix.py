@@ -52,7 +52,7 @@ class PrefixCache:
         if full <= seq.published:
             return
         keys = self._keys(seq, full)
-        for i in range(seq.published, full):
+        for i in range(max(seq.published, seq.slid), full):
             if self.pool.writable(seq.blocks[i]):
                 self.pool.publish(seq.blocks[i], keys[i], seq.tokens[i * size : (i + 1) * size])
         seq.published = full

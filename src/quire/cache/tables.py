@@ -68,6 +68,7 @@ class BlockTables:
         self.prefix.count(seq, seq.computed)
         if seq.preemptions == 0:
             seq.cached_tokens = seq.computed
+        self.slide(seq)
 
     def publish(self, seq: Sequence) -> None:
         """Let others find the full blocks of `seq`, whose values are known to be finite."""

@@ -127,7 +127,7 @@ class Scheduler:
 
         Admitting a part on hope would preempt what was just computed.
         """
-        upto = min(seq.target, seq.computed + self._footprint(seq.target) * self.tables.block_size)
+        upto = min(seq.target, (seq.slid + self._footprint(seq.target)) * self.tables.block_size)
         need = self.tables.missing(seq, upto) + len(self.running)
         if need > self.tables.pool.num_free:
             self._reclaim(seq)

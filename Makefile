@@ -1,0 +1,53 @@
+# Every target sets up what it needs; a second run starts at once. CI runs `make lint` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/units/*.cpp csrc/units/*.h)
+
+.PHONY: demo serve test test-slow lint format bench build train clean
+.DEFAULT_GOAL := demo
+
+demo: build  ## serve the embedded model and ask it a few things over HTTP
+	$(BIN)/quire demo
+
+serve: build  ## the embedded model on http://127.0.0.1:8000
+	$(BIN)/quire serve
+
+test: build
+	$(BIN)/python -m pytest
+
+test-slow: build
+	$(BIN)/python -m pytest -m slow
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: build
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: build  ## speed of the ops and of the engine on this machine; nothing else should be running
+	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/quire bench latency
+	$(BIN)/quire bench throughput
+
+train: build  ## the embedded model from scratch (an hour or two on a CPU)
+	$(BIN)/python training/train.py
+
+build: .venv/built
+
+# Torch goes first and alone: with it in place no other package pulls another build of it.
+.venv/dependencies: constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) torch
+	$(PIP) scikit-build-core nanobind ninja cmake
+	touch $@
+
+.venv/built: .venv/dependencies pyproject.toml $(NATIVE)
+	$(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build

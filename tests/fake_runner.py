@@ -1,0 +1,159 @@
+"""A model without tensors: the KV cache is a dictionary of slots, the next token a hash of the whole prefix.
+
+It fails loudly when a row reads a slot that does not hold exactly the token the sequence has there, so that every fault
+in block ownership, copy-on-write, sharing or scrubbing becomes a wrong value and not a silent one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from quire.cache.blocks import BlockPool
+from quire.cache.prefix import PrefixCache
+from quire.cache.tables import SLID_OUT, BlockTables
+from quire.core.config import SchedulerConfig
+from quire.core.params import SamplingParams
+from quire.core.plan import ChunkResult, StepPlan
+from quire.core.request import Output, Request
+from quire.core.sequence import Status
+from quire.sched.scheduler import Scheduler
+
+VOCAB = 50
+
+
+def next_token(prefix: list[int], index: int) -> int:
+    """The token that follows `prefix` in sequence `index` of a request."""
+    data = (",".join(map(str, prefix)) + f"#{index}").encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "big") % VOCAB
+
+
+def golden(request: Request, index: int, max_model_len: int) -> list[int]:
+    """What the request must produce, whatever else the engine does meanwhile."""
+    tokens = list(request.prompt)
+    while len(tokens) < min(max_model_len, len(request.prompt) + (request.params.max_tokens or max_model_len)):
+        tokens.append(next_token(tokens, index))
+        if tokens[-1] in request.eos_token_ids:
+            break
+    return tokens[len(request.prompt) :]
+
+
+class FakeEngine:
+    """The real scheduler, tables, pool and prefix cache over a dictionary cache."""
+
+    def __init__(
+        self,
+        num_blocks: int = 16,
+        block_size: int = 4,
+        max_model_len: int = 48,
+        window: int = 0,
+        prefix: bool = True,
+        **limits: object,
+    ) -> None:
+        defaults: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
+        config = SchedulerConfig(**(defaults | limits))  # type: ignore[arg-type]
+        self.pool = BlockPool(num_blocks)
+        self.prefix = PrefixCache(self.pool, block_size) if prefix else None
+        self.scheduler = Scheduler(config, BlockTables(self.pool, self.prefix, block_size, window), max_model_len)
+        self.block_size, self.window, self.max_model_len = block_size, window, max_model_len
+        self.cache: dict[int, tuple[int, ...]] = {}
+        self.poison: set[str] = set()
+        self.outputs: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], Output] = {}
+        self.max_step = 0
+
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+        self.scheduler.add(request)
+
+    def step(self) -> list[Output]:
+        """Plan, run on the dictionary, commit, check every invariant."""
+        plan = self.scheduler.plan()
+        outputs = self.scheduler.commit(plan, self.run(plan))
+        for out in outputs:
+            key = (out.request_id, out.index)
+            assert key not in self.ends, f"output after the end of {key}"
+            self.outputs.setdefault(key, []).extend(out.tokens)
+            if out.finish_reason:
+                self.ends[key] = out
+        self.check(plan)
+        return outputs
+
+    def run(self, plan: StepPlan) -> list[ChunkResult]:
+        """Write and read slots as the kernels would."""
+        size = self.block_size
+        for block in plan.scrub:
+            for offset in range(size):
+                self.cache.pop(block * size + offset, None)
+        for source, destination in plan.copies:
+            for offset in range(size):
+                value = self.cache.get(source * size + offset)
+                if value is not None:
+                    self.cache[destination * size + offset] = value
+        results = []
+        for chunk in plan.chunks:
+            seq = chunk.seq
+            for position in range(chunk.start, chunk.start + chunk.count):
+                self.cache[seq.blocks[position // size] * size + position % size] = tuple(seq.tokens[: position + 1])
+            end = chunk.start + chunk.count
+            first = max(0, chunk.start - self.window + 1) if self.window else 0
+            for position in range(first, end):
+                block = seq.blocks[position // size]
+                assert block != SLID_OUT, f"{seq} reads position {position}, which slid out"
+                held = self.cache.get(block * size + position % size)
+                assert held == tuple(seq.tokens[: position + 1]), f"{seq} reads a wrong value at {position}: {held}"
+            result = ChunkResult([], [], [])
+            if chunk.logits and end == len(seq.tokens):
+                if seq.request.id in self.poison:
+                    result.error = "numerics"
+                else:
+                    result.tokens = [next_token(seq.tokens, seq.index)]
+            results.append(result)
+        return results
+
+    def check(self, plan: StepPlan) -> None:
+        """The invariants of ownership and of a step's bounds."""
+        self.pool.check()
+        limits = self.scheduler.config
+        assert plan.num_tokens <= limits.max_num_batched_tokens
+        assert len(plan.chunks) <= limits.max_num_seqs
+        assert len({id(c.seq) for c in plan.chunks}) == len(plan.chunks)
+        owners = [0] * self.pool.num_blocks
+        for siblings in self.scheduler.requests.values():
+            for seq in siblings:
+                if seq.status is Status.FINISHED:
+                    assert not seq.blocks
+                assert len(seq.blocks) <= -(-seq.target // self.block_size) or not seq.blocks
+                for block in seq.blocks:
+                    if block != SLID_OUT:
+                        owners[block] += 1
+        assert owners == self.pool.refs, "reference counts differ from the owners that exist"
+        # One writer: the block that a sequence writes next is its own unless it will be copied first.
+        writing = [s.blocks[s.computed // self.block_size] for s in self.scheduler.running
+                   if s.computed // self.block_size < len(s.blocks)]  # fmt: skip
+        mine = [b for b in writing if self.pool.writable(b)]
+        assert len(mine) == len(set(mine)), "two sequences would write one block"
+
+    def drain(self, limit: int = 5000) -> None:
+        """Step until nothing is left; a bounded number of steps must do."""
+        steps = 0
+        while self.scheduler.has_work:
+            self.step()
+            steps += 1
+            assert steps < limit, "the engine makes no progress"
+        assert not self.scheduler.requests, "a request is remembered without work"
+        assert self.pool.num_used == 0
+
+
+def request(name: str, prompt: list[int], max_tokens: int, n: int = 1, salt: str = "", priority: int = 0,
+            eos: tuple[int, ...] = (7,)) -> Request:  # fmt: skip
+    """A request for the fake engine."""
+    return Request(
+        id=name,
+        prompt=tuple(prompt),
+        params=SamplingParams(max_tokens=max_tokens, n=n),
+        seed=0,
+        arrival=0.0,
+        eos_token_ids=eos,
+        cache_salt=salt,
+        priority=priority,
+    )

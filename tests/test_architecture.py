@@ -1,0 +1,135 @@
+"""The shape of the code base: layers, sizes, and things that must not appear."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "quire"
+LAYERS = (
+    {"core"},
+    {"cache", "sched", "ops", "text"},
+    {"quant", "sample"},
+    {"model"},
+    {"engine"},
+    {"server", "bench"},
+    {"cli"},
+)
+# A scheduler plans in terms of the block tables, so inside L1 it stands on the cache.
+ALLOWED_SIDEWAYS = {("sched", "cache")}
+FILES = sorted(p for folder in ("src", "tests", "training", "benchmarks") for p in (ROOT / folder).rglob("*.py"))
+TORCH_FREE = {"core", "cache", "sched", "text", "server"}
+
+
+def layer_of(package: str) -> int:
+    return next(i for i, names in enumerate(LAYERS) if package in names)
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module, node.lineno
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+
+
+def packages() -> list[str]:
+    return sorted(p.name for p in SOURCE.iterdir() if (p / "__init__.py").exists())
+
+
+def test_every_package_has_a_layer() -> None:
+    assert set(packages()) == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("package", packages())
+def test_imports_point_down(package: str) -> None:
+    wrong = []
+    for path in (SOURCE / package).rglob("*.py"):
+        for module, line in imports(path):
+            parts = module.split(".")
+            if parts[0] != "quire" or len(parts) < 2 or parts[1] == package or parts[1] == "_native":
+                continue
+            up = layer_of(parts[1]) >= layer_of(package)
+            if up and (package, parts[1]) not in ALLOWED_SIDEWAYS:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", sorted(TORCH_FREE))
+def test_no_torch_above_or_below_the_tensors(package: str) -> None:
+    found = [f"{p}:{n}" for p in (SOURCE / package).rglob("*.py") for m, n in imports(p) if m.split(".")[0] == "torch"]
+    assert not found, found
+
+
+def test_sizes() -> None:
+    wrong = []
+    for path in FILES:
+        text = path.read_text()
+        name = path.relative_to(ROOT)
+        if text.count("\n") > 400:
+            wrong.append(f"{name}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                limit = 250 if isinstance(node, ast.ClassDef) else 60
+                if lines > limit:
+                    wrong.append(f"{name}:{node.lineno} {node.name}: {lines} lines")
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not is_command(node):
+                names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                if len([n for n in names if n not in ("self", "cls")]) > 8:
+                    wrong.append(f"{name}:{node.lineno} {node.name}: {len(names)} parameters")
+    assert not wrong, "\n".join(wrong)
+
+
+def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """A command-line function has one parameter per flag; that is how typer declares them."""
+    return any("command" in ast.unparse(d) for d in node.decorator_list)
+
+
+def test_every_module_says_what_it_is() -> None:
+    missing = [
+        str(p.relative_to(ROOT))
+        for p in FILES
+        if p.read_text().strip() and not ast.get_docstring(ast.parse(p.read_text()))
+    ]
+    assert not missing, missing
+
+
+def test_public_names_have_docstrings() -> None:
+    missing = []
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        scopes: list[ast.Module | ast.ClassDef] = [tree, *(n for n in tree.body if isinstance(n, ast.ClassDef))]
+        for scope in scopes:
+            for node in scope.body:
+                public = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name[0] != "_"
+                if public and not ast.get_docstring(node):
+                    missing.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert not missing, "\n".join(missing)
+
+
+BANNED = re.compile(
+    r"\b(pickle|marshal)\b\.|import pickle|recv_pyobj|torch\.(load|save)\b|yaml\.load|shell=True"
+    r"|[^.\w]eval\(|[^.\w]exec\(|\bT" + r"ODO\b|FIX" + r"ME"
+)
+
+
+def test_nothing_untrusted_and_nothing_left_open() -> None:
+    found = []
+    for path in FILES:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if BANNED.search(line) and path != Path(__file__):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not found, "\n".join(found)
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    found = [
+        str(p.relative_to(SOURCE)) for p in SOURCE.rglob("*.py") if re.search(r"os\.(environ|getenv)", p.read_text())
+    ]
+    assert found in ([], ["core/config.py"])

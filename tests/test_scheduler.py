@@ -1,0 +1,247 @@
+"""Pool, prefix cache, block tables and scheduler together: invariants after every step, outputs as if run alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fake_runner import FakeEngine, golden, request
+from quire.core.errors import BadRequest
+from quire.core.request import Request
+
+
+def assert_golden(engine: FakeEngine, requests: list[Request]) -> None:
+    for req in requests:
+        for index in range(req.params.n):
+            want = golden(req, index, engine.max_model_len)
+            assert engine.outputs[req.id, index] == want
+            reason = engine.ends[req.id, index].finish_reason
+            assert reason == ("stop" if want[-1] in req.eos_token_ids else "length")
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 16])
+@pytest.mark.parametrize("budget", [4, 7, 64])
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("window", [0, 5])
+def test_outputs_do_not_depend_on_anything(block_size: int, budget: int, prefix: bool, window: int) -> None:
+    engine = FakeEngine(64 // block_size, block_size, 48, window, prefix, max_num_batched_tokens=budget)
+    requests = [request(f"r{i}", [1, 2, 3, 4, 5, 6, 7, 8, 9, i % 3][: 3 + i], 5 + 3 * i, n=1 + i % 3) for i in range(8)]
+    for req in requests:
+        engine.submit(req)
+    engine.drain()
+    assert_golden(engine, requests)
+
+
+def test_preemption_happens_and_changes_nothing() -> None:
+    engine = FakeEngine(num_blocks=9, block_size=4, max_model_len=30)
+    requests = [request(f"r{i}", [i, 2, 3], 25, eos=()) for i in range(4)]
+    for req in requests:
+        engine.submit(req)
+    engine.drain()
+    assert engine.scheduler.preemptions > 0
+    assert_golden(engine, requests)
+
+
+def test_prefix_is_shared_and_salted() -> None:
+    engine = FakeEngine(num_blocks=32)
+    prompt = list(range(10, 30))
+    for name, salt, hit in (("cold", "", 0), ("warm", "", 19), ("other", "tenant", 0), ("again", "tenant", 19)):
+        engine.submit(request(name, prompt, 2, salt=salt))
+        engine.drain()
+        assert engine.ends[name, 0].cached_tokens == hit
+
+
+def test_forks_share_the_prompt() -> None:
+    engine = FakeEngine(num_blocks=32, block_size=4, max_num_batched_tokens=64)
+    engine.submit(request("r", list(range(14)), 4, n=4, eos=()))
+    engine.step()
+    engine.step()
+    # 3 full blocks shared, and one private copy of the partial block for each of the four.
+    assert engine.pool.num_used == 3 + 4
+    engine.drain()
+
+
+def test_decodes_come_before_prefill() -> None:
+    engine = FakeEngine(max_num_batched_tokens=6, num_blocks=32)
+    engine.submit(request("short", [1], 30, eos=()))
+    engine.step()
+    engine.submit(request("long", list(range(30)), 2))
+    while ("long", 0) not in engine.ends:
+        before = len(engine.outputs["short", 0])
+        engine.step()
+        assert len(engine.outputs["short", 0]) == before + 1
+    engine.drain()
+
+
+def test_priority_order() -> None:
+    engine = FakeEngine(scheduling_policy="priority", max_num_seqs=1)
+    for name, priority in (("low", 5), ("high", -1), ("mid", 0)):
+        engine.submit(request(name, [1, 2], 2, priority=priority))
+    engine.drain()
+    assert [name for name, _ in engine.ends] == ["high", "mid", "low"]
+
+
+def test_a_numeric_error_ends_only_its_request_and_is_not_published() -> None:
+    engine = FakeEngine(num_blocks=32)
+    engine.poison.add("bad")
+    good = request("good", [1, 2, 3, 4, 5, 6], 6)
+    engine.submit(good)
+    engine.submit(request("bad", list(range(20, 32)), 6, n=2))
+    engine.drain()
+    assert_golden(engine, [good])
+    assert {engine.ends["bad", i].finish_reason for i in range(2)} == {"error"}
+    engine.poison.clear()
+    engine.submit(request("after", list(range(20, 32)), 2))
+    engine.drain()
+    assert engine.ends["after", 0].cached_tokens == 0
+
+
+def test_refusals_name_the_reason() -> None:
+    engine = FakeEngine(num_blocks=4, block_size=4, max_model_len=48)
+    with pytest.raises(BadRequest, match="KV cache holds 16"):
+        engine.submit(request("big", [1] * 16, 4))
+    with pytest.raises(BadRequest, match="takes 1 to 47"):
+        engine.submit(request("long", [1] * 48, 4))
+    with pytest.raises(BadRequest, match="takes 1 to 47"):
+        engine.submit(request("empty", [], 4))
+    engine.submit(request("r", [1] * 15, 40, eos=()))
+    with pytest.raises(BadRequest, match="in use"):
+        engine.submit(request("r", [1], 4))
+    engine.drain()
+    assert len(engine.outputs["r", 0]) == 2, "a sequence that outgrows the pool ends by length with what it has"
+    assert engine.ends["r", 0].finish_reason == "length"
+
+
+def test_static_batching_waits_for_the_whole_batch() -> None:
+    engine = FakeEngine(static_batching=True, max_num_batched_tokens=32, num_blocks=64)
+    requests = [request(f"r{i}", [i, 1], 3 + i, eos=()) for i in range(6)]
+    for req in requests:
+        engine.submit(req)
+    sizes = []
+    while engine.scheduler.has_work:
+        engine.step()
+        sizes.append(len(engine.scheduler.running))
+    assert_golden(engine, requests)
+    assert 4 in sizes and all(b <= a or a == 0 for a, b in itertools.pairwise(sizes))
+
+
+class Machine(RuleBasedStateMachine):
+    """Random submits, aborts, forks, poison and steps under a pool that is far too small."""
+
+    @initialize(
+        blocks=st.integers(3, 24),
+        block_size=st.sampled_from([1, 2, 4, 8]),
+        window=st.sampled_from([0, 0, 3, 9]),
+        prefix=st.booleans(),
+        budget=st.integers(4, 40),
+        policy=st.sampled_from(["fcfs", "priority"]),
+    )
+    def start(self, blocks: int, block_size: int, window: int, prefix: bool, budget: int, policy: str) -> None:
+        """Build an engine."""
+        self.engine = FakeEngine(
+            blocks, block_size, 40, window, prefix, max_num_batched_tokens=budget, scheduling_policy=policy
+        )
+        self.live: dict[str, Request] = {}
+        self.aborted: set[str] = set()
+        self.count = 0
+
+    @rule(
+        head=st.integers(0, 2),
+        length=st.integers(1, 39),
+        max_tokens=st.integers(1, 30),
+        n=st.integers(1, 3),
+        salt=st.sampled_from(["", "a"]),
+        priority=st.integers(-1, 1),
+        poison=st.sampled_from([False, False, False, True]),
+    )
+    def submit(self, head: int, length: int, max_tokens: int, n: int, salt: str, priority: int, poison: bool) -> None:
+        """Add a request whose prompt shares its beginning with others."""
+        self.count += 1
+        req = request(f"r{self.count}", [head, *range(length - 1)], max_tokens, n, salt, priority)
+        try:
+            self.engine.submit(req)
+        except BadRequest:
+            return
+        self.live[req.id] = req
+        if poison:
+            self.engine.poison.add(req.id)
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.integers(0, 1000))
+    def abort(self, pick: int) -> None:
+        """Abort any request, finished or not."""
+        name = list(self.live)[pick % len(self.live)]
+        self.engine.scheduler.abort(name)
+        self.aborted.add(name)
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        """Run some steps."""
+        for _ in range(steps):
+            self.engine.step()
+
+    @invariant()
+    def ownership(self) -> None:
+        """Blocks add up between steps, too."""
+        if hasattr(self, "engine"):
+            self.engine.pool.check()
+
+    def teardown(self) -> None:
+        """Every request ends; what it said is what it would have said alone (or its beginning, if it was cut short)."""
+        if not hasattr(self, "engine"):
+            return
+        self.engine.drain()
+        for req in self.live.values():
+            for index in range(req.params.n):
+                got = self.engine.outputs.get((req.id, index), [])
+                want = golden(req, index, self.engine.max_model_len)
+                end = self.engine.ends.get((req.id, index))
+                assert got == want[: len(got)]
+                if req.id in self.aborted:
+                    continue
+                assert end is not None, f"{req.id}/{index} never ended"
+                if req.id in self.engine.poison:
+                    assert end.finish_reason == "error"
+                elif got != want:
+                    held = len(req.prompt) + len(got)
+                    assert end.finish_reason == "length", "only a sequence that outgrew the pool may be cut"
+                    assert self.engine.scheduler.tables.blocks_for(held) > self.engine.pool.num_blocks
+
+
+COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "report_multiple_bugs": False}
+Machine.TestCase.settings = settings(max_examples=500, stateful_step_count=40, **COMMON)
+TestMachine = Machine.TestCase
+
+
+@pytest.mark.slow
+class TestMachineLong(Machine.TestCase):  # type: ignore[name-defined,misc]
+    """The same machine over many more histories."""
+
+    settings = settings(max_examples=5000, stateful_step_count=200, **COMMON)
+
+
+@given(st.lists(st.tuples(st.sampled_from("apfr"), st.integers(0, 30)), max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_pool_alone(operations: list[tuple[str, int]]) -> None:
+    """Allocation, publishing, sharing and release in any order keep free + used = total."""
+    from quire.cache.blocks import BlockPool
+
+    pool, held = BlockPool(8), []
+    for kind, value in operations:
+        if kind == "a" and pool.num_free:
+            held.append(pool.allocate())
+        elif kind == "p" and held:
+            pool.publish(held[value % len(held)], bytes([value]), [value])
+        elif kind == "f":
+            block = pool.find(bytes([value]), [value])
+            if block is not None:
+                pool.acquire(block)
+                held.append(block)
+        elif kind == "r" and held:
+            pool.release(held.pop(value % len(held)))
+        pool.check()
+        assert pool.num_used == len(set(held))
