@@ -1,0 +1,289 @@
+"""An `EngineClient` as async streams: one reader thread, one event loop, bounded admission, no request left waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable
+from quire.core.request import Output, Request
+from quire.engine.client import EngineClient, EngineInfo, StepReport
+from quire.engine.metrics import EngineMetrics, SequenceClock
+
+logger = logging.getLogger("quire.engine")
+
+POLL_SECONDS = 0.1
+MAX_PROMPT_TOKENS_IN_FLIGHT = 4 << 20  # ~150 MB of Python ints at the edge
+MAX_RETRY_AFTER = 60
+
+Key = tuple[str, int]
+
+
+def _merge(old: Output, new: Output) -> None:
+    """Append a later output of the same sequence to one the reader has not taken yet."""
+    old.tokens.extend(new.tokens)
+    old.logprobs.extend(new.logprobs)
+    if new.prompt_logprobs is not None:
+        old.prompt_logprobs = [*(old.prompt_logprobs or ()), *new.prompt_logprobs]
+    old.finish_reason = new.finish_reason
+    old.stop_token = new.stop_token
+    old.cached_tokens = max(old.cached_tokens, new.cached_tokens)
+    old.error = new.error
+    old.timing = new.timing
+
+
+class OutputStream:
+    """The outputs of a group of requests one client waits for. Unread outputs merge: a slow reader costs no memory.
+
+    Lives on the event loop. `close` must be called (it is idempotent); it aborts whatever has not finished.
+    """
+
+    def __init__(self, engine: AsyncEngine, requests: Sequence[Request]) -> None:
+        self._engine = engine
+        self._requests = {r.id: r for r in requests}
+        self._clocks = {(r.id, i): SequenceClock(r.arrival) for r in requests for i in range(r.params.n)}
+        self._live = set(self._clocks)
+        self._unfinished: set[str] = set()  # requests the engine still works on though the edge is done with them
+        self._pending: dict[Key, Output] = {}
+        self._error: QuireError | None = None
+        self._wake = asyncio.Event()
+
+    async def next(self) -> list[Output]:
+        """Everything new since the last call, at most one output per sequence; empty once all sequences have ended.
+
+        Raises the `QuireError` that ended the group, after the tokens that came before it.
+        """
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if not self._live:
+                return []
+            self._wake.clear()
+            await self._wake.wait()
+        outputs = list(self._pending.values())
+        self._pending.clear()
+        return outputs
+
+    def stop(self, request_id: str, index: int) -> None:
+        """The edge ended this sequence (a stop string): drop what still comes, free the request once all have ended."""
+        key = (request_id, index)
+        if key in self._live:
+            self._pending.pop(key, None)
+            self._engine.metrics.sequence_end(self._clocks[key], "stop", None)
+            self._end(key, in_engine=True)
+
+    def put(self, output: Output, now: float) -> None:
+        """Take an output from the engine."""
+        key = (output.request_id, output.index)
+        if key not in self._live:
+            return
+        clock = self._clocks[key]
+        if output.tokens:
+            self._engine.metrics.tokens(clock, len(output.tokens), now)
+        reason = output.finish_reason
+        if reason is not None:
+            self._engine.metrics.sequence_end(clock, reason, output.timing)
+            self._end(key, in_engine=False)
+        if reason in ("error", "abort"):
+            self.fail(EngineFailure(output.error or f"the engine ended request {output.request_id} ({reason})"))
+        elif key in self._pending:
+            _merge(self._pending[key], output)
+        else:
+            self._pending[key] = output
+        self._wake.set()
+
+    def fail(self, error: QuireError) -> None:
+        """End the group with an error: what it still runs in the engine is aborted."""
+        if self._error is None:
+            self._error = error
+        for key in list(self._live):
+            self._engine.metrics.sequence_end(self._clocks[key], "error", None)
+            self._end(key, in_engine=True)
+        self._wake.set()
+
+    def close(self) -> None:
+        """The reader left or is done."""
+        for key in list(self._live):
+            self._engine.metrics.sequence_end(self._clocks[key], "abort", None)
+            self._end(key, in_engine=True)
+        self._wake.set()
+
+    def _end(self, key: Key, in_engine: bool) -> None:
+        self._live.discard(key)
+        request = self._requests[key[0]]
+        if in_engine:
+            self._unfinished.add(request.id)
+        if not any((request.id, i) in self._live for i in range(request.params.n)):
+            self._engine.release(request, abort=request.id in self._unfinished)
+
+
+class AsyncEngine:
+    """Per-request async streams over an `EngineClient`, with admission control and the metrics.
+
+    All methods except `start` and `close` belong to the event loop on which `start` ran.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        *,
+        max_sequences: int | None = None,
+        max_prompt_tokens: int = MAX_PROMPT_TOKENS_IN_FLIGHT,
+    ) -> None:
+        self._client = client
+        self.info: EngineInfo = client.info
+        self.metrics = EngineMetrics(self.info)
+        self._max_sequences = max_sequences or self.info.max_num_queued_reqs
+        self._max_prompt_tokens = max_prompt_tokens
+        self._streams: dict[str, OutputStream] = {}
+        self._sequences = 0
+        self._prompt_tokens = 0
+        self._latency = 1.0
+        self._progress = time.monotonic()
+        self._failure: QuireError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reader: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine has failed or was closed."""
+        return self._failure is None and not self._closing.is_set()
+
+    @property
+    def failure(self) -> QuireError | None:
+        """Why the engine is dead, if it is."""
+        return self._failure
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences accepted and not finished."""
+        return self._sequences
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Seconds without a report from the engine while it has work; 0 when it has none."""
+        return time.monotonic() - self._progress if self._streams else 0.0
+
+    def start(self) -> None:
+        """Start the reader thread; must run on the event loop. `submit` does it if nobody has."""
+        if self._reader is None:
+            self._loop = asyncio.get_running_loop()
+            self._reader = threading.Thread(target=self._read, name="quire-reader", daemon=True)
+            self._reader.start()
+
+    def submit(self, requests: Sequence[Request]) -> OutputStream:
+        """Hand validated requests to the engine, all or none.
+
+        Raises `Overloaded` when they do not fit beside what is in flight, `BadRequest` when they never could,
+        `Unavailable` when the engine is gone.
+        """
+        self.start()
+        self._admit(requests)
+        stream = OutputStream(self, requests)
+        for request in requests:
+            self._streams[request.id] = stream
+            self._sequences += request.params.n
+            self._prompt_tokens += len(request.prompt)
+        self.metrics.steps.in_flight = self._sequences
+        try:
+            for request in requests:
+                self._client.submit(request)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def generate(self, request: Request) -> AsyncIterator[Output]:
+        """The outputs of all `n` sequences of one request, interleaved; leaving the iteration aborts the request."""
+        stream = self.submit([request])
+        try:
+            while outputs := await stream.next():
+                for output in outputs:
+                    yield output
+        finally:
+            stream.close()
+
+    def fail_all(self, error: QuireError) -> None:
+        """End every request in flight with `error`."""
+        for stream in set(self._streams.values()):
+            stream.fail(error)
+
+    def close(self) -> None:
+        """Stop the reader and the engine; may be called twice, from any thread but the reader's."""
+        self._closing.set()
+        if self._reader is not None:
+            self._reader.join(timeout=5.0)
+        self._client.close()
+
+    def _admit(self, requests: Sequence[Request]) -> None:
+        if not self.healthy:
+            raise Unavailable(f"the engine is not running: {self._failure or 'it was closed'}")
+        sequences = sum(r.params.n for r in requests)
+        tokens = sum(len(r.prompt) for r in requests)
+        if sequences > self._max_sequences:
+            raise BadRequest(
+                f"n: the request asks for {sequences} sequences, this server queues {self._max_sequences} in all",
+                param="n",
+            )
+        full = self._sequences + sequences > self._max_sequences
+        heavy = self._prompt_tokens > 0 and self._prompt_tokens + tokens > self._max_prompt_tokens
+        if full or heavy:
+            self.metrics.rejected("queue_full")
+            wait = min(MAX_RETRY_AFTER, max(1, math.ceil(self._latency)))
+            what = f"{self._sequences} sequences with {self._prompt_tokens} prompt tokens are in flight"
+            raise Overloaded(f"the queue is full ({what}); try again in {wait} s", retry_after=wait)
+        if not self._streams:
+            self._progress = time.monotonic()
+
+    def release(self, request: Request, abort: bool) -> None:
+        """A request's last sequence ended: give its place back, and `abort` what the engine still does for it."""
+        if self._streams.pop(request.id, None) is None:
+            return
+        self._sequences -= request.params.n
+        self._prompt_tokens -= len(request.prompt)
+        self._latency += 0.1 * (time.monotonic() - request.arrival - self._latency)
+        self.metrics.steps.in_flight = self._sequences
+        self.metrics.request_end(request)
+        if abort and self._failure is None:
+            self._client.abort(request.id)
+
+    def _read(self) -> None:
+        assert self._loop is not None
+        while not self._closing.is_set():
+            try:
+                report = self._client.poll(POLL_SECONDS)
+            except QuireError as error:
+                self._call(self._die, error)
+                return
+            except Exception as error:
+                logger.exception("the engine's reader failed")
+                self._call(self._die, EngineFailure(f"the engine's reader failed: {type(error).__name__}"))
+                return
+            if report is not None:
+                self._call(self._deliver, report)
+
+    def _call(self, function: object, argument: object) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, argument)  # type: ignore[arg-type]
+
+    def _deliver(self, report: StepReport) -> None:
+        now = self._progress = time.monotonic()
+        self.metrics.step(report.stats)
+        for output in report.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put(output, now)
+
+    def _die(self, error: QuireError) -> None:
+        if self._closing.is_set():
+            return
+        logger.error("the engine died: %s", error)
+        self._failure = error
+        self.metrics.steps.healthy = False
+        self.fail_all(EngineFailure(f"the engine died: {error}"))

@@ -1,0 +1,211 @@
+"""The ASGI application: routes, error handlers and the gateway around them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from quire.core.errors import QuireError
+from quire.engine.async_engine import AsyncEngine
+from quire.server.chat import create_chat_completion
+from quire.server.completions import create_completion
+from quire.server.errors import HttpError, encode_error, error_headers
+from quire.server.middleware import Gateway
+from quire.server.options import ServerOptions
+from quire.server.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChat,
+    TokenizeText,
+)
+from quire.server.service import VERSION, Service
+from quire.server.tokenize import detokenize, tokenize
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+_BODIES: dict[str, tuple[type, ...]] = {
+    "/v1/completions": (CompletionRequest,),
+    "/v1/chat/completions": (ChatCompletionRequest,),
+    "/tokenize": (TokenizeText, TokenizeChat),
+    "/detokenize": (DetokenizeRequest,),
+}
+_REFS = "#/components/schemas/{name}"
+
+
+def create_app(
+    engine: AsyncEngine, tokenizer: Tokenizer, template: ChatTemplate | None, options: ServerOptions
+) -> FastAPI:
+    """The server's application; `app.state.service` is its `Service`. The caller closes the engine."""
+    options.validate()
+    service = Service(engine, tokenizer, template, options)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        yield
+
+    # No docs pages: they load scripts from elsewhere. /openapi.json describes everything.
+    app = FastAPI(title="quire", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.add_middleware(Gateway, service=service)
+    app.add_exception_handler(QuireError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    _add_routes(app, service)
+    app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]
+    return app
+
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    routes: list[tuple[str, str, Handler]] = [
+        ("POST", "/v1/completions", create_completion),
+        ("POST", "/v1/chat/completions", create_chat_completion),
+        ("GET", "/v1/models", models),
+        ("GET", "/v1/models/{model:path}", model),
+        ("POST", "/tokenize", tokenize),
+        ("POST", "/detokenize", detokenize),
+        ("GET", "/health", health),
+        ("GET", "/ping", health),
+        ("POST", "/ping", health),
+        ("GET", "/livez", livez),
+        ("GET", "/readyz", readyz),
+        ("GET", "/load", load),
+        ("GET", "/version", version),
+        ("GET", "/metrics", metrics),
+    ]
+    for method, path, handler in routes:
+        extra = {"requestBody": _body_schema(_BODIES[path])} if path in _BODIES else None
+        name = f"{method.lower()}{path.replace('/', '_').replace('{model:path}', 'model')}"
+        app.add_api_route(
+            path,
+            _endpoint(handler, service),
+            methods=[method],
+            name=name,
+            operation_id=name,
+            summary=(handler.__doc__ or "").splitlines()[0],
+            openapi_extra=extra,
+            response_model=None,
+        )
+
+
+def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await handler(service, request)
+
+    return endpoint
+
+
+def _body_schema(kinds: tuple[type, ...]) -> dict[str, Any]:
+    refs = [{"$ref": _REFS.format(name=kind.__name__)} for kind in kinds]
+    schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
+def _openapi(app: FastAPI, describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """FastAPI's description with the schemas of the bodies, which msgspec knows."""
+    if app.openapi_schema is None:
+        kinds = [kind for group in _BODIES.values() for kind in group]
+        _, schemas = msgspec.json.schema_components(kinds, ref_template=_REFS)
+        described = describe()
+        described.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+        app.openapi_schema = described
+    return app.openapi_schema
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, QuireError)
+    response = Response(encode_error(error), error.status, media_type="application/json")
+    response.raw_headers.extend(error_headers(error))
+    return response
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """The router's own refusals, in OpenAI's shape."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        refusal = HttpError(404, f"there is no route {request.url.path[:200]!r}", code="not_found")
+    elif error.status_code == 405:
+        refusal = HttpError(405, f"{request.method} is not offered here", code="method_not_allowed")
+    else:
+        refusal = HttpError(error.status_code, str(error.detail), code="http_error")
+    response = await _on_error(request, refusal)
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _model_card(service: Service, name: str) -> dict[str, Any]:
+    info = service.engine.info
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "quire",
+        "root": info.model,
+        "parent": None,
+        "max_model_len": info.max_model_len,
+        "permission": [],
+    }
+
+
+async def models(service: Service, request: Request) -> Response:
+    """The served model under each of its names."""
+    return _json({"object": "list", "data": [_model_card(service, name) for name in service.names]})
+
+
+async def model(service: Service, request: Request) -> Response:
+    """One model by name."""
+    name = request.path_params["model"]
+    service.check_model(name)
+    return _json(_model_card(service, name))
+
+
+async def health(service: Service, request: Request) -> Response:
+    """200 while the engine is alive."""
+    return Response(status_code=200 if service.engine.healthy else 503)
+
+
+async def livez(service: Service, request: Request) -> Response:
+    """200 while the server's event loop turns."""
+    return Response(status_code=200)
+
+
+async def readyz(service: Service, request: Request) -> Response:
+    """200 while requests are taken and the engine makes progress."""
+    engine, options = service.engine, service.options
+    checks = {
+        "engine alive": engine.healthy,
+        "not draining": not service.draining,
+        "engine makes progress": engine.stalled_seconds < options.stall_timeout,
+    }
+    ready = all(checks.values())
+    return _json({"ready": ready, "checks": checks}, 200 if ready else 503)
+
+
+async def load(service: Service, request: Request) -> Response:
+    """How many API requests are being served."""
+    return _json({"server_load": service.active})
+
+
+async def version(service: Service, request: Request) -> Response:
+    """The server's version."""
+    return _json({"version": VERSION})
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    """Everything Prometheus scrapes."""
+    return Response(await asyncio.to_thread(service.engine.metrics.render), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,114 @@
+"""Reading a request body: bounded in size and time, JSON only, strictly typed, off the event loop when large."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from quire.core.errors import BadRequest
+from quire.server.errors import HttpError
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+LARGE = 16 << 10  # bytes of text above which parsing and tokenizing leave the event loop: about 1 ms of work
+
+
+async def off_loop(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function` in a thread if it works on more than `LARGE` bytes, else here."""
+    if size > LARGE:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    return function(*args, **kwargs)
+
+
+async def read_struct(request: Request, kind: type[T], *, limit: int, timeout: float) -> T:
+    """The body of `request` as a `kind`; raises `BadRequest`, or `HttpError` 408, 413 or 415."""
+    data = await read_bytes(request, limit=limit, timeout=timeout)
+    return await off_loop(len(data), parse, data, kind)
+
+
+async def read_bytes(request: Request, *, limit: int, timeout: float) -> bytes:
+    """The body of `request`, at most `limit` bytes within `timeout` seconds; raises `HttpError`."""
+    _check_headers(request, limit)
+    try:
+        async with asyncio.timeout(timeout):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise HttpError(408, f"the body did not arrive within {timeout:g} s", code="request_timeout") from None
+
+
+def parse(data: bytes, kind: type[T]) -> T:
+    """Strict JSON: no NaN, no duplicate names, no unknown fields, bounded depth; errors name the field."""
+    try:
+        value = msgspec.json.decode(data, type=kind)
+        json.loads(data, object_pairs_hook=_no_duplicates)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    except BadRequest:
+        raise
+    except ValueError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    return value
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise BadRequest(f"{twice[:100]}: the field is given twice", param=twice[:100])
+    return fields
+
+
+def _named(message: str) -> BadRequest:
+    """A msgspec complaint with the field first, as everywhere else."""
+    unknown = re.match(r"Object contains unknown field `(.{0,200}?)`(?: - at `\$\.?(.*)`)?$", message, re.DOTALL)
+    if unknown:
+        path = ".".join(part for part in (unknown[2], unknown[1]) if part)
+        return BadRequest(f"{path}: this server knows no such field; it would have no effect", param=path)
+    missing = re.match(r"Object missing required field `(\w+)`(?: - at `\$\.?(.*)`)?", message)
+    if missing:
+        path = ".".join(part for part in (missing[2], missing[1]) if part)
+        return BadRequest(f"{path}: required, and missing", param=path)
+    at = re.search(r"(.*) - at `(?:key` in `)?\$\.?(.*)`$", message, re.DOTALL)
+    if at and at[2]:
+        return BadRequest(f"{at[2]}: {at[1]}", param=at[2])
+    return BadRequest(f"the body: {message}")
+
+
+def _check_headers(request: Request, limit: int) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise HttpError(415, "content-encoding: bodies must not be compressed", code="unsupported_encoding")
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HttpError(415, "content-type: must be application/json", code="unsupported_media_type")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:20]) > limit:
+        raise _too_large(limit)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    data = bytearray()
+    try:
+        async for chunk in request.stream():
+            if len(data) + len(chunk) > limit:
+                raise _too_large(limit)
+            data += chunk
+    except ClientDisconnect:
+        raise HttpError(499, "the client left before its request was complete", code="client_gone") from None
+    return bytes(data)
+
+
+def _too_large(limit: int) -> HttpError:
+    return HttpError(413, f"the body exceeds this server's limit of {limit} bytes", code="body_too_large")

@@ -1,0 +1,124 @@
+"""uvicorn's HTTP/1.1 protocol with limits that must hold before, between and beside requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from quire.core.errors import BadRequest
+from quire.server.errors import HttpError, encode_error
+from quire.server.middleware import MAX_HEADER_BYTES, MAX_HEADERS
+
+MAX_UNREAD_BODY = 64 << 20  # bytes thrown away after an early refusal before the connection is cut
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Refuses endless headers (431) while they arrive, slow ones (408), and cuts readers that stopped reading."""
+
+    header_timeout = 15.0
+    write_timeout = 30.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = True
+        self._head_bytes = 0
+        self._unread = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected and must send its headers now."""
+        super().connection_made(transport)
+        self._start_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone, and with it the timers."""
+        self._stop_timers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes arrived; those of headers are counted as they come, because the parser keeps unfinished ones."""
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEADER_BYTES:
+            self._refuse(HttpError(431, "the request's headers are too large", code="headers_too_large"))
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        if not self._in_head:
+            self._start_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header; an exception here ends the connection."""
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse(HttpError(431, f"more than {MAX_HEADERS} headers", code="headers_too_large"))
+            raise httptools.HttpParserError("too many headers")
+
+    def on_headers_complete(self) -> None:
+        """The request's head is whole."""
+        self._in_head = False
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body; after an early refusal it is thrown away, but not without end."""
+        if self.cycle is not None and self.cycle.response_complete:
+            self._unread += len(body)
+            if self._unread > MAX_UNREAD_BODY:
+                self.transport.abort()
+        super().on_body(body)
+
+    def pause_writing(self) -> None:
+        """The client reads slower than we write: it has `write_timeout` seconds to go on."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client caught up."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
+        self._refuse(BadRequest(f"not a valid HTTP request: {msg}"))
+
+    def _start_head(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer = self.loop.call_later(self.header_timeout, self._head_expired)
+
+    def _head_expired(self) -> None:
+        self._head_timer = None
+        if self._head_bytes:
+            self._refuse(HttpError(408, "the request's headers did not arrive in time", code="request_timeout"))
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+    def _refuse(self, error: BadRequest | HttpError) -> None:
+        """Answer outside of any request, and close."""
+        if self.transport.is_closing():
+            return
+        body = encode_error(error)
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(STATUS_LINE[error.status] + head + body)
+        self._stop_timers()
+        self.transport.close()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._head_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = self._write_timer = None

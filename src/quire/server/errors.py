@@ -1,0 +1,65 @@
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.core.errors import BadRequest, NotFound, Overloaded, QuireError, Unavailable
+
+RETRY_AFTER_UNAVAILABLE = 5
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    500: "internal_error",
+    503: "service_unavailable",
+}
+
+
+class HttpError(QuireError):
+    """A refusal that belongs to HTTP and to no other edge; `code` is the short word a program can test for."""
+
+    def __init__(self, status: int, message: str, *, code: str, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.status = status
+        self.kind = _KINDS.get(status, "invalid_request_error")
+        self.code = code
+
+
+class ContextTooLong(BadRequest):
+    """The prompt, or prompt and `max_tokens` together, exceed what the model or its KV cache can hold."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(NotFound):
+    """The `model` of a request is not the one served here."""
+
+    code = "model_not_found"
+
+
+def error_body(error: QuireError) -> dict[str, Any]:
+    """The error object of a response body or of an SSE event."""
+    code = getattr(error, "code", None)
+    fields = {"message": error.message, "type": error.kind, "param": error.param, "code": code}
+    return {"error": fields}
+
+
+def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
+    """The headers that tell a client what to do about an error."""
+    headers: list[tuple[bytes, bytes]] = []
+    if isinstance(error, Overloaded):
+        headers.append((b"retry-after", str(error.retry_after).encode()))
+    elif isinstance(error, Unavailable):
+        headers.append((b"retry-after", str(RETRY_AFTER_UNAVAILABLE).encode()))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
+
+
+def encode_error(error: QuireError) -> bytes:
+    """The JSON body of an error response."""
+    return msgspec.json.encode(error_body(error))

@@ -1,0 +1,155 @@
+"""From engine outputs to pieces of text: the part that completions and chat share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.core.request import Output, Request, TokenLogprob
+from quire.engine.async_engine import AsyncEngine
+from quire.server.replies import CachedTokens, Usage
+from quire.text.detokenizer import TextStream
+from quire.text.tokenizer import Tokenizer
+
+Receive = Callable[[], Awaitable[Any]]
+
+
+class ClientGone(Exception):
+    """The client closed its connection: there is nobody to answer."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one choice gained. `stop_reason` is the stop string or stop token, None for the model's own end token."""
+
+    choice: int
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    prompt_logprobs: list[TokenLogprob] | None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing in it is worth a chunk."""
+        return not self.text and not self.tokens and self.finish_reason is None
+
+
+class _Choice:
+    """The text state of one sequence."""
+
+    def __init__(self, number: int, request: Request, tokenizer: Tokenizer) -> None:
+        self.number = number
+        self._request = request
+        self._text = TextStream(tokenizer, request.params)
+        self.tokens = 0
+        self.done = False
+
+    def push(self, output: Output) -> Piece:
+        """Take new tokens; with stop strings one by one, so that the end does not depend on how outputs were merged."""
+        params = self._request.params
+        shown, last = output.tokens, output.finish_reason is not None
+        if output.finish_reason == "stop" and not params.include_stop_str_in_output:
+            shown = shown[:-1]  # the engine stops only at an end token or a stop token
+        parts = [[token] for token in shown] if params.stop else [shown]
+        text, used, stopped = "", 0, None
+        for i, part in enumerate(parts or [[]]):
+            new, stopped = self._text.push(part, final=last and i + 1 >= len(parts))
+            text += new
+            used += len(part)
+            if stopped is not None:
+                break
+        piece = Piece(self.number, text, output.tokens, output.logprobs, output.prompt_logprobs, output.finish_reason)
+        if stopped is not None:
+            piece.tokens, piece.logprobs = output.tokens[:used], output.logprobs[:used]
+            piece.finish_reason, piece.stop_reason = "stop", stopped
+        elif last:
+            piece.stop_reason = output.stop_token
+        self.tokens += len(piece.tokens)
+        self.done = piece.finish_reason is not None
+        return piece
+
+
+class Generation:
+    """All choices of one HTTP request: `len(requests)` prompts times `n`, numbered prompt by prompt.
+
+    Submits on construction, so that a full queue is refused before the first byte of a response; `close` must follow.
+    """
+
+    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self._stream = engine.submit(requests)
+        self._choices: dict[tuple[str, int], _Choice] = {}
+        for request in requests:
+            for index in range(request.params.n):
+                key = (request.id, index)
+                self._choices[key] = _Choice(len(self._choices), request, tokenizer)
+        self._cached = dict.fromkeys((r.id for r in requests), 0)
+
+    @property
+    def count(self) -> int:
+        """Choices in all."""
+        return len(self._choices)
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What is new, whenever there is something; ends after every choice's finish reason."""
+        while outputs := await self._stream.next():
+            pieces = [self._push(output) for output in outputs]
+            yield [piece for piece in pieces if piece is not None]
+
+    def _push(self, output: Output) -> Piece | None:
+        choice = self._choices[output.request_id, output.index]
+        if choice.done:
+            return None
+        if output.cached_tokens > self._cached[output.request_id]:
+            self._cached[output.request_id] = output.cached_tokens
+        piece = choice.push(output)
+        if choice.done and output.finish_reason is None:
+            self._stream.stop(output.request_id, output.index)
+        return piece
+
+    def usage(self, choice: int | None = None) -> Usage:
+        """Tokens so far, of all choices or of one; a prompt counts once for its `n` choices."""
+        done = [c for c in self._choices.values() if choice in (None, c.number)]
+        used = {key[0] for key, c in self._choices.items() if choice in (None, c.number)}
+        prompt = sum(len(r.prompt) for r in self.requests if r.id in used)
+        written = sum(c.tokens for c in done)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=written,
+            total_tokens=prompt + written,
+            prompt_tokens_details=CachedTokens(cached_tokens=sum(self._cached[i] for i in used)),
+        )
+
+    def close(self) -> None:
+        """Abort what has not finished; idempotent."""
+        self._stream.close()
+
+
+@contextlib.asynccontextmanager
+async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the body of the `async with` when the client closes its connection; it raises `ClientGone` then."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise ClientGone from None
+        raise
+    finally:
+        watcher.cancel()

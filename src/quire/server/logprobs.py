@@ -1,0 +1,89 @@
+"""Log-probabilities (nats) in OpenAI's two shapes and vLLM's one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.core.request import TokenLogprob
+from quire.server.replies import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprobs, TopLogprob
+from quire.text.tokenizer import Tokenizer
+
+FLOOR = -9999.0  # JSON has no infinity; vLLM's value for a token that cannot be chosen
+
+
+def _nats(value: float) -> float:
+    return max(value, FLOOR)
+
+
+class LogprobWriter:
+    """Names tokens as clients expect them: text, `bytes:\\xe2` for a part of a character, or `token_id:17` if asked."""
+
+    def __init__(self, tokenizer: Tokenizer, as_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+
+    def name(self, token: int) -> str:
+        """How a reply writes the token."""
+        if self._as_ids:
+            return f"token_id:{token}"
+        data = self._tokenizer.id_to_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def completion(
+        self, items: Sequence[TokenLogprob | int], count: int, offset: int
+    ) -> tuple[CompletionLogprobs, int]:
+        """The parallel lists of /v1/completions for tokens whose text starts at character `offset`; the next offset.
+
+        A bare id is a token without a log-probability: the first of an echoed prompt.
+        """
+        out = CompletionLogprobs()
+        for item in items:
+            token = item if isinstance(item, int) else item.token
+            name = self.name(token)
+            out.tokens.append(name)
+            out.text_offset.append(offset)
+            offset += len(name)
+            if isinstance(item, int):
+                out.token_logprobs.append(None)
+                out.top_logprobs.append(None)
+                continue
+            top: dict[str, float] = {}
+            for other, logprob in item.top[:count]:
+                top.setdefault(self.name(other), _nats(logprob))
+            top.setdefault(name, _nats(item.logprob))
+            out.token_logprobs.append(_nats(item.logprob))
+            out.top_logprobs.append(top)
+        return out, offset
+
+    def chat(self, items: Sequence[TokenLogprob], count: int) -> ChatLogprobs:
+        """The list of /v1/chat/completions."""
+        content = [
+            ChatTokenLogprob(
+                token=self.name(item.token),
+                logprob=_nats(item.logprob),
+                bytes=list(self._tokenizer.id_to_bytes(item.token)),
+                top_logprobs=[
+                    TopLogprob(token=self.name(t), logprob=_nats(v), bytes=list(self._tokenizer.id_to_bytes(t)))
+                    for t, v in item.top[:count]
+                ],
+            )
+            for item in items
+        ]
+        return ChatLogprobs(content=content)
+
+    def prompt(self, prompt: Sequence[int], found: Sequence[TokenLogprob], count: int) -> PromptLogprobs:
+        """vLLM's `prompt_logprobs`: per prompt token a dict keyed by token id; the first has none."""
+        rows: PromptLogprobs = [None] * (len(prompt) - len(found))
+        for item in found:
+            row: dict[str, Any] = {str(item.token): self._row(item.token, item.logprob, item.rank)}
+            for rank, (token, logprob) in enumerate(item.top[:count], 1):
+                row.setdefault(str(token), self._row(token, logprob, rank))
+            rows.append(row)
+        return rows
+
+    def _row(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": _nats(logprob), "rank": rank, "decoded_token": self.name(token)}

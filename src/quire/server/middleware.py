@@ -1,0 +1,117 @@
+"""What every request passes before a route sees it: limits, Host, key, draining; and what every response gets."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.core.errors import EngineFailure, QuireError, Unavailable
+from quire.server.errors import HttpError, encode_error, error_headers
+from quire.server.generation import ClientGone
+from quire.server.service import Service
+
+logger = logging.getLogger("quire.server")
+
+PUBLIC = frozenset({"/livez", "/readyz"})
+MAX_HEADER_BYTES = 16 << 10
+MAX_HEADERS = 64
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+class Gateway:
+    """Pure ASGI, so that streams pass through untouched."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in service.options.api_key]
+        hosts = service.options.allowed_hosts
+        if not hosts and service.options.host in ("localhost", "127.0.0.1", "::1"):
+            hosts = LOOPBACK
+        self._hosts = frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request (ASGI)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        request_id = _request_id(headers)
+        started = False
+
+        async def reply(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
+                if self._service.draining:
+                    message["headers"].append((b"connection", b"close"))
+                self._count(scope, message["status"])
+            await send(message)
+
+        counted = scope["method"] == "POST"
+        self._service.active += counted
+        try:
+            self._check(scope, headers)
+            await self._app(scope, receive, reply)
+        except ClientGone:
+            self._count(scope, 499)
+        except QuireError as error:
+            if not started:
+                await send_error(reply, error)
+        except Exception:
+            logger.exception("request %s failed", request_id.decode())
+            if not started:
+                await send_error(reply, EngineFailure(f"internal error in request {request_id.decode()}"))
+        finally:
+            self._service.active -= counted
+
+    def _count(self, scope: Scope, status: int) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._service.engine.metrics.http_response(route, status)
+
+    def _check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
+        """Raise for a request that must not reach a route; its body has not been read."""
+        size = sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+            raise HttpError(431, "the request's headers are too large", code="headers_too_large")
+        if self._hosts and _host(headers) not in self._hosts:
+            raise HttpError(421, "host: this server does not answer to that name", code="misdirected_request")
+        if self._keys and scope["path"] not in PUBLIC and not self._authorized(headers):
+            raise HttpError(401, "a valid key is needed: Authorization: Bearer <key>", code="invalid_api_key")
+        if self._service.draining and scope["method"] == "POST":
+            raise Unavailable("the server is shutting down; send the request again in a moment")
+
+    def _authorized(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        given = [value for name, value in headers if name == b"authorization"]
+        if len(given) != 1 or given[0][:7].lower() != b"bearer ":
+            return False
+        digest = hashlib.sha256(given[0][7:].strip()).digest()
+        matches = [hmac.compare_digest(digest, key) for key in self._keys]
+        return any(matches)
+
+
+async def send_error(send: Send, error: QuireError) -> None:
+    """An error as a whole response."""
+    body = encode_error(error)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": error.status, "headers": [*headers, *error_headers(error)]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The client's X-Request-Id if it is harmless to repeat, else a new one."""
+    given = next((value for name, value in headers if name == b"x-request-id"), b"")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+
+
+def _host(headers: list[tuple[bytes, bytes]]) -> str:
+    value = next((value for name, value in headers if name == b"host"), b"").decode("latin-1").lower()
+    return re.sub(r":\d*$", "", value)

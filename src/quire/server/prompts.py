@@ -1,0 +1,128 @@
+"""What clients send as a prompt -> token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.core.errors import BadRequest
+from quire.server.body import LARGE, off_loop
+from quire.server.errors import ContextTooLong
+from quire.server.protocol import ChatBody, Message, Prompt
+from quire.server.service import Service
+from quire.server.unbuilt import refuse_unbuilt
+
+TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "thinking_budget", "date_string"})
+"""What `chat_template_kwargs` may set: plain switches of known templates, nothing that names a file or a function."""
+
+_BYTES_PER_TOKEN = 4  # of the int lists that count toward `LARGE`
+
+
+async def encode_prompts(service: Service, prompt: Prompt, add_special_tokens: bool) -> list[list[int]]:
+    """The prompts of a completions request: one or many, as texts or as token ids."""
+    if isinstance(prompt, str):
+        return [await _encode_text(service, prompt, add_special_tokens)]
+    if not prompt:
+        raise BadRequest("prompt: must not be empty", param="prompt")
+    if len(prompt) > service.engine.info.max_num_queued_reqs and not isinstance(prompt[0], int):
+        raise BadRequest(f"prompt: a list of {len(prompt)} prompts is longer than this server's queue", param="prompt")
+    if all(isinstance(item, int) for item in prompt):
+        return [_checked_ids(service, prompt, "prompt")]
+    if all(isinstance(item, str) for item in prompt):
+        return [await _encode_text(service, str(text), add_special_tokens) for text in prompt]
+    if all(isinstance(item, list) for item in prompt):
+        return [_checked_ids(service, item, f"prompt[{i}]") for i, item in enumerate(prompt)]
+    raise BadRequest(
+        "prompt: a list must hold only strings, only token ids, or only lists of token ids", param="prompt"
+    )
+
+
+async def _encode_text(service: Service, text: str, add_special_tokens: bool) -> list[int]:
+    return await off_loop(len(text), service.tokenizer.encode, text, add_special_tokens)
+
+
+def _checked_ids(service: Service, ids: Any, where: str) -> list[int]:
+    vocab = service.engine.info.vocab_size
+    if not all(0 <= token < vocab for token in ids):
+        raise BadRequest(f"{where}: token ids must lie in [0, {vocab}) for this model", param="prompt")
+    return list(ids)
+
+
+def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
+    """The last `keep` tokens of a prompt; -1 = as many as the context holds beside one new token."""
+    if keep is None:
+        return ids
+    if keep != -1 and not 1 <= keep <= limit:
+        raise BadRequest(f"truncate_prompt_tokens: must be -1 or lie in [1, {limit}]", param="truncate_prompt_tokens")
+    return ids[-(limit - 1 if keep == -1 else keep) :]
+
+
+def require_tokens(ids: list[int], limit: int, param: str) -> None:
+    """A prompt must have a token, and fit the context before anything is allocated for it."""
+    if not ids:
+        raise BadRequest(f"{param}: must have at least one token", param=param)
+    if len(ids) >= limit:
+        raise ContextTooLong(
+            f"{param}: has {len(ids)} tokens, but the context holds {limit} and one must be left to generate",
+            param=param,
+        )
+
+
+async def encode_chat(service: Service, body: ChatBody) -> list[int]:
+    """Messages through the model's template; strings in them can never become special tokens."""
+    if service.template is None:
+        raise BadRequest("messages: this model has no chat template; use /v1/completions", param="messages")
+    if not body.messages:
+        raise BadRequest("messages: must not be empty", param="messages")
+    messages = [_plain(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
+    continued = bool(body.continue_final_message)
+    generate = body.add_generation_prompt
+    if continued and generate:
+        raise BadRequest(
+            "continue_final_message: excludes add_generation_prompt; set that to false", param="continue_final_message"
+        )
+    kwargs = _template_kwargs(body.chat_template_kwargs or {})
+    size = sum(_size(m) for m in messages) + LARGE * (len(messages) > 64)
+    return await off_loop(
+        size,
+        service.template.encode,
+        messages,
+        add_generation_prompt=not continued if generate is None else generate,
+        continue_final_message=continued,
+        **kwargs,
+    )
+
+
+def _plain(message: Message, where: str) -> dict[str, Any]:
+    """A message as the template sees it: only what was given."""
+    refuse_unbuilt(message, where=f"{where}.")
+    if message.role in ("tool", "function"):
+        raise BadRequest(f"{where}.role: tool calling is not built yet", param=f"{where}.role")
+    for i, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        at = f"{where}.content[{i}]"
+        if part.get("type") != "text":
+            raise BadRequest(
+                f"{at}.type: only parts of type 'text' are read, not {part.get('type')!r}", param=f"{at}.type"
+            )
+        if not isinstance(part.get("text"), str):
+            raise BadRequest(f"{at}.text: required, a string", param=f"{at}.text")
+    if message.content is None:
+        raise BadRequest(f"{where}.content: required", param=f"{where}.content")
+    fields = msgspec.structs.asdict(message)
+    return {k: fields[k] for k in ("role", "content", "name", "reasoning_content") if fields[k] is not None}
+
+
+def _size(message: dict[str, Any]) -> int:
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+
+
+def _template_kwargs(given: dict[str, Any]) -> dict[str, Any]:
+    for name, value in given.items():
+        at = f"chat_template_kwargs.{name[:100]}"
+        if name not in TEMPLATE_KWARGS:
+            raise BadRequest(f"{at}: may not be set; allowed are {', '.join(sorted(TEMPLATE_KWARGS))}", param=at)
+        if not isinstance(value, (str, int, float, bool)) or len(str(value)) > 256:
+            raise BadRequest(f"{at}: must be a short string, a number or a boolean", param=at)
+    return given

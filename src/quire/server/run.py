@@ -1,0 +1,148 @@
+"""Run the server: reserve the port, load the engine, serve, drain."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ConfigError, QuireError, Unavailable
+from quire.engine.async_engine import AsyncEngine
+from quire.engine.client import EngineClient
+from quire.server.app import create_app
+from quire.server.connection import LimitedProtocol
+from quire.server.options import ServerOptions
+from quire.server.service import Service
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("quire.server")
+
+FORCED_EXIT_CODE = 1
+LAST_WORDS_SECONDS = 2  # for the error events of streams that did not finish within the shutdown timeout
+
+
+class DrainingServer(uvicorn.Server):
+    """On the first signal new requests are refused (503) while those in flight finish; a second signal ends it now."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._deadline = 0.0
+        self.forced = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal arrived. It is not raised again after the drain (uvicorn does), so the exit code is ours."""
+        if self._service.draining:
+            self.forced = self.should_exit = self.force_exit = True
+            self.config.timeout_graceful_shutdown = 0
+            return
+        self._service.draining = True
+        self._deadline = time.monotonic() + self._service.options.shutdown_timeout
+        logger.info("%s: draining %d requests", signal.Signals(sig).name, self._service.active)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; True ends the server."""
+        if self._service.draining and self._service.active == 0:
+            return True
+        if self._service.draining and time.monotonic() >= self._deadline:
+            logger.warning("%d requests did not finish in time", self._service.active)
+            self._service.engine.fail_all(Unavailable("the server is shutting down and stopped waiting"))
+            return True
+        return await super().on_tick(counter)
+
+
+def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
+    """uvicorn with our protocol; limits are its class attributes because uvicorn constructs it."""
+    limits = {"header_timeout": options.header_timeout, "write_timeout": options.write_timeout}
+    return uvicorn.Config(
+        app,
+        http=type("Protocol", (LimitedProtocol,), limits),
+        ws="none",
+        loop="uvloop",
+        lifespan="on",
+        log_config=None,
+        access_log=options.access_log,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(options.keep_alive_timeout),
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+    )
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """Reserve the address without listening: nothing connects before the model is loaded."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((options.host, options.port))
+    except OSError as error:
+        sock.close()
+        where = f"{options.host}:{options.port}"
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"{where} is in use by another program; choose another --port", param="port") from None
+        if error.errno == errno.EACCES:
+            raise ConfigError(f"{where}: not permitted; choose a --port above 1023", param="port") from None
+        raise ConfigError(f"--host {options.host}: {error.strerror or error}", param="host") from None
+    return sock
+
+
+def _check_tls(options: ServerOptions) -> None:
+    for name in ("ssl_keyfile", "ssl_certfile"):
+        path = getattr(options, name)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"--{name.replace('_', '-')} {path}: no such file", param=name)
+
+
+def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[EngineConfig], EngineClient]) -> int:
+    """Serve until a signal; the exit code. `start_engine` returns a client whose model is loaded.
+
+    Raises `ConfigError` for an address that cannot be had and whatever `start_engine` raises, before anything listens.
+    """
+    options.validate()
+    _check_tls(options)
+    sock = bind(options)
+    try:
+        client = start_engine(config)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        return _serve(config, options, client, sock)
+    finally:
+        sock.close()
+        client.close()
+
+
+def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, sock: socket.socket) -> int:
+    info = client.info
+    tokenizer = Tokenizer.from_folder(config.model.tokenizer or info.folder)
+    tokenizer.check_vocab(info.vocab_size)
+    template = ChatTemplate.from_folder(
+        config.model.tokenizer or info.folder, tokenizer, override=config.model.chat_template
+    )
+    engine = AsyncEngine(client)
+    app = create_app(engine, tokenizer, template, options)
+    server = DrainingServer(uvicorn_config(app, options), app.state.service)
+    scheme = "https" if options.ssl_certfile else "http"
+    host, port = sock.getsockname()[:2]
+    logger.info("serving %s on %s://%s:%d", info.served_name, scheme, f"[{host}]" if ":" in host else host, port)
+    try:
+        server.run(sockets=[sock])
+    except QuireError:
+        raise
+    finally:
+        engine.close()
+    return FORCED_EXIT_CODE if server.forced else 0

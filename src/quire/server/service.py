@@ -1,0 +1,52 @@
+"""What every route works with: the engine, the text tools, the options and the state of the server."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import quire
+from quire.engine.async_engine import AsyncEngine
+from quire.server.convert import sampling_defaults
+from quire.server.errors import ModelNotFound
+from quire.server.options import ServerOptions
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+VERSION = quire.__version__
+
+
+@dataclass
+class Service:
+    """One model behind one server. `active` counts requests being served, `draining` is set by the first SIGTERM."""
+
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    options: ServerOptions
+    draining: bool = False
+    active: int = 0
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names clients may call the model by; the first is the one in replies."""
+        return self.options.served_model_name or (self.engine.info.served_name,)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when answers to the same seed may: another version, backend or number format."""
+        info = self.engine.info
+        return f"quire-{VERSION}-{info.backend}-{info.dtype}-{info.quantization or 'none'}-{info.kv_cache_dtype}"
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """Sampling defaults of requests that give none."""
+        return sampling_defaults(self.engine.info, self.options.generation_config)
+
+    def check_model(self, name: str | None) -> None:
+        """A request must name the served model, or none."""
+        if name is not None and name not in self.names:
+            raise ModelNotFound(f"model: {name[:200]!r} is not served here; this is {self.names[0]!r}", param="model")

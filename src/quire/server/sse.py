@@ -1,0 +1,80 @@
+"""Server-sent events: the only hot path of the server, one `send` per engine step and stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from quire.core.errors import EngineFailure, QuireError
+from quire.server.errors import encode_error
+from quire.server.generation import ClientGone, Generation, Piece, cancel_on_disconnect
+
+DONE = b"data: [DONE]\n\n"
+
+_START: Message = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
+_encoder = msgspec.json.Encoder()
+
+
+def event(value: msgspec.Struct) -> bytes:
+    """One event that carries a JSON value."""
+    return b"data: " + _encoder.encode(value) + b"\n\n"
+
+
+class EventStream(Response):
+    """Streams a generation: `chunk` turns pieces into events, `tail` gives what follows the last one.
+
+    The headers wait for the first tokens, so that a failure before them has its own status; one after them is an
+    `error` event and the end of the stream without [DONE]. A client that leaves aborts its requests.
+    """
+
+    def __init__(
+        self, generation: Generation, chunk: Callable[[list[Piece]], bytes], tail: Callable[[], bytes]
+    ) -> None:
+        super().__init__(status_code=200)
+        self._generation = generation
+        self._chunk = chunk
+        self._tail = tail
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream (ASGI)."""
+        started = False
+        try:
+            async with cancel_on_disconnect(receive):
+                async for pieces in self._generation.pieces():
+                    data = self._chunk(pieces)
+                    if not data:
+                        continue
+                    if not started:
+                        await send(_START)
+                        started = True
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            end = self._tail() + DONE
+        except ClientGone:
+            return
+        except QuireError as error:
+            if not started:
+                raise
+            end = _error_event(error)
+        except Exception:
+            if started:
+                end = _error_event(EngineFailure("internal error; the request id is in the x-request-id header"))
+                await send({"type": "http.response.body", "body": end, "more_body": False})
+            raise
+        finally:
+            self._generation.close()
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+
+
+def _error_event(error: QuireError) -> bytes:
+    return b"event: error\ndata: " + encode_error(error) + b"\n\n"

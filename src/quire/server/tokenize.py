@@ -1,0 +1,63 @@
+"""POST /tokenize and /detokenize, in vLLM's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import BadRequest
+from quire.server.body import off_loop, parse, read_bytes, read_struct
+from quire.server.prompts import encode_chat
+from quire.server.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
+from quire.server.replies import Tokens
+from quire.server.service import Service
+from quire.server.unbuilt import refuse_unbuilt
+
+
+class _Probe(msgspec.Struct):
+    """Tells the two forms of a /tokenize body apart."""
+
+    messages: Any = None
+
+
+def _parse(data: bytes) -> TokenizeText | TokenizeChat:
+    try:
+        chat = msgspec.json.decode(data, type=_Probe).messages is not None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        chat = False  # the strict parser finds the same fault and names it
+    return parse(data, TokenizeChat) if chat else parse(data, TokenizeText)
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    """A text, or chat messages, as token ids."""
+    options = service.options
+    data = await read_bytes(request, limit=options.max_body_bytes, timeout=options.body_timeout)
+    body = await off_loop(len(data), _parse, data)
+    service.check_model(body.model)
+    if isinstance(body, TokenizeChat):
+        refuse_unbuilt(body)
+        if body.add_special_tokens:
+            raise BadRequest("add_special_tokens: the chat template already adds them", param="add_special_tokens")
+        ids = await encode_chat(service, body)
+    else:
+        special = body.add_special_tokens is not False
+        ids = await off_loop(len(body.prompt), service.tokenizer.encode, body.prompt, special)
+    reply = Tokens(count=len(ids), max_model_len=service.engine.info.max_model_len, tokens=ids)
+    if body.return_token_strs:
+        reply.token_strs = [service.tokenizer.id_to_text(token) for token in ids]
+    return Response(msgspec.json.encode(reply), media_type="application/json")
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    """Token ids as a text, special tokens included."""
+    options = service.options
+    body = await read_struct(request, DetokenizeRequest, limit=options.max_body_bytes, timeout=options.body_timeout)
+    service.check_model(body.model)
+    vocab = service.engine.info.vocab_size
+    if not all(0 <= token < vocab for token in body.tokens):
+        raise BadRequest(f"tokens: ids must lie in [0, {vocab}) for this model", param="tokens")
+    text = await off_loop(4 * len(body.tokens), service.tokenizer.decode, body.tokens, False)
+    return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
