@@ -25,7 +25,7 @@ _HOMES = {
     "CompletionOutput": "quire.engine.outputs",
     "RequestOutput": "quire.engine.outputs",
 }
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,5 @@
+"""`python -m quire`."""
+
+from quire.cli import main
+
+main()

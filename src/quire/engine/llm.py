@@ -1,0 +1,289 @@
+"""The offline interface: `LLM(model).generate(prompts)`, with the names vLLM users know."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from quire.core.errors import BadRequest, ConfigError, EngineFailure
+from quire.core.params import SamplingParams
+from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
+from quire.engine.client import EngineInfo
+from quire.engine.local import LocalEngine
+from quire.engine.options import engine_config
+from quire.engine.outputs import RequestBuilder, RequestOutput
+from quire.engine.progress import counting_bar, loading_bar
+from quire.engine.requests import Seeds, make_request, room
+from quire.model.checkpoint import resolve
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a step adds: `text` of continuation `index` of prompt number `prompt`; `output` once that prompt is done."""
+
+    prompt: int
+    index: int
+    text: str
+    output: RequestOutput | None
+
+
+class LLM:
+    """A model loaded into this process. One call at a time; use the server for concurrent callers.
+
+    `model`: a folder, a hub name, or "" for the embedded model. `options`: the command line's names with underscores
+    (`block_size=32`); see `quire serve --help`. Raises `ConfigError` or `ModelError`, which name what is wrong.
+    """
+
+    def __init__(self, model: str | Path = "", **options: Any) -> None:
+        self.config = engine_config({"model": model, **options})
+        with loading_bar() as progress:
+            self._engine: LocalEngine | None = LocalEngine(self.config, progress)
+        self.info: EngineInfo = self._engine.info
+        self._seeds = Seeds(self.config.model.seed)
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
+        self._busy = False
+
+    @property
+    def engine(self) -> LocalEngine:
+        """The engine itself, for benchmarks and tests."""
+        if self._engine is None:
+            raise ConfigError("this LLM was closed; make a new one")
+        return self._engine
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, or that of the `tokenizer` option; read when first needed."""
+        if self._tokenizer is None:
+            other = self.config.model.tokenizer
+            folder = Path(self.info.folder) if other is None else resolve(other)
+            tokenizer = Tokenizer.from_folder(folder)
+            tokenizer.check_vocab(self.info.vocab_size)
+            self._tokenizer = tokenizer
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json asks for, unless `generation_config="vllm"`."""
+        if self.config.model.generation_config == "vllm":
+            return SamplingParams()
+        return SamplingParams(**self.info.generation_defaults)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt: a text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, or a list of them.
+
+        One `sampling_params` for all, or one each; None takes the model's defaults. `use_tqdm` shows a progress bar on
+        a terminal. Raises `BadRequest` before anything runs if one prompt cannot.
+        """
+        builders = self._builders(prompts, sampling_params, priority)
+        with counting_bar(len(builders), "prompts", use_tqdm) as count:
+            for delta in self._run(builders):
+                if delta.output is not None:
+                    count()
+        return [b.result() for b in builders]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[Delta]:
+        """As `generate`, but texts come as they grow. Closing the iterator ends what still runs."""
+        return self._run(self._builders(prompts, sampling_params, None))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template or the text `chat_template`."""
+        template = None if chat_template is None else ChatTemplate({"default": chat_template}, self.get_tokenizer())
+        prompts = [
+            {
+                "prompt_token_ids": (template or self.chat_template).encode(
+                    conversation,
+                    tools,
+                    add_generation_prompt=add_generation_prompt and not continue_final_message,
+                    continue_final_message=continue_final_message,
+                    **(chat_template_kwargs or {}),
+                )
+            }
+            for conversation in _conversations(messages)
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template of the model or of the `chat_template` option; `BadRequest` when there is none."""
+        if self._template is None:
+            override = self.config.model.chat_template
+            self._template = ChatTemplate.from_folder(self.info.folder, self.get_tokenizer(), override)
+        if self._template is None:
+            raise BadRequest(f"{self.info.folder} has no chat template; use generate, or give chat_template")
+        return self._template
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
+    ) -> list[BeamSearchOutput]:
+        """The `params.beam_width` best continuations of every prompt. Beams share blocks of the KV cache."""
+        params.validate()
+        rows = [ids for _, ids in map(self._tokens, _prompt_list(prompts))]
+        limits = [room(self.info, len(ids)) for ids in rows]
+        one = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, detokenize=False)
+
+        def step(prefixes: list[tuple[int, ...]]) -> list[list[tuple[int, float]]]:
+            found = self.generate([{"prompt_token_ids": p} for p in prefixes], one, use_tqdm=False)
+            return [[(t, entry.logprob) for t, entry in (f.outputs[0].logprobs or [{}])[0].items()] for f in found]
+
+        eos, tokenizer = self.info.eos_token_ids, self.get_tokenizer()
+        return [
+            BeamSearchOutput(
+                [
+                    BeamSearchSequence(
+                        tokens=[*prompt, *beam.tokens],
+                        text=tokenizer.decode(beam.tokens[:-1] if beam.ended else beam.tokens),
+                        cum_logprob=beam.logprob,
+                        finish_reason="stop" if beam.ended else "length",
+                    )
+                    for beam in beams
+                ]
+            )
+            for prompt, beams in zip(rows, search(rows, limits, params, eos, step), strict=True)
+        ]
+
+    def encode(self, *_: Any, **__: Any) -> None:
+        """Refused: `BadRequest`."""
+        raise BadRequest("encode: embedding and pooling models are not built yet; generate and chat are")
+
+    def close(self) -> None:
+        """Free the model; the object cannot be used afterwards."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _builders(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+    ) -> list[RequestBuilder]:
+        """Check everything and make the requests."""
+        items = _prompt_list(prompts)
+        if params is None:
+            params = self.get_default_sampling_params()
+        each = [params] * len(items) if isinstance(params, SamplingParams) else list(params)
+        ranks = [0] * len(items) if priority is None else list(priority)
+        for name, values in (("sampling_params", each), ("priority", ranks)):
+            if len(values) != len(items):
+                raise BadRequest(f"{name}: {len(values)} for {len(items)} prompts; give one, or one each", param=name)
+        if any(ranks) and self.config.scheduler.scheduling_policy != "priority":
+            raise BadRequest('priority: has no effect without scheduling_policy="priority"', param="priority")
+        return [self._builder(*row) for row in zip(items, each, ranks, strict=True)]
+
+    def _builder(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestBuilder:
+        text, ids = self._tokens(prompt)
+        tokenizer = self.get_tokenizer() if params.detokenize or params.bad_words else None
+        request = make_request(
+            self.info,
+            tokenizer,
+            ids,
+            params,
+            request_id=secrets.token_hex(8),
+            seed=self._seeds.next(),
+            priority=priority,
+        )
+        return RequestBuilder(request, text, tokenizer)
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
+        """(text or None, token ids) of one prompt."""
+        if isinstance(prompt, Mapping):
+            unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids"})
+            if unknown or not prompt:
+                raise BadRequest(f"prompt: need prompt or prompt_token_ids, not {unknown}", param="prompt")
+            ids = prompt.get("prompt_token_ids")
+            text = prompt.get("prompt")
+            return (text, ids) if ids is not None else self._tokens(text or "")
+        if isinstance(prompt, str):
+            return prompt, self.get_tokenizer().encode(prompt)
+        return None, prompt
+
+    def _run(self, builders: list[RequestBuilder]) -> Iterator[Delta]:
+        """Drive the engine until all have finished; whatever ends early is aborted."""
+        if self._busy:
+            raise BadRequest("this LLM is in the middle of another call; finish that one, or use the server")
+        self._busy = True
+        live = {b.request.id: (number, b) for number, b in enumerate(builders)}
+        try:
+            for builder in builders:
+                self.engine.submit(builder.request)
+            while live:
+                report = self.engine.poll(0.0)
+                if report is None:
+                    raise EngineFailure(f"the engine stopped with {len(live)} requests unfinished")
+                for output in report.outputs:
+                    number, builder = live[output.request_id]
+                    if output.finish_reason in ("error", "abort"):
+                        raise EngineFailure(f"prompt {number}: {output.error or output.finish_reason}")
+                    text = builder.push(output)
+                    if builder.finished:
+                        del live[output.request_id]
+                        if builder.engine_done < builder.request.params.n:
+                            self.engine.abort(output.request_id)
+                    yield Delta(number, output.index, text, builder.result() if builder.finished else None)
+        finally:
+            if self._engine is not None:
+                for request_id in live:
+                    self._engine.abort(request_id)
+            self._busy = False
+
+
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, or several, as a list."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise BadRequest(f"prompts: a {type(prompts).__name__} is neither text, token ids nor a list", param="prompts")
+    items: list[Any] = list(prompts)
+    if items and all(type(item) is int for item in items):
+        return [items]
+    for item in items:
+        good = isinstance(item, (str, Mapping)) or (
+            isinstance(item, Sequence) and all(type(token) is int for token in item)
+        )
+        if not good:
+            raise BadRequest(f"prompts: {item!r:.80} is neither text, token ids nor a dict", param="prompts")
+    return items
+
+
+def _conversations(messages: Any) -> list[Sequence[Message]]:
+    if not messages:
+        raise BadRequest("messages: must not be empty", param="messages")
+    return [messages] if isinstance(messages[0], Mapping) else list(messages)

@@ -1,0 +1,87 @@
+"""The option names users know from vLLM: those quire has, and those it refuses with the reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from quire.core.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    flat_config,
+)
+from quire.core.errors import ConfigError
+
+SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig)
+KNOWN = tuple(name for section in SECTIONS for name in section.__struct_fields__)
+
+_ONE_DEVICE = "running on several devices is not built yet"
+_SPECULATION = "speculative decoding is not built yet"
+_LORA = "LoRA adapters are not built yet"
+_OFFLOAD = "offloading is not built yet"
+_TOOLS = "tool calling is not built yet"
+
+UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
+    "speculative_model": ((None,), _SPECULATION),
+    "num_speculative_tokens": ((None, 0), _SPECULATION),
+    "speculative_draft_tensor_parallel_size": ((None, 1), _SPECULATION),
+    "speculative_config": ((None,), _SPECULATION),
+    "tensor_parallel_size": ((1,), _ONE_DEVICE),
+    "pipeline_parallel_size": ((1,), _ONE_DEVICE),
+    "data_parallel_size": ((1,), _ONE_DEVICE),
+    "enable_expert_parallel": ((False,), _ONE_DEVICE),
+    "nnodes": ((1,), _ONE_DEVICE),
+    "node_rank": ((0,), _ONE_DEVICE),
+    "master_addr": ((None,), _ONE_DEVICE),
+    "trust_remote_code": ((False,), "code from a model folder is never run"),
+    "gpu_memory_utilization": (
+        (None, 0.9, 0.92),
+        "there is no GPU backend yet; size the KV cache with kv_cache_memory_bytes",
+    ),
+    "quantization_param_path": ((None,), "scales of the KV cache are not read from files"),
+    "download_dir": (
+        (None,),
+        "downloads go where huggingface_hub keeps them (HF_HOME); or give the path of a downloaded folder as the model",
+    ),
+    "cpu_offload_gb": ((0,), _OFFLOAD),
+    "kv_offloading_size": ((None, 0), _OFFLOAD),
+    "enable_lora": ((False,), _LORA),
+    "lora_modules": ((None,), _LORA),
+    "max_loras": ((None, 1), _LORA),
+    "max_lora_rank": ((None, 16), _LORA),
+    "enable_auto_tool_choice": ((False,), _TOOLS),
+    "tool_call_parser": ((None,), _TOOLS),
+    "reasoning_parser": ((None,), "splitting off reasoning is not built yet"),
+    "otlp_traces_endpoint": ((None,), "traces are not built yet; metrics are at /metrics"),
+}
+"""Each row: option, the values that ask for nothing, and why any other is refused."""
+
+
+def engine_config(options: Mapping[str, Any]) -> EngineConfig:
+    """The `EngineConfig` that `options` describe; None means "the default".
+
+    Raises `ConfigError` naming the option that is unknown, not built, of the wrong type or out of range.
+    """
+    given: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in UNBUILT:
+            refuse_unbuilt(name, value)
+        elif name not in KNOWN:
+            names = ", ".join(sorted({*KNOWN, *UNBUILT}))
+            raise ConfigError(f"{name}: there is no such option; known are {names}", param=name)
+        elif value is not None:
+            given[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if given.get("max_model_len") == "auto":
+        del given["max_model_len"]
+    return flat_config(**given)
+
+
+def refuse_unbuilt(name: str, value: Any) -> None:
+    """Raise `ConfigError` with the reason unless `value` asks for nothing."""
+    neutral, reason = UNBUILT[name]
+    if value not in neutral:
+        raise ConfigError(f"{name}={value!r} is refused: {reason}", param=name)

@@ -1,0 +1,193 @@
+"""What `LLM` returns, and the builder that grows it from engine outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quire.core.request import Output, Request, Timing, TokenLogprob
+from quire.text.detokenizer import TextStream
+from quire.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability (nats) of a token, its 1-based rank, and its text if detokenized."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Seconds of `time.monotonic`. With n > 1: the earliest start and the latest end. None = never happened."""
+
+    arrival_time: float
+    first_scheduled_time: float | None
+    first_token_time: float | None
+    last_token_time: float | None
+    preemptions: int = 0
+
+    @property
+    def time_in_queue(self) -> float | None:
+        """Arrival to first scheduled."""
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
+
+    @property
+    def ttft(self) -> float | None:
+        """Arrival to first token."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    @property
+    def e2e_latency(self) -> float | None:
+        """Arrival to last token."""
+        return None if self.last_token_time is None else self.last_token_time - self.arrival_time
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the `n` continuations. `stop_reason`: the stop string or stop token, None for the model's own end token.
+
+    `token_ids` and `logprobs` include a token that ended the text; `text` does not, unless that was asked for.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answer to one prompt. `prompt_logprobs[0]` is None: nothing predicts the first token."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    metrics: RequestMetrics
+
+
+class RequestBuilder:
+    """Collects the outputs of one request. `text` is the prompt's text where there was one."""
+
+    def __init__(self, request: Request, text: str | None, tokenizer: Tokenizer | None) -> None:
+        self.request = request
+        self._text = text
+        self._tokenizer = tokenizer if request.params.detokenize else None
+        want = request.params.logprobs is not None
+        self.outputs = [
+            CompletionOutput(index=i, cumulative_logprob=0.0 if want else None, logprobs=[] if want else None)
+            for i in range(request.params.n)
+        ]
+        self._streams = [TextStream(self._tokenizer, request.params) if self._tokenizer else None for _ in self.outputs]
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._cached = 0
+        self._timings: list[Timing] = []
+        self._first: float | None = None
+        self._last: float | None = None
+        self.engine_done = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all `n` continuations have ended."""
+        return all(o.finish_reason is not None for o in self.outputs)
+
+    def push(self, output: Output) -> str:
+        """Take new tokens of one continuation; returns the text they add."""
+        target = self.outputs[output.index]
+        self._cached = max(self._cached, output.cached_tokens)
+        if output.finish_reason is not None:
+            self.engine_done += 1
+        if output.timing is not None:
+            self._timings.append(output.timing)
+        if output.prompt_logprobs:
+            self._prompt_logprobs = output.prompt_logprobs
+        if target.finish_reason is not None:
+            return ""
+        if output.tokens:
+            self._last = time.monotonic()
+            self._first = self._first or self._last
+        text, used, stopped = self._detokenize(output)
+        target.text += text
+        target.token_ids += output.tokens[:used]
+        self._add_logprobs(target, output.logprobs[:used])
+        if stopped is not None:
+            target.finish_reason, target.stop_reason = "stop", stopped
+        elif output.finish_reason is not None:
+            target.finish_reason = output.finish_reason
+            if output.stop_token in self.request.params.stop_token_ids:
+                target.stop_reason = output.stop_token
+        return text
+
+    def _detokenize(self, output: Output) -> tuple[str, int, str | None]:
+        """(new text, tokens used, stop string). One token at a time where a stop string could end the text midway."""
+        stream, params = self._streams[output.index], self.request.params
+        if stream is None:
+            return "", len(output.tokens), None
+        last, shown = output.finish_reason is not None, output.tokens
+        # The engine knows no stop strings: "stop" means that the last token ended the text and is no part of it.
+        if output.finish_reason == "stop" and not params.include_stop_str_in_output:
+            shown = shown[:-1]
+        if not params.stop:
+            return stream.push(shown, final=last)[0], len(output.tokens), None
+        text = ""
+        for used, token in enumerate(shown, 1):
+            new, stopped = stream.push([token], final=last and used == len(shown))
+            text += new
+            if stopped is not None:
+                return text, used, stopped
+        if last and not shown:
+            text, stopped = stream.push([], final=True)
+            return text, len(output.tokens), stopped
+        return text, len(output.tokens), None
+
+    def _add_logprobs(self, target: CompletionOutput, logprobs: Sequence[TokenLogprob]) -> None:
+        if target.logprobs is None or target.cumulative_logprob is None:
+            return
+        for entry in logprobs:
+            target.logprobs.append(self._named(entry))
+            target.cumulative_logprob += entry.logprob
+
+    def _named(self, entry: TokenLogprob) -> dict[int, Logprob]:
+        """The token itself first, then the likeliest ones."""
+        tokenizer = self._tokenizer
+
+        def text(token: int) -> str | None:
+            return tokenizer.id_to_text(token) if tokenizer is not None else None
+
+        best = {t: Logprob(value, rank, text(t)) for rank, (t, value) in enumerate(entry.top, 1)}
+        return {entry.token: Logprob(entry.logprob, entry.rank, text(entry.token))} | best
+
+    def result(self) -> RequestOutput:
+        """The answer so far."""
+        scored = self.request.params.prompt_logprobs is not None
+        return RequestOutput(
+            request_id=self.request.id,
+            prompt=self._text,
+            prompt_token_ids=list(self.request.prompt),
+            prompt_logprobs=[None, *map(self._named, self._prompt_logprobs)] if scored else None,
+            outputs=self.outputs,
+            finished=self.finished,
+            num_cached_tokens=self._cached,
+            metrics=self._metrics(),
+        )
+
+    def _metrics(self) -> RequestMetrics:
+        """The engine's clock where it told; a text that a stop string ended has only ours."""
+        told = self._timings
+        return RequestMetrics(
+            arrival_time=self.request.arrival,
+            first_scheduled_time=min((t.scheduled for t in told if t.scheduled), default=None),
+            first_token_time=min((t.first_token for t in told if t.first_token), default=self._first),
+            last_token_time=max((t.last_token for t in told if t.last_token), default=self._last),
+            preemptions=sum(t.preemptions for t in told),
+        )

@@ -1,0 +1,90 @@
+"""From token ids and sampling parameters to a `Request` that the engine can take unseen."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from quire.core.errors import BadRequest
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.engine.client import EngineInfo
+from quire.text.tokenizer import Tokenizer
+
+
+class Seeds:
+    """Seeds for requests that bring none: a fixed sequence for each `--seed`, so that a run can be repeated."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._drawn = 0
+
+    def next(self) -> int:
+        """A number of 63 bits."""
+        digest = hashlib.blake2b(f"{self._seed}/{self._drawn}".encode(), digest_size=8).digest()
+        self._drawn += 1
+        return int.from_bytes(digest, "little") >> 1
+
+
+def room(info: EngineInfo, prompt_tokens: int) -> int:
+    """How many tokens can follow a prompt; `BadRequest` when none can."""
+    if prompt_tokens == 0:
+        raise BadRequest("prompt: must have at least one token", param="prompt")
+    left = info.max_model_len - prompt_tokens
+    if left < 1:
+        raise BadRequest(
+            f"prompt: has {prompt_tokens} tokens, but the context holds {info.max_model_len} and one must be left to "
+            "generate",
+            param="prompt",
+        )
+    return left
+
+
+def make_request(
+    info: EngineInfo,
+    tokenizer: Tokenizer | None,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    request_id: str,
+    seed: int,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> Request:
+    """Check lengths, ranges and token ids, and fix what the engine must not have to find out.
+
+    `max_tokens` is cut to what the context leaves. `seed` is used when `params` has none. The tokenizer is needed for
+    `bad_words` only. Raises `BadRequest` naming the field.
+    """
+    params.validate(info.vocab_size)
+    limit = room(info, len(prompt))
+    strange = next((t for t in prompt if not 0 <= t < info.vocab_size), None)
+    if strange is not None:
+        raise BadRequest(f"prompt: token id {strange} is not in [0, {info.vocab_size})", param="prompt")
+    if params.stop and not params.detokenize:
+        raise BadRequest("stop: stop strings need detokenize", param="stop")
+    if params.bad_words and tokenizer is None:
+        raise BadRequest("bad_words: needs the model's tokenizer, which was not loaded", param="bad_words")
+    if params.max_tokens is None or params.max_tokens > limit:
+        params = msgspec.structs.replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
+    return Request(
+        id=request_id,
+        prompt=tuple(prompt),
+        params=params,
+        seed=params.seed if params.seed is not None else seed,
+        arrival=time.monotonic(),
+        eos_token_ids=info.eos_token_ids,
+        bad_words_ids=bad_words_ids(tokenizer, params.bad_words) if tokenizer is not None else (),
+        priority=priority,
+        cache_salt=cache_salt,
+    )
+
+
+def bad_words_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is written at the start of a text and after a space."""
+    forms = [form for word in words for form in (word, " " + word.lstrip())]
+    ids = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms)
+    return tuple(dict.fromkeys(i for i in ids if i))
