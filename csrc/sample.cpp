@@ -98,9 +98,8 @@ struct Row {
 
 // e^z for z <= 0, relative error below 2e-7; 0 below -87.
 inline __attribute__((always_inline)) Lanes exp_lanes(Lanes z) {
-    const Lanes clipped = z < -87.0f ? z - z - 87.0f : z;
     const Lanes zero = {};
-    const Lanes low = z < -87.0f ? zero - 87.0f : clipped;
+    const Lanes low = z < -87.0f ? zero - 87.0f : z;
     const Lanes shifted = low * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's low bits are the rounded integer
     const Lanes n = shifted - 12582912.0f;
     const Lanes f = (low - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -110,8 +109,8 @@ inline __attribute__((always_inline)) Lanes exp_lanes(Lanes z) {
     p = p * f + 1.6666665459e-1f;
     p = p * f + 5.0000001201e-1f;
     p = p * (f * f) + f + 1.0f;
-    const Ints exponent = (reinterpret_cast<const Ints&>(shifted) - 0x4B400000 + 127) << 23;
-    const Lanes result = p * reinterpret_cast<const Lanes&>(exponent);
+    const Ints exponent = (__builtin_bit_cast(Ints, shifted) - 0x4B400000 + 127) << 23;
+    const Lanes result = p * __builtin_bit_cast(Lanes, exponent);
     return z < -87.0f ? zero : result;
 }
 
@@ -292,8 +291,8 @@ Threshold threshold_of(const Row& row, const Draw& draw, double total, float inv
         const float bound = top_k ? bound_of_top_k(row, draw.top_k) : static_cast<float>(least);
         int64_t count = gather(row, bound);
         if (top_k) {
+            std::nth_element(row.candidates, row.candidates + (draw.top_k - 1), row.candidates + count, better);
             count = draw.top_k;
-            std::nth_element(row.candidates, row.candidates + (count - 1), row.candidates + gather(row, bound), better);
         }
         if (draw.top_p < 1.0) {
             weigh(row, count, inverse);

@@ -12,6 +12,7 @@ from quire.core.errors import ConfigError
 from quire.ops import cpu as _cpu
 from quire.ops import reference as _reference  # noqa: F401  (registers the definitions)
 from quire.ops import sampling as _sampling  # noqa: F401  (registers the definitions)
+from quire.ops import sampling_cpu as _sampling_cpu  # noqa: F401  (registers the implementations)
 from quire.ops.cpu import Cpu
 from quire.ops.native import Native, load_native
 from quire.ops.op import REGISTRY, choose
