@@ -60,7 +60,7 @@ class Runner:
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.capture = capture
         self.numeric_errors = 0
-        self._graphs: dict[int, Replay] = {}
+        self._graphs: dict[int, Replay[torch.Tensor]] = {}
         self._table_owner: list[tuple[Sequence, int] | None] = [None] * max_seqs
 
     def run(self, plan: StepPlan) -> list[ChunkResult]:
@@ -78,12 +78,10 @@ class Runner:
     def _forward(self, tokens: int, seqs: int, logits: int) -> torch.Tensor:
         if self.capture and tokens == seqs == logits <= MAX_CAPTURED_ROWS:
             graph = self._graphs.get(tokens)
-            if graph is None or not graph.valid:
-                batch = self.arrays.batch(tokens, seqs, logits)
-                self.ops.begin_step()
-                graph = self._graphs[tokens] = self.ops.capture(lambda: self.model.decoder(batch, self.caches))
-            else:
-                graph.run()
+            if graph is not None:
+                return graph.run()
+            batch = self.arrays.batch(tokens, seqs, logits)
+            graph = self._graphs[tokens] = self.ops.capture(lambda: self.model.decoder(batch, self.caches))
             return graph.output
         self.ops.begin_step()
         return self.model.decoder(self.arrays.batch(tokens, seqs, logits), self.caches)
