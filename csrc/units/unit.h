@@ -22,6 +22,9 @@ namespace {
 // after math.h
 #include "elementwise.h"
 #include "linear.h"
+#include "rope.h"
+#include "attention.h"
+#include "attention_op.h"
 
 }  // namespace
 
@@ -29,6 +32,8 @@ extern const OpEntry kOps[];
 extern const size_t kOpCount;
 constexpr OpEntry kOps[] = {
     op_entry<&rmsnorm>("rmsnorm"),
+    op_entry<&rope_and_cache>("rope_and_cache"),
+    op_entry<&attention>("attention"),
     op_entry<&linear_f32>("linear_f32"),
     op_entry<&linear_bf16>("linear_bf16"),
     op_entry<&linear_int8>("linear_int8"),

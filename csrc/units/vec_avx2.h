@@ -20,7 +20,7 @@ struct U {
 
 // maddubs saturates with 8-bit unsigned weights, so `dot8` works on |weight| and the signed activation: no offset is left.
 constexpr int kStart8 = 0;
-constexpr int kTileRows = 4, kTileBlocks = 1, kAttentionRows = 2;
+constexpr int kTileRows = 4, kTileBlocks = 1, kAttentionRows = 2, kAttentionTiles = 2;
 
 QUIRE_INLINE __m256i lane_mask(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -148,6 +148,7 @@ QUIRE_INLINE int32_t hmax_i(I v) {
     const __m128i d = _mm_max_epi32(q, _mm_unpackhi_epi64(q, q));
     return _mm_cvtsi128_si32(_mm_max_epi32(d, _mm_shuffle_epi32(d, 1)));
 }
+QUIRE_INLINE F as_f(U x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 QUIRE_INLINE U low_half(U x) {
     const __m256i low = _mm256_set1_epi32(0xffff);
     return {_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low)};

@@ -19,7 +19,7 @@ struct U {
 };
 
 constexpr int kStart8 = 128;
-constexpr int kTileRows = 8, kTileBlocks = 2, kAttentionRows = 4;
+constexpr int kTileRows = 8, kTileBlocks = 2, kAttentionRows = 4, kAttentionTiles = 4;
 
 QUIRE_INLINE __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
@@ -90,6 +90,7 @@ QUIRE_INLINE I mul16(I a, I b) {
 QUIRE_INLINE I max_i(I a, I b) { return {_mm512_max_epi32(a.v, b.v)}; }
 QUIRE_INLINE I bits_of(F a) { return {_mm512_castps_si512(a.v)}; }
 QUIRE_INLINE int32_t hmax_i(I a) { return _mm512_reduce_max_epi32(a.v); }
+QUIRE_INLINE F as_f(U a) { return {_mm512_castsi512_ps(a.v)}; }
 QUIRE_INLINE U low_half(U a) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(0xffff))}; }
 QUIRE_INLINE I add_i(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 QUIRE_INLINE I load_i8(const int8_t* p) {

@@ -12,7 +12,7 @@ typedef uint32_t U __attribute__((vector_size(64)));
 
 // Weights of 8 bits reach `dot8` as stored code minus kStored8; the rest of the offset is in the start value.
 constexpr int kStart8 = 128;
-constexpr int kTileRows = 4, kTileBlocks = 1, kAttentionRows = 2;
+constexpr int kTileRows = 4, kTileBlocks = 1, kAttentionRows = 2, kAttentionTiles = 2;
 
 template <class T>
 QUIRE_INLINE T load_as(const void* p) {
@@ -134,6 +134,7 @@ QUIRE_INLINE int32_t hmax_i(I v) {
     for (int i = 1; i < 16; ++i) m = v[i] > m ? v[i] : m;
     return m;
 }
+QUIRE_INLINE F as_f(U a) { return (F)a; }
 QUIRE_INLINE U low_half(U a) { return a & 0xffffu; }
 QUIRE_INLINE I add_i(I a, I b) { return a + b; }
 QUIRE_INLINE I load_i8(const int8_t* p) {

@@ -1,0 +1,137 @@
+// The attention op: checks, tasks, memory. The arithmetic is in attention.h.
+#pragma once
+
+// Hands out 64-byte aligned pieces of a buffer; with a null base it only counts.
+struct Pieces {
+    char* base;
+    int64_t used = 0;
+    template <class T>
+    T* take(int64_t count) {
+        char* p = base ? base + used : nullptr;
+        used += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+        return reinterpret_cast<T*>(p);
+    }
+};
+
+AttentionBuffers thread_buffers(Pieces& pieces, int64_t rows, int64_t padded) {
+    AttentionBuffers b{};
+    const int64_t state = State::floats(rows, padded);
+    b.split = State::at(pieces.take<float>(state), rows, padded);
+    b.total = State::at(pieces.take<float>(state), rows, padded);
+    b.lanes = pieces.take<float>(rows * 16);
+    b.scores = pieces.take<float>(rows * kTile);
+    b.rescale = pieces.take<float>(rows);
+    b.q = pieces.take<char>(rows * padded * 4 + 64);
+    b.p = pieces.take<char>(rows * kTile * 4);
+    b.keys = pieces.take<char>(kTile * padded * 4);
+    b.values = pieces.take<char>(kTile * padded * 4);
+    b.zeros = pieces.take<char>(64 * padded);
+    b.from = pieces.take<int64_t>(rows);
+    b.to = pieces.take<int64_t>(rows);
+    return b;
+}
+
+void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences) {
+    check_cache(c.cache);
+    if (c.heads < 1 || c.heads % c.cache.kv_heads) fail("attention: heads must be a multiple of kv_heads");
+    if (c.window < 0) fail("attention: window must not be negative");
+    if (c.cu_q[0] != 0 || c.cu_q[sequences] != rows) fail("attention: cu_q must run from 0 to the number of rows");
+    for (int64_t s = 0; s < sequences; ++s) {
+        const int64_t count = int64_t{c.cu_q[s + 1]} - c.cu_q[s], context = c.context[s];
+        if (count < 0) fail("attention: cu_q must ascend");
+        if (count == 0) continue;
+        if (context < count) fail("attention: a context is shorter than the rows it includes");
+        if (context > c.max_blocks * c.cache.block_size) fail("attention: a context is longer than its block table");
+        const int64_t lowest = context - count + 1 - c.window;
+        const int64_t first = c.window > 0 && lowest > 0 ? lowest / c.cache.block_size : 0;
+        for (int64_t b = first; b * c.cache.block_size < context; ++b) {
+            const int64_t block = c.tables[s * c.max_blocks + b];
+            if (block < 0 || block >= c.cache.blocks) fail("attention: a block lies outside the cache");
+        }
+    }
+}
+
+// Visits (sequence, head, first row, last row, splits); neighbours share keys.
+template <class Visit>
+void for_tasks(const AttentionCall& c, int64_t sequences, const Visit& visit) {
+    const int64_t tokens = c.group >= kQueryRows ? 1 : kQueryRows / c.group;
+    for (int64_t s = 0; s < sequences; ++s) {
+        const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.context[s] - count;
+        for (int64_t head = 0; head < c.cache.kv_heads; ++head) {
+            for (int64_t first = 0; first < count; first += tokens) {
+                const int64_t last = first + tokens < count ? first + tokens : count, lowest = base + first + 1 - c.window;
+                const int64_t from = c.window > 0 && lowest > 0 ? lowest : 0;
+                visit(AttentionTask{s, head, first, last, from / kSplit, (base + last + kSplit - 1) / kSplit, nullptr});
+            }
+        }
+    }
+}
+
+template <bool kBf16>
+void run_attention(const AttentionCall& c, int64_t sequences) {
+    int64_t tasks = 0, splits = 0, partial_floats = 0;
+    for_tasks(c, sequences, [&](const AttentionTask& t) {
+        const int64_t n = t.split_end - t.split_begin;
+        ++tasks;
+        splits += n;
+        partial_floats += n * State::floats((t.last - t.first) * c.group, c.padded);
+    });
+    const int64_t threads = thread_count();
+    const int64_t most_rows = c.group > kQueryRows ? c.group : kQueryRows;
+    Pieces size{nullptr};
+    (void)thread_buffers(size, most_rows, c.padded);
+    // Few tasks: give every split to its own task and merge afterwards, in the order in which one task would have merged.
+    const bool apart = tasks < 8 * threads && splits > tasks;
+    const int64_t partial_bytes = apart ? partial_floats * 4 : 0;
+    auto* memory = static_cast<char*>(scratch(Scratch::kAttention, static_cast<size_t>(size.used * threads + partial_bytes)));
+    for (int64_t t = 0; t < threads; ++t) {
+        Pieces pieces{memory + t * size.used};
+        std::memset(thread_buffers(pieces, most_rows, c.padded).zeros, 0, static_cast<size_t>(64 * c.padded));
+    }
+    const auto list_size = static_cast<size_t>(apart ? tasks + splits : tasks) * sizeof(AttentionTask);
+    auto* list = static_cast<AttentionTask*>(scratch(Scratch::kTasks, list_size));
+    auto* pieces_list = list + tasks;
+    auto* partial = reinterpret_cast<float*>(memory + size.used * threads);
+    int64_t n = 0, parts = 0;
+    for_tasks(c, sequences, [&](AttentionTask t) {
+        if (apart) t.partial = partial;
+        list[n++] = t;
+        for (int64_t split = t.split_begin; apart && split < t.split_end; ++split) {
+            pieces_list[parts++] = {t.sequence, t.head, t.first, t.last, split, split + 1, partial};
+            partial += State::floats((t.last - t.first) * c.group, c.padded);
+        }
+    });
+    const AttentionTask* work = apart ? pieces_list : list;
+    parallel_for(apart ? parts : tasks, [&](int64_t i, int thread) {
+        Pieces pieces{memory + thread * size.used};
+        AttentionBuffers b = thread_buffers(pieces, most_rows, c.padded);
+        run_task<kBf16>(c, b, work[i]);
+    });
+    if (!apart) return;
+    parallel_for(tasks, [&](int64_t i, int thread) {
+        Pieces pieces{memory + thread * size.used};
+        const AttentionBuffers b = thread_buffers(pieces, most_rows, c.padded);
+        const AttentionTask& t = list[i];
+        const int64_t rows = (t.last - t.first) * c.group;
+        clear(b.total, rows, c.padded);
+        for (int64_t split = t.split_begin; split < t.split_end; ++split) {
+            const State part = State::at(t.partial + (split - t.split_begin) * State::floats(rows, c.padded), rows, c.padded);
+            for (int64_t r = 0; r < rows; ++r) merge_row(b.total, part, r, c.padded);
+        }
+        for (int64_t r = 0; r < rows; ++r) write_row(c, b.total, r, out_row(c, t, r));
+    });
+}
+
+void attention(float* out, const float* qkv, const char* keys, const char* values, const int32_t* cu_q, const int32_t* context,
+               const int32_t* tables, int64_t rows, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t d,
+               int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t bf16, int64_t window, double scale) {
+    const AttentionCall c{out, qkv, keys, values, cu_q, context, tables, heads, kv_heads > 0 ? heads / kv_heads : 0, max_blocks, window,
+                          static_cast<float>(scale * 1.4426950408889634), {kv_heads, d, block_size, blocks, bf16 != 0},
+                          (d + 15) / 16 * 16};
+    check_attention(c, rows, sequences);
+    if (bf16) {
+        run_attention<true>(c, sequences);
+    } else {
+        run_attention<false>(c, sequences);
+    }
+}
