@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,7 +12,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from quire.core.config import DeviceConfig
+from quire.ops.backend import Ops, select
+from quire.ops.native import load_native
+from quire.ops.op import REGISTRY
+
 logging.disable_progress_bar()
+BACKENDS = ["reference", *(["cpu"] if load_native() else [])]
 
 SMALL = {
     "hidden_size": 64,
@@ -45,9 +51,12 @@ def write(
 ) -> PreTrainedModel:
     """Save such a model to `folder` in `dtype`; `facts["shard"]` sets max_shard_size. Returns it as float32."""
     shard = facts.pop("shard", "50GB")
-    model = random_model(model_type, seed, **facts).to(dtype)
-    model.save_pretrained(folder, max_shard_size=shard)
-    return model.float()
+    model = random_model(model_type, seed, **facts)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.to(dtype))
+    copy.deepcopy(model).to(dtype).save_pretrained(folder, max_shard_size=shard)
+    return model
 
 
 def edit_config(folder: Path, remove: tuple[str, ...] = (), **fields: Any) -> None:
@@ -68,14 +77,19 @@ def relative_error(got: Tensor, want: Tensor) -> float:
     return float((got - want).abs().max() / want.abs().max())
 
 
-def reference_ops() -> Any:
-    """The torch definitions as a backend."""
-    from quire.ops import reference
-    from quire.ops.op import REGISTRY
-    from quire.ops.weights import plain_packed
+MODEL_OPS = {
+    "embedding",
+    "rmsnorm",
+    "add_rmsnorm",
+    "linear",
+    "rope_and_cache",
+    "attention",
+    "gated_activation",
+    "take_rows",
+}
 
-    assert reference
 
-    return SimpleNamespace(
-        name="reference", pack=plain_packed, begin_step=lambda: None, **{n: o.reference for n, o in REGISTRY.items()}
-    )
+def backend(name: str) -> Ops:
+    """The backend "reference" or "cpu" on two threads; what no decoder calls may come from the reference."""
+    others = () if name == "reference" else tuple(f"{op}=reference" for op in REGISTRY.keys() - MODEL_OPS)
+    return select(DeviceConfig(device=name, threads=2 if name == "cpu" else 0, ops=others))

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle import logits, reference_ops, relative_error, write
+from oracle import BACKENDS, backend, logits, relative_error, write
 from quire.core.config import flat_config
 from quire.model.batch import Batch
 from quire.model.build import Model, load_model
+from quire.ops.backend import Ops
 
 TOLERANCE = 1e-5
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -87,13 +88,13 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(3, 99, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def load(folder: Path, ops: Any, **options: Any) -> Model:
+def load(folder: Path, ops: Ops, **options: Any) -> Model:
     return load_model(flat_config(model=str(folder), **options), ops)
 
 
-@pytest.fixture(params=["reference"])
-def ops(request: pytest.FixtureRequest) -> Any:
-    return reference_ops()
+@pytest.fixture(params=BACKENDS, scope="module")
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return backend(request.param)
 
 
 CUTS = {
@@ -105,7 +106,7 @@ CUTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_equal_transformers_however_cut(variant: str, ops: Any, tmp_path: Path) -> None:
+def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]
     oracle = write(tmp_path, family, **facts)
     sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
@@ -122,7 +123,7 @@ def test_longrope_takes_one_factor_set_by_the_longest_sequence_served(
     length: int, max_model_len: int, tmp_path: Path
 ) -> None:
     oracle = write(tmp_path, "llama", rope_parameters=LONGROPE)
-    model = load(tmp_path, reference_ops(), max_model_len=max_model_len)
+    model = load(tmp_path, backend("reference"), max_model_len=max_model_len)
     tokens = prompt(length, 1)
     (got,) = Paged(model, [tokens]).run([[length]])
     assert relative_error(got, logits(oracle, tokens)) <= TOLERANCE

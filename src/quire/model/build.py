@@ -209,7 +209,7 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
 
 def check_groups(opened: Opened, target: Quantizer, group: int) -> None:
     """Refuse a group size before minutes of loading, naming the first matrix that it does not divide."""
-    if opened.scheme.parts != ("weight",):
+    if set(opened.scheme.parts) != {"weight"}:
         raise ConfigError(
             f"--quantization {target.name}: {opened.folder} is quantized already ({opened.scheme.name}); leave it out",
             param="quantization",

@@ -95,10 +95,6 @@ class Checkpoint:
         """A view of the mapped file: read-only by convention, pages are loaded when touched."""
         return self._open[self.infos[name].file].get_tensor(name)  # type: ignore[no-any-return]
 
-    def close(self) -> None:
-        """Unmap the files; tensors already handed out keep their own mapping alive."""
-        self._open.clear()
-
     def _files(self, index: Path) -> list[str]:
         if index.is_file():
             weight_map = read_json(index).get("weight_map")

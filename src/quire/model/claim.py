@@ -30,6 +30,11 @@ class Claim:
         return self.parts.get((role, layer), {})
 
 
+def suffixes_of(role: Role, scheme: QuantScheme) -> dict[str, bool]:
+    """Suffixes of a role's tensors, biases aside, and whether each is floating-point."""
+    return dict(scheme.parts) if role.kind == "linear" else {"weight": True}
+
+
 def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, int | None, str]]:
     """(role name, role, layer, base name on disk) of everything a checkpoint of this spec may hold."""
     for name, role in ROLES.items():
@@ -52,18 +57,19 @@ def claim(
     wrong: list[str] = []
     present = _present_somewhere(infos, spec, family, scheme) | required
     for name, role, layer, base in slots(spec, family):
-        suffixes = scheme.parts if role.kind == "linear" else ("weight",)
-        parts = {s: f"{base}.{s}" for s in (*suffixes, "bias") if f"{base}.{s}" in infos}
+        suffixes = suffixes_of(role, scheme)
+        may_have = (*suffixes, "bias") if role.kind == "linear" else suffixes
+        parts = {s: f"{base}.{s}" for s in may_have if f"{base}.{s}" in infos}
         needed = set(suffixes) if _is_needed(name, role, spec, present) else set()
         needed |= {"bias"} if f"{name}.bias" in present else set()
         missing += [f"{base}.{s} (role {name})" for s in sorted(needed - set(parts))]
         if needed <= set(parts) and parts:
-            wrong += _wrong_shapes(role, spec, scheme, {s: infos[t] for s, t in parts.items()}, base)
+            wrong += _misfits(role, spec, scheme, {s: infos[t] for s, t in parts.items()}, base)
             taken[name, layer] = parts
     left = set(infos).difference(*(p.values() for p in taken.values()))
     left = {n for n in left if not n.endswith(IGNORED)}
     _fail("missing tensors", missing, "the download is incomplete, or config.json belongs to another model")
-    _fail("tensors of a wrong shape", wrong, "config.json belongs to another model")
+    _fail("tensors that do not fit", wrong, "config.json belongs to another model")
     unknown = "config.json names another model_type, or the model has a feature that is not supported"
     _fail(f"tensors that no role of {spec.family!r} takes", sorted(left), unknown)
     return Claim(taken)
@@ -81,17 +87,20 @@ def _present_somewhere(
     """Optional roles and biases ("q.bias") that at least one layer has, so that all layers must have them."""
     found = set()
     for name, role, _, base in slots(spec, family):
-        suffixes = scheme.parts if role.kind == "linear" else ("weight",)
-        if any(f"{base}.{s}" in infos for s in suffixes):
-            found.add(name)
+        if any(f"{base}.{s}" in infos for s in suffixes_of(role, scheme)):
+            found |= {name, role.partner or name}
         if f"{base}.bias" in infos and role.kind == "linear":
             found.add(f"{name}.bias")
     return frozenset(found)
 
 
-def _wrong_shapes(
+def _misfits(
     role: Role, spec: ModelSpec, scheme: QuantScheme, parts: Mapping[str, TensorInfo], base: str
 ) -> Iterator[str]:
+    for suffix, is_float in (suffixes_of(role, scheme) | {"bias": True}).items():
+        if suffix in parts and parts[suffix].dtype.is_floating_point != is_float:
+            needed = "floating-point" if is_float else "integer"
+            yield f"{base}.{suffix} is {parts[suffix].dtype}, needs {needed} numbers"
     want = role.shape(spec)
     shapes = {s: i.shape for s, i in parts.items()}
     have = scheme.shape(shapes) if role.kind == "linear" else shapes["weight"]

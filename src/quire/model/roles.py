@@ -23,7 +23,8 @@ class Role:
     """`shape(spec)`: [n, k] of a matrix, [n] of a vector. `units(spec)`: pieces of the split axis that stay whole.
 
     `kind`: "linear" (in the checkpoint's weight format, may have a bias), "table" (rows looked up, never quantized) or
-    "vector". `layer`: there is one per layer. `optional`: some families lack it.
+    "vector". `layer`: there is one per layer. `optional`: some families lack it,
+    but who has it has its `partner` too.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Role:
     units: Callable[[ModelSpec], int] = lambda s: 1
     layer: bool = True
     optional: bool = False
+    partner: str = ""
 
 
 ROLES: dict[str, Role] = {
@@ -40,8 +42,8 @@ ROLES: dict[str, Role] = {
     "q": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads),
     "k": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads),
     "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads),
-    "q_norm": Role("vector", lambda s: (s.head_dim,), optional=True),
-    "k_norm": Role("vector", lambda s: (s.head_dim,), optional=True),
+    "q_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="k_norm"),
+    "k_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="q_norm"),
     "o": Role("linear", lambda s: (s.hidden, s.heads * s.head_dim), COLUMNS, lambda s: s.heads),
     "mlp_norm": Role("vector", lambda s: (s.hidden,)),
     "gate": Role("linear", lambda s: (s.intermediate, s.hidden), ROWS, lambda s: s.intermediate),

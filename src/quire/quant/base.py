@@ -104,8 +104,8 @@ class QuantScheme(Protocol):
         ...
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Suffixes of a linear layer's tensors on disk."""
+    def parts(self) -> Mapping[str, bool]:
+        """Suffix of each of a linear layer's tensors on disk -> whether it holds floating-point numbers."""
         ...
 
     def detect(self, names: set[str], config: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ class Dense:
     """One float tensor per matrix. Float16 on disk becomes bf16 or f32: the CPU has no float16 dot products."""
 
     name = "dense"
-    parts: tuple[str, ...] = ("weight",)
+    parts: Mapping[str, bool] = {"weight": True}
 
     def detect(self, names: set[str], config: Mapping[str, Any]) -> bool:
         """A checkpoint that declares no quantization is dense."""

