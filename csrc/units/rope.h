@@ -61,12 +61,12 @@ QUIRE_INLINE void store_value(char* values, const float* v, const CacheShape& c,
 }
 
 // qkv [rows, (heads + 2 kv_heads) * d] in place; table [max_positions, 2, half].
-void rope_and_cache(float* qkv, const int32_t* positions, const float* table, const int64_t* slots, char* keys, char* values,
+void rope_and_cache(float* qkv, const int32_t* positions, Optional<const float> table, const int64_t* slots, char* keys, char* values,
                     Optional<const float> q_norm, Optional<const float> k_norm, int64_t rows, int64_t heads, int64_t kv_heads,
                     int64_t d, int64_t half, int64_t max_positions, int64_t block_size, int64_t blocks, int64_t bf16, double eps) {
     const CacheShape cache{kv_heads, d, block_size, blocks, bf16 != 0};
     check_cache(cache);
-    if (half < 0 || 2 * half > d || heads < 1) fail("rope_and_cache: bad number of heads or rotated dimensions");
+    if (half < 0 || 2 * half > d || heads < 1 || (half > 0 && !table.ptr)) fail("rope_and_cache: bad number of heads or rotated dimensions");
     for (int64_t r = 0; r < rows; ++r) {
         if (positions[r] < 0 || positions[r] >= max_positions) fail("rope_and_cache: a position lies outside the table");
         if (slots[r] < 0 || slots[r] >= blocks * block_size) fail("rope_and_cache: a slot lies outside the cache");
@@ -83,7 +83,7 @@ void rope_and_cache(float* qkv, const int32_t* positions, const float* table, co
             }
             const float* norm = kv < 0 ? q_norm.ptr : k_norm.ptr;
             if (norm) norm_row(x, x, norm, d, static_cast<float>(eps));
-            rotate_head(x, table + static_cast<int64_t>(positions[r]) * 2 * half, half);
+            if (half > 0) rotate_head(x, table.ptr + int64_t{positions[r]} * 2 * half, half);
             if (kv >= 0) store_key(keys, x, cache, block, kv, offset);
         }
     });

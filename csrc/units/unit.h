@@ -12,6 +12,7 @@
 
 #include "pool.h"
 #include "registry.h"
+#include "sample.h"
 
 namespace quire::QUIRE_UNIT {
 namespace {
@@ -25,6 +26,7 @@ namespace {
 #include "rope.h"
 #include "attention.h"
 #include "attention_op.h"
+#include "sample_rows.h"
 
 }  // namespace
 
@@ -43,6 +45,8 @@ constexpr OpEntry kOps[] = {
     op_entry<&gated_activation>("gated_activation"),
     op_entry<&activation>("activation"),
     op_entry<&take_rows>("take_rows"),
+    op_entry<&sample>("sample"),
+    op_entry<&top_logprobs>("top_logprobs"),
 };
 constexpr size_t kOpCount = sizeof(kOps) / sizeof(kOps[0]);
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
+from quire.ops import cases as _cases  # noqa: F401  (registers the cases)
 from quire.ops import cpu as _cpu
 from quire.ops import reference as _reference  # noqa: F401  (registers the definitions)
 from quire.ops import sampling as _sampling  # noqa: F401  (registers the definitions)
@@ -64,7 +65,7 @@ class Ops:
     def __init__(self, name: str, cpu: Cpu | None, overrides: tuple[str, ...]) -> None:
         self.name = name
         self.cpu = cpu
-        own = {op: functools.partial(d.impls["cpu"], cpu) for op, d in REGISTRY.items() if "cpu" in d.impls}
+        own = {op: _bind(cpu, d.impls["cpu"]) for op, d in REGISTRY.items() if cpu and "cpu" in d.impls}
         table = choose(name, own, overrides)
         self.chosen = {op: which for op, (which, _) in table.items()}
         self.isa = cpu.native.isa if cpu else "torch"
@@ -92,7 +93,7 @@ class Ops:
             self.cpu.arena.begin()
 
     def capture(self, fn: Callable[[], T]) -> Replay[T]:
-        """Run `fn` once and record its native calls. Valid while shapes and the addresses of its tensors stay the same."""
+        """Run `fn` once and record its native calls; valid while its tensors keep their shapes and addresses."""
         self.begin_step()
         return Replay(self, fn)
 
@@ -103,8 +104,20 @@ class Ops:
         return {"backend": self.name, "isa": self.isa, "threads": self.threads, "ops": ops}
 
 
+def _bind(cpu: Cpu, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` with the backend's state; a recording keeps the arguments alive, because it holds only their addresses."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **named: Any) -> Any:
+        if cpu.native.recording is not None:
+            cpu.held.append((args, named))
+        return fn(cpu, *args, **named)
+
+    return call
+
+
 def select(device: DeviceConfig) -> Ops:
-    """The backend for `device`: "cpu" native, "reference" torch, "auto" native if it was built, else torch with a warning."""
+    """The backend for `device`: "cpu" native, "reference" torch, "auto" native if built, else torch with a warning."""
     name = device.device
     if name == "auto":
         name = "cpu" if load_native() is not None else "reference"

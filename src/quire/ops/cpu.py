@@ -19,7 +19,7 @@ KINDS = {name: index for index, name in enumerate(ACTIVATIONS)}
 
 
 class Cpu:
-    """What the implementations below share: the native unit, the arena of outputs, and what a recording must keep alive."""
+    """What the implementations below share: the native unit, the arena of outputs, what a recording keeps alive."""
 
     def __init__(self, native: Native) -> None:
         self.native = native
@@ -124,9 +124,9 @@ def rope_and_cache(
         at_norms = (norms[0].data_ptr(), norms[1].data_ptr())
     if rows:
         cpu.call(
-            "rope_and_cache", qkv.data_ptr(), positions.data_ptr(), table.data_ptr(), slots.data_ptr(), *at_cache, *at_norms,
-            rows, heads, layout.kv_heads, layout.head_dim, table.shape[2], table.shape[0], layout.block_size, blocks,
-            int(layout.dtype is BF16), eps,
+            "rope_and_cache", qkv.data_ptr(), positions.data_ptr(), table.data_ptr(), slots.data_ptr(), *at_cache,
+            *at_norms, rows, heads, layout.kv_heads, layout.head_dim, table.shape[2], table.shape[0],
+            layout.block_size, blocks, int(layout.dtype is BF16), eps,
         )  # fmt: skip
     return qkv
 
@@ -153,8 +153,8 @@ def attention(
     if rows:
         cpu.call(
             "attention", out.data_ptr(), qkv.data_ptr(), *at_cache, cu_q.data_ptr(), context.data_ptr(),
-            block_tables.data_ptr(), rows, sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size, blocks,
-            max_blocks, int(layout.dtype is BF16), window, scale,
+            block_tables.data_ptr(), rows, sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
+            blocks, max_blocks, int(layout.dtype is BF16), window, scale,
         )  # fmt: skip
     return out
 

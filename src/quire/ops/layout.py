@@ -1,4 +1,4 @@
-"""How keys and values lie in memory. Both layouts are permutations of the logical [blocks, kv_heads, block_size, head_dim].
+"""How keys and values lie in memory: permutations of the logical [blocks, kv_heads, block_size, head_dim].
 
 The CPU layout puts up to 16 tokens of a block into the lanes of a vector register for q.k, and pairs of tokens side by
 side for p.v, so that bf16 dot-product instructions read both without a transpose.
@@ -66,6 +66,6 @@ class KVLayout:
     def write(self, keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k, v [t, kv_heads, head_dim] at `slots` [t] (slot = block * block_size + offset)."""
         block, offset = slots // self.block_size, slots % self.block_size
-        shaped = k.to(self.dtype).unflatten(2, (-1, self.pair))
+        shaped = k.to(self.dtype).reshape(*k.shape[:2], self.head_dim // self.pair, self.pair)
         keys[block, :, offset // self.lanes, :, offset % self.lanes] = shaped
         values[block, :, offset // self.vpair, :, offset % self.vpair] = v.to(self.dtype)

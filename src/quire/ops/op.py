@@ -53,7 +53,7 @@ def cases(name: str) -> Callable[[F], F]:
 
 
 def impl(name: str, backend: str) -> Callable[[F], F]:
-    """Register the decorated function as op `name` of `backend`: its first argument is the backend's state (`ops.cpu.Cpu`)."""
+    """Register the decorated function as op `name` of `backend`; its first argument is the backend's state."""
 
     def register(fn: F) -> F:
         REGISTRY[name].impls[backend] = fn
@@ -74,6 +74,8 @@ def choose(backend: str, own: dict[str, Callable[..., Any]], overrides: tuple[st
         which = wanted.get(name, backend)
         fn = definition.reference if which == "reference" else own.get(name)
         if fn is None:
-            raise ConfigError(f"op {name} has no {backend} implementation; pass --ops {name}=reference to accept the slow one")
+            raise ConfigError(
+                f"op {name} has no {backend} implementation; pass --ops {name}=reference to accept the slow one"
+            )
         table[name] = (which, fn)
     return table

@@ -33,7 +33,9 @@ def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False) -> Packed:
     buffers = [data]
     handle: tuple[str | int, ...] = (f"linear_{weight.kind}", data.data_ptr())
     if weight.scales is not None:
-        scales = _pack_groups(cpu, weight.scales, padded, "pack_scales16" if weight.scales.itemsize == 2 else "pack_scales32")
+        scales = _pack_groups(
+            cpu, weight.scales, padded, "pack_scales16" if weight.scales.itemsize == 2 else "pack_scales32"
+        )
         buffers.append(scales)
         at_zeros = 0
         if weight.zeros is not None:
@@ -76,7 +78,9 @@ def _validate(weight: Weight) -> None:
         refuse(f"its scales must have the shape [{n}, {k // weight.group}]")
     elif weight.scales.dtype not in (torch.float16, torch.float32):
         refuse(f"its scales are {weight.scales.dtype}, not float16 or float32")
-    if weight.zeros is not None and (weight.zeros.shape != (n, k // weight.group) or weight.zeros.dtype is not torch.int8):
+    if weight.zeros is not None and (
+        weight.zeros.shape != (n, k // weight.group) or weight.zeros.dtype is not torch.int8
+    ):
         refuse(f"its zeros must be int8 of shape [{n}, {k // weight.group}]")
     if weight.kind == "int4" and not -8 <= int(weight.codes.min()) <= int(weight.codes.max()) <= 7:
         refuse("its codes lie outside -8..7")

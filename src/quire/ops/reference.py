@@ -5,6 +5,8 @@ T = rows (tokens) of the batch, S = sequences, R = rows that want logits, V = vo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,7 +15,7 @@ from quire.ops.layout import KVLayout
 from quire.ops.op import op
 from quire.ops.weights import Packed, quantize_activations
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -55,7 +57,7 @@ def linear(x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
         out = x.bfloat16().float() @ w.plain.codes.float().t()
     else:
         codes, scale = quantize_activations(x, w.group)
-        out = (codes.unflatten(1, (-1, w.group)) * scale[..., None]).flatten(1) @ w.plain.dequantize().t()
+        out = (codes.view(*scale.shape, w.group) * scale[..., None]).flatten(1) @ w.plain.dequantize().t()
     return out if bias is None else out + bias
 
 
@@ -72,13 +74,13 @@ def rope_and_cache(
 ) -> Tensor:
     """Rotate queries and keys and store keys and values; returns qkv, whose query part is what `attention` reads.
 
-    qkv [T, (heads + 2 kv_heads) * head_dim] f32, changed in place. `table` [max_positions, 2, r / 2] f32 holds cosines and
-    sines of the first r dimensions of a head (half-split pairs (i, i + r/2); Su et al. 2021); the rest passes through.
+    qkv [T, (heads + 2 kv_heads) * head_dim] f32, changed in place. `table` [max_positions, 2, r / 2] f32 holds cosines
+    and sines of the first r dimensions of a head (half-split pairs (i, i + r/2); Su et al. 2021); the rest passes.
     `norms`: per-head rmsnorm weights [head_dim] of queries and keys, applied before the rotation (Qwen3).
     `slots` [T] int64: where each token's key and value go; `positions` [T] int32.
     """
     d, hk = layout.head_dim, layout.kv_heads
-    heads = qkv.unflatten(1, (-1, d))
+    heads = qkv.view(len(qkv), qkv.shape[1] // d, d)
     q, k, v = heads[:, : -2 * hk], heads[:, -2 * hk : -hk], heads[:, -hk:]
     if norms is not None:
         q, k = rmsnorm(q, norms[0], eps), rmsnorm(k, norms[1], eps)
@@ -111,12 +113,12 @@ def attention(
 
     The queries are the leading heads of qkv [T, (heads + 2 kv_heads) * head_dim]. Rows cu_q[s]..cu_q[s + 1] belong to
     sequence s, whose cache holds context[s] tokens including these rows; its blocks are block_tables[s] (int32
-    [S, max_blocks]). Query heads share keys in groups of heads / kv_heads (GQA, Ainslie et al. 2023). A row at position p
-    sees keys p - window + 1 .. p (window 0: all up to p). Blocks wholly before the window are never read. The last entry
-    of cu_q is T; S = len(context) and sequences with no rows are allowed. Returns f32 [T, heads * head_dim].
+    [S, max_blocks]). Query heads share keys in groups of heads / kv_heads (GQA, Ainslie et al. 2023). A row at position
+    p sees keys p - window + 1 .. p (window 0: all up to p). Blocks wholly before the window are never read. The last
+    entry of cu_q is T; S = len(context) and sequences with no rows are allowed. Returns f32 [T, heads * head_dim].
     """
     d, hk = layout.head_dim, layout.kv_heads
-    q = qkv.unflatten(1, (-1, d))[:, : -2 * hk]
+    q = qkv.view(len(qkv), qkv.shape[1] // d, d)[:, : -2 * hk]
     out = torch.zeros((q.shape[0], q.shape[1], d))
     repeat = q.shape[1] // hk
     for s in range(len(context)):

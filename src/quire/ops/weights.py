@@ -33,7 +33,7 @@ class Weight:
         """The matrix as float32 [n, k]."""
         if self.scales is None:
             return self.codes.float()
-        codes = self.codes.float().unflatten(1, (-1, self.group))
+        codes = self.codes.float().view(*self.scales.shape, self.group)
         if self.zeros is not None:
             codes = codes - self.zeros.float()[..., None]
         return (codes * self.scales.float()[..., None]).flatten(1)
@@ -62,11 +62,11 @@ def plain_packed(weight: Weight) -> Packed:
 
 
 def quantize_activations(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Rows x [t, k] f32 to int8 codes and f32 scales [t, k / group], symmetric, scale = max|x| / 127, round half to even.
+    """Rows x [t, k] f32 to int8 codes and f32 scales [t, k / group], symmetric, scale = max|x| / 127, half to even.
 
     One scale per group, not per token: one outlier channel must not cost the other channels their precision.
     """
-    groups = x.unflatten(1, (-1, group))
+    groups = x.reshape(x.shape[0], x.shape[1] // group, group)
     top = groups.abs().amax(-1)
     scale = top / 127.0
     inverse = torch.where(top > 0, 127.0 / top, torch.zeros_like(top))

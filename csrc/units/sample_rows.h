@@ -1,0 +1,58 @@
+// The passes of sampling that read whole rows of logits.
+#pragma once
+
+// Calls body(vectors, index) for every block of x [n]; the last block is padded with -inf.
+template <class Body>
+QUIRE_INLINE void for_blocks(const float* x, int64_t n, const Body& body) {
+    float tail[kSampleBlock];
+    for (int64_t at = 0; at < n; at += kSampleBlock) {
+        const float* p = x + at;
+        if (n - at < kSampleBlock) {
+            for (int64_t i = 0; i < kSampleBlock; ++i) tail[i] = at + i < n ? x[at + i] : -__builtin_inff();
+            p = tail;
+        }
+        const F v[4] = {load(p), load(p + 16), load(p + 32), load(p + 48)};
+        body(v, at / kSampleBlock);
+    }
+}
+
+float row_block_max(const float* x, int64_t n, float* block_max) {
+    F best = set1(-__builtin_inff()), broken = set1(0.0f);
+    const F lowest = set1(-3.402823466e38f), zero = set1(0.0f);
+    for_blocks(x, n, [&](const F* v, int64_t block) {
+        const F m = vmax(vmax(v[0], v[1]), vmax(v[2], v[3]));
+        block_max[block] = hmax(m);
+        best = vmax(m, best);
+        // 0 times NaN or +inf is NaN; -inf is a legal logit and is lifted to the lowest number first.
+        for (int i = 0; i < 4; ++i) broken = fma(vmax(lowest, v[i]), zero, broken);
+    });
+    return hsum(broken) == 0.0f ? hmax(best) : __builtin_nanf("");
+}
+
+void row_weights(const float* x, int64_t count, float max, float inverse, float* out) {
+    const F m = set1(max), s = set1(inverse);
+    for_lanes(count, [&](int64_t i, int n) { store_lanes(out + i, vexp(mul(sub(load_lanes(x + i, n), m), s)), n); });
+}
+
+double row_mass(const float* x, int64_t n, float max, float inverse, double* block_mass) {
+    const F m = set1(max), s = set1(inverse);
+    double total = 0.0;
+    for_blocks(x, n, [&](const F* v, int64_t block) {
+        F w[4];
+        for (int i = 0; i < 4; ++i) w[i] = vexp(mul(sub(v[i], m), s));
+        block_mass[block] = static_cast<double>(hsum(add(add(w[0], w[1]), add(w[2], w[3]))));
+        total += block_mass[block];
+    });
+    return total;
+}
+
+constexpr RowKernels kRowKernels = {&row_block_max, &row_weights, &row_mass};
+
+void sample(const float* logits, int64_t rows, int64_t n, const Draw* draws, int64_t count, int32_t* tokens, int32_t* flags) {
+    sample_rows(kRowKernels, logits, rows, n, draws, count, tokens, flags);
+}
+
+void top_logprobs(const float* logits, int64_t rows, int64_t n, const Query* queries, int64_t count, int64_t k, Score* scores,
+                  Optional<int32_t> ids, Optional<float> logprobs) {
+    score_rows(kRowKernels, logits, rows, n, queries, count, k, scores, ids.ptr, logprobs.ptr);
+}

@@ -1,0 +1,31 @@
+"""The native extension (csrc/module.cpp): integers, numbers and addresses in, results in the caller's memory."""
+
+def units() -> list[str]:
+    """Instruction-set units this machine can run, best first."""
+
+def ops(unit: str) -> dict[str, int]:
+    """Op name -> id, for the ops of `unit` and those that exist once."""
+
+def call(id: int, args: tuple[int | float, ...]) -> None:
+    """Run one op; raises ValueError on bad arguments."""
+
+def threads() -> int:
+    """Threads that run an op."""
+
+def set_threads(threads: int, pin: bool = False) -> None:
+    """Set the number of threads (0: all cores of the affinity mask), optionally pinned to cores."""
+
+def advise_huge(address: int, bytes: int) -> None:
+    """Ask for huge pages in a range of memory."""
+
+class Program:
+    """A recorded sequence of op calls."""
+
+    def __init__(self) -> None: ...
+    def add(self, id: int, args: tuple[int | float, ...]) -> None:
+        """Append a call; its arguments are checked now."""
+
+    def run(self) -> None:
+        """Run all calls in order with the interpreter lock released."""
+
+    def __len__(self) -> int: ...

@@ -1,0 +1,209 @@
+"""Cases of every op: the sizes and values where implementations differ. Tests and benchmarks draw from here.
+
+A case is the dict of an op's arguments. `linear` takes a `Weight` here; whoever runs the case packs it for its backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Generator, Tensor
+
+from quire.ops.layout import KVLayout
+from quire.ops.op import Case, cases
+from quire.ops.reference import ACTIVATIONS
+from quire.ops.weights import Weight
+
+CODES = {"int4": (-8, 8), "int8": (-128, 128)}
+
+
+def normal(g: Generator, *shape: int) -> Tensor:
+    """Standard normal f32."""
+    return torch.randn(shape, generator=g)
+
+
+def random_weight(g: Generator, kind: str, n: int, k: int, group: int = 32, zeros: bool = False) -> Weight:
+    """A weight of `kind` whose rows have about unit norm per sqrt(k)."""
+    if kind == "f32":
+        return Weight(kind, normal(g, n, k))
+    if kind == "bf16":
+        return Weight(kind, normal(g, n, k).bfloat16())
+    low, high = CODES[kind]
+    codes = torch.randint(low, high, (n, k), generator=g, dtype=torch.int8)
+    scales = ((0.5 + torch.rand(n, k // group, generator=g)) / high).half()
+    zero = torch.randint(low, high, scales.shape, generator=g, dtype=torch.int8) if zeros else None
+    return Weight(kind, codes, scales, zero, group)
+
+
+@cases("embedding")
+def embedding_cases(g: Generator) -> Iterator[Case]:
+    for t, vocabulary, d in ((1, 7, 64), (5, 100, 40), (300, 64, 129)):
+        table = normal(g, vocabulary, d)
+        tokens = torch.randint(vocabulary, (t,), generator=g, dtype=torch.int32)
+        yield {"tokens": tokens, "table": table}
+        yield {"tokens": tokens, "table": table.bfloat16()}
+    yield {"tokens": torch.tensor([0, 6], dtype=torch.int32), "table": normal(g, 7, 16)}
+
+
+@cases("rmsnorm")
+def rmsnorm_cases(g: Generator) -> Iterator[Case]:
+    for t, d, size in ((1, 64, 1.0), (3, 33, 1e-4), (200, 256, 1e4), (2, 8, 1.0), (1, 1, 1.0), (0, 16, 1.0)):
+        yield {"x": normal(g, t, d) * size, "weight": normal(g, d), "eps": 1e-5}
+    yield {"x": torch.zeros(2, 48), "weight": normal(g, 48), "eps": 1e-6}
+
+
+@cases("add_rmsnorm")
+def add_rmsnorm_cases(g: Generator) -> Iterator[Case]:
+    for case in rmsnorm_cases(g):
+        yield case | {"delta": normal(g, *case["x"].shape)}
+
+
+@cases("linear")
+def linear_cases(g: Generator) -> Iterator[Case]:
+    for kind in ("f32", "bf16"):
+        for m, n, k in ((1, 1, 1), (1, 16, 33), (3, 75, 64), (9, 33, 130), (0, 16, 16), (70, 40, 257)):
+            bias = normal(g, n) if m % 2 else None
+            yield {"x": normal(g, m, k), "w": random_weight(g, kind, n, k), "bias": bias}
+    for kind in CODES:
+        for m, n, k, group in (
+            (1, 16, 32, 32),
+            (2, 75, 256, 32),
+            (8, 33, 192, 64),
+            (13, 17, 384, 128),
+            (70, 50, 128, 128),
+        ):
+            for zeros in (False, True):
+                x = normal(g, m, k)
+                x[:, 3] *= 300.0  # one outlier channel
+                w = random_weight(g, kind, n, k, group, zeros)
+                yield {"x": x, "w": w, "bias": normal(g, n) if m % 2 else None}
+        low, high = CODES[kind]
+        for code, value in ((low, 1.0), (high - 1, -3e30), (low, 1e-30), (low, 0.0)):  # the ends of the integer range
+            w = Weight(kind, torch.full((16, 128), code, dtype=torch.int8), torch.ones(16, 1).half(), None, 128)
+            yield {"x": torch.full((2, 128), value), "w": w, "bias": None}
+
+
+def rope_table(positions: int, half: int, base: float = 10000.0) -> Tensor:
+    """[positions, 2, half] cosines and sines."""
+    angle = torch.arange(positions)[:, None] * base ** (-torch.arange(half) / max(half, 1))
+    return torch.stack((angle.cos(), angle.sin()), 1).contiguous()
+
+
+@cases("rope_and_cache")
+def rope_and_cache_cases(g: Generator) -> Iterator[Case]:
+    shapes = (
+        (1, 4, 2, 64, 32, 16),
+        (7, 3, 1, 40, 20, 1),
+        (33, 2, 2, 8, 4, 2),
+        (5, 8, 4, 128, 32, 32),
+        (3, 1, 1, 24, 0, 4),
+    )
+    for t, heads, kv_heads, d, half, block_size in shapes:
+        for dtype in (torch.bfloat16, torch.float32):
+            layout = KVLayout(block_size, kv_heads, d, dtype)
+            blocks = -(-t // block_size) + 3
+            slots = torch.randperm(blocks * block_size, generator=g)[:t]
+            norms = (normal(g, d), normal(g, d)) if heads % 2 == 0 else None
+            yield {
+                "qkv": normal(g, t, (heads + 2 * kv_heads) * d),
+                "positions": torch.randint(500, (t,), generator=g, dtype=torch.int32),
+                "table": rope_table(500, half),
+                "slots": slots,
+                "cache": layout.allocate(blocks),
+                "layout": layout,
+                "norms": norms,
+                "eps": 1e-6,
+            }
+
+
+def attention_case(
+    g: Generator, layout: KVLayout, heads: int, rows: tuple[tuple[int, int], ...], window: int = 0, garbage: bool = True
+) -> Case:
+    """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots NaN if `garbage`."""
+    size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
+    keys, values = layout.allocate(sum(blocks) + 2)
+    if garbage:
+        keys.fill_(torch.nan)
+        values.fill_(torch.nan)
+    order = torch.randperm(sum(blocks) + 2, generator=g)
+    tables = torch.full((len(rows), max(blocks, default=0) + 1), -1, dtype=torch.int32)
+    used = 0
+    for s, (_, context) in enumerate(rows):
+        tables[s, : blocks[s]] = order[used : used + blocks[s]].int()
+        used += blocks[s]
+        at = torch.arange(context)
+        slots = tables[s, at // size].long() * size + at % size
+        k, v = (normal(g, context, layout.kv_heads, layout.head_dim) for _ in range(2))
+        layout.write(keys, values, slots, k, v)
+    counts = torch.tensor([0, *(new for new, _ in rows)])
+    return {
+        "qkv": normal(g, int(counts.sum()), (heads + 2 * layout.kv_heads) * layout.head_dim),
+        "cache": (keys, values),
+        "layout": layout,
+        "cu_q": counts.cumsum(0).int(),
+        "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
+        "block_tables": tables,
+        "scale": layout.head_dim**-0.5,
+        "window": window,
+    }
+
+
+@cases("attention")
+def attention_cases(g: Generator) -> Iterator[Case]:
+    mixed = ((1, 1), (1, 70), (5, 5), (0, 40), (17, 90), (1, 600))
+    for dtype in (torch.bfloat16, torch.float32):
+        for block_size in (1, 2, 4, 8, 16, 32, 64, 128):
+            yield attention_case(g, KVLayout(block_size, 2, 32, dtype), 4, mixed)
+        for heads, kv_heads in ((4, 4), (6, 2), (5, 1), (40, 1)):  # MHA, GQA, MQA, more heads than a tile has rows
+            yield attention_case(g, KVLayout(16, kv_heads, 64, dtype), heads, mixed)
+        for d in (8, 24, 80, 128, 256):
+            yield attention_case(g, KVLayout(16, 1, d, dtype), 2, ((3, 50), (1, 17)))
+        for window in (1, 16, 100, 520):
+            yield attention_case(g, KVLayout(16, 2, 32, dtype), 4, ((1, 1), (9, 700), (1, 530), (40, 40)), window)
+        yield attention_case(g, KVLayout(16, 1, 64, dtype), 4, ((1, 3000),))
+        yield attention_case(g, KVLayout(16, 2, 64, dtype), 4, ((600, 600), (64, 1100)))
+        large = attention_case(g, KVLayout(16, 1, 16, dtype), 2, ((4, 30),))
+        large["qkv"] *= 1e4
+        yield large
+
+
+@cases("gated_activation")
+def gated_activation_cases(g: Generator) -> Iterator[Case]:
+    for kind in ACTIVATIONS:
+        for t, f in ((1, 16), (3, 1025), (40, 7), (0, 8)):
+            yield {"gate_up": normal(g, t, 2 * f) * 3, "kind": kind}
+        edge = torch.tensor([[-100.0, -30.0, -5.0, -1e-6, 0.0, 1e-6, 5.0, 100.0] + [1.0] * 8])
+        yield {"gate_up": edge, "kind": kind}
+
+
+@cases("activation")
+def activation_cases(g: Generator) -> Iterator[Case]:
+    for case in gated_activation_cases(g):
+        yield {"x": case["gate_up"], "kind": case["kind"]}
+
+
+@cases("take_rows")
+def take_rows_cases(g: Generator) -> Iterator[Case]:
+    for t, d, r in ((1, 64, 1), (9, 33, 4), (300, 512, 200), (2, 8, 0)):
+        rows = torch.randint(t, (r,), generator=g, dtype=torch.int32)
+        yield {"x": normal(g, t, d), "delta": normal(g, t, d), "rows": rows}
+
+
+@cases("copy_blocks")
+def copy_blocks_cases(g: Generator) -> Iterator[Case]:
+    for block_size in (1, 16):
+        for dtype in (torch.bfloat16, torch.float32):
+            layout = KVLayout(block_size, 2, 16, dtype)
+            caches = [layout.allocate(6) for _ in range(3)]
+            for tensor in (t for cache in caches for t in cache):
+                tensor.copy_(normal(g, *tensor.shape))
+            yield {"caches": caches, "pairs": ((0, 5), (2, 1), (5, 3), (4, 4))}
+            yield {"caches": caches, "pairs": ()}
+
+
+@cases("zero_blocks")
+def zero_blocks_cases(g: Generator) -> Iterator[Case]:
+    for case in copy_blocks_cases(g):
+        case["caches"][0][0].fill_(torch.nan)
+        yield {"caches": case["caches"], "blocks": tuple(p[0] for p in case["pairs"])}
