@@ -1,0 +1,153 @@
+"""Invariant 1: the same request gives the same tokens and bit-identical log-probabilities, whatever runs beside it.
+
+On the native backend, over the embedded model: alone, in random batches, with any chunking, prefix hit or miss,
+preempted, on one thread or several, replayed from a recording or driven op by op.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from quire.core.config import flat_config
+from quire.core.params import SamplingParams
+from quire.core.request import Request, TokenLogprob
+from quire.engine.local import LocalEngine
+
+
+@dataclass
+class Answer:
+    """What one sequence gave."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    reason: str | None = None
+
+    def bits(self) -> bytes:
+        """Everything that must be equal, as bytes."""
+        flat = [v for lp in self.logprobs for v in (lp.logprob, *(p for _, p in lp.top))]
+        ids = [v for lp in self.logprobs for v in (lp.token, lp.rank, *(t for t, _ in lp.top))]
+        return struct.pack(f"{len(flat)}d{len(ids)}q{len(self.tokens)}q", *flat, *ids, *self.tokens)
+
+
+def make_requests(count: int, vocab: int, seed: int = 0) -> list[Request]:
+    """Prompts of 1 to 120 tokens, a third of which share their beginning with another; half greedy, half sampled."""
+    rng = random.Random(seed)
+    stems = [[rng.randrange(vocab) for _ in range(60)] for _ in range(4)]
+    requests = []
+    for i in range(count):
+        own = [rng.randrange(vocab) for _ in range(rng.choice((1, 2, 7, 16, 31, 60)))]
+        prompt = (rng.choice(stems)[: rng.choice((16, 32, 60))] + own) if i % 3 == 0 else own
+        params = SamplingParams(
+            max_tokens=rng.randint(2, 12) if i % 5 else 60, temperature=0.0 if i % 2 else 1.0, top_p=0.9, logprobs=3
+        )
+        requests.append(Request(id=f"r{i}", prompt=tuple(prompt), params=params, seed=i, arrival=0.0))
+    return requests
+
+
+def run(engine: LocalEngine, requests: list[Request], rng: random.Random | None = None) -> dict[str, Answer]:
+    """All requests at once, or trickling in at random steps when `rng` is given."""
+    answers: dict[str, Answer] = {r.id: Answer([], []) for r in requests}
+    waiting = list(requests)
+    while waiting or engine.engine.has_work:
+        batch = waiting if rng is None else waiting[: rng.randint(0, 6)]
+        for request in batch:
+            engine.submit(request)
+        waiting = waiting[len(batch) :]
+        report = engine.poll(0)
+        for out in report.outputs if report else ():
+            answer = answers[out.request_id]
+            answer.tokens += out.tokens
+            answer.logprobs += out.logprobs
+            answer.reason = out.finish_reason
+            assert out.error is None, out.error
+    return answers
+
+
+def engine_of(**options: object) -> LocalEngine:
+    return LocalEngine(flat_config(**({"device": "cpu", "num_blocks": 512} | options)))
+
+
+FORMATS = {
+    "bf16": {},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4", "group_size": 64},
+    "f32": {"dtype": "float32"},
+}
+VARIANTS: dict[str, dict[str, object]] = {
+    "batch": {},
+    "chunks_1": {"max_num_batched_tokens": 1, "max_num_seqs": 1},
+    "chunks_7": {"max_num_batched_tokens": 7, "max_num_seqs": 5},
+    "chunks_512": {"max_num_batched_tokens": 512},
+    "no_prefix": {"enable_prefix_caching": False},
+    "preempted": {"num_blocks": 24, "max_num_batched_tokens": 32, "max_num_seqs": 16},
+    "eager": {"enforce_eager": True},
+    "one_thread": {"threads": 1},
+}
+COUNTS = {"bf16": 200, "int8": 200, "int4": 40, "f32": 40}
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, tuple[list[Request], dict[str, Answer]]]:
+    """Each request alone, in a fresh batch of one and without a prefix cache."""
+    table = {}
+    for name, options in FORMATS.items():
+        engine = engine_of(enable_prefix_caching=False, **options)
+        requests = make_requests(COUNTS[name], engine.info.vocab_size)
+        table[name] = requests, {r.id: run(engine, [r])[r.id] for r in requests}
+    return table
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_same_request_same_bits(
+    golden: dict[str, tuple[list[Request], dict[str, Answer]]], fmt: str, variant: str
+) -> None:
+    requests, want = golden[fmt]
+    engine = engine_of(**(FORMATS[fmt] | VARIANTS[variant]))
+    got = run(engine, requests, random.Random(variant))
+    differing = [r.id for r in requests if got[r.id].bits() != want[r.id].bits()]
+    assert not differing, f"{len(differing)} of {len(requests)} requests differ: {differing[:5]}"
+    stats = engine.engine.stats()
+    if variant == "preempted":
+        assert stats.preemptions > 0
+    if variant == "batch":
+        assert stats.prefix_hits > 0
+        again = run(engine, [replace_id(r, "again") for r in requests])
+        assert all(again[f"again-{r.id}"].bits() == want[r.id].bits() for r in requests), "differs on a prefix hit"
+    assert stats.used_blocks == 0
+
+
+def replace_id(request: Request, prefix: str) -> Request:
+    return msgspec.structs.replace(request, id=f"{prefix}-{request.id}")
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 8, 32, 128])
+def test_block_size_only_moves_memory(block_size: int) -> None:
+    requests = make_requests(30, 6144)
+    tokens = []
+    for size in (16, block_size):
+        engine = engine_of(block_size=size, num_blocks=16384 // size, dtype="float32")
+        tokens.append({k: a.tokens for k, a in run(engine, requests).items()})
+    assert tokens[0] == tokens[1]
+
+
+def test_siblings_share_their_prompt_and_differ_from_each_other() -> None:
+    engine = engine_of()
+    prompt = tuple(range(100, 150))
+    params = SamplingParams(n=4, max_tokens=8, temperature=1.0, logprobs=0)
+    for name in ("first", "second"):
+        engine.submit(Request(id=name, prompt=prompt, params=params, seed=11, arrival=0.0))
+    rows: dict[tuple[str, int], list[int]] = {}
+    most = 0
+    while (report := engine.poll(0)) is not None:
+        most = max(most, report.stats.used_blocks)
+        for out in report.outputs:
+            rows.setdefault((out.request_id, out.index), []).extend(out.tokens)
+    assert [rows["first", i] for i in range(4)] == [rows["second", i] for i in range(4)]
+    assert len({tuple(rows["first", i]) for i in range(4)}) > 1
+    assert most < 2 * 4 * 4, "eight sequences of 58 tokens without sharing would hold 32 blocks"
