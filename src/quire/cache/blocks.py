@@ -22,8 +22,8 @@ class BlockPool:
         self._tokens: list[tuple[int, ...]] = [()] * num_blocks
         self._by_key: dict[bytes, int] = {}
         # The free list is threaded through two arrays; index num_blocks is the sentinel that holds head and tail.
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._prev = [num_blocks, *range(num_blocks)]
+        self._next: list[int] = [*range(1, num_blocks + 1), 0]
+        self._prev: list[int] = [num_blocks, *range(num_blocks)]
         self.num_free: int = num_blocks
 
     @property

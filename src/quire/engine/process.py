@@ -37,7 +37,7 @@ class ProcessEngine:
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         config.validate()
         self._directory = tempfile.mkdtemp(prefix="quire-")  # mode 0700: only this user can connect
-        context = zmq.Context.instance()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._to = context.socket(zmq.PUSH)
         self._from = context.socket(zmq.PULL)
         self._from.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
@@ -109,7 +109,8 @@ class ProcessEngine:
 
     def _receive(self, timeout: float) -> FromEngine | None:
         if self._from.poll(int(timeout * 1000)):
-            return self._decode(self._from.recv())
+            message: FromEngine = self._decode(self._from.recv())
+            return message
         code = self._process.poll()
         # A last message may still be under way when the process has already ended.
         if code is not None and not self._from.poll(100):

@@ -88,7 +88,8 @@ class Runner:
 
     def _fill(self, chunks: tuple[Chunk, ...]) -> list[LogitRow]:
         """Write the step's arrays; returns the rows that want logits, in batch order."""
-        arrays, rows, at = self.arrays, [], 0
+        arrays, at = self.arrays, 0
+        rows: list[LogitRow] = []
         for s, chunk in enumerate(chunks):
             seq, start, count = chunk.seq, chunk.start, chunk.count
             end, stop = start + count, at + count

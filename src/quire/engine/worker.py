@@ -30,7 +30,7 @@ class Worker:
     """Moves messages between two sockets and an engine."""
 
     def __init__(self, inbox: str, outbox: str) -> None:
-        context = zmq.Context.instance()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.inbox = context.socket(zmq.PULL)
         self.outbox = context.socket(zmq.PUSH)
         self.outbox.set_hwm(0)
