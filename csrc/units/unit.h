@@ -20,12 +20,12 @@ namespace {
 #include QUIRE_UNIT_VEC
 
 #include "math.h"
-// after math.h
 #include "elementwise.h"
 #include "linear.h"
 #include "rope.h"
 #include "attention.h"
 #include "attention_op.h"
+#include "probe.h"
 #include "sample_rows.h"
 
 }  // namespace
@@ -33,20 +33,22 @@ namespace {
 extern const OpEntry kOps[];
 extern const size_t kOpCount;
 constexpr OpEntry kOps[] = {
+    op_entry<&embedding>("embedding"),
     op_entry<&rmsnorm>("rmsnorm"),
-    op_entry<&rope_and_cache>("rope_and_cache"),
-    op_entry<&attention>("attention"),
+    op_entry<&add_rmsnorm>("add_rmsnorm"),
     op_entry<&linear_f32>("linear_f32"),
     op_entry<&linear_bf16>("linear_bf16"),
     op_entry<&linear_int8>("linear_int8"),
     op_entry<&linear_int4>("linear_int4"),
-    op_entry<&add_rmsnorm>("add_rmsnorm"),
-    op_entry<&embedding>("embedding"),
+    op_entry<&rope_and_cache>("rope_and_cache"),
+    op_entry<&attention>("attention"),
     op_entry<&gated_activation>("gated_activation"),
     op_entry<&activation>("activation"),
     op_entry<&take_rows>("take_rows"),
-    op_entry<&sample>("sample"),
-    op_entry<&top_logprobs>("top_logprobs"),
+    op_entry<&probe_read>("probe_read"),
+    op_entry<&probe_f32>("probe_f32"),
+    op_entry<&probe_bf16>("probe_bf16"),
+    op_entry<&probe_int8>("probe_int8"),
 };
 constexpr size_t kOpCount = sizeof(kOps) / sizeof(kOps[0]);
 
