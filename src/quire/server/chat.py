@@ -84,11 +84,10 @@ async def _submit(service: Service, body: ChatCompletionRequest, arrival: float)
     asked, name = body.max_completion_tokens, "max_completion_tokens"
     if asked is None:
         asked, name = body.max_tokens, "max_tokens"
-    wish = info.generation_defaults.get("max_new_tokens") if service.options.generation_config == "auto" else None
     params = sampling_params(
         body,
         service.defaults,
-        max_tokens=token_limit(asked, wish, len(prompt), info, name),
+        max_tokens=token_limit(asked, service.defaults.get("max_tokens"), len(prompt), info, name),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         vocab_size=info.vocab_size,
     )

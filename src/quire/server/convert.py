@@ -11,6 +11,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS, SamplingParams
 from quire.core.request import Request
 from quire.engine.client import EngineInfo
+from quire.engine.requests import bad_words_ids
 from quire.server.errors import ContextTooLong
 from quire.server.protocol import SamplingFields
 from quire.text.tokenizer import Tokenizer
@@ -26,17 +27,13 @@ _PLAIN = (
     *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "logit_bias"),
 )
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def sampling_defaults(info: EngineInfo, generation_config: str) -> dict[str, Any]:
     """The model's own sampling defaults (its generation_config.json), or none for "vllm": then they are vLLM's."""
     if generation_config == "vllm":
         return {}
-    defaults = {k: v for k, v in info.generation_defaults.items() if k in _DEFAULTS and v is not None}
-    if info.generation_defaults.get("do_sample") is False:
-        defaults["temperature"] = 0.0
-    return defaults
+    return {k: v for k, v in info.generation_defaults.items() if k in SamplingParams.__struct_fields__}
 
 
 def context_limit(info: EngineInfo) -> int:
@@ -77,7 +74,7 @@ def sampling_params(
             given[name] = value if isinstance(value, str) else tuple(value)
     if body.prompt_logprobs is not None and body.stream:
         raise BadRequest("prompt_logprobs: not offered with stream", param="prompt_logprobs")
-    params = SamplingParams(**(defaults | given), max_tokens=max_tokens, logprobs=logprobs)
+    params = SamplingParams(**(defaults | given | {"max_tokens": max_tokens, "logprobs": logprobs}))
     params.validate(vocab_size)
     return params
 
@@ -127,7 +124,7 @@ def build_requests(
 ) -> list[Request]:
     """One engine request per prompt. Ids are drawn here, so a client's own id can never collide in the engine."""
     eos = info.eos_token_ids
-    banned = _bad_words_ids(tokenizer, body.bad_words or [])
+    banned = bad_words_ids(tokenizer, body.bad_words or ())
     return [
         Request(
             id=secrets.token_hex(12),
@@ -142,9 +139,3 @@ def build_requests(
         )
         for prompt, param in zip(prompts, params, strict=True)
     ]
-
-
-def _bad_words_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is written at the start of a text and after a space."""
-    forms = [form for word in words for form in (word, " " + word.lstrip())]
-    return tuple(dict.fromkeys(tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms))

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from quire.core.config import EngineConfig
-from quire.core.errors import ConfigError, QuireError, Unavailable
+from quire.core.errors import ConfigError, Unavailable
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.client import EngineClient
 from quire.server.app import create_app
@@ -106,6 +106,16 @@ def _check_tls(options: ServerOptions) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} {path}: no such file", param=name)
 
 
+def _tokenizer_folder(config: EngineConfig, model_folder: str) -> Path:
+    """The model's own folder unless `--tokenizer` names another, or a model on the hub."""
+    name = config.model.tokenizer
+    if name is None or Path(name).is_dir():
+        return Path(name or model_folder)
+    from quire.model.checkpoint import resolve  # torch takes a second and 200 MB this process does not need otherwise
+
+    return resolve(name)
+
+
 def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[EngineConfig], EngineClient]) -> int:
     """Serve until a signal; the exit code. `start_engine` returns a client whose model is loaded.
 
@@ -128,11 +138,10 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
 
 def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, sock: socket.socket) -> int:
     info = client.info
-    tokenizer = Tokenizer.from_folder(config.model.tokenizer or info.folder)
+    folder = _tokenizer_folder(config, info.folder)
+    tokenizer = Tokenizer.from_folder(folder)
     tokenizer.check_vocab(info.vocab_size)
-    template = ChatTemplate.from_folder(
-        config.model.tokenizer or info.folder, tokenizer, override=config.model.chat_template
-    )
+    template = ChatTemplate.from_folder(folder, tokenizer, override=config.model.chat_template)
     engine = AsyncEngine(client)
     app = create_app(engine, tokenizer, template, options)
     server = DrainingServer(uvicorn_config(app, options), app.state.service)
@@ -141,8 +150,6 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
     logger.info("serving %s on %s://%s:%d", info.served_name, scheme, f"[{host}]" if ":" in host else host, port)
     try:
         server.run(sockets=[sock])
-    except QuireError:
-        raise
     finally:
         engine.close()
     return FORCED_EXIT_CODE if server.forced else 0

@@ -1,0 +1,191 @@
+"""`AsyncEngine`: streams that merge, requests that end, places that are given back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from quire.core.errors import BadRequest, EngineFailure, Overloaded, Unavailable
+from quire.core.params import SamplingParams
+from quire.core.request import Output, Request
+from quire.engine.async_engine import AsyncEngine, _merge
+from quire.engine.metrics import buckets_125
+from stub_engine import StubEngine, expected, stub_info
+
+
+def request(name: str, **params: object) -> Request:
+    return Request(
+        id=name,
+        prompt=(1, 2, 3),
+        params=SamplingParams(**params),  # type: ignore[arg-type]
+        seed=7,
+        arrival=time.monotonic(),
+        eos_token_ids=(4,),
+    )
+
+
+def run(body: Callable[[AsyncEngine, StubEngine], Awaitable[None]], stub: StubEngine | None = None) -> None:
+    """Run a coroutine with an engine that is closed after it, and must then owe nobody anything."""
+    stub = stub or StubEngine()
+
+    async def main() -> None:
+        engine = AsyncEngine(stub)
+        try:
+            await asyncio.wait_for(body(engine, stub), 10.0)
+            assert engine.in_flight == 0 and not engine._streams and engine._prompt_tokens == 0
+        finally:
+            engine.close()
+
+    asyncio.run(main())
+    assert stub.closed == 1
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
+def test_generate_gives_all_tokens_of_all_sequences() -> None:
+    async def body(engine: AsyncEngine, stub: StubEngine) -> None:
+        wanted = request("a", n=3, max_tokens=20)
+        got: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        ends = []
+        async for output in engine.generate(wanted):
+            got[output.index] += output.tokens
+            ends += [output.index] * (output.finish_reason is not None)
+        assert got == {i: expected(wanted, i) for i in range(3)} and sorted(ends) == [0, 1, 2]
+        assert stub.aborted == []
+
+    run(body)
+
+
+def test_leaving_the_iteration_aborts() -> None:
+    async def body(engine: AsyncEngine, stub: StubEngine) -> None:
+        outputs = engine.generate(request("left", max_tokens=1000))
+        await anext(outputs)
+        await outputs.aclose()  # type: ignore[attr-defined]
+
+        async def read() -> None:
+            async for _ in engine.generate(request("cancelled", max_tokens=1000)):
+                pass
+
+        task = asyncio.create_task(read())
+        await until(lambda: engine.in_flight == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert stub.aborted == ["left", "cancelled"] and stub.running == 0
+
+    run(body, StubEngine(step_seconds=0.005))
+
+
+def test_unread_outputs_merge_into_one_per_sequence() -> None:
+    async def body(engine: AsyncEngine, stub: StubEngine) -> None:
+        wanted = request("slow", n=2, max_tokens=100, logprobs=1)
+        stream = engine.submit([wanted])
+        await until(lambda: stub.running == 0)
+        await asyncio.sleep(0.05)
+        assert len(stream._pending) == 2
+        outputs = await stream.next()
+        assert sorted((o.index, tuple(o.tokens)) for o in outputs) == [(i, tuple(expected(wanted, i))) for i in (0, 1)]
+        assert all(len(o.logprobs) == 100 and o.finish_reason == "length" and o.timing for o in outputs)
+        assert await stream.next() == []
+
+    run(body)
+
+
+def test_merge_keeps_everything() -> None:
+    old = Output(request_id="a", tokens=[1], cached_tokens=5)
+    _merge(old, Output(request_id="a", tokens=[2, 3], finish_reason="stop", stop_token=3))
+    assert old.tokens == [1, 2, 3] and old.finish_reason == "stop" and old.stop_token == 3 and old.cached_tokens == 5
+
+
+def test_admission_is_all_or_nothing_and_places_come_back() -> None:
+    async def body(engine: AsyncEngine, stub: StubEngine) -> None:
+        with pytest.raises(BadRequest, match="n: .* 5 sequences"):
+            engine.submit([request("huge", n=5)])
+        first = engine.submit([request("a", n=2), request("b")])
+        with pytest.raises(Overloaded) as refused:
+            engine.submit([request("c"), request("d")])
+        assert refused.value.retry_after >= 1 and [r.id for r in stub.submitted] == ["a", "b"]
+        second = engine.submit([request("e")])
+        first.close()
+        assert engine.in_flight == 1 and sorted(stub.aborted) == ["a", "b"]
+        engine.submit([request("f", n=3)]).close()
+        second.close()
+        second.close()
+
+    stub = StubEngine(stub_info(max_num_queued_reqs=4))
+    stub.paused = True
+    run(body, stub)
+
+
+def test_a_submit_that_fails_half_way_leaves_nothing() -> None:
+    class Failing(StubEngine):
+        def submit(self, request: Request) -> None:
+            if request.id == "b":
+                raise EngineFailure("gone")
+            super().submit(request)
+
+    async def body(engine: AsyncEngine, stub: StubEngine) -> None:
+        with pytest.raises(EngineFailure):
+            engine.submit([request("a", max_tokens=1000), request("b")])
+        assert "a" in stub.aborted
+
+    run(body, Failing(step_seconds=0.005))
+
+
+def test_death_reaches_every_reader_after_the_tokens_that_came_before() -> None:
+    async def body(engine: AsyncEngine, stub: StubEngine) -> None:
+        streams = [engine.submit([request(f"r{i}", max_tokens=1000)]) for i in range(5)]
+        for stream in streams:
+            assert (await stream.next())[0].tokens
+        stub.dead = True
+        await until(lambda: not engine.healthy)
+        for stream in streams:
+            with pytest.raises(EngineFailure, match="died: the stub was told to die"):
+                while await stream.next():
+                    pass
+        with pytest.raises(Unavailable):
+            engine.submit([request("late")])
+
+    run(body, StubEngine(step_seconds=0.002))
+
+
+def test_an_unexpected_error_of_the_reader_is_a_death_too() -> None:
+    class Broken(StubEngine):
+        def poll(self, timeout: float) -> None:
+            raise KeyError("broken")
+
+    async def body(engine: AsyncEngine, stub: StubEngine) -> None:
+        stream = engine.submit([request("a")])
+        with pytest.raises(EngineFailure, match="KeyError"):
+            await stream.next()
+
+    run(body, Broken())
+
+
+def test_one_bad_request_does_not_touch_the_others() -> None:
+    async def body(engine: AsyncEngine, stub: StubEngine) -> None:
+        stub.poison = 50
+        good, bad = request("good", max_tokens=20), request("bad", max_tokens=100)
+        one, two = engine.submit([good]), engine.submit([bad])
+        tokens: list[int] = []
+        while outputs := await one.next():
+            tokens += [t for o in outputs for t in o.tokens]
+        assert tokens == expected(good)
+        with pytest.raises(EngineFailure, match="NaN"):
+            while await two.next():
+                pass
+        assert engine.healthy
+
+    run(body)
+
+
+def test_buckets() -> None:
+    assert buckets_125(256) == (1, 2, 5, 10, 20, 50, 100, 200)
+    assert buckets_125(1000) == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+    assert buckets_125(0) == (1,)

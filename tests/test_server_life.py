@@ -1,0 +1,395 @@
+"""What happens around requests: clients that leave, full queues, dying engines, draining, slow and broken HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from live_server import LiveServer, live, wait_until
+from stub_engine import StubEngine, expected, stub_info
+
+LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 200}
+
+
+def test_fifty_concurrent_streams_complete_with_their_own_tokens() -> None:
+    async def stream(client: httpx.AsyncClient, seed: int) -> tuple[int, str, bool]:
+        body = {"prompt": f"x = {seed}", "max_tokens": 40, "seed": seed, "stream": True}
+        text, done = "", False
+        async with client.stream("POST", "/v1/completions", json=body) as reply:
+            async for line in reply.aiter_lines():
+                if line == "data: [DONE]":
+                    done = True
+                elif line.startswith("data: "):
+                    text += httpx.Response(200, content=line[6:]).json()["choices"][0]["text"]
+        return seed, text, done
+
+    async def run(url: str) -> list[tuple[int, str, bool]]:
+        async with httpx.AsyncClient(base_url=url, timeout=20.0, limits=httpx.Limits(max_connections=50)) as client:
+            return await asyncio.gather(*(stream(client, seed) for seed in range(50)))
+
+    with live(StubEngine(step_seconds=0.002)) as server:
+        results = asyncio.run(run(server.url))
+        wanted = {r.seed: server.tokenizer.decode(expected(r)) for r in server.stub.submitted}
+        assert len(wanted) == 50
+        for seed, text, done in results:
+            assert done and text == wanted[seed]
+        wait_until(lambda: server.engine.in_flight == 0 and server.service.active == 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_aborts_its_requests(path: str, stream: bool) -> None:
+    body = {"max_tokens": 200, "n": 2, "stream": stream}
+    body |= {"prompt": ["x", "y"]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    with live(StubEngine(step_seconds=0.01)) as server:
+        with (
+            httpx.Client(base_url=server.url, timeout=0.3) as client,
+            pytest.raises(httpx.ReadTimeout),
+            client.stream("POST", path, json=body) as reply,
+        ):
+            for number, _ in enumerate(reply.iter_lines()):
+                if number == 3:
+                    raise httpx.ReadTimeout("left")
+        wait_until(lambda: server.stub.running == 0)
+        assert sorted(server.stub.aborted) == sorted(r.id for r in server.stub.submitted)
+        wait_until(lambda: server.engine.in_flight == 0 and server.service.active == 0)
+        assert server.complete("again", max_tokens=2)["choices"][0]["finish_reason"] == "length"
+
+
+def open_stream(server: LiveServer, body: dict[str, Any] | None = None, window: int = 65536) -> socket.socket:
+    """A stream on a socket of its own, started and left unread."""
+    data = httpx.Request("POST", server.url, json=(body or LONG) | {"stream": True}).read()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+    sock.settimeout(10)
+    sock.connect(("127.0.0.1", server.port))
+    sock.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    return sock
+
+
+def read_all(sock: socket.socket) -> str:
+    """Everything until the server closes the connection, or the response is complete."""
+    data = b""
+    while not data.endswith(b"0\r\n\r\n"):
+        chunk = sock.recv(65536)
+        if not chunk:
+            break
+        data += chunk
+    sock.close()
+    return data.decode()
+
+
+def test_a_full_queue_is_a_429_with_retry_after() -> None:
+    stub = StubEngine(stub_info(max_num_queued_reqs=4))
+    stub.paused = True
+    with live(stub) as server:
+        streams = [open_stream(server) for _ in range(2)]
+        wait_until(lambda: server.engine.in_flight == 2)
+        for body in ({"prompt": "a", "n": 3}, {"prompt": ["a", "b", "c"]}, {"prompt": "a", "n": 3, "stream": True}):
+            reply = server.post("/v1/completions", body)
+            assert reply.status_code == 429 and reply.json()["error"]["type"] == "rate_limit_error"
+            assert int(reply.headers["retry-after"]) >= 1
+        assert len(stub.submitted) == 2, "a request that does not fit as a whole leaves nothing behind"
+        stub.paused = False
+        assert all("[DONE]" in read_all(s) for s in streams)
+        assert server.post("/v1/completions", {"prompt": "a", "n": 3}).status_code == 200
+        assert 'quire:requests_rejected_total{model_name="stub",reason="queue_full"} 3.0' in metrics(server)
+
+
+def test_many_prompt_tokens_in_flight_are_bounded_too() -> None:
+    stub = StubEngine()
+    stub.paused = True
+    with live(stub) as server:
+        server.engine._max_prompt_tokens = 250
+        streams = [open_stream(server, {"prompt": [5] * 200, "max_tokens": 2})]
+        wait_until(lambda: server.engine.in_flight == 1)
+        assert server.post("/v1/completions", {"prompt": [5] * 60, "max_tokens": 1}).status_code == 429
+        stub.paused = False
+        assert "[DONE]" in read_all(streams[0])
+
+
+def test_an_engine_that_dies_ends_every_request_with_an_error() -> None:
+    stub = StubEngine(step_seconds=0.01)
+    with live(stub) as server:
+        running = open_stream(server)
+        wait_until(lambda: server.engine.metrics.steps.stats.generation_tokens > 3)
+        stub.dead = True
+        text = read_all(running)
+        assert "event: error\ndata: " in text and "[DONE]" not in text and '"engine_error"' in text
+        wait_until(lambda: not server.engine.healthy)
+        reply = server.post("/v1/completions", {"prompt": "a"})
+        assert reply.status_code == 503 and reply.headers["retry-after"]
+        assert server.http.get("/health").status_code == 503
+        ready = server.http.get("/readyz")
+        assert ready.status_code == 503 and ready.json()["checks"]["engine alive"] is False
+        assert server.http.get("/livez").status_code == 200
+        assert "quire:engine_healthy{" in metrics(server)
+
+
+def test_a_dead_engine_before_the_first_token_is_a_plain_500() -> None:
+    stub = StubEngine()
+    stub.paused = True
+    with live(stub) as server:
+        waiting = [open_stream(server), open_stream(server)]
+        wait_until(lambda: server.engine.in_flight == 2)
+        stub.dead = True
+        for sock in waiting:
+            text = sock.recv(65536).decode()
+            assert text.startswith("HTTP/1.1 500") and '"engine_error"' in text
+            sock.close()
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_numeric_error_ends_one_request(after: int) -> None:
+    stub = StubEngine()
+    with live(stub) as server:
+        stub.poison = after
+        reply = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9})
+        assert reply.status_code == 500 and "NaN" in reply.json()["error"]["message"]
+        stub.step_seconds = 0.01
+        reply = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9, "stream": True})
+        if after:
+            assert reply.status_code == 200 and "event: error" in reply.text and "[DONE]" not in reply.text
+        else:
+            assert reply.status_code == 500
+        stub.poison = None
+        assert server.complete("a", max_tokens=9)["usage"]["completion_tokens"] == 9
+        assert 'vllm:request_success_total{finished_reason="error",model_name="stub"} 2.0' in metrics(server)
+
+
+def test_readiness_means_progress() -> None:
+    stub = StubEngine()
+    stub.paused = True
+    with live(stub, stall_timeout=0.05) as server:
+        assert server.http.get("/readyz").status_code == 200
+        stream = open_stream(server)
+        wait_until(lambda: server.http.get("/readyz").status_code == 503)
+        stub.paused = False
+        assert "[DONE]" in read_all(stream)
+        assert server.http.get("/readyz").status_code == 200
+
+
+def metrics(server: LiveServer) -> str:
+    reply = server.http.get("/metrics")
+    assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/plain")
+    return reply.text
+
+
+NAMES = [
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_preemptions_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:iteration_tokens_total_bucket",
+    "vllm:request_success_total",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:request_time_per_output_token_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_queue_time_seconds_bucket",
+    "vllm:request_prefill_time_seconds_bucket",
+    "vllm:request_decode_time_seconds_bucket",
+    "vllm:request_inference_time_seconds_bucket",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:request_params_n_bucket",
+    "vllm:request_params_max_tokens_bucket",
+    "vllm:cache_config_info",
+    "quire:kv_waste_ratio",
+    "quire:kv_cached_blocks",
+    "quire:engine_steps_total",
+    "quire:numeric_errors_total",
+    "quire:requests_in_flight",
+    "quire:model_load_seconds",
+    "quire:model_weight_bytes",
+    "quire:kv_bytes_per_token",
+    "quire:http_responses_total",
+]
+
+
+def test_metrics_have_vllms_names_and_true_values() -> None:
+    with live(StubEngine(step_seconds=0.002)) as server:
+        for _ in range(2):
+            server.complete("a", max_tokens=5, n=2)
+        server.stub.script = server.tokenizer.encode("stop me here")
+        server.complete("a", max_tokens=50, stop="me")
+        server.post("/v1/completions", {"prompt": "a", "max_tokens": 0})
+        text = metrics(server)
+        for name in NAMES:
+            assert re.search(rf"^{name}\{{.*(model_name|route)=", text, re.MULTILINE), name
+        counts = dict(re.findall(r"^(\S+?)(?:\{.*\})? (\S+)$", text, re.MULTILINE))
+        assert counts["vllm:time_to_first_token_seconds_count"] == "5.0"
+        assert counts["vllm:e2e_request_latency_seconds_count"] == "5.0"
+        assert float(counts["vllm:inter_token_latency_seconds_count"]) >= 4 * 4
+        assert counts["vllm:request_queue_time_seconds_count"] == "4.0", "a stop string has no timing of the engine"
+        assert counts["vllm:request_params_n_sum"] == "5.0"
+        assert float(counts["vllm:generation_tokens_total"]) >= 20
+        assert float(counts["vllm:e2e_request_latency_seconds_sum"]) >= 5 * 2 * 0.002
+        assert 'quire:http_responses_total{route="/v1/completions",status="400"} 1.0' in text
+        assert 'vllm:request_success_total{finished_reason="length",model_name="stub"} 4.0' in text
+        assert 'vllm:request_success_total{finished_reason="stop",model_name="stub"} 1.0' in text
+
+
+def raw(server: LiveServer, data: bytes, seconds: float = 5.0) -> str:
+    """Send bytes, return what comes back until the server closes or a pause."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as sock:
+        sock.sendall(data)
+        got = b""
+        try:
+            while chunk := sock.recv(65536):
+                got += chunk
+        except (TimeoutError, ConnectionResetError):
+            pass
+        return got.decode()
+
+
+def test_headers_are_limited_in_size_number_and_time() -> None:
+    with live(header_timeout=0.3, keep_alive_timeout=1) as server:
+        start = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
+        assert raw(server, start + b"a: b\r\n" * 100 + b"\r\n").startswith("HTTP/1.1 431")
+        assert raw(server, start + b"a: " + b"b" * 20_000).startswith("HTTP/1.1 431")
+        assert raw(server, b"GET /" + b"a" * 40_000).startswith("HTTP/1.1 431")
+        assert raw(server, start + b"a: " + b"b" * 17_000 + b"\r\n\r\n").startswith("HTTP/1.1 431")
+        began = time.monotonic()
+        assert raw(server, start).startswith("HTTP/1.1 408")
+        assert raw(server, b"") == "", "a connection that says nothing is closed"
+        assert time.monotonic() - began < 3
+        both = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+        assert raw(server, both).startswith("HTTP/1.1 400")
+        assert raw(server, b"nonsense\r\n\r\n").startswith("HTTP/1.1 400")
+        assert raw(server, start + b"\r\n").startswith("HTTP/1.1 200"), "the keep-alive timeout closes it"
+
+
+def test_a_slow_body_is_a_408() -> None:
+    with live(body_timeout=0.2, keep_alive_timeout=1) as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        assert raw(server, head + b"Content-Length: 100\r\n\r\n{").startswith("HTTP/1.1 408")
+
+
+def test_a_reader_that_stops_reading_is_cut_off_and_aborted() -> None:
+    info = stub_info(max_model_len=1 << 20, num_blocks=1 << 16)
+    with live(StubEngine(info), write_timeout=0.3) as server:
+        body = {"prompt": "x", "max_tokens": 500_000, "logprobs": 20}
+        sock = open_stream(server, body, window=4096)
+        wait_until(lambda: server.stub.running == 1)
+        wait_until(lambda: server.stub.running == 0, seconds=15)
+        assert server.stub.aborted == [server.stub.submitted[0].id]
+        sock.close()
+
+
+DRAIN = """
+import sys
+from quire.core.config import EngineConfig
+from quire.server.options import ServerOptions
+from quire.server.run import serve
+from stub_engine import StubEngine, stub_info
+stub = StubEngine(stub_info(folder=sys.argv[1]), step_seconds=0.01)
+options = ServerOptions(port=int(sys.argv[2]), shutdown_timeout=float(sys.argv[3]))
+sys.exit(serve(EngineConfig(), options, lambda config: stub))
+"""
+
+
+class Served:
+    """`serve` in a process of its own."""
+
+    def __init__(self, shutdown_timeout: float) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        tests = Path(__file__).parent
+        folder = tests.parent / "src" / "quire" / "assets" / "pydoc"
+        path = os.pathsep.join([str(tests.parent / "src"), str(tests)])
+        arguments = [sys.executable, "-c", DRAIN, str(folder), str(self.port), str(shutdown_timeout)]
+        self.process = subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=10.0)
+
+    def __enter__(self) -> Served:
+        wait_until(self._up, seconds=20)
+        return self
+
+    def _up(self) -> bool:
+        assert self.process.poll() is None
+        try:
+            return self.client.get("/livez").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_with_0() -> None:
+    with (
+        Served(shutdown_timeout=20) as served,
+        served.client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 100, "stream": True}) as reply,
+    ):
+        lines = reply.iter_lines()
+        next(lines)
+        served.process.send_signal(signal.SIGTERM)
+        with httpx.Client(base_url=served.client.base_url, timeout=5.0) as other:
+            wait_until(lambda: other.get("/readyz").status_code == 503)
+            refused = other.post("/v1/completions", json=LONG)
+            assert refused.status_code == 503 and refused.headers["retry-after"]
+            assert refused.headers["connection"] == "close"
+        rest = list(lines)
+        assert rest.count("data: [DONE]") == 1
+        assert served.process.wait(5) == 0
+
+
+def test_what_does_not_finish_in_time_gets_an_error_event() -> None:
+    with (
+        Served(shutdown_timeout=0.2) as served,
+        served.client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as reply,
+    ):
+        lines = reply.iter_lines()
+        next(lines)
+        served.process.send_signal(signal.SIGTERM)
+        rest = "\n".join(lines)
+        assert "event: error" in rest and "service_unavailable" in rest and "[DONE]" not in rest
+        assert served.process.wait(5) == 0
+
+
+def test_a_second_signal_ends_the_server_at_once() -> None:
+    with (
+        Served(shutdown_timeout=60) as served,
+        served.client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as reply,
+    ):
+        lines = reply.iter_lines()
+        next(lines)
+        began = time.monotonic()
+        served.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(5) == 1
+        assert time.monotonic() - began < 2
+
+
+def test_a_taken_port_is_named() -> None:
+    from quire.core.errors import ConfigError
+    from quire.server.options import ServerOptions
+    from quire.server.run import bind
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} is in use .* choose another --port"):
+            bind(ServerOptions(port=port))
+    with pytest.raises(ConfigError, match=r"--host 203\.0\.113\.7"):
+        bind(ServerOptions(host="203.0.113.7", port=0))

@@ -1,0 +1,312 @@
+"""Everything the HTTP edge refuses: the status, the field it names, and that the engine never saw the request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from live_server import LiveServer, live
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live() as server:
+        yield server
+
+
+SAMPLING: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"max_tokens": 1000}, "max_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": 10**12}, "n"),
+    ({"n": [1]}, "n"),
+    ({"best_of": 3}, "best_of"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 101}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.01}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"seed": 2**64}, "seed"),
+    ({"seed": "x"}, "seed"),
+    ({"stop": 5}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"stop": ["a" * 1025]}, "stop"),
+    ({"stop_token_ids": [6144]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": ["4"]}, "stop_token_ids[0]"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [99999]}, "allowed_token_ids"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": ["a"] * 257}, "bad_words"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": {"all": True}}, "stream_options.all"),
+    ({"priority": 1}, "priority"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": 5}, "cache_salt"),
+    ({"request_id": "a\nb"}, "request_id"),
+    ({"request_id": "a" * 257}, "request_id"),
+    ({"model": 5}, "model"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": "text"}, "response_format"),
+    ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"guided_regex": "a"}, "guided_regex"),
+    ({"guided_choice": ["a"]}, "guided_choice"),
+    ({"guided_grammar": "a"}, "guided_grammar"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"length_penalty": 0.5}, "length_penalty"),
+    ({"logits_processors": ["os.system"]}, "logits_processors"),
+    ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+    ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),
+    ({"temprature": 1}, "temprature"),
+]
+COMPLETION: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": ["a", 5]}, "prompt"),
+    ({"prompt": [5, [6]]}, "prompt"),
+    ({"prompt": [6144]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [True]}, "prompt[0]"),
+    ({"prompt": [5] * 256}, "prompt"),
+    ({"prompt": "word " * 400}, "prompt"),
+    ({"prompt": ["a"] * 201}, "prompt"),
+    ({"prompt": ["a"] * 150, "n": 2}, "n"),
+    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"suffix": "end"}, "suffix"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"echo": 1}, "echo"),
+    ({"messages": HI}, "messages"),
+    ({"tools": []}, "tools"),
+]
+CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [5]}, "messages[0]"),
+    ({"messages": [{"content": "a"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "wizard", "content": "a"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "a", "x": 1}]}, "messages[0].x"),
+    ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+     "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages"),
+    ({"max_completion_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 1000}, "max_completion_tokens"),
+    ({"max_completion_tokens": 5, "max_tokens": 6}, "max_tokens"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"verbosity": "low"}, "verbosity"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"audio": {"voice": "a"}}, "audio"),
+    ({"prediction": {"type": "content"}}, "prediction"),
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"echo": True}, "echo"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ({"documents": [{"text": "a"}]}, "documents"),
+    ({"add_special_tokens": True}, "add_special_tokens"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"enable_thinking": [1]}}, "chat_template_kwargs.enable_thinking"),
+    ({"prompt": "a"}, "prompt"),
+]  # fmt: skip
+CASES = (
+    [("/v1/completions", {"prompt": "hi"}, *case) for case in SAMPLING + COMPLETION]
+    + [("/v1/chat/completions", {"messages": HI}, *case) for case in SAMPLING + CHAT]
+    + [
+        ("/tokenize", {"prompt": "a"}, {"prompt": 5}, "prompt"),
+        ("/tokenize", {}, {}, "prompt"),
+        ("/tokenize", {"prompt": "a"}, {"x": 5}, "x"),
+        ("/tokenize", {"messages": HI}, {"tools": [1]}, "tools"),
+        ("/detokenize", {"tokens": [1]}, {"tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [1]}, {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [1]}, {"tokens": [6144]}, "tokens"),
+    ]
+)
+
+
+@pytest.mark.parametrize(("path", "base", "change", "param"), CASES, ids=lambda v: str(v)[:60])
+def test_a_bad_field_is_a_400_that_names_it(
+    server: LiveServer, path: str, base: dict[str, Any], change: dict[str, Any], param: str
+) -> None:
+    reply = server.post(path, base | change)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+    assert param.split("[")[0].split(".")[0] in error["message"]
+    assert server.stub.submitted == []
+
+
+def test_messages_carry_the_numbers(server: LiveServer) -> None:
+    error = server.post("/v1/completions", {"prompt": [5] * 10, "max_tokens": 247}).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    for number in ("10 prompt tokens", "247", "257", "256", "246"):
+        assert number in error["message"]
+
+
+RAW: list[tuple[bytes, str]] = [
+    (b"", "not valid JSON"),
+    (b"nonsense", "not valid JSON"),
+    (b"[]", "object"),
+    (b'{"prompt": "a"', "not valid JSON"),
+    (b'{"prompt": "a"} trailing', "not valid JSON"),
+    (b'{"prompt": "a", "temperature": NaN}', "not valid JSON"),
+    (b'{"prompt": "a", "temperature": Infinity}', "not valid JSON"),
+    (b'{"prompt": "a", "temperature": 1e400}', "temperature"),
+    (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "max_tokens"),
+    (b'{"prompt": "a", "metadata": ' + b"9" * 5000 + b"}", "metadata"),
+    (b'{"prompt": "a", "prompt": "b"}', "prompt: the field is given twice"),
+    (b'{"prompt": "a", "metadata": {"k": 1, "k": 2}}', "k: the field is given twice"),
+    (b'{"prompt": "a", "logit_bias": {"5": 1, "5": 2}}', "5: the field is given twice"),
+    (b'{"prompt": "a", "metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+    (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "prompt"),
+    (b'{"prompt": "\xff"}', "not valid JSON"),
+    (b'{"prompt": "\\ud800"}', "not valid JSON"),
+    (b'{"prompt": "a\x00"}', "not valid JSON"),
+    (b"\xef\xbb\xbf" + b'{"prompt": "a"}', "not valid JSON"),
+    (json.dumps({"prompt": "a"}).encode("utf-16"), "not valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("body", "says"), RAW, ids=lambda v: str(v)[:50])
+def test_bad_json_is_a_400(server: LiveServer, body: bytes, says: str) -> None:
+    reply = server.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400, reply.text
+    assert says in reply.json()["error"]["message"]
+    assert server.stub.submitted == []
+
+
+ACCEPTED: list[dict[str, Any]] = [
+    {"user": "me", "metadata": {"a": 1}, "store": True, "service_tier": "auto", "parallel_tool_calls": True},
+    {"prompt_cache_key": "a", "safety_identifier": "b", "response_format": {"type": "text"}},
+    {"best_of": 1, "n": 1, "use_beam_search": False, "length_penalty": 1.0, "guided_json": None},
+    {"temperature": 0, "top_k": -1, "logit_bias": {}, "stop": [], "stop_token_ids": [], "bad_words": []},
+    {"priority": 0, "seed": -5},
+]
+
+
+@pytest.mark.parametrize("fields", ACCEPTED, ids=str)
+def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
+    with live() as server:
+        server.complete("a", max_tokens=1, **fields)
+        server.chat("a", max_tokens=1, tools=[], tool_choice="auto", modalities=["text"], **fields)
+
+
+def test_priority_is_accepted_where_it_works() -> None:
+    with live(scheduling_policy="priority") as server:
+        server.complete("a", max_tokens=1, priority=-3)
+        assert server.stub.submitted[0].priority == -3
+        assert server.post("/v1/completions", {"prompt": "a", "priority": 2**31}).status_code == 400
+
+
+def test_models_routes_and_methods(server: LiveServer) -> None:
+    for reply in (
+        server.post("/v1/completions", {"prompt": "a", "model": "other"}),
+        server.post("/v1/chat/completions", {"messages": HI, "model": "other"}),
+        server.http.get("/v1/models/other"),
+    ):
+        assert reply.status_code == 404 and reply.json()["error"]["code"] == "model_not_found"
+    unknown = server.http.get("/v1/nothing")
+    assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "not_found"
+    wrong = server.http.get("/v1/completions")
+    assert wrong.status_code == 405 and wrong.headers["allow"] == "POST"
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
+    for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert server.http.request(method, "/v1/chat/completions").status_code == 405
+
+
+def test_content_type_encoding_and_size(server: LiveServer) -> None:
+    json_type = {"content-type": "application/json"}
+
+    def post(content: Any, headers: dict[str, str]) -> int:
+        return server.http.post("/v1/completions", content=content, headers=headers).status_code
+
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    assert post(body, {"content-type": "text/plain"}) == 415
+    assert post(body, {}) == 415
+    assert post(body, json_type | {"content-encoding": "gzip"}) == 415
+    assert post(body, {"content-type": "application/json; charset=utf-8", "content-encoding": "identity"}) == 200
+    server.stub.submitted.clear()
+    big = b'{"prompt": "' + b"a" * (8 << 20) + b'"}'
+    assert post(big, json_type) == 413
+    assert post((big[i : i + 65536] for i in range(0, len(big), 65536)), json_type) == 413
+    assert server.stub.submitted == []
+
+
+def test_hosts_and_keys() -> None:
+    with live() as server:
+        assert server.http.get("/version", headers={"host": "evil.example"}).status_code == 421
+        assert server.http.get("/version", headers={"host": "LOCALHOST:8000"}).status_code == 200
+    with live(api_key=("secret", "other"), allowed_hosts=("api.example", "127.0.0.1")) as server:
+        assert server.http.get("/version", headers={"host": "api.example"}).status_code == 401
+        for path in ("/livez", "/readyz"):
+            assert server.http.get(path).status_code == 200
+        routes = [(route.path, method) for route in server.app.routes for method in sorted(route.methods or ())]
+        assert len(routes) > 12
+        for path, method in [*routes, ("/nothing", "GET")]:
+            if path in ("/livez", "/readyz"):
+                continue
+            for value in (None, "Bearer wrong", "Bearer", "Basic secret", "secret", "Bearer secret2"):
+                headers = {} if value is None else {"authorization": value}
+                reply = server.http.request(method, path, headers=headers)
+                assert reply.status_code == 401, (path, method, value)
+        assert reply.headers["www-authenticate"] == "Bearer"
+        for key in ("secret", "other"):
+            with server.openai(key) as client:
+                assert client.completions.create(model="stub", prompt="a", max_tokens=1).choices
+
+
+def test_a_model_without_template_refuses_chat() -> None:
+    with live() as server:
+        server.service.template = None
+        reply = server.post("/v1/chat/completions", {"messages": HI})
+        assert reply.status_code == 400 and "no chat template" in reply.json()["error"]["message"]
