@@ -15,7 +15,7 @@ Step = Callable[[list[tuple[int, ...]]], list[list[tuple[int, float]]]]
 
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
-    """Beams are ranked by log-probability / length^`length_penalty`, length in generated tokens: > 0 favours long ones."""
+    """Beams are ranked by log-probability / length^`length_penalty` (length in generated tokens; > 0 favours long)."""
 
     beam_width: int
     max_tokens: int

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError, EngineFailure
 from quire.core.params import SamplingParams
 from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
@@ -44,7 +45,17 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = "", **options: Any) -> None:
-        self.config = engine_config({"model": model, **options})
+        self._load(engine_config({"model": model, **options}))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLM:
+        """An `LLM` from options that are checked already."""
+        llm = cls.__new__(cls)
+        llm._load(config)
+        return llm
+
+    def _load(self, config: EngineConfig) -> None:
+        self.config = config
         with loading_bar() as progress:
             self._engine: LocalEngine | None = LocalEngine(self.config, progress)
         self.info: EngineInfo = self._engine.info
@@ -100,7 +111,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta, None, None]:
         """As `generate`, but texts come as they grow. Closing the iterator ends what still runs."""
         return self._run(self._builders(prompts, sampling_params, None))
 
@@ -235,7 +246,7 @@ class LLM:
             return prompt, self.get_tokenizer().encode(prompt)
         return None, prompt
 
-    def _run(self, builders: list[RequestBuilder]) -> Iterator[Delta]:
+    def _run(self, builders: list[RequestBuilder]) -> Generator[Delta, None, None]:
         """Drive the engine until all have finished; whatever ends early is aborted."""
         if self._busy:
             raise BadRequest("this LLM is in the middle of another call; finish that one, or use the server")

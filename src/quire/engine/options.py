@@ -84,4 +84,5 @@ def refuse_unbuilt(name: str, value: Any) -> None:
     """Raise `ConfigError` with the reason unless `value` asks for nothing."""
     neutral, reason = UNBUILT[name]
     if value not in neutral:
-        raise ConfigError(f"{name}={value!r} is refused: {reason}", param=name)
+        given = "" if value is True else f" {value}"
+        raise ConfigError(f"--{name.replace('_', '-')}{given} is refused: {reason}", param=name)

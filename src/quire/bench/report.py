@@ -1,0 +1,88 @@
+"""Results as a table on the terminal and as JSON in a file."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+import quire
+from quire.bench.records import DEFINITIONS
+from quire.core.config import cpu_count
+from quire.core.errors import ConfigError
+
+COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def report(kind: str, load: object, setting: Any, results: dict[str, Any], output: Path | None) -> None:
+    """Print `results` and write them with everything needed to repeat them. `setting`: the engine's facts, or None."""
+    console = Console(highlight=False)
+    _print_rates(console, kind, results)
+    _print_latencies(console, results)
+    if "kv_waste" in results:
+        _print_waste(console, results["kv_waste"])
+    for error in results.get("errors", ()):
+        console.print(f"error: {error}", markup=False)
+    if output is not None:
+        document = {
+            "benchmark": kind,
+            "quire": quire.__version__,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "machine": {"processor": _processor(), "cores": cpu_count(), "system": platform.system()},
+            "load": msgspec.to_builtins(load),
+            "engine": msgspec.to_builtins(setting),
+            "results": results,
+            "definitions": DEFINITIONS,
+        }
+        try:
+            output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--output {output}: {error.strerror}", param="output") from None
+
+
+def _print_rates(console: Console, kind: str, results: dict[str, Any]) -> None:
+    table = Table(title=f"quire bench {kind}", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in (results["rates"] | results.get("engine", {})).items():
+        table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:,.2f}")
+    console.print(table)
+
+
+def _print_latencies(console: Console, results: dict[str, Any]) -> None:
+    table = Table(title="latency in milliseconds")
+    table.add_column("")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    rows = dict(results["latency_ms"])
+    rows |= {f"{name} from due time": found for name, found in results.get("from_intended_ms", {}).items()}
+    for name, found in rows.items():
+        if found is not None:
+            table.add_row(name, *(f"{found[c]:,.2f}" for c in COLUMNS))
+    console.print(table)
+
+
+def _print_waste(console: Console, waste: dict[str, dict[str, float]]) -> None:
+    table = Table(title="KV memory reserved and not holding a token")
+    table.add_column("")
+    table.add_column("mean", justify="right")
+    table.add_column("max", justify="right")
+    for name, found in waste.items():
+        table.add_row(name.replace("_", " "), f"{found['mean']:.1%}", f"{found['max']:.1%}")
+    console.print(table)
+
+
+def _processor() -> str:
+    """The processor's name as the kernel gives it."""
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

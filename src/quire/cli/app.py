@@ -1,0 +1,50 @@
+"""All commands under one name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import quire
+from quire.cli.bench import bench
+from quire.cli.demo import demo
+from quire.cli.evaluate import evaluate
+from quire.cli.inspect import doctor, inspect
+from quire.cli.serve import serve
+from quire.cli.talk import chat, generate
+
+app = typer.Typer(
+    name="quire",
+    help="An LLM inference engine, server and workbench.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut long flags off
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"quire {quire.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """An LLM inference engine, server and workbench."""
+
+
+app.command("serve")(serve)
+app.command("chat")(chat)
+app.command("generate")(generate)
+app.add_typer(bench, name="bench")
+app.command("eval")(evaluate)
+app.command("inspect")(inspect)
+app.command("doctor")(doctor)
+app.command("demo")(demo)

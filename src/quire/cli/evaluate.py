@@ -1,0 +1,87 @@
+"""`quire eval`: how good a model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.cli.flags import ENGINE, to_engine, with_flags
+from quire.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.engine.llm import LLM
+
+
+@with_flags(ENGINE)
+def evaluate(
+    options: dict[str, Any],
+    text: Annotated[list[Path] | None, typer.Option(help="Text file to score; may be given several times.")] = None,
+    limit: Annotated[int, typer.Option(help="Questions and held-out modules at most; 0 = all.", min=0)] = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")] = None,
+) -> None:
+    """Exact answers and perplexity of the embedded model; perplexity on --text of any model."""
+    config = to_engine(options)
+    from quire.cli.talk import open_llm
+
+    texts = {str(path): _read(path) for path in text or ()}
+    with open_llm(config) as llm:
+        results = _measure(llm, texts, limit)
+    _print(results)
+    if output is not None:
+        import json
+
+        try:
+            output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--output {output}: {error.strerror}", param="output") from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--text {path}: cannot be read as UTF-8 text: {error}", param="text") from None
+
+
+def _measure(llm: LLM, texts: dict[str, str], limit: int) -> dict[str, Any]:
+    from quire.bench import quality
+
+    info, folder = llm.info, Path(llm.info.folder)
+    results: dict[str, Any] = {
+        "model": info.model,
+        "dtype": info.dtype,
+        "quantization": info.quantization,
+        "kv_cache_dtype": info.kv_cache_dtype,
+        "backend": info.backend,
+        "weight_bytes": info.weight_bytes,
+    }
+    if texts:
+        return results | {"perplexity": quality.perplexity(llm, texts)}
+    if not (folder / "questions.jsonl").is_file():
+        raise ConfigError(f"{folder} has no questions.jsonl; give texts to score with --text FILE", param="text")
+    questions = quality.read_questions(folder)
+    heldout = quality.heldout_texts(folder)
+    if limit:
+        questions = questions[:: max(1, len(questions) // limit)][:limit]
+        heldout = dict(list(heldout.items())[:limit])
+    answers = quality.exact_answers(llm, questions)
+    return results | {"exact_answers": answers, "perplexity": quality.perplexity(llm, heldout)}
+
+
+def _print(results: dict[str, Any]) -> None:
+    print(
+        f"{results['model']}: {results['dtype']}, quantization {results['quantization']}, "
+        f"KV cache {results['kv_cache_dtype']}"
+    )
+    answers = results.get("exact_answers")
+    if answers:
+        print(f"exact answers: {answers['right']} of {answers['total']} ({answers['percent']:.2f} %)")
+        for miss in answers["misses"]:
+            print(f"  missed: {miss['question']}\n    expected {miss['expected']!r}\n    answered {miss['answer']!r}")
+    found = results["perplexity"]
+    print(
+        f"perplexity: {found['perplexity']:.3f}, {found['bits_per_byte']:.4f} bits per byte "
+        f"({found['tokens']:,} tokens, {found['bytes']:,} bytes, {found['texts']} texts)"
+    )

@@ -1,0 +1,169 @@
+"""`quire inspect` and `quire doctor`: what would run, before anything is loaded."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import quire
+from quire.cli.flags import ENGINE, to_engine, with_flags
+from quire.core.config import DeviceConfig, cpu_count
+from quire.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.core.config import EngineConfig
+    from quire.model.build import ModelFacts
+    from quire.ops.backend import Ops
+
+Rows = list[tuple[str, str]]
+
+
+@with_flags(ENGINE)
+def inspect(options: dict[str, Any]) -> None:
+    """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""
+    config = to_engine(options)
+    from quire.model.build import describe
+    from quire.ops.backend import select
+
+    found = describe(config.model.model, config.model.load_format)
+    ops = select(config.device)
+    _print("model", _model_rows(found))
+    _print("memory", _memory_rows(config, found))
+    _print("runs on", [("backend", ops.name), ("instruction set", ops.isa), ("threads", str(ops.threads))])
+    _print("ops", [(op, which) for op, which in sorted(ops.describe()["ops"].items())])
+    for note in found.notes:
+        print(f"note: {note}")
+
+
+def _model_rows(found: ModelFacts) -> Rows:
+    spec = found.spec
+    windows = sorted(set(spec.windows))
+    return [
+        ("folder", str(found.folder)),
+        ("family", spec.family),
+        ("parameters", f"{found.parameters:,} in {found.tensors} tensors"),
+        ("layers", f"{spec.layers}, hidden {spec.hidden}, intermediate {spec.intermediate}, {spec.activation}"),
+        ("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}"),
+        ("window", "none" if windows == [0] else ", ".join(map(str, windows))),
+        ("vocabulary", f"{spec.vocab_size:,}, {'tied' if spec.tied_head else 'separate'} output head"),
+        ("positions", f"{spec.max_position:,}"),
+        ("end tokens", ", ".join(map(str, found.generation.eos_token_ids)) or "none"),
+        ("sampling", ", ".join(f"{k}={v}" for k, v in found.generation.sampling.items()) or "no defaults"),
+        ("format", f"{found.scheme}, {found.dtype}"),
+    ]
+
+
+def _memory_rows(config: EngineConfig, found: ModelFacts) -> Rows:
+    import torch
+
+    from quire.engine.budget import available_memory, plan_blocks
+    from quire.model.build import DTYPES, compute_dtype, max_model_len
+    from quire.model.memory import kv_bytes_per_token
+
+    dtype, _ = compute_dtype(config.model.dtype, getattr(torch, found.dtype))
+    per_token = kv_bytes_per_token(found.spec, DTYPES.get(config.cache.kv_cache_dtype, dtype).itemsize)
+    length = max_model_len(config.model.max_model_len, found.spec)
+    blocks, fits = plan_blocks(config, per_token, length)
+    size = config.cache.block_size
+    return [
+        ("weights on disk", _size(found.bytes_on_disk)),
+        ("weights in memory", "about " + _size(_packed(config, found, 8 * dtype.itemsize))),
+        ("KV cache per token", _size(per_token)),
+        ("KV cache", f"{blocks:,} blocks of {size} tokens, {_size(blocks * size * per_token)}"),
+        ("longest sequence", f"{fits:,} tokens"),
+        ("memory available", _size(available_memory())),
+    ]
+
+
+def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int) -> int:
+    """Bytes of the packed weights: matrices in the target format with their scales, tables dense, norms f32.
+
+    A tied head is packed a second time, because the embedding table stays as it is for look-ups.
+    """
+    from math import prod
+
+    from quire.model.memory import weight_bytes
+    from quire.model.roles import ROLES
+    from quire.quant.registry import quantizer
+
+    target, spec, total = quantizer(config.model.quantization), found.spec, 0
+    scales = 16 / config.model.group_size
+    for name, role in ROLES.items():
+        if role.optional:
+            continue
+        bits: float = {"vector": 32, "table": dense_bits, "linear": dense_bits}[role.kind]
+        if role.kind == "linear" and target is not None:
+            bits = {"int8": 8, "int4": 4}[(target.head if name == "head" else target).name] + scales
+        total += weight_bytes(prod(role.shape(spec)) * (spec.layers if role.layer else 1), bits)
+    return total
+
+
+def doctor(
+    device: Annotated[str, typer.Option(help="auto, cpu or reference.")] = "auto",
+    isa: Annotated[str, typer.Option(help="Instruction set to ask for.")] = "auto",
+) -> None:
+    """What runs on this machine and why not something else. Exits with 1 when only the slow reference would run."""
+    import torch
+
+    _print(
+        "versions",
+        [
+            ("quire", quire.__version__),
+            ("python", f"{platform.python_version()} ({sys.executable})"),
+            ("torch", torch.__version__),
+            ("machine", f"{platform.machine()}, {cpu_count()} cores for this process"),
+        ],
+    )
+    _print("native kernels", _unit_rows())
+    ops = _select(DeviceConfig(device=device, isa=isa))
+    _print("would run", [("backend", ops.name), ("instruction set", ops.isa), ("threads", str(ops.threads))])
+    _print(
+        "GPU", [("cuda", "torch sees one, but there is no GPU backend yet" if torch.cuda.is_available() else "none")]
+    )
+    if ops.name == "reference" and device == "auto":
+        print("quire: only the slow torch reference would run; install g++ 12 or newer and install quire again")
+        raise typer.Exit(1)
+
+
+def _select(device: DeviceConfig) -> Ops:
+    import warnings
+
+    from quire.ops.backend import select
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # doctor says the same in its own words
+        return select(device)
+
+
+def _unit_rows() -> Rows:
+    """Every instruction-set unit of the extension, and why one cannot run."""
+    from quire.ops.native import UNITS, Native, load_native
+
+    if load_native() is None:
+        return [("quire._native", "was not built: there was no C++20 compiler at installation")]
+    rows: Rows = []
+    for unit in UNITS:
+        try:
+            rows.append((unit, f"runs, {len(Native(unit).ids)} ops"))
+        except ConfigError as error:
+            rows.append((unit, error.message))
+    return rows
+
+
+def _print(title: str, rows: Rows) -> None:
+    print(title)
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"  {name:<{width}}  {value}")
+
+
+def _size(count: float) -> str:
+    """Bytes with a binary unit."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.2f} GiB"

@@ -1,0 +1,172 @@
+"""`quire generate` and `quire chat`: text from a model on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.cli.flags import ENGINE, set_model, to_engine, with_flags
+from quire.core.errors import BadRequest
+
+if TYPE_CHECKING:
+    from quire.core.config import EngineConfig
+    from quire.core.params import SamplingParams
+    from quire.engine.llm import LLM, Delta
+    from quire.engine.outputs import RequestOutput
+
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Tokens to write at most.", min=1)]
+Temperature = Annotated[float | None, typer.Option(help="0 = always the likeliest token.", min=0.0)]
+TopP = Annotated[float | None, typer.Option(help="Choose among the likeliest tokens of this total probability.")]
+TopK = Annotated[int | None, typer.Option(help="Choose among this many likeliest tokens.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be given several times.")]
+System = Annotated[str | None, typer.Option(help="A system message.")]
+
+
+@with_flags(ENGINE, model_argument=False)
+def generate(
+    options: dict[str, Any],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] PROMPT...",
+            help="Texts to continue, read from standard input if there are none. A first one that is the path of a "
+            "folder is the model.",
+        ),
+    ] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    stop: Stop = None,
+) -> None:
+    """Continue texts, printing them as they grow; timings go to standard error."""
+    prompts = list(words or [])
+    if prompts and "model" not in options and Path(prompts[0]).is_dir():
+        set_model(options, prompts.pop(0))
+    config = to_engine(options)
+    if not prompts:
+        prompts = [sys.stdin.read()]
+    if not all(prompts):
+        raise BadRequest("prompt: is empty; give a text", param="prompt")
+    with open_llm(config) as llm:
+        params = sampling(llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=stop)
+        with closing(llm.stream(prompts, params)) as deltas:
+            outputs = print_in_order(deltas, prompts)
+    print(timings(outputs), file=sys.stderr)
+
+
+@with_flags(ENGINE)
+def chat(
+    options: dict[str, Any],
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    stop: Stop = None,
+) -> None:
+    """Talk with a model. /clear forgets the conversation, /exit ends it."""
+    with open_llm(to_engine(options)) as llm:
+        params = sampling(llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=stop)
+        first = [{"role": "system", "content": system}] if system else []
+        history = list(first)
+        for line in _lines():
+            if line == "/clear":
+                history = list(first)
+                continue
+            history.append({"role": "user", "content": line})
+            answer = _answer(llm, history, len(first), params)
+            history.append({"role": "assistant", "content": answer})
+
+
+def open_llm(config: EngineConfig) -> LLM:
+    """The model, loaded with a progress bar."""
+    from quire.engine.llm import LLM
+
+    return LLM.from_config(config)
+
+
+def sampling(llm: LLM, **asked: Any) -> SamplingParams:
+    """The model's own sampling defaults, with what was asked for in their place; as long as the context by default."""
+    from quire.core.params import SamplingParams
+
+    defaults = {} if llm.config.model.generation_config == "vllm" else llm.info.generation_defaults
+    return SamplingParams(**({"max_tokens": None} | defaults | {k: v for k, v in asked.items() if v is not None}))
+
+
+def print_in_order(deltas: Iterator[Delta], prompts: list[str]) -> list[RequestOutput]:
+    """Print texts in the order of the prompts: the first unfinished one as it grows, later ones when it is done."""
+    held = [""] * len(prompts)
+    done: dict[int, RequestOutput] = {}
+    current, titled = 0, len(prompts) == 1
+    for delta in deltas:
+        held[delta.prompt] += delta.text
+        if delta.output is not None:
+            done[delta.prompt] = delta.output
+        while current < len(prompts):
+            if not titled:
+                print(f"=== {prompts[current]}")
+                titled = True
+            print(held[current], end="", flush=True)
+            held[current] = ""
+            if current not in done:
+                break
+            print()
+            current, titled = current + 1, False
+    return [done[i] for i in range(len(prompts))]
+
+
+def timings(outputs: list[RequestOutput]) -> str:
+    """One line: tokens read and written, time to the first token, tokens per second while decoding."""
+    read = sum(len(o.prompt_token_ids) for o in outputs)
+    cached = sum(o.num_cached_tokens for o in outputs)
+    written = sum(len(c.token_ids) for o in outputs for c in o.outputs)
+    start = min(o.metrics.arrival_time for o in outputs)
+    first = min(o.metrics.first_token_time or start for o in outputs)
+    last = max(o.metrics.last_token_time or start for o in outputs)
+    speed = (written - len(outputs)) / (last - first) if last > first else 0.0
+    return (
+        f"[{read} prompt tokens ({cached} cached), {written} written, first after {1e3 * (first - start):.0f} ms, "
+        f"then {speed:.0f} tokens/s, {last - start:.2f} s in all]"
+    )
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, or the lines of a pipe; ends at /exit or the end of the input."""
+    live = sys.stdin.isatty()
+    if live:
+        import readline  # noqa: F401  (gives `input` line editing and history)
+    while True:
+        try:
+            line = (input("> ") if live else input()).strip()
+        except EOFError:
+            return
+        if line in ("/exit", "/quit", "/bye"):
+            return
+        if line:
+            yield line
+
+
+def _answer(llm: LLM, history: list[dict[str, str]], keep: int, params: SamplingParams) -> str:
+    """Stream the answer to `history`; its oldest turns after the first `keep` messages go when it is too long."""
+    room = llm.info.max_model_len * 3 // 4
+    prompt = llm.chat_template.encode(history)
+    while len(prompt) > room and len(history) > keep + 1:
+        del history[keep : keep + 2]
+        prompt = llm.chat_template.encode(history)
+        print("[the oldest turn was dropped: the context is full]", file=sys.stderr)
+    text = ""
+    with closing(llm.stream(prompt, params)) as deltas:
+        for delta in deltas:
+            text += delta.text
+            print(delta.text, end="", flush=True)
+            if delta.output is not None:
+                print(flush=True)
+                if sys.stderr.isatty():
+                    print(timings([delta.output]), file=sys.stderr)
+    return text
