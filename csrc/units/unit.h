@@ -47,8 +47,6 @@ constexpr OpEntry kOps[] = {
     op_entry<&take_rows>("take_rows"),
     op_entry<&sample>("sample"),
     op_entry<&top_logprobs>("top_logprobs"),
-    op_entry<&sample>("sample"),
-    op_entry<&top_logprobs>("top_logprobs"),
     op_entry<&probe_read>("probe_read"),
     op_entry<&probe_f32>("probe_f32"),
     op_entry<&probe_bf16>("probe_bf16"),
