@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
+
 from quire.core.errors import EngineFailure
 from quire.core.request import Output, Request, Timing, TokenLogprob
 from quire.engine.client import EngineInfo, Stats, StepReport
@@ -87,7 +89,8 @@ class StubEngine:
         self._stats = Stats(total_blocks=self.info.num_blocks)
 
     def submit(self, request: Request) -> None:
-        """Start all `n` sequences at once."""
+        """Start all `n` sequences at once. The request is encoded, as it would be on its way to an engine process."""
+        request = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request)
         with self._lock:
             self.submitted.append(request)
             self._rows += [_Row(request, i) for i in range(request.params.n)]
@@ -138,7 +141,8 @@ class StubEngine:
     def _step(self, row: _Row) -> Output:
         request, params = row.request, row.request.params
         made = len(row.tokens) - len(request.prompt)
-        out = Output(request_id=request.id, index=row.index, cached_tokens=min(16, len(request.prompt) - 1))
+        cached = 0 if row.index == 0 and "cold" in request.cache_salt else min(16, len(request.prompt) - 1)
+        out = Output(request_id=request.id, index=row.index, cached_tokens=cached)
         if self.poison is not None and made >= self.poison:
             out.finish_reason, out.error = "error", "numerics: NaN in the logits"
             return out

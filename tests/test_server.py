@@ -268,6 +268,17 @@ def test_sampling_fields_reach_the_engine(server: LiveServer) -> None:
     assert (token_of("list"),) in request.bad_words_ids and (token_of(" list"),) in request.bad_words_ids
 
 
+def test_a_huge_top_k_means_all(server: LiveServer) -> None:
+    server.complete("a", top_k=10**30)
+    assert server.stub.submitted[0].params.top_k == 6144
+
+
+def test_cached_tokens_are_those_of_the_first_sequence(server: LiveServer) -> None:
+    """The other `n` - 1 fork from it: that is no hit of the prefix cache."""
+    details = [server.complete("a b c", n=3, cache_salt=s)["usage"]["prompt_tokens_details"] for s in ("cold", "warm")]
+    assert [d["cached_tokens"] for d in details] == [0, len(server.stub.submitted[0].prompt) - 1]
+
+
 def test_limits_defaults_and_seeds(server: LiveServer) -> None:
     server.complete("a", **dict.fromkeys(("max_tokens", "n", "seed", "temperature", "stop", "suffix", "logit_bias")))
     first = server.stub.submitted[0]

@@ -105,7 +105,7 @@ def test_merge_keeps_everything() -> None:
 
 def test_admission_is_all_or_nothing_and_places_come_back() -> None:
     async def body(engine: AsyncEngine, stub: StubEngine) -> None:
-        with pytest.raises(BadRequest, match="n: .* 5 sequences"):
+        with pytest.raises(BadRequest, match=r"n: .* 5 sequences"):
             engine.submit([request("huge", n=5)])
         first = engine.submit([request("a", n=2), request("b")])
         with pytest.raises(Overloaded) as refused:
@@ -146,9 +146,10 @@ def test_death_reaches_every_reader_after_the_tokens_that_came_before() -> None:
         stub.dead = True
         await until(lambda: not engine.healthy)
         for stream in streams:
-            with pytest.raises(EngineFailure, match="died: the stub was told to die"):
+            with pytest.raises(EngineFailure, match="the engine failed"):
                 while await stream.next():
                     pass
+        assert "told to die" in str(engine.failure)
         with pytest.raises(Unavailable):
             engine.submit([request("late")])
 
@@ -162,7 +163,7 @@ def test_an_unexpected_error_of_the_reader_is_a_death_too() -> None:
 
     async def body(engine: AsyncEngine, stub: StubEngine) -> None:
         stream = engine.submit([request("a")])
-        with pytest.raises(EngineFailure, match="KeyError"):
+        with pytest.raises(EngineFailure, match="the engine failed"):
             await stream.next()
 
     run(body, Broken())

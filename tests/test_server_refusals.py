@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from live_server import LiveServer, live
+from quire.server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeText
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -310,3 +313,49 @@ def test_a_model_without_template_refuses_chat() -> None:
         server.service.template = None
         reply = server.post("/v1/chat/completions", {"messages": HI})
         assert reply.status_code == 400 and "no chat template" in reply.json()["error"]["message"]
+
+
+def test_random_bodies_never_give_a_5xx(server: LiveServer) -> None:
+    """Every field with values of every kind, alone and together: refused by name, or served."""
+    random = Random(7)
+    values: list[Any] = [
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2**31,
+        2**63,
+        2**70,
+        -(2**70),
+        0.5,
+        -0.0,
+        1e308,
+        "",
+        "a",
+        "\u0000",
+        "😀",
+    ]
+    values += [[], [1], ["a"], [[]], [[1]], [None], {}, {"a": 1}, {"type": "text"}, HI, [{"role": "user"}]]
+    kinds: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [
+        ("/v1/completions", CompletionRequest, {"prompt": "a"}),
+        ("/v1/chat/completions", ChatCompletionRequest, {"messages": HI}),
+        ("/tokenize", TokenizeText, {"prompt": "a"}),
+        ("/detokenize", DetokenizeRequest, {"tokens": [5]}),
+    ]
+    for path, kind, base in kinds:
+        names = kind.__struct_fields__
+        bodies = [base | {"max_tokens": 2} | {name: value} for name in names for value in random.sample(values, 6)]
+        bodies += [
+            base | {name: random.choice(values) for name in random.sample(names, min(3, len(names)))} for _ in range(60)
+        ]
+        for body in bodies:
+            if path.endswith("tokenize"):
+                body.pop("max_tokens", None)
+            reply = server.post(path, body)
+            assert reply.status_code in (200, 400, 404), (path, body, reply.text)
+            if reply.status_code != 200:
+                assert reply.json()["error"]["message"]
+    assert server.engine.in_flight == 0 and server.engine.healthy
+    server.stub.submitted.clear()

@@ -222,7 +222,7 @@ class AsyncEngine:
 
     def _admit(self, requests: Sequence[Request]) -> None:
         if not self.healthy:
-            raise Unavailable(f"the engine is not running: {self._failure or 'it was closed'}")
+            raise Unavailable("the engine is not running; the server's log says why")
         sequences = sum(r.params.n for r in requests)
         tokens = sum(len(r.prompt) for r in requests)
         if sequences > self._max_sequences:
@@ -286,4 +286,5 @@ class AsyncEngine:
         logger.error("the engine died: %s", error)
         self._failure = error
         self.metrics.steps.healthy = False
-        self.fail_all(EngineFailure(f"the engine died: {error}"))
+        # Clients get no detail: messages of failures can hold paths and addresses.
+        self.fail_all(EngineFailure("the engine failed; the server's log says why"))

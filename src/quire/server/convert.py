@@ -68,6 +68,8 @@ def sampling_params(
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise BadRequest("best_of: only best_of equal to n is offered", param="best_of")
     given = {name: getattr(body, name) for name in _PLAIN if getattr(body, name) is not None}
+    if body.top_k is not None:
+        given["top_k"] = min(body.top_k, vocab_size)  # more is the same as all, and might not fit the engine's integers
     for name in _LISTS:
         value = getattr(body, name)
         if value is not None:

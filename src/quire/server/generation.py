@@ -105,8 +105,8 @@ class Generation:
         choice = self._choices[output.request_id, output.index]
         if choice.done:
             return None
-        if output.cached_tokens > self._cached[output.request_id]:
-            self._cached[output.request_id] = output.cached_tokens
+        if output.index == 0:  # the others fork from it, and count its prompt as found
+            self._cached[output.request_id] = max(output.cached_tokens, self._cached[output.request_id])
         piece = choice.push(output)
         if choice.done and output.finish_reason is None:
             self._stream.stop(output.request_id, output.index)

@@ -10,7 +10,7 @@ import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.core.errors import EngineFailure, QuireError, Unavailable
+from quire.core.errors import QuireError, Unavailable
 from quire.server.errors import HttpError, encode_error, error_headers
 from quire.server.generation import ClientGone
 from quire.server.service import Service
@@ -69,7 +69,7 @@ class Gateway:
         except Exception:
             logger.exception("request %s failed", request_id.decode())
             if not started:
-                await send_error(reply, EngineFailure(f"internal error in request {request_id.decode()}"))
+                await send_error(reply, QuireError(f"internal error in request {request_id.decode()}"))
         finally:
             self._service.active -= counted
 

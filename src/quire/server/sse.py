@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from quire.core.errors import EngineFailure, QuireError
+from quire.core.errors import QuireError
 from quire.server.errors import encode_error
 from quire.server.generation import ClientGone, Generation, Piece, cancel_on_disconnect
 
@@ -68,7 +68,7 @@ class EventStream(Response):
             end = _error_event(error)
         except Exception:
             if started:
-                end = _error_event(EngineFailure("internal error; the request id is in the x-request-id header"))
+                end = _error_event(QuireError("internal error; the request id is in the x-request-id header"))
                 await send({"type": "http.response.body", "body": end, "more_body": False})
             raise
         finally:
