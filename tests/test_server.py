@@ -302,6 +302,15 @@ def test_the_models_generation_defaults_hold_unless_switched_off() -> None:
             assert completion.params.temperature == 0.3 and completion.params.max_tokens == 3
 
 
+def test_a_seed_of_the_server_fixes_the_seeds_it_draws() -> None:
+    drawn = []
+    for seed in (3, 3, 4):
+        with live(seed=seed) as server:
+            server.complete(["a", "b"], max_tokens=1)
+            drawn.append([request.seed for request in server.stub.submitted])
+    assert drawn[0] == drawn[1] != drawn[2] and drawn[0][0] != drawn[0][1]
+
+
 def test_tokenize_and_detokenize(server: LiveServer) -> None:
     text = "def f(x):\n    return x"
     reply = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()

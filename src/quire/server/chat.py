@@ -91,7 +91,15 @@ async def _submit(service: Service, body: ChatCompletionRequest, arrival: float)
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         vocab_size=info.vocab_size,
     )
-    requests = build_requests(body, [prompt], [params], info=info, tokenizer=service.tokenizer, arrival=arrival)
+    requests = build_requests(
+        body,
+        [prompt],
+        [params],
+        info=info,
+        tokenizer=service.tokenizer,
+        arrival=arrival,
+        draw_seed=service.draw_seed,
+    )
     return Generation(service.engine, service.tokenizer, requests)
 
 

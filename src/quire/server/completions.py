@@ -72,7 +72,15 @@ async def _submit(service: Service, body: CompletionRequest, arrival: float) -> 
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             param = msgspec.structs.replace(param, prompt_logprobs=wanted)
         params.append(param)
-    requests = build_requests(body, prompts, params, info=info, tokenizer=service.tokenizer, arrival=arrival)
+    requests = build_requests(
+        body,
+        prompts,
+        params,
+        info=info,
+        tokenizer=service.tokenizer,
+        arrival=arrival,
+        draw_seed=service.draw_seed,
+    )
     return Generation(service.engine, service.tokenizer, requests)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.core.errors import BadRequest
@@ -123,6 +122,7 @@ def build_requests(
     info: EngineInfo,
     tokenizer: Tokenizer,
     arrival: float,
+    draw_seed: Callable[[], int],
 ) -> list[Request]:
     """One engine request per prompt. Ids are drawn here, so a client's own id can never collide in the engine."""
     eos = info.eos_token_ids
@@ -132,7 +132,7 @@ def build_requests(
             id=secrets.token_hex(12),
             prompt=tuple(prompt),
             params=param,
-            seed=param.seed if param.seed is not None else random.getrandbits(63),
+            seed=param.seed if param.seed is not None else draw_seed(),
             arrival=arrival,
             eos_token_ids=eos,
             bad_words_ids=banned,

@@ -13,7 +13,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Names are the command line's. The default host is the loopback address (vLLM's is 0.0.0.0): nothing is reachable
     from other machines until asked for. Times are in seconds, sizes in bytes.
 
-    `scheduling_policy` repeats the engine's, so that a priority is refused where it would have no effect.
+    `scheduling_policy` repeats the engine's, so that a priority is refused where it would have no effect. `seed` fixes
+    the sequence of seeds that requests without one get; 0 draws each at random.
     `allowed_hosts` empty = loopback names on a loopback address (against DNS rebinding), any name elsewhere.
     """
 
@@ -25,6 +26,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: tuple[str, ...] = ()
     generation_config: str = "auto"
     scheduling_policy: str = "fcfs"
+    seed: int = 0
     allowed_hosts: tuple[str, ...] = ()
     shutdown_timeout: float = 30.0
     max_body_bytes: int = 8 << 20

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import quire
 from quire.engine.async_engine import AsyncEngine
+from quire.engine.requests import Seeds
 from quire.server.convert import sampling_defaults
 from quire.server.errors import ModelNotFound
 from quire.server.options import ServerOptions
@@ -40,6 +43,11 @@ class Service:
         """Changes when answers to the same seed may: another version, backend or number format."""
         info = self.engine.info
         return f"quire-{VERSION}-{info.backend}-{info.dtype}-{info.quantization or 'none'}-{info.kv_cache_dtype}"
+
+    @cached_property
+    def draw_seed(self) -> Callable[[], int]:
+        """Seeds of 63 bits for requests that bring none."""
+        return Seeds(self.options.seed).next if self.options.seed else partial(random.getrandbits, 63)
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
