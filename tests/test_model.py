@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle import BACKENDS, backend, logits, relative_error, write
+from oracle import BACKENDS, backend, logits, random_model, relative_error, write
 from quire.core.config import flat_config
 from quire.model.batch import Batch
 from quire.model.build import Model, load_model
+from quire.model.families import read_spec
 from quire.ops.backend import Ops
 
 TOLERANCE = 1e-5
@@ -54,8 +56,8 @@ class Paged:
         self.caches = [layout.allocate(sum(needed) + 2) for layout in model.layouts]
         self.computed = [0] * len(sequences)
 
-    def step(self, counts: list[int]) -> list[Tensor]:
-        """Advance each sequence by its count (0 = not in this step); logits of all rows, per sequence."""
+    def step(self, counts: list[int], wanted: int | None = None) -> list[Tensor]:
+        """Advance each sequence by its count (0 = not in this step); logits of all rows, or of the last `wanted`."""
         tokens, positions, slots, ends, context, tables = [], [], [], [0], [], []
         for s, n in enumerate(counts):
             at = torch.arange(self.computed[s], self.computed[s] + n)
@@ -73,10 +75,10 @@ class Paged:
             cu_q=torch.tensor(ends, dtype=torch.int32),
             context=torch.tensor(context, dtype=torch.int32),
             block_tables=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).int(),
-            logit_rows=torch.arange(ends[-1], dtype=torch.int32),
+            logit_rows=torch.arange(ends[-1], dtype=torch.int32)[0 if wanted is None else ends[-1] - wanted :],
         )
         self.model.decoder.ops.begin_step()
-        return list(self.model.decoder(batch, self.caches).clone().split(counts))
+        return list(self.model.decoder(batch, self.caches).clone().split(counts if wanted is None else [wanted]))
 
     def run(self, cut: list[list[int]]) -> list[Tensor]:
         """Logits [length, vocab] of every sequence after the steps `cut`, each a list of counts."""
@@ -127,3 +129,48 @@ def test_longrope_takes_one_factor_set_by_the_longest_sequence_served(
     tokens = prompt(length, 1)
     (got,) = Paged(model, [tokens]).run([[length]])
     assert relative_error(got, logits(oracle, tokens)) <= TOLERANCE
+
+
+def test_rows_that_want_no_logits_cost_none(ops: Ops, tmp_path: Path) -> None:
+    write(tmp_path, "llama")
+    run = Paged(load(tmp_path, ops), [prompt(9, 1)])
+    full = run.step([9])[0]
+    run.computed = [0]
+    assert run.step([5], wanted=0)[0].shape == (0, 99)
+    assert relative_error(run.step([4], wanted=1)[0], full[-1:]) <= TOLERANCE
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int4"}])
+def test_native_logits_are_bit_equal_however_cut(options: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, "qwen3", head_dim=16, dtype=torch.bfloat16)
+    model = load(tmp_path, backend("cpu"), **options)
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    want = Paged(model, sequences).run(CUTS["whole"])
+    for seed, cut in enumerate(CUTS.values()):
+        for got, expected in zip(Paged(model, sequences, seed).run(cut), want, strict=True):
+            assert torch.equal(got, expected)
+    (alone,) = Paged(model, sequences[:1]).run([[19]])
+    assert torch.equal(alone, want[0])
+
+
+LONG = {"hidden_size": 128, "num_attention_heads": 2, "max_position_embeddings": 131072, "num_hidden_layers": 1}
+LONG_ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 1e6},
+    "llama3": LLAMA3 | {"original_max_position_embeddings": 8192, "factor": 32.0},
+    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+    "yarn": YARN | {"original_max_position_embeddings": 32768, "rope_theta": 1e6},
+    "longrope": LONGROPE | {"original_max_position_embeddings": 4096, "factor": 32.0,
+                            "short_factor": [1.1] * 32, "long_factor": [1.5 + i for i in range(32)]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LONG_ROPES)
+def test_rope_tables_equal_transformers_up_to_131072_positions(kind: str) -> None:
+    oracle = random_model("llama", rope_parameters=LONG_ROPES[kind], **LONG)
+    spec, _, _ = read_spec(json.loads(oracle.config.to_json_string()), "config.json")
+    positions = torch.cat((torch.arange(0, 131072, 97), torch.tensor([131071])))
+    cos, sin = oracle.model.rotary_emb(torch.zeros(1), positions[None])
+    table = spec.rope[0].table(131072)[positions]
+    want = torch.stack((cos[0, :, :32], sin[0, :, :32]), 1)
+    assert float((table - want).abs().max()) <= 2e-7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from oracle import BACKENDS, backend, logits, relative_error, write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
+from quire.model.checkpoint import EMBEDDED
 from quire.model.families import read_spec
 from quire.model.memory import kv_bytes_per_token, weight_bytes
 from quire.model.roles import COLUMNS, ROLES, parameter_count, shard
@@ -184,6 +187,29 @@ def test_quantized_model_stays_near_the_original(name: str, bound: float, tied: 
     (want,) = Paged(exact, [tokens]).run([[19]])
     # Sums that differ in the last bit round to another int8 activation here and there, one step of 127 each.
     assert relative_error(got, want) < 1e-2
+
+
+def test_eight_bits_in_the_head_pay(capsys: pytest.CaptureFixture[str]) -> None:
+    """KL divergence from the float32 model's next-token distributions on Python sources: why int4 has an int8 head."""
+    ops, found = backend(BACKENDS[-1]), {}
+    tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+    texts = [
+        Path(sysconfig.get_paths()["stdlib"], f"{m}.py") for m in ("bisect", "shelve", "tabnanny", "getopt", "wave")
+    ]
+    sequences = [tokenizer.encode(t.read_text()).ids[:200] for t in texts]
+    for label, head in (("float32", None), ("head int8", INT8), ("head int4", None)):
+        target = None if label == "float32" else replace(INT4, head_scheme=head)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(QUANTIZERS, "probe", target)  # type: ignore[arg-type]
+            model = load_model(flat_config(dtype="float32", quantization="probe" if target else None), ops)
+        outs = [Paged(model, [s]).run([[200]])[0].log_softmax(-1) for s in sequences]
+        exact = found.setdefault("exact", outs)
+        found[label] = torch.stack(
+            [(p.exp() * (p - q)).sum(-1).mean() for p, q in zip(exact, outs, strict=True)]
+        ).mean()
+    with capsys.disabled():
+        print({label: f"{float(kl):.4f} nats" for label, kl in found.items() if label != "exact"})
+    assert float(found["head int8"]) < 0.95 * float(found["head int4"])
 
 
 def test_every_quantizer_names_itself() -> None:

@@ -24,7 +24,7 @@ class DummyWeights:
 
     def __init__(self, spec: ModelSpec, family: Family, required: frozenset[str], seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.pool = (torch.randn(POOL, generator=generator) * STD).bfloat16()
+        self.pool = (torch.randn(POOL, generator=generator) * STD).bfloat16().repeat(2)
         self.infos: dict[str, TensorInfo] = {}
         self.vectors: set[str] = set()
         for name, role, _, base in slots(spec, family):
@@ -44,4 +44,4 @@ class DummyWeights:
             return torch.ones(shape, dtype=torch.bfloat16)
         count = torch.Size(shape).numel()
         start = zlib.crc32(name.encode()) % POOL
-        return self.pool.roll(-start).repeat(-(-count // POOL))[:count].view(shape)
+        return self.pool[start : start + POOL].repeat(-(-count // POOL))[:count].view(shape)
