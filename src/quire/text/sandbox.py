@@ -29,7 +29,7 @@ SECONDS = 0.25
 MAX_SIZE = 16 * 2**20
 """Longest string or list a template may build, in characters or items."""
 
-_WIDTHS = frozenset({"center", "expandtabs", "format_map", "ljust", "rjust", "translate", "wordwrap", "zfill"})
+_WIDTHS = frozenset({"center", "expandtabs", "ljust", "rjust", "translate", "wordwrap", "zfill"})
 """String methods and filters whose result has any size an argument names; no template needs them."""
 _WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 """A width of five digits, or one given as an argument."""
@@ -186,6 +186,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """The sandbox's rule, and no method that makes strings of any width."""
         return not (isinstance(obj, str) and attr in _WIDTHS) and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Called where a template takes `format` or `format_map` of a string."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_growth("format", value.__self__, ())
+        return wrapped
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuse what would grow beyond the limit before it does."""

@@ -21,6 +21,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_CHARS = 16 * 2**20
 MAX_DEPTH = 64
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"})
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names a message's reasoning comes under; templates read the first, gpt-oss's the second."""
 _END_MARK = "\ufdd1"
 """Where a message to be continued ends; a noncharacter, which no text contains."""
 
@@ -106,7 +108,7 @@ class ChatTemplate:
                 raise BadRequest(
                     "continue_final_message excludes add_generation_prompt", param="continue_final_message"
                 )
-            if not isinstance(chat[-1].get("content"), str):
+            if not chat[-1].get("content"):
                 raise BadRequest("continue_final_message: the last message has no text", param="continue_final_message")
             chat[-1] = {**chat[-1], "content": chat[-1]["content"] + _END_MARK + " "}
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
@@ -148,7 +150,11 @@ class ChatTemplate:
             if message.get("role") not in ROLES:
                 raise BadRequest(f"messages[{i}].role: must be one of {', '.join(ROLES)}", param="messages")
             copy = self._escaped(message)
-            copy["content"] = _text(self._escaped(message.get("content")), i)
+            if "content" in message:
+                copy["content"] = _text(copy["content"], i)
+            reasoning = next((copy[name] for name in _REASONING if copy.get(name) is not None), None)
+            if reasoning is not None:
+                copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
             chat.append(copy)
         return chat
 
@@ -167,10 +173,10 @@ class ChatTemplate:
         raise BadRequest(f"messages: a {type(value).__name__} is not JSON", param="messages")
 
 
-def _text(content: Any, index: int) -> str | None:
-    """A message's content as one string."""
+def _text(content: Any, index: int) -> str:
+    """A message's content as one string; that of a message which only calls tools is None and counts as empty."""
     if content is None or isinstance(content, str):
-        return content
+        return content or ""
     if not isinstance(content, list):
         raise BadRequest(f"messages[{index}].content: must be a string or a list of parts", param="messages")
     parts = []

@@ -52,6 +52,7 @@ class Tokenizer:
         self._specials = re.compile("|".join(map(re.escape, long))) if long else None
         self._normalized = [t.content for t in added.values() if t.special and t.normalized]
         self._cut_id = self._add_cut()
+        self._bytes: dict[int, bytes] = {}  # looked up once per generated token
         self.bos_id = self._named_id("bos_token")
         self.eos_id = self._named_id("eos_token")
 
@@ -170,7 +171,15 @@ class Tokenizer:
 
     def id_to_bytes(self, token: int) -> bytes:
         """The bytes an id stands for: exactly, if `byte_level`; else those of its text in the middle of a sentence."""
-        piece = self._backend.id_to_token(token) if 0 <= token < self.vocab_size else None
+        found = self._bytes.get(token)
+        if found is None:
+            if not 0 <= token < self.vocab_size:
+                return b""
+            found = self._bytes[token] = self._piece_bytes(token)
+        return found
+
+    def _piece_bytes(self, token: int) -> bytes:
+        piece = self._backend.id_to_token(token)
         if piece is None:
             return b""
         if self.byte_level:
