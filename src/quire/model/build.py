@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,12 +27,10 @@ from quire.model.memory import kv_bytes_per_token
 from quire.model.roles import ROLES, shard
 from quire.model.rope import shared_tables
 from quire.model.spec import ModelSpec
+from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.quant.base import Quantizer, QuantScheme, QWeight
 from quire.quant.registry import detect, quantizer
-
-if TYPE_CHECKING:
-    from quire.ops.backend import Ops
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int, str], None]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from quire.model.batch import Batch
 from quire.model.linear import Linear
+from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
-
-if TYPE_CHECKING:
-    from quire.ops.backend import Ops
 
 Cache = tuple[Tensor, Tensor]
 
@@ -37,7 +34,7 @@ class Layer:
     activation: str
 
 
-Block = Callable[["Ops", Layer, Tensor, Tensor, Batch, Cache], Tensor]
+Block = Callable[[Ops, Layer, Tensor, Tensor, Batch, Cache], Tensor]
 
 
 def sequential_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: Cache) -> Tensor:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from quire.ops.backend import Ops
 from quire.ops.weights import Packed
-
-if TYPE_CHECKING:
-    from quire.ops.backend import Ops
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError
+from quire.ops.backend import Ops
 from quire.ops.weights import Packed, Weight
-
-if TYPE_CHECKING:
-    from quire.ops.backend import Ops
 
 FLOAT_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
