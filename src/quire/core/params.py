@@ -68,7 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _require(0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", "must lie in (0, 100]")
         _require(0.0 <= self.temperature <= 100.0, "temperature", "must lie in [0, 100]; 0 is greedy")
         _require(0.0 < self.top_p <= 1.0, "top_p", "must lie in (0, 1]")
-        _require(self.top_k >= -1, "top_k", "must be -1 or 0 (off) or a count of tokens")
+        _require(-1 <= self.top_k < 2**31, "top_k", "must be -1 or 0 (off) or a count of tokens")
         _require(0.0 <= self.min_p <= 1.0, "min_p", "must lie in [0, 1]")
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1")
         _require(self.min_tokens >= 0, "min_tokens", "must not be negative")

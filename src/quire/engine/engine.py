@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-
-from quire.ops.backend import Ops, select
 
 from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, QuireError
+from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.budget import plan_blocks
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.runner import Runner
 from quire.model.build import Model, load_model
+from quire.ops.backend import Ops, select
 from quire.sched.scheduler import Scheduler
-
-Progress = Callable[[int, int, str], None]
 
 
 class Engine:
     """A loaded model and everything that runs it. Not thread-safe: one caller drives `step`."""
 
-    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
         config.validate()
         started = time.monotonic()
         self.config = config

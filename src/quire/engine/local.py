@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from quire.core.config import EngineConfig
+from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.client import EngineInfo, StepReport
-from quire.engine.engine import Engine, Progress
+from quire.engine.engine import Engine
 
 
 class LocalEngine:
     """`EngineClient` without a second process; used by the `LLM` class, the benchmarks and the tests."""
 
-    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
         self.engine = Engine(config, progress)
         self._info = self.engine.info()
         self._refused: list[Output] = []

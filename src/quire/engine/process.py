@@ -12,6 +12,7 @@ import zmq
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure, ModelError, QuireError
+from quire.core.progress import LoadProgress
 from quire.core.request import Request
 from quire.engine.client import (
     Abort,
@@ -25,7 +26,6 @@ from quire.engine.client import (
     Submit,
     ToEngine,
 )
-from quire.engine.engine import Progress
 
 SHUTDOWN_SECONDS = 2.0
 MAX_FRAME = 64 << 20
@@ -34,7 +34,7 @@ MAX_FRAME = 64 << 20
 class ProcessEngine:
     """`EngineClient` over two sockets in a private directory; one thread may submit and abort while another polls."""
 
-    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
         config.validate()
         self._directory = tempfile.mkdtemp(prefix="quire-")  # mode 0700: only this user can connect
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -117,7 +117,7 @@ class ProcessEngine:
             raise EngineFailure(f"the engine process ended with exit code {code}")
         return None
 
-    def _wait_until_loaded(self, progress: Progress | None) -> EngineInfo:
+    def _wait_until_loaded(self, progress: LoadProgress | None) -> EngineInfo:
         while True:
             message = self._receive(0.1)
             if isinstance(message, Ready):
