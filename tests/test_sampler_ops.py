@@ -37,8 +37,10 @@ def drawn(ops: Ops, row: torch.Tensor, count: int, **options: float) -> np.ndarr
     return tokens
 
 
+@pytest.mark.parametrize("isa", native.cpu.native.module.units() if native.cpu else [])
 @pytest.mark.parametrize("name", NAMES)
-def test_native_equals_reference_on_every_case(name: str) -> None:
+def test_native_equals_reference_on_every_case(name: str, isa: str) -> None:
+    native = select(DeviceConfig(device="cpu", isa=isa, threads=2))
     definition = REGISTRY[name]
     assert definition.cases is not None
     for case in definition.cases(torch.Generator().manual_seed(7)):

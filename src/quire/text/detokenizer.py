@@ -11,8 +11,9 @@ from quire.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _MAX_PENDING = 16
-"""Tokens held back at most for a character that does not complete; one has at most four bytes."""
-_KEEP_PENDING = 4
+"""Tokens held back at most for a character that does not complete."""
+_CHARACTER = 4
+"""Bytes, and so tokens, of the longest character in UTF-8."""
 
 
 class Detokenizer(Protocol):
@@ -78,9 +79,16 @@ class WindowDetokenizer:
         end = len(self._window)
         if end == self._read:
             return ""
-        if not self._decode(self._window).endswith(_REPLACEMENT):
-            return self._emit(end)
-        return self._emit(end - _KEEP_PENDING) if end - self._read > _MAX_PENDING else ""
+        cuts = range(end, max(self._read, end - _CHARACTER), -1)
+        texts = {}
+        for cut in cuts:
+            texts[cut] = self._decode(self._window[:cut])
+            if not texts[cut].endswith(_REPLACEMENT):
+                return self._emit(cut)
+        if end - self._read <= _MAX_PENDING:
+            return ""
+        # Garbage, or U+FFFD that is meant: the latter has fewer characters than tokens where it is whole.
+        return self._emit(min(cuts, key=lambda cut: len(texts[cut])))
 
     def flush(self) -> str:
         """What is left, unfinished characters included."""
