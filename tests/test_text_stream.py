@@ -157,3 +157,12 @@ def test_stop_string_over_tokens_and_what_is_held() -> None:
     assert text.push([], final=True) == ("\n\nde", None)
     text = TextStream(pydoc, SamplingParams(stop=("b", "abc"), include_stop_str_in_output=True))
     assert text.push(pydoc.encode("xabc"))[0] == "xab"
+
+
+def test_stop_strings_wait_for_min_tokens() -> None:
+    ids = pydoc.encode("a.b.c.d.e.f.g.h")
+    runs = [[i] for i in ids]
+    early, _ = stream(pydoc, runs, stop=(".",), max_tokens=None)
+    late, by = stream(pydoc, runs, stop=(".",), min_tokens=6, max_tokens=None)
+    assert "".join(early) == "a" and by == "."
+    assert "".join(late).startswith(pydoc.decode(ids[:6])) and len("".join(late)) < len("a.b.c.d.e.f.g.h")

@@ -140,6 +140,7 @@ class TextStream:
             else WindowDetokenizer(tokenizer, skip, params.spaces_between_special_tokens)
         )
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._unchecked = params.min_tokens
         self.stopped_by: str | None = None
 
     def push(self, ids: Sequence[int], final: bool = False) -> tuple[str, str | None]:
@@ -152,5 +153,8 @@ class TextStream:
         text = self._detokenizer.push(ids)
         if final:
             text += self._detokenizer.flush()
+        if self._unchecked > 0:  # stop strings count only in what follows the first `min_tokens` tokens
+            self._unchecked -= len(ids)
+            return text, None
         text, self.stopped_by = self._stops.push(text, final)
         return text, self.stopped_by
