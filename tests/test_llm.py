@@ -108,7 +108,8 @@ def test_prompt_logprobs_score_every_token_but_the_first(llm: LLM) -> None:
     longer = llm.generate("abc", SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=0))[0]
     again = llm.generate([*longer.prompt_token_ids, *longer.outputs[0].token_ids], params)[0]
     made = [next(iter(e.values())).logprob for e in longer.outputs[0].logprobs or []]
-    scored = [e[t].logprob for t, e in zip(longer.outputs[0].token_ids, (again.prompt_logprobs or [])[-2:], strict=True) if e]  # fmt: skip
+    last = (again.prompt_logprobs or [])[-2:]
+    scored = [e[t].logprob for t, e in zip(longer.outputs[0].token_ids, last, strict=True) if e]
     assert made == pytest.approx(scored, abs=1e-4)
 
 

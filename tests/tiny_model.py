@@ -8,13 +8,16 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from quire.ops.native import load_native
+
 SPECIAL = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-OPTIONS: dict[str, Any] = {"load_format": "dummy", "device": "reference", "dtype": "float32", "num_blocks": 64}
-"""Random weights for the folder's shapes on the torch reference: runs without weights and without a compiler."""
+DEVICE = "reference" if load_native() is None else "cpu"
+OPTIONS: dict[str, Any] = {"load_format": "dummy", "device": DEVICE, "dtype": "float32", "num_blocks": 64}
+"""Random weights for the folder's shapes, run without a file of weights, and without a compiler where there is none."""
 
 
 def write_tiny(folder: Path, chat: bool = True) -> Path:

@@ -74,8 +74,8 @@ class Client:
             writer.write(self._head(method, path, body))
             await writer.drain()
             yield await _response(reader)
-        except (OSError, EOFError) as error:
-            raise HttpFailure(f"the connection broke: {error}") from None
+        except (OSError, EOFError, ValueError) as error:
+            raise HttpFailure(f"the connection broke or the response is malformed: {error}") from None
         finally:
             writer.close()
 
@@ -93,7 +93,7 @@ class Client:
 
 async def _response(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     """The body of a response whose status is 200; `HttpFailure` with the server's message otherwise."""
-    status = int((await reader.readline()).split(b" ", 2)[1:2][0] or 0)
+    status = int(b"".join((await reader.readline()).split(b" ", 2)[1:2]))
     headers: dict[bytes, bytes] = {}
     while line := (await reader.readline()).strip():
         name, _, value = line.partition(b":")

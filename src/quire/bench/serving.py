@@ -59,7 +59,7 @@ async def _send(client: Client, model: str, item: Item, ignore_eos: bool, record
             if event.get("usage"):
                 record.input_tokens = event["usage"]["prompt_tokens"]
                 record.output_tokens = event["usage"]["completion_tokens"]
-    except (QuireError, ValueError, KeyError) as error:
+    except (QuireError, KeyError) as error:
         record.error = f"{type(error).__name__}: {error}"
 
 

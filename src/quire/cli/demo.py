@@ -7,18 +7,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from quire.core.errors import EngineFailure
+from quire.cli.flags import ENGINE, to_arguments, to_engine, with_flags
+from quire.core.errors import EngineFailure, Unavailable
 
 if TYPE_CHECKING:
     from quire.bench.http import Client
 
 START_SECONDS = 120.0
+ANSWER_SECONDS = 60.0
 STOP_SECONDS = 30.0
 ADDRESS = re.compile(r"serving \S+ on (https?://\S+)")
 
@@ -29,7 +30,7 @@ QUESTIONS = (
     "Explain itertools.chain.",
     "What does shutil.copytree do?",
 )
-TEXTS = ("import os\nimport sys\n", "def main(argv=None):\n")
+TEXTS = ("def main(argv=None):\n", "class Stack:\n")
 
 
 @dataclass
@@ -43,81 +44,93 @@ class Answer:
     chunks: list[float] = field(default_factory=list)
 
 
-def demo(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Folder or hub name.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or reference.")] = "auto",
-) -> None:
+@with_flags(ENGINE)
+def demo(options: dict[str, Any]) -> None:
     """Serve the embedded model on a free port, stream several answers at once, and shut it down cleanly."""
-    command = [sys.executable, "-m", "quire", "serve", *([model] if model else []), "--port", "0", "--device", device]
+    to_engine(options)
+    command = [sys.executable, "-m", "quire", "serve", "--port", "0", *to_arguments(options)]
     print(f"$ quire {' '.join(command[3:])}")
     started = time.perf_counter()
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stderr is not None
-        url = _wait_for_address(server, server.stderr)
-        print(
-            f"{url} is up after {time.perf_counter() - started:.1f} s; {len(QUESTIONS) + len(TEXTS)} requests at once"
-        )
-        begun = time.perf_counter()
-        answers = asyncio.run(_ask_all(url))
-        seconds = time.perf_counter() - begun
-        _print(answers, seconds)
-        server.send_signal(signal.SIGTERM)
-        code = server.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise EngineFailure(f"the server did not stop within {STOP_SECONDS:.0f} s of SIGTERM") from None
-    finally:
-        if server.poll() is None:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            url = _wait_for_address(server)
+            print(f"{url} is up after {time.perf_counter() - started:.1f} s")
+            _print(*asyncio.run(_ask_all(url)))
+            _stop(server)
+        finally:
             server.kill()
-            server.wait()
-        if server.stderr is not None:
-            server.stderr.close()
-    if code != 0:
-        raise EngineFailure(f"the server ended with exit code {code}")
     print(f"SIGTERM: the server drained and ended with exit code 0; {time.perf_counter() - started:.1f} s in all")
 
 
-def _wait_for_address(server: subprocess.Popen[str], log: IO[str]) -> str:
-    """The address in the server's log; `EngineFailure` with the log when it ends before that."""
+def _wait_for_address(server: subprocess.Popen[str]) -> str:
+    """The address in the server's log; `EngineFailure` with the log when it ends before that or takes too long."""
+    assert server.stderr is not None
+    watchdog = threading.Timer(START_SECONDS, server.kill)
+    watchdog.start()
     seen = []
-    for line in log:
-        seen.append(line)
-        found = ADDRESS.search(line)
-        if found:
-            return found[1]
+    try:
+        for line in server.stderr:
+            seen.append(line)
+            if found := ADDRESS.search(line):
+                return found[1]
+    finally:
+        watchdog.cancel()
     raise EngineFailure(f"the server ended with exit code {server.wait()}:\n{''.join(seen[-5:])}")
 
 
-async def _ask_all(url: str) -> list[Answer]:
+def _stop(server: subprocess.Popen[str]) -> None:
+    """Ask the server to end, as an orchestrator would; `EngineFailure` unless it does so with exit code 0."""
+    server.send_signal(signal.SIGTERM)
+    try:
+        _, log = server.communicate(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise EngineFailure(f"the server did not stop within {STOP_SECONDS:.0f} s of SIGTERM") from None
+    if server.returncode != 0:
+        raise EngineFailure(f"the server ended with exit code {server.returncode}:\n{log}")
+
+
+async def _ask_all(url: str) -> tuple[list[Answer], float]:
+    """All answers, and the seconds they took together."""
     from quire.bench.http import Client
 
     client = Client(url)
-    name = (await client.get("/v1/models"))["data"][0]["id"]
-    chats = [
-        _stream(client, q, "/v1/chat/completions", {"messages": [{"role": "user", "content": q}]}) for q in QUESTIONS
+    name = await _model_name(client)
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        *((q, "/v1/chat/completions", {"messages": [{"role": "user", "content": q}]}) for q in QUESTIONS),
+        *((t, "/v1/completions", {"prompt": t, "max_tokens": 32}) for t in TEXTS),
     ]
-    texts = [_stream(client, t, "/v1/completions", {"prompt": t}) for t in TEXTS]
-    jobs = [job(name) for job in (*chats, *texts)]
-    return list(await asyncio.wait_for(asyncio.gather(*jobs), START_SECONDS))
+    begun = time.perf_counter()
+    jobs = (_ask(client, text, path, {"model": name} | fields) for text, path, fields in asked)
+    answers = await asyncio.wait_for(asyncio.gather(*jobs), ANSWER_SECONDS)
+    return list(answers), time.perf_counter() - begun
 
 
-def _stream(client: Client, asked: str, path: str, fields: dict[str, Any]) -> Any:
-    async def run(model: str) -> Answer:
-        answer = Answer(asked, sent=time.perf_counter())
-        body = {"model": model, "max_tokens": 48, "temperature": 0, "stream": True}
-        async for event in client.events(path, body | fields | {"stream_options": {"include_usage": True}}):
-            for choice in event["choices"]:
-                piece = choice["text"] if "text" in choice else choice["delta"].get("content", "")
-                if piece:
-                    answer.chunks.append(time.perf_counter())
-                    answer.text += piece
-            if event.get("usage"):
-                answer.tokens = event["usage"]["completion_tokens"]
-        if not answer.text:
-            raise EngineFailure(f"no text came back for {asked!r}")
-        return answer
+async def _model_name(client: Client) -> str:
+    """The served model's name, as soon as the server listens (its log tells the address a moment earlier)."""
+    end = time.monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            return str((await client.get("/v1/models"))["data"][0]["id"])
+        except Unavailable:
+            if time.monotonic() > end:
+                raise
+            await asyncio.sleep(0.05)
 
-    return run
+
+async def _ask(client: Client, text: str, path: str, fields: dict[str, Any]) -> Answer:
+    answer = Answer(text, sent=time.perf_counter())
+    body = {"max_tokens": 64, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    async for event in client.events(path, body | fields):
+        for choice in event["choices"]:
+            piece = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            if piece:
+                answer.chunks.append(time.perf_counter())
+                answer.text += piece
+        if event.get("usage"):
+            answer.tokens = event["usage"]["completion_tokens"]
+    if not answer.text:
+        raise EngineFailure(f"no text came back for {text!r}")
+    return answer
 
 
 def _print(answers: list[Answer], seconds: float) -> None:

@@ -140,7 +140,8 @@ def _flags(groups: Mapping[str, Struct]) -> list[inspect.Parameter]:
             flags[alias] = _parameter(alias, str | None, typer.Option(f"-{alias}", hidden=True))
         for name, (neutral, _) in UNBUILT.items():
             kind = next((type(v) for v in neutral if v is not None), str)
-            flags[name] = _parameter(name, kind | None, typer.Option(_long(name), hidden=True))
+            spelling = f"{_long(name)}/{_long(f'no_{name}')}" if kind is bool else _long(name)
+            flags[name] = _parameter(name, kind | None, typer.Option(spelling, hidden=True))
     return list(flags.values())
 
 
@@ -220,6 +221,18 @@ def pick(options: Mapping[str, Any], struct: type[T]) -> T:
         return msgspec.convert({k: v for k, v in options.items() if k in struct.__struct_fields__}, struct)
     except msgspec.ValidationError as error:
         raise ConfigError(f"bad option value: {error}") from None
+
+
+def to_arguments(options: Mapping[str, Any]) -> list[str]:
+    """The command line that gives `options`."""
+    words: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            words.append(_long(name if value else f"no_{name}"))
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            words += [_long(name), str(each)]
+    return words
 
 
 def _length(value: str) -> int | str:

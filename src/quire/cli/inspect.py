@@ -31,7 +31,7 @@ def inspect(options: dict[str, Any]) -> None:
     found = describe(config.model.model, config.model.load_format)
     ops = select(config.device)
     _print("model", _model_rows(found))
-    _print("memory", _memory_rows(config, found))
+    _print("memory", _memory_rows(config, found, ops))
     _print("runs on", [("backend", ops.name), ("instruction set", ops.isa), ("threads", str(ops.threads))])
     _print("ops", [(op, which) for op, which in sorted(ops.describe()["ops"].items())])
     for note in found.notes:
@@ -56,7 +56,7 @@ def _model_rows(found: ModelFacts) -> Rows:
     ]
 
 
-def _memory_rows(config: EngineConfig, found: ModelFacts) -> Rows:
+def _memory_rows(config: EngineConfig, found: ModelFacts, ops: Ops) -> Rows:
     import torch
 
     from quire.engine.budget import available_memory, plan_blocks
@@ -70,7 +70,7 @@ def _memory_rows(config: EngineConfig, found: ModelFacts) -> Rows:
     size = config.cache.block_size
     return [
         ("weights on disk", _size(found.bytes_on_disk)),
-        ("weights in memory", "about " + _size(_packed(config, found, 8 * dtype.itemsize))),
+        ("weights in memory", "about " + _size(_packed(config, found, 8 * dtype.itemsize, 4 if ops.cpu else 8))),
         ("KV cache per token", _size(per_token)),
         ("KV cache", f"{blocks:,} blocks of {size} tokens, {_size(blocks * size * per_token)}"),
         ("longest sequence", f"{fits:,} tokens"),
@@ -78,10 +78,11 @@ def _memory_rows(config: EngineConfig, found: ModelFacts) -> Rows:
     ]
 
 
-def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int) -> int:
+def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits: int) -> int:
     """Bytes of the packed weights: matrices in the target format with their scales, tables dense, norms f32.
 
-    A tied head is packed a second time, because the embedding table stays as it is for look-ups.
+    A tied head is packed a second time, because the embedding table stays as it is for look-ups. The torch reference
+    spends a whole byte on a 4-bit code.
     """
     from math import prod
 
@@ -96,7 +97,7 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int) -> int:
             continue
         bits: float = {"vector": 32, "table": dense_bits, "linear": dense_bits}[role.kind]
         if role.kind == "linear" and target is not None:
-            bits = {"int8": 8, "int4": 4}[(target.head if name == "head" else target).name] + scales
+            bits = {"int8": 8, "int4": int4_bits}[(target.head if name == "head" else target).name] + scales
         total += weight_bytes(prod(role.shape(spec)) * (spec.layers if role.layer else 1), bits)
     return total
 

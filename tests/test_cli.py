@@ -1,0 +1,214 @@
+"""The command line, run as a user does: arguments in, text and exit code out."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import quire
+from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
+from quire.cli import main
+from quire.cli.flags import ENGINE, SERVER, to_arguments
+from quire.engine.options import UNBUILT
+from tiny_model import OPTIONS, write_tiny
+
+Run = Callable[..., tuple[int, str, str]]
+FLAGS = to_arguments(OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`run("serve", "--port", "x", stdin="...")` -> (exit code, stdout, stderr)."""
+
+    def call(*args: str, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["quire", *args])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        found = capsys.readouterr()
+        return (code if isinstance(code, int) else 0), found.out, found.err
+
+    return call
+
+
+def test_version(run: Run) -> None:
+    code, out, _ = run("--version")
+    assert (code, out) == (0, f"quire {quire.__version__}\n")
+    pyproject = Path(__file__).parent.parent / "pyproject.toml"
+    assert f'version = "{quire.__version__}"' in pyproject.read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "structs"),
+    [
+        (["serve"], [*ENGINE.values(), *SERVER.values()]),
+        (["chat"], [*ENGINE.values()]),
+        (["generate"], [*ENGINE.values()]),
+        (["eval"], [*ENGINE.values()]),
+        (["inspect"], [*ENGINE.values()]),
+        (["demo"], [*ENGINE.values()]),
+        (["doctor"], []),
+        (["bench", "latency"], [*ENGINE.values(), LatencyLoad]),
+        (["bench", "throughput"], [*ENGINE.values(), ThroughputLoad]),
+        (["bench", "serve"], [ServeLoad]),
+    ],
+)
+def test_help_names_every_option(run: Run, command: list[str], structs: list[type[msgspec.Struct]]) -> None:
+    code, out, _ = run(*command, "--help")
+    assert code == 0
+    for struct in structs:
+        for field in msgspec.structs.fields(struct):
+            assert f"--{field.name.replace('_', '-')}" in out
+    assert "--tensor-parallel-size" not in out, "what is not built is not offered"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["serve", "--foo"], 2, ["--foo"]),
+        (["nonsense"], 2, ["nonsense"]),
+        (["serve", "--port", "many"], 2, ["--port", "integer"]),
+        (["serve", "--port", "70000"], 2, ["--port", "70000"]),
+        (["serve", "--block-size", "3"], 2, ["--block-size 3", "power of two"]),
+        (["serve", "--tensor-parallel-size", "2"], 2, ["--tensor-parallel-size 2", "not built"]),
+        (["serve", "--enable-lora"], 2, ["--enable-lora", "not built"]),
+        (["serve", "a", "--model", "b"], 2, ["'a'", "'b'"]),
+        (["serve", "--max-model-len", "long"], 2, ["--max-model-len", "auto"]),
+        (["serve", "-ctk", "f32", "-ctv", "bf16"], 2, ["bfloat16", "float32"]),
+        (["inspect", "/no/such/folder"], 2, ["/no/such/folder"]),
+        (["generate", "-m", "/no/such/folder", "hello"], 2, ["/no/such/folder"]),
+        (["generate", ""], 1, ["prompt"]),
+        (["eval", "--text", "/no/such/file"], 2, ["/no/such/file"]),
+        (["bench", "serve", "--base-url", "localhost"], 2, ["--base-url"]),
+        (["bench", "serve", "--goodput", "speed:1"], 2, ["--goodput"]),
+        (["bench", "serve", "--base-url", "http://127.0.0.1:9"], 1, ["127.0.0.1:9"]),
+        (["bench", "latency", "--batch-size", "0"], 2, ["batch_size"]),
+    ],
+)
+def test_mistakes_are_named_without_a_traceback(run: Run, args: list[str], code: int, words: list[str]) -> None:
+    found, _, err = run(*args)
+    assert found == code
+    assert all(word in err for word in words), err
+    assert "Traceback" not in err
+
+
+def test_what_is_not_built_may_be_asked_for_neutrally(run: Run, folder: str) -> None:
+    neutral = {name: values[-1] for name, (values, _) in UNBUILT.items() if values[-1] is not None}
+    assert run("inspect", folder, *FLAGS, *to_arguments(neutral))[0] == 0
+
+
+def test_inspect_shows_the_model_and_what_would_run(run: Run, folder: str) -> None:
+    code, out, _ = run("inspect", folder, *FLAGS, "--device", "reference")
+    assert code == 0
+    for words in ("llama", "2, hidden 32", "key/value heads", "64 blocks of 16 tokens", "reference", "linear"):
+        assert words in out
+    _, embedded, _ = run("inspect", "--quantization", "int4", "--device", "reference")
+    assert "pydoc" in embedded
+
+
+def test_inspect_predicts_the_weights_that_are_loaded(run: Run) -> None:
+    """The estimate from headers is within a twentieth of what the engine reports."""
+    from quire import LLM
+
+    for quantization in ("none", "int8", "int4"):
+        with LLM(device="reference", quantization=quantization, num_blocks=8) as llm:
+            loaded = sum(size for role, (_, size) in llm.engine.engine.model.report.items() if role != "rope")
+        _, out, _ = run("inspect", "--device", "reference", "--quantization", quantization)
+        line = next(row for row in out.splitlines() if "weights in memory" in row)
+        predicted = float(line.split()[-2]) * 2**20
+        assert predicted == pytest.approx(loaded, rel=0.05)
+
+
+def test_doctor_names_the_backend(run: Run) -> None:
+    code, out, _ = run("doctor", "--device", "reference")
+    assert code == 0
+    assert "quire" in out and "native kernels" in out and "reference" in out
+
+
+def test_generate_prints_every_text_in_order(run: Run, folder: str) -> None:
+    code, out, err = run("generate", folder, "ab", "cd", *FLAGS, "--max-tokens", "4", "--temperature", "0")
+    assert code == 0
+    assert out.index("=== ab") < out.index("=== cd")
+    assert "4 prompt tokens" in err and "tokens/s" in err
+    code, alone, _ = run("generate", "-m", folder, *FLAGS, "-n", "4", "--temperature", "0", stdin="ab")
+    assert code == 0
+    assert alone.strip() == out.split("=== ab\n")[1].split("\n=== cd")[0].strip()
+
+
+def test_chat_answers_lines_of_a_pipe(run: Run, folder: str) -> None:
+    code, out, err = run("chat", folder, *FLAGS, "-n", "4", "--temperature", "0", stdin="ab\n\n/clear\nab\n/exit\nno")
+    assert code == 0 and err == ""
+    first, second = out.rstrip("\n").split("\n") if out.count("\n") == 2 else (out, "")
+    assert first == second, "after /clear the same question has the same answer"
+
+
+def test_chat_drops_old_turns_when_the_context_is_full(run: Run, folder: str) -> None:
+    code, _, err = run("chat", folder, *FLAGS, "-n", "4", stdin="\n".join(["a" * 40] * 4))
+    assert code == 0
+    assert "oldest turn was dropped" in err
+
+
+def test_eval_scores_a_text(run: Run, folder: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("hello there, " * 20)
+    output = tmp_path / "result.json"
+    code, out, _ = run("eval", folder, *FLAGS, "--text", str(text), "-o", str(output))
+    assert code == 0 and "perplexity" in out
+    found = json.loads(output.read_text())["perplexity"]
+    assert (found["tokens"], found["bytes"]) == (259, 260)
+    assert 100 < found["perplexity"] < 1000, "random weights guess among 260 tokens"
+    code, _, err = run("eval", folder, *FLAGS)
+    assert code == 2 and "--text" in err
+
+
+def test_bench_writes_what_is_needed_to_repeat_it(run: Run, folder: str, tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    load = ["--input-len", "4:8", "--output-len", "4", "-o", str(output)]
+    code, out, _ = run("bench", "throughput", folder, *FLAGS, "--num-prompts", "4", *load)
+    assert code == 0 and "output tokens per s" in out
+    found = json.loads(output.read_text())
+    assert found["load"]["num_prompts"] == 4
+    assert found["results"]["rates"]["output_tokens"] == 16
+    assert found["engine"]["options"]["cache"]["num_blocks"] == 64
+    waste = found["results"]["kv_waste"]
+    assert waste["paged"]["mean"] < waste["contiguous_max_model_len"]["mean"]
+    code, out, _ = run("bench", "latency", folder, *FLAGS, "--iters", "2", "--batch-size", "2", *load)
+    assert code == 0 and "ttft" in out
+    assert json.loads(output.read_text())["results"]["rates"]["completed"] == 4
+    code, _, err = run("bench", "latency", folder, *FLAGS, "--input-len", "200")
+    assert code == 2 and "--input-len" in err
+
+
+def test_ctrl_c_ends_quietly(folder: str) -> None:
+    command = [sys.executable, "-m", "quire", "chat", folder, *FLAGS, "-n", "4"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(b"ab\n")
+        process.stdin.flush()
+        assert process.stdout.readline(), "the first answer"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr.read() == b""
+
+
+def test_demo_serves_over_http_and_shuts_down(folder: str) -> None:
+    command = [sys.executable, "-m", "quire", "demo", folder, *FLAGS]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    assert "exit code 0" in found.stdout and "TTFT" in found.stdout
