@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -90,7 +91,8 @@ class ProcessEngine:
             return
         self._closed = True
         if self._process.poll() is None:
-            self._to.send(self._encode(Shutdown()), zmq.NOBLOCK)
+            with contextlib.suppress(zmq.Again):  # a process that is just ending has no ear any more
+                self._to.send(self._encode(Shutdown()), zmq.NOBLOCK)
         try:
             self._process.wait(SHUTDOWN_SECONDS)
         except subprocess.TimeoutExpired:

@@ -80,7 +80,9 @@ class Worker:
 
 def die_with_parent() -> None:
     """Leave at once when standard input closes: nobody is there to read our results."""
-    sys.stdin.buffer.read()
+    # Not through sys.stdin: its lock, held by this thread, would break the interpreter's own shutdown.
+    while os.read(0, 4096):
+        pass
     os._exit(0)
 
 
