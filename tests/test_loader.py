@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from oracle import SMALL, backend, edit_config, logits, random_model, relative_error, write
 from quire.core.config import flat_config
-from quire.core.errors import ConfigError, ModelError, QuireError
+from quire.core.errors import ConfigError, ModelError
 from quire.model import checkpoint
 from quire.model.build import Model, describe, load_model
 from quire.model.families import read_spec
@@ -225,6 +225,10 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert model.generation_defaults == {"temperature": 0.6, "top_p": 0.9, "top_k": 40}
     (tmp_path / "generation_config.json").write_text(json.dumps(facts | {"do_sample": False}))
     assert load(tmp_path).generation_defaults == {"temperature": 0.0}
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 9, "repetition_penalty": 1.1}')
+    model = load(tmp_path)
+    assert model.eos_token_ids == (2,) and model.bos_token_id == 1
+    assert model.generation_defaults == {"max_tokens": 9, "repetition_penalty": 1.1}
 
 
 @pytest.mark.parametrize(
@@ -315,7 +319,3 @@ def test_progress_and_report_account_for_all_bytes(tmp_path: Path) -> None:
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
     rope = model.report["rope"][1]
     assert model.weight_bytes - rope == total
-
-
-def test_errors_are_expected_errors() -> None:
-    assert issubclass(ModelError, QuireError) and issubclass(ConfigError, QuireError)
