@@ -30,7 +30,7 @@ class Engine:
         self.model: Model = load_model(config, self.ops, progress)
         spec = self.model.spec
         self.kv_bytes_per_token = sum(layout.bytes_per_token for layout in self.model.layouts)
-        blocks, self.max_model_len = plan_blocks(config, self.kv_bytes_per_token, spec.max_position)
+        blocks, self.max_model_len = plan_blocks(config, self.kv_bytes_per_token, self.model.max_model_len)
         self.pool = BlockPool(blocks)
         size = config.cache.block_size
         self.prefix = PrefixCache(self.pool, size) if config.cache.enable_prefix_caching else None
