@@ -19,7 +19,9 @@ struct LinearCall {
     const int32_t* x_start;  // [m][groups]: start value of a group's sum, or the sum of codes when there are zeros
 };
 
-constexpr int kMaxRows = 8;
+// Hardware prefetchers stop at page ends. A single row streams its weights once, so it asks for those a few pages ahead
+// (measured: 100 instead of 73 of 113 GB/s at 4 bits); tiles of more rows ask for the next column group's.
+constexpr int64_t kAhead = 8192;
 constexpr int64_t kPanelBytes = 256 << 10;  // a quarter of a 1 MiB second-level cache; weights stream through the rest
 
 template <int R, int NB>
@@ -39,6 +41,15 @@ QUIRE_INLINE uint32_t word(const char* p) {
     uint32_t x;
     std::memcpy(&x, p, 4);
     return x;
+}
+
+template <int R, int NB>
+QUIRE_INLINE void prefetch_weights(const char* w, int64_t block_bytes) {
+    if constexpr (R == 1) {
+        prefetch(w + kAhead);
+    } else {
+        prefetch_far(w + NB * block_bytes);
+    }
 }
 
 template <int R, int NB>
@@ -73,7 +84,10 @@ void bf16_tile(const LinearCall& c, int64_t row, int64_t block) {
     for (int64_t p = 0; p < pairs; ++p) {
         U wk[NB];
 #pragma GCC unroll 8
-        for (int b = 0; b < NB; ++b) wk[b] = load_u(w + (b * pairs + p) * 64);
+        for (int b = 0; b < NB; ++b) {
+            wk[b] = load_u(w + (b * pairs + p) * 64);
+            prefetch_weights<R, NB>(w + (b * pairs + p) * 64, pairs * 64);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const U xk = set1_u(word(x + r * c.x_stride + p * 4));
@@ -119,6 +133,7 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block) {
 #pragma GCC unroll 8
             for (int b = 0; b < NB; ++b) {
                 low[b] = load_u(w + b * block_bytes);
+                prefetch_weights<R, NB>(w + b * block_bytes, block_bytes);
                 if constexpr (kBits == 4) {
                     high[b] = high_nibbles(low[b]);
                     low[b] = low_nibbles(low[b]);
@@ -138,14 +153,14 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block) {
                 }
             }
         }
+        F scale[NB];
 #pragma GCC unroll 8
-        for (int b = 0; b < NB; ++b) {
-            const F scale = load_scale(c, (block + b) * c.groups + g);
+        for (int b = 0; b < NB; ++b) scale[b] = load_scale(c, (block + b) * c.groups + g);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const F xs = set1(c.x_scales[(row + r) * c.groups + g]);
-                acc[r][b] = fma(to_f(sum[r][b]), mul(scale, xs), acc[r][b]);
-            }
+        for (int r = 0; r < R; ++r) {
+            const F xs = set1(c.x_scales[(row + r) * c.groups + g]);
+#pragma GCC unroll 8
+            for (int b = 0; b < NB; ++b) acc[r][b] = fma(to_f(sum[r][b]), mul(scale[b], xs), acc[r][b]);
         }
     }
     store_tile<R, NB>(c, acc, row, block);
@@ -164,34 +179,38 @@ void tile(const LinearCall& c, int64_t row, int64_t block) {
 }
 
 // The tile of `rows` <= R rows: tries R, R - 1, ... 1.
-template <WeightKind kKind, int NB, int R = kTileRows>
+template <WeightKind kKind, int NB, int R>
 void tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block) {
     if (rows == R) return tile<kKind, R, NB>(c, row, block);
     if constexpr (R > 1) return tile_of<kKind, NB, R - 1>(c, rows, row, block);
 }
 
-template <WeightKind kKind>
+// All rows and column blocks in tiles of up to R rows by NB blocks, a panel of rows and one group of blocks per task.
+template <WeightKind kKind, int R, int NB>
 void run_tiles(const LinearCall& c, int64_t m) {
-    const int64_t blocks = (c.n + 15) / 16;
-    // One row: a thread streams one block at a time; parallel streams are slower.
-    const int64_t wide = m == 1 ? 1 : kTileBlocks;
-    const int64_t column_groups = (blocks + wide - 1) / wide;
-    int64_t panel = kPanelBytes / c.x_stride / kTileRows * kTileRows;
-    if (panel < kTileRows) panel = kTileRows;
+    const int64_t blocks = (c.n + 15) / 16, column_groups = (blocks + NB - 1) / NB;
+    int64_t panel = kPanelBytes / c.x_stride / R * R;
+    if (panel < R) panel = R;
     const int64_t panels = (m + panel - 1) / panel;
     parallel_for(panels * column_groups, [&](int64_t index, int) {
-        const int64_t first = index / column_groups * panel, block = index % column_groups * wide;
+        const int64_t first = index / column_groups * panel, block = index % column_groups * NB;
         const int64_t last = first + panel < m ? first + panel : m;
-        const int64_t width = blocks - block < wide ? blocks - block : wide;
-        for (int64_t row = first; row < last; row += kTileRows) {
-            const int64_t rows = last - row < kTileRows ? last - row : kTileRows;
-            if (width == kTileBlocks) {
-                tile_of<kKind, kTileBlocks>(c, rows, row, block);
+        for (int64_t row = first; row < last; row += R) {
+            const int64_t rows = last - row < R ? last - row : R;
+            if (blocks - block >= NB) {
+                tile_of<kKind, NB, R>(c, rows, row, block);
             } else {
-                for (int64_t b = 0; b < width; ++b) tile_of<kKind, 1>(c, rows, row, block + b);
+                for (int64_t b = block; b < blocks; ++b) tile_of<kKind, 1, R>(c, rows, row, b);
             }
         }
     });
+}
+
+template <WeightKind kKind>
+void run_linear(const LinearCall& c, int64_t m) {
+    if (m == 1) return run_tiles<kKind, 1, kKind == WeightKind::kBf16 ? kRowBlocks : 1>(c, m);
+    if (m <= kFewRows) return run_tiles<kKind, kFewRows, kFewBlocks>(c, m);
+    run_tiles<kKind, kTileRows, kTileBlocks>(c, m);
 }
 
 // Codes, scale and start value of each group of a row. The maximum is taken over bit patterns, which orders NaN above all
@@ -239,9 +258,9 @@ void linear_int(float* out, const float* x, const char* weights, const char* sca
     const LinearCall c{out, weights, scales, zeros.ptr, bias.ptr, n, k, group, groups, scales_f32,
                        reinterpret_cast<const char*>(codes), stride, x_scales, starts};
     if (zeros.ptr) {
-        run_tiles<kBits == 4 ? WeightKind::kInt4Zeros : WeightKind::kInt8Zeros>(c, m);
+        run_linear<kBits == 4 ? WeightKind::kInt4Zeros : WeightKind::kInt8Zeros>(c, m);
     } else {
-        run_tiles<kBits == 4 ? WeightKind::kInt4 : WeightKind::kInt8>(c, m);
+        run_linear<kBits == 4 ? WeightKind::kInt4 : WeightKind::kInt8>(c, m);
     }
 }
 
@@ -267,7 +286,7 @@ void linear_bf16(float* out, const float* x, const char* weights, Optional<const
         }
     });
     const LinearCall c{out, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false, rounded, stride, nullptr, nullptr};
-    run_tiles<WeightKind::kBf16>(c, m);
+    run_linear<WeightKind::kBf16>(c, m);
 }
 
 void linear_f32(float* out, const float* x, const char* weights, Optional<const float> bias, int64_t m, int64_t n, int64_t k,
@@ -275,5 +294,5 @@ void linear_f32(float* out, const float* x, const char* weights, Optional<const 
     check_linear(m, n, k);
     const LinearCall c{out, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false,
                        reinterpret_cast<const char*>(x), k * 4, nullptr, nullptr};
-    run_tiles<WeightKind::kF32>(c, m);
+    run_linear<WeightKind::kF32>(c, m);
 }

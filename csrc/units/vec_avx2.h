@@ -20,7 +20,9 @@ struct U {
 
 // maddubs saturates with 8-bit unsigned weights, so `dot8` works on |weight| and the signed activation: no offset is left.
 constexpr int kStart8 = 0;
-constexpr int kTileRows = 4, kTileBlocks = 1, kAttentionRows = 2, kAttentionTiles = 2;
+// Linear: rows by column blocks of a tile, of a tile for a few rows, and blocks for a single row. Attention: rows by vectors.
+constexpr int kTileRows = 4, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1;
+constexpr int kAttentionRows = 2, kAttentionTiles = 2;
 
 QUIRE_INLINE __m256i lane_mask(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -164,3 +166,4 @@ QUIRE_INLINE void store_i8(int8_t* p, I v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+QUIRE_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }

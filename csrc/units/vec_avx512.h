@@ -19,7 +19,9 @@ struct U {
 };
 
 constexpr int kStart8 = 128;
-constexpr int kTileRows = 8, kTileBlocks = 2, kAttentionRows = 4, kAttentionTiles = 4;
+// Linear: rows by column blocks of a tile, of a tile for a few rows, and blocks for a single row. Attention: rows by vectors.
+constexpr int kTileRows = 8, kTileBlocks = 2, kFewRows = 4, kFewBlocks = 4, kRowBlocks = 2;
+constexpr int kAttentionRows = 4, kAttentionTiles = 4;
 
 QUIRE_INLINE __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
@@ -81,8 +83,12 @@ QUIRE_INLINE F f16_load(const uint16_t* p) {
 }
 QUIRE_INLINE U low_nibbles(U w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
 QUIRE_INLINE U high_nibbles(U w) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))}; }
-QUIRE_INLINE I dot4(I acc, U w, U x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
-QUIRE_INLINE I dot8(I acc, U w, U x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
+// GCC 12 copies the accumulator before and after its intrinsic for this instruction: two moves per dot product.
+QUIRE_INLINE I dot4(I acc, U w, U x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(w.v), "v"(x.v));
+    return acc;
+}
+QUIRE_INLINE I dot8(I acc, U w, U x) { return dot4(acc, w, x); }
 QUIRE_INLINE I mul16(I a, I b) {
     const __m512i low = _mm512_set1_epi32(0xffff);
     return {_mm512_madd_epi16(a.v, _mm512_and_si512(b.v, low))};
@@ -100,3 +106,4 @@ QUIRE_INLINE void store_i8(int8_t* p, I a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+QUIRE_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }

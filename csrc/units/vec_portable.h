@@ -12,7 +12,9 @@ typedef uint32_t U __attribute__((vector_size(64)));
 
 // Weights of 8 bits reach `dot8` as stored code minus kStored8; the rest of the offset is in the start value.
 constexpr int kStart8 = 128;
-constexpr int kTileRows = 4, kTileBlocks = 1, kAttentionRows = 2, kAttentionTiles = 2;
+// Linear: rows by column blocks of a tile, of a tile for a few rows, and blocks for a single row. Attention: rows by vectors.
+constexpr int kTileRows = 4, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1;
+constexpr int kAttentionRows = 2, kAttentionTiles = 2;
 
 template <class T>
 QUIRE_INLINE T load_as(const void* p) {
@@ -151,3 +153,4 @@ QUIRE_INLINE F vsqrt(F a) {
     return a;
 }
 QUIRE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+QUIRE_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
