@@ -16,7 +16,9 @@ import pytest
 
 import quire
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
+from quire.bench.quality import read_questions
 from quire.cli import main
+from quire.cli.demo import QUESTIONS
 from quire.cli.flags import ENGINE, SERVER, to_arguments
 from quire.engine.options import UNBUILT
 from tiny_model import OPTIONS, write_tiny
@@ -205,6 +207,13 @@ def test_ctrl_c_ends_quietly(folder: str) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
         assert process.stderr.read() == b""
+
+
+def test_the_demo_asks_what_the_embedded_model_knows() -> None:
+    folder = Path(quire.__file__).parent / "assets" / "pydoc"
+    known = {row.name for row in read_questions(folder)}
+    for question in QUESTIONS:
+        assert any(f" {name}." in question or f" {name} " in question or f" {name}?" in question for name in known)
 
 
 def test_demo_serves_over_http_and_shuts_down(folder: str) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from oracle import write
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core.errors import BadRequest, ConfigError, QuireError
 from quire.engine.outputs import RequestOutput
@@ -215,6 +217,29 @@ def test_beam_search_finds_what_exhaustive_search_finds(llm: LLM) -> None:
     assert [s.tokens for s in found] == [tokens for _, tokens in pairs[:10]]
     assert [s.cum_logprob for s in found] == pytest.approx([score for score, _ in pairs[:10]], abs=1e-4)
     assert all(s.finish_reason == "length" for s in found)
+
+
+def test_beam_search_is_that_of_transformers(tmp_path: Path) -> None:
+    theirs = write(write_tiny(tmp_path), "llama", vocab_size=260, eos_token_id=3)
+    prompt = torch.tensor([[5, 6, 7, 8]])
+    with LLM(tmp_path, device=OPTIONS["device"], num_blocks=64, block_size=2) as made:
+        for penalty in (0.0, 1.0, 2.0):
+            want = theirs.generate(
+                prompt, num_beams=4, num_return_sequences=4, max_new_tokens=8, do_sample=False, length_penalty=penalty
+            )
+            params = BeamSearchParams(beam_width=4, max_tokens=8, length_penalty=penalty)
+            found = made.beam_search(prompt[0].tolist(), params)[0].sequences
+            assert [s.tokens for s in found] == want.tolist()
+        assert made.engine.engine.stats().prefix_hits > 0, "beams share their prefix"
+
+
+def test_priority_needs_the_policy(llm: LLM, folder: Path) -> None:
+    with pytest.raises(BadRequest, match="scheduling_policy"):
+        llm.generate(["a", "b"], GREEDY, priority=[1, 0])
+    with LLM(folder, **OPTIONS, scheduling_policy="priority", max_num_seqs=1) as made:
+        late, soon = made.generate(["a", "b"], GREEDY, priority=[1, 0])
+    assert soon.metrics.last_token_time is not None and late.metrics.first_token_time is not None
+    assert soon.metrics.last_token_time < late.metrics.first_token_time
 
 
 def test_beam_search_refuses_what_it_cannot_do(llm: LLM) -> None:
