@@ -35,14 +35,19 @@ struct State {
     static State at(float* p, int64_t rows, int64_t padded) { return {p + rows * padded, p + rows * (padded + 1), p}; }
 };
 
+// Where the keys (16 tokens each) and values (a pair or one token each) of a tile lie.
+struct Located {
+    const char* keys[kTile / 16];
+    const char* values[kTile];
+};
+
 // Memory of one thread.
 struct AttentionBuffers {
     State split, total;
     float *lanes, *scores, *rescale;  // [rows][16], [rows][64], [rows]
     char *q, *p;                      // [rows][padded], [rows][64] in the cache's type
     char *keys, *values, *zeros;      // copies of a tile for layouts the kernels cannot read in place
-    const char* key_at[kTile / 16];
-    const char* value_at[kTile];
+    Located tile, next;
     int64_t *from, *to;  // first and past-the-last visible position of each row
 };
 
@@ -52,9 +57,11 @@ QUIRE_INLINE F broadcast_float(const char* p) {
     return set1(x);
 }
 
-// scores[r][16 j + lane] = q[r] . k[token 16 j + lane] for R rows and NS groups of 16 tokens
-template <bool kBf16, int R, int NS>
-void score_tile(float* scores, const char* q, int64_t q_stride, const char* const* keys, int64_t words) {
+// scores[r][16 j + lane] = q[r] . k[token 16 j + lane] for R rows and NS groups of 16 tokens. `next` are the keys of the
+// following tile, asked for meanwhile (kAsk): pieces of 2 KiB are too short for hardware prefetchers, and asking for a whole
+// tile at once stalls.
+template <bool kBf16, bool kAsk, int R, int NS>
+void score_tile(float* scores, const char* q, int64_t q_stride, const char* const* keys, const char* const* next, int64_t words) {
     F acc[R][NS];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -63,7 +70,10 @@ void score_tile(float* scores, const char* q, int64_t q_stride, const char* cons
     for (int64_t i = 0; i < words; ++i) {
         U k[NS];
 #pragma GCC unroll 16
-        for (int j = 0; j < NS; ++j) k[j] = load_u(keys[j] + i * 64);
+        for (int j = 0; j < NS; ++j) {
+            k[j] = load_u(keys[j] + i * 64);
+            if constexpr (kAsk) prefetch(next[j] + i * 64);
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const char* x = q + r * q_stride + i * 4;
@@ -86,9 +96,9 @@ void score_tile(float* scores, const char* q, int64_t q_stride, const char* cons
 
 // acc[r] = acc[r] * rescale[r] + p[r] . v for R rows and NV vectors of head dimensions, over `steps` pairs (bf16) or tokens
 // (f32); of the last pair only the first token counts when `odd`.
-template <bool kBf16, int R, int NV>
-void value_tile(float* out, int64_t out_stride, const float* rescale, const char* p, const char* const* values, int64_t at,
-                int64_t steps, bool odd) {
+template <bool kBf16, bool kAsk, int R, int NV>
+void value_tile(float* out, int64_t out_stride, const float* rescale, const char* p, const char* const* values,
+                const char* const* next, int64_t at, int64_t steps, bool odd) {
     constexpr int64_t kRowBytes = kTile * (kBf16 ? 2 : 4);
     F acc[R][NV];
 #pragma GCC unroll 16
@@ -102,6 +112,7 @@ void value_tile(float* out, int64_t out_stride, const float* rescale, const char
 #pragma GCC unroll 16
         for (int j = 0; j < NV; ++j) {
             v[j] = load_u(values[i] + at + j * 64);
+            if constexpr (kAsk) prefetch(next[i] + at + j * 64);
             if (kBf16 && half) v[j] = low_half(v[j]);
         }
 #pragma GCC unroll 16
@@ -127,77 +138,112 @@ void value_tile(float* out, int64_t out_stride, const float* rescale, const char
         for (int j = 0; j < NV; ++j) store(out + r * out_stride + j * 16, acc[r][j]);
 }
 
-template <bool kBf16, int R = kAttentionRows>
-void score_rows(int64_t rows, float* scores, const char* q, int64_t q_stride, const char* const* keys, int64_t words) {
+template <bool kBf16, bool kAsk, int R = kAttentionRows>
+void score_rows(int64_t rows, float* scores, const char* q, int64_t q_stride, const Located& tile, const Located& next, int64_t words) {
     if (rows >= R) {
         for (int j = 0; j < kTile / 16; j += kAttentionTiles)
-            score_tile<kBf16, R, kAttentionTiles>(scores + j * 16, q, q_stride, keys + j, words);
+            score_tile<kBf16, kAsk, R, kAttentionTiles>(scores + j * 16, q, q_stride, tile.keys + j, next.keys + j, words);
         return;
     }
-    if constexpr (R > 1) score_rows<kBf16, R - 1>(rows, scores, q, q_stride, keys, words);
+    if constexpr (R > 1) score_rows<kBf16, kAsk, R - 1>(rows, scores, q, q_stride, tile, next, words);
 }
 
-template <bool kBf16, int R, int NV = kAttentionTiles>
-void value_columns(int64_t vectors, float* out, int64_t out_stride, const float* rescale, const char* p,
-                   const char* const* values, int64_t at, int64_t steps, bool odd) {
-    if (vectors >= NV) return value_tile<kBf16, R, NV>(out, out_stride, rescale, p, values, at, steps, odd);
-    if constexpr (NV > 1) value_columns<kBf16, R, NV - 1>(vectors, out, out_stride, rescale, p, values, at, steps, odd);
+template <bool kBf16, bool kAsk, int R, int NV = kAttentionTiles>
+void value_columns(int64_t vectors, float* out, int64_t out_stride, const float* rescale, const char* p, const Located& tile,
+                   const Located& next, int64_t at, int64_t steps, bool odd) {
+    if (vectors >= NV)
+        return value_tile<kBf16, kAsk, R, NV>(out, out_stride, rescale, p, tile.values, next.values, at, steps, odd);
+    if constexpr (NV > 1) value_columns<kBf16, kAsk, R, NV - 1>(vectors, out, out_stride, rescale, p, tile, next, at, steps, odd);
 }
 
-template <bool kBf16, int R = kAttentionRows>
-void value_rows(int64_t rows, float* out, int64_t out_stride, const float* rescale, const char* p, const char* const* values,
-                int64_t steps, bool odd) {
+template <bool kBf16, bool kAsk, int R = kAttentionRows>
+void value_rows(int64_t rows, float* out, int64_t out_stride, const float* rescale, const char* p, const Located& tile,
+                const Located& next, int64_t steps, bool odd) {
     if (rows >= R) {
         for (int64_t j = 0; j < out_stride; j += 16 * kAttentionTiles)
-            value_columns<kBf16, R>((out_stride - j) / 16, out + j, out_stride, rescale, p, values, j * 4, steps, odd);
+            value_columns<kBf16, kAsk, R>((out_stride - j) / 16, out + j, out_stride, rescale, p, tile, next, j * 4, steps, odd);
         return;
     }
-    if constexpr (R > 1) value_rows<kBf16, R - 1>(rows, out, out_stride, rescale, p, values, steps, odd);
+    if constexpr (R > 1) value_rows<kBf16, kAsk, R - 1>(rows, out, out_stride, rescale, p, tile, next, steps, odd);
 }
 
-// Points key_at and value_at at the tile that begins at position `start`. Blocks outside [first_block, blocks of the
-// context) are zeros. Layouts with fewer than 16 keys side by side, single values or odd head sizes are copied.
-void locate_tile(const AttentionCall& c, AttentionBuffers& b, const int32_t* table, int64_t head, int64_t start,
-                 int64_t context, int64_t first_block) {
-    const CacheShape& s = c.cache;
-    const int64_t lanes = s.lanes(), words = s.d / s.pair();
-    const auto block_of = [&](int64_t t) { return t < context && t / s.block_size >= first_block ? int64_t{table[t / s.block_size]} : int64_t{-1}; };
-    for (int64_t j = 0; j < kTile / 16; ++j) {
-        const int64_t t = start + 16 * j;
-        if (lanes == 16) {
-            const int64_t block = block_of(t);
-            b.key_at[j] = block < 0 ? b.zeros : c.keys + s.keys_at(block, head, t % s.block_size);
-            continue;
-        }
-        char* copy = b.keys + j * words * 64;
-        for (int64_t lane = 0; lane < 16; lane += lanes) {
-            const int64_t block = block_of(t + lane);
-            const char* source = block < 0 ? b.zeros : c.keys + s.keys_at(block, head, 0);
-            for (int64_t i = 0; i < words; ++i)
-                std::memcpy(copy + i * 64 + lane * 4, source + i * lanes * 4, static_cast<size_t>(lanes) * 4);
-        }
-        b.key_at[j] = copy;
+// Where the tokens of one sequence lie. Divisions by the block size are shifts: they would cost more than the arithmetic.
+struct Pages {
+    const int32_t* table;
+    int64_t context, first_block, shift, head, heads, token_bytes;
+
+    // Offset in bytes of `token` from the start of a cache, or -1 for blocks that must not be read.
+    int64_t at(int64_t token) const {
+        const int64_t block = token >> shift;
+        if (token >= context || block < first_block) return -1;
+        return (((int64_t{table[block]} * heads + head) << shift) + (token & ((int64_t{1} << shift) - 1))) * token_bytes;
     }
+};
+
+// Keys of 16 tokens from blocks of kLanes < 16 tokens, side by side as blocks of 16 have them.
+template <int kLanes>
+void copy_keys(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, char* copy) {
+    const int64_t words = c.cache.d / c.cache.pair();
+    for (int64_t lane = 0; lane < 16; lane += kLanes) {
+        const int64_t at = pages.at(start + lane);
+        const char* source = at < 0 ? b.zeros : c.keys + at;
+        for (int64_t i = 0; i < words; ++i) std::memcpy(copy + i * 64 + lane * 4, source + i * kLanes * 4, kLanes * 4);
+    }
+}
+
+void copy_key_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
+    for (int64_t j = 0; j < kTile / 16; ++j) {
+        char* copy = b.keys + j * c.cache.d / c.cache.pair() * 64;
+        tile.keys[j] = copy;
+        switch (c.cache.lanes()) {
+            case 1: copy_keys<1>(c, b, pages, start + 16 * j, copy); break;
+            case 2: copy_keys<2>(c, b, pages, start + 16 * j, copy); break;
+            case 4: copy_keys<4>(c, b, pages, start + 16 * j, copy); break;
+            default: copy_keys<8>(c, b, pages, start + 16 * j, copy);
+        }
+    }
+}
+
+// Values of pairs of tokens (bf16) or single tokens (f32), interleaved and padded to whole vectors.
+void copy_value_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
+    const CacheShape& s = c.cache;
     const int64_t pair = s.pair();
-    const bool copied = s.vpair() != pair || s.d != c.padded;
+    const auto find = [&](int64_t token) {
+        const int64_t at = pages.at(token);
+        return at < 0 ? b.zeros : c.values + at;
+    };
     for (int64_t i = 0; i < kTile / pair; ++i) {
-        const int64_t t = start + i * pair;
-        if (!copied) {
-            const int64_t block = block_of(t);
-            b.value_at[i] = block < 0 ? b.zeros : c.values + s.values_at(block, head, t % s.block_size);
+        char* copy = b.values + i * c.padded * 4;
+        tile.values[i] = copy;
+        std::memset(copy + s.d * 4, 0, static_cast<size_t>(c.padded - s.d) * 4);
+        const char* first = find(start + i * pair);
+        if (s.vpair() == pair) {
+            std::memcpy(copy, first, static_cast<size_t>(s.d) * 4);
             continue;
         }
-        char* copy = b.values + i * c.padded * 4;
-        std::memset(copy, 0, static_cast<size_t>(c.padded) * 4);
-        for (int64_t half = 0; half < pair; ++half) {
-            const int64_t block = block_of(t + half);
-            if (block < 0) continue;
-            const int64_t offset = (t + half) % s.block_size, vpair = s.vpair();
-            const char* source = c.values + s.values_at(block, head, offset) + offset % vpair * s.width();
-            for (int64_t x = 0; x < s.d; ++x)
-                std::memcpy(copy + (x * pair + half) * s.width(), source + x * vpair * s.width(), static_cast<size_t>(s.width()));
+        const char* second = find(start + i * pair + 1);
+        for (int64_t x = 0; x < s.d; ++x) {
+            std::memcpy(copy + x * 4, first + x * 2, 2);
+            std::memcpy(copy + x * 4 + 2, second + x * 2, 2);
         }
-        b.value_at[i] = copy;
+    }
+}
+
+// Points `tile` at the keys and values that begin at position `start`. Blocks that must not be read are zeros. Layouts
+// with fewer than 16 keys side by side, single values or odd head sizes are copied.
+void locate_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
+    const CacheShape& s = c.cache;
+    const int64_t step = s.block_size < kTile ? s.block_size : kTile, pair = s.pair();
+    const bool keys_in_place = s.block_size >= 16, values_in_place = s.vpair() == pair && s.d == c.padded;
+    if (!keys_in_place) copy_key_tile(c, b, pages, start, tile);
+    if (!values_in_place) copy_value_tile(c, b, pages, start, tile);
+    if (!keys_in_place && !values_in_place) return;
+    for (int64_t t = 0; t < kTile; t += step) {
+        const int64_t at = pages.at(start + t);
+        const int64_t key_bytes = at < 0 ? 0 : 16 * pages.token_bytes, value_bytes = at < 0 ? 0 : pair * pages.token_bytes;
+        const char *keys = at < 0 ? b.zeros : c.keys + at, *values = at < 0 ? b.zeros : c.values + at;
+        for (int64_t j = 0; keys_in_place && j < step / 16; ++j) tile.keys[t / 16 + j] = keys + j * key_bytes;
+        for (int64_t i = 0; values_in_place && i < step / pair; ++i) tile.values[t / pair + i] = values + i * value_bytes;
     }
 }
 
@@ -265,30 +311,42 @@ QUIRE_INLINE void clear(const State& s, int64_t rows, int64_t padded) {
     for (int64_t r = 0; r < rows; ++r) s.most[r] = -INFINITY;
 }
 
+// All rows against one tile, a few rows at a time; the first few ask for the next tile.
+template <bool kBf16, bool kAsk>
+QUIRE_INLINE void run_rows(const AttentionCall& c, AttentionBuffers& b, int64_t r, int64_t n, int64_t start, int64_t visible) {
+    const int64_t width = c.cache.width(), steps = kBf16 ? (visible + 1) / 2 : visible;
+    score_rows<kBf16, kAsk>(n, b.scores + r * kTile, b.q + r * c.padded * width, c.padded * width, b.tile, b.next, c.cache.d / c.cache.pair());
+    for (int64_t i = r; i < r + n; ++i) softmax_row<kBf16>(c, b, i, start);
+    value_rows<kBf16, kAsk>(n, b.split.acc + r * c.padded, c.padded, b.rescale + r, b.p + r * kTile * width, b.tile, b.next, steps,
+                            kBf16 && (visible & 1));
+}
+
 // One split: the state of all rows over positions [split * 512, split * 512 + 512) that any of them sees.
 template <bool kBf16>
 void run_split(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task, int64_t split, int64_t rows,
                int64_t first_block) {
-    const int64_t context = c.context[task.sequence];
-    const int32_t* table = c.tables + task.sequence * c.max_blocks;
+    const Pages pages{c.tables + task.sequence * c.max_blocks, c.context[task.sequence], first_block,
+                      __builtin_ctzll(static_cast<unsigned long long>(c.cache.block_size)), task.head, c.cache.kv_heads,
+                      c.cache.d * c.cache.width()};
     const int64_t low = b.from[0] > split * kSplit ? b.from[0] / kTile * kTile : split * kSplit;
     const int64_t end = (split + 1) * kSplit, high = b.to[rows - 1] < end ? b.to[rows - 1] : end;
+    const bool copied = c.cache.block_size < 16 || c.cache.d != c.padded;
     clear(b.split, rows, c.padded);
     std::memset(b.lanes, 0, static_cast<size_t>(rows) * 64);
+    locate_tile(c, b, pages, low, b.tile);
     for (int64_t start = low; start < high; start += kTile) {
-        locate_tile(c, b, table, task.head, start, context, first_block);
+        if (copied && start > low) locate_tile(c, b, pages, start, b.tile);
+        if (!copied) locate_tile(c, b, pages, start + kTile, b.next);
         const int64_t visible = high - start < kTile ? high - start : kTile;
-        const int64_t steps = kBf16 ? (visible + 1) / 2 : visible;
-        const bool odd = kBf16 && (visible & 1);
-        for (int64_t r = 0; r < rows;) {
+        for (int64_t r = 0; r < rows; r += kAttentionRows) {
             const int64_t n = rows - r < kAttentionRows ? rows - r : kAttentionRows;
-            score_rows<kBf16>(n, b.scores + r * kTile, b.q + r * c.padded * c.cache.width(), c.padded * c.cache.width(), b.key_at,
-                              c.cache.d / c.cache.pair());
-            for (int64_t i = r; i < r + n; ++i) softmax_row<kBf16>(c, b, i, start);
-            value_rows<kBf16>(n, b.split.acc + r * c.padded, c.padded, b.rescale + r, b.p + r * kTile * c.cache.width(), b.value_at,
-                              steps, odd);
-            r += n;
+            if (r == 0 && !copied) {
+                run_rows<kBf16, true>(c, b, r, n, start, visible);
+            } else {
+                run_rows<kBf16, false>(c, b, r, n, start, visible);
+            }
         }
+        b.tile = b.next;
     }
     for (int64_t r = 0; r < rows; ++r) b.split.sum[r] = hsum(load(b.lanes + r * 16));
 }
