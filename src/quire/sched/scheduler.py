@@ -31,6 +31,7 @@ class Scheduler:
         self.preemptions = 0
         self._tickets = 0
         self._scrub: list[int] = []
+        self._closed = False
 
     # ---------------------------------------------------------------------------------------------------- requests
 
@@ -69,6 +70,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Decide the next step. A plan without chunks may still carry sequences that ended for want of blocks."""
         budget = self.config.max_num_batched_tokens
+        self._closed = self._closed and bool(self.running)
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         preempted: list[Sequence] = []
@@ -94,7 +96,7 @@ class Scheduler:
         return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), scrub)
 
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
-        if self.config.static_batching and self.running:
+        if self.config.static_batching and self._closed:
             return
         while len(self.waiting) and budget and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting.head()
@@ -158,6 +160,7 @@ class Scheduler:
     def _leave(self, seq: Sequence) -> None:
         if seq.status is Status.RUNNING:
             self.running.remove(seq)
+            self._closed = True  # a static batch takes no more once the first of it has left
         elif seq.status is Status.WAITING:
             self.waiting.remove(seq)
         self.tables.release(seq)
