@@ -14,7 +14,7 @@ from quire.core.request import Output, Request
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a loaded model that the edge needs: limits to refuse requests by, ids that end a text, where files are."""
+    """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are."""
 
     model: str
     served_name: str
@@ -118,7 +118,7 @@ class EngineClient(Protocol):
         """Hand over an already validated request; its outputs come from `poll`."""
 
     def abort(self, request_id: str) -> None:
-        """Forget a request; unknown ids are ignored. No output follows for it, except one that was already under way."""
+        """Forget a request; unknown ids are ignored. No output follows, except one that was already under way."""
 
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report, waiting at most `timeout` seconds; raises `EngineFailure` when the engine is dead."""

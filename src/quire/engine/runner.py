@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from quire.ops.backend import Ops, Replay
 
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.model.batch import Batch
 from quire.model.build import Model
+from quire.ops.backend import Ops, Replay
 from quire.sample.sampler import LogitRow, Sampler
 
 # Pure decode steps of up to this many rows are replayed from a recording instead of being driven op by op.
