@@ -109,8 +109,9 @@ def test_units_are_known_and_portable_is_there() -> None:
 @pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int4"])
 def test_a_row_of_linear_does_not_depend_on_the_batch(kind: str, isa: str) -> None:
     g, ops = generator(), ops_of(isa)
-    w = ops.pack(cases.random_weight(g, kind, 75, 512, 64))
-    x, bias = cases.normal(g, 200, 512), cases.normal(g, 75)
+    k = 512 if kind.startswith("int") else 2304  # float weights walk a long k in parts
+    w = ops.pack(cases.random_weight(g, kind, 75, k, 64))
+    x, bias = cases.normal(g, 200, k), cases.normal(g, 75)
     ops.begin_step()
     whole = ops.linear(x, w, bias).clone()
     for m in (1, 2, 3, 5, 8, 17, 64, 199):

@@ -1,0 +1,224 @@
+"""Native ops against the limits of this machine: read bandwidth through huge pages and the peak of each dot product.
+
+    python benchmarks/kernels.py [--threads N] [--isa avx512] [--seconds 0.3] [--output results/kernels.json]
+
+A row says how long an op took (median and best), the bytes of weights or cache it must read and the operations it must
+do, per second, and the larger of the two shares of the machine's limit. Shapes are those of a Llama of 1 G parameters.
+Weights rotate through more memory than the caches hold. Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from quire.core.config import DeviceConfig
+from quire.ops import cases
+from quire.ops.arena import huge_bytes
+from quire.ops.backend import Ops, select
+from quire.ops.layout import KVLayout
+from quire.ops.op import Case
+from quire.ops.weights import Packed
+
+READ_BYTES = 256 << 20
+COLD_BYTES = 128 << 20
+"""Weights of one measurement: more than the last-level cache of the machines in mind."""
+MAX_COPIES = 32
+KINDS = (("bf16", 0), ("int8", 32), ("int8", 128), ("int4", 32), ("int4", 128))
+SHAPES = ((2048, 2048), (8192, 2048), (2048, 8192), (32000, 2048))
+ROWS = (1, 4, 16, 64, 512)
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 64
+PEAK_OF = {"f32": "f32", "bf16": "bf16", "int8": "int8", "int4": "int8"}
+LANE_OPS = {"f32": 2, "bf16": 4, "int8": 8}
+PROBE_VECTORS = 16 * 8
+LANES = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of all threads together: GB/s of reading, G operations/s of each dot product (a multiply-add is two)."""
+
+    read: float
+    peak: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: microseconds, GB/s, G operations/s, and the larger share of the limit (1 = the limit)."""
+
+    op: str
+    case: str
+    median_us: float
+    best_us: float
+    gb_per_s: float
+    gop_per_s: float
+    share: float
+
+
+class Bench:
+    """Times calls for a fixed wall-clock time each and turns them into rows."""
+
+    def __init__(self, ops: Ops, seconds: float) -> None:
+        assert ops.cpu is not None
+        self.ops, self.cpu, self.seconds = ops, ops.cpu, seconds
+        self.limits = self._limits()
+
+    def times(self, fn: Callable[[], Any]) -> list[float]:
+        """Seconds of each call, at least three, after one that warms up."""
+        fn()
+        found: list[float] = []
+        end = time.perf_counter() + self.seconds
+        while len(found) < 3 or time.perf_counter() < end:
+            begin = time.perf_counter()
+            fn()
+            found.append(time.perf_counter() - begin)
+        return found
+
+    def row(
+        self, op: str, case: str, fn: Callable[[], Any], size: float, work: float, peak: str, calls: int = 1
+    ) -> Row:
+        """`fn` makes `calls` calls that each read `size` bytes and do `work` operations of kind `peak`."""
+        seconds = self.times(fn)
+        best = min(seconds) / calls
+        rate, ops = size / best / 1e9, work / best / 1e9
+        share = max(rate / self.limits.read, ops / self.limits.peak[peak])
+        return Row(op, case, statistics.median(seconds) / calls * 1e6, best * 1e6, rate, ops, share)
+
+    def _limits(self) -> Limits:
+        out = torch.zeros(1, dtype=torch.int64)
+        data = huge_bytes(self.cpu.native, READ_BYTES).zero_()
+        read = min(self.times(lambda: self.cpu.call("probe_read", out.data_ptr(), data.data_ptr(), READ_BYTES)))
+        rounds = 20000
+
+        def peak(kind: str) -> float:
+            seconds = min(self.times(lambda: self.cpu.call(f"probe_{kind}", out.data_ptr(), rounds)))
+            return rounds * PROBE_VECTORS * self.ops.threads * LANES * LANE_OPS[kind] / seconds / 1e9
+
+        return Limits(READ_BYTES / read / 1e9, {kind: peak(kind) for kind in LANE_OPS})
+
+    def linear(self, g: torch.Generator) -> Iterator[Row]:
+        """Every kind of weight, shape and number of rows."""
+        for kind, group in KINDS:
+            for n, k in SHAPES:
+                weight = cases.random_weight(g, kind, n, k, group or 32)
+                first = self.ops.pack(weight)
+                copies = min(MAX_COPIES, -(-COLD_BYTES // first.nbytes))
+                packed = [first, *(self.ops.pack(weight) for _ in range(copies - 1))]
+                for m in ROWS:
+                    yield self._linear_row(g, packed, m, f"{kind}{f' g{group}' if group else ''} {n}x{k} m={m}")
+
+    def _linear_row(self, g: torch.Generator, packed: list[Packed], m: int, case: str) -> Row:
+        first = packed[0]
+        x = cases.normal(g, m, first.k)
+        several = packed if m <= 16 else packed[:1]
+
+        def call() -> None:
+            for w in several:
+                self.ops.begin_step()
+                self.ops.linear(x, w, None)
+
+        work = 2 * m * first.n * first.k
+        return self.row("linear", case, call, first.nbytes, work, PEAK_OF[first.kind], len(several))
+
+    def attention(self, g: torch.Generator) -> Iterator[Row]:
+        """Decode and prefill at several lengths and block sizes."""
+        batches = {
+            "decode 1 x 1024": ((1, 1024),),
+            "decode 16 x 512": ((1, 512),) * 16,
+            "decode 32 x 4096": ((1, 4096),) * 32,
+            "prefill 512": ((512, 512),),
+            "prefill 512 of 4096": ((512, 4096),),
+        }
+        for block_size in (16, 1):
+            layout = KVLayout(block_size, KV_HEADS, HEAD_DIM, torch.bfloat16)
+            for name, rows in batches.items():
+                if block_size == 1 and rows[0][1] > 1024:
+                    continue
+                case = cases.attention_case(g, layout, HEADS, rows, garbage=False)
+                size = sum(context for _, context in rows) * layout.bytes_per_token
+                seen = sum(new * (context - new) + new * (new + 1) / 2 for new, context in rows)
+                work = 4 * HEADS * HEAD_DIM * seen
+
+                def call(case: Case = case) -> None:
+                    self.ops.begin_step()
+                    self.ops.attention(**case)
+
+                yield self.row("attention", f"{name}, block {block_size}", call, size, work, "bf16")
+
+    def rows_of(self, g: torch.Generator) -> Iterator[Row]:
+        """The ops between the matrices, which are bound by memory or by the call itself."""
+        d, f = 2048, 8192
+        layout = KVLayout(16, KV_HEADS, HEAD_DIM, torch.bfloat16)
+        for m in (1, 16, 512):
+            norm = (cases.normal(g, m, d), cases.normal(g, m, d), torch.ones(d), 1e-5)
+            qkv = cases.normal(g, m, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+            table, cache = cases.rope_table(m, HEAD_DIM // 2), layout.allocate(-(-m // 16))
+            rope = (qkv, torch.arange(m, dtype=torch.int32), table, torch.arange(m), cache, layout, None, 1e-5)
+            yield self._plain_row("add_rmsnorm", norm, m, 16 * m * d)
+            yield self._plain_row("gated_activation", (cases.normal(g, m, 2 * f), "silu"), m, 12 * m * f)
+            yield self._plain_row("rope_and_cache", rope, m, 8 * qkv.numel())
+
+    def _plain_row(self, name: str, args: tuple[Any, ...], m: int, size: int) -> Row:
+        op = getattr(self.ops, name)
+
+        def call() -> None:
+            self.ops.begin_step()
+            op(*args)
+
+        return self.row(name, f"m={m}", call, size, 0, "f32")
+
+
+def show(console: Console, limits: Limits, rows: list[Row]) -> None:
+    """The table of all rows under the machine's limits."""
+    peaks = ", ".join(f"{kind} {value:.0f} GOP/s" for kind, value in limits.peak.items())
+    table = Table(title=f"limits: read {limits.read:.1f} GB/s, {peaks}")
+    for name in ("op", "case", "median us", "best us", "GB/s", "GOP/s", "of limit"):
+        table.add_column(name, justify="left" if name in ("op", "case") else "right", no_wrap=True)
+    for r in rows:
+        figures = (
+            f"{r.median_us:.1f}",
+            f"{r.best_us:.1f}",
+            f"{r.gb_per_s:.1f}",
+            f"{r.gop_per_s:.0f}",
+            f"{r.share:.0%}",
+        )
+        table.add_row(r.op, r.case, *figures)
+    console.print(table)
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--threads", type=int, default=0, help="threads (0: all cores)")
+    parser.add_argument("--isa", default="auto", help="instruction-set unit: auto, avx512, avx2, portable")
+    parser.add_argument("--seconds", type=float, default=0.3, help="time per measurement")
+    parser.add_argument("--only", default="", help="only ops whose name begins with this")
+    parser.add_argument("--output", type=Path, default=Path("results/kernels.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ops = select(DeviceConfig(device="cpu", threads=options.threads, isa=options.isa))
+    bench = Bench(ops, options.seconds)
+    g = torch.Generator().manual_seed(0)
+    parts = {"linear": bench.linear, "attention": bench.attention, "rows": bench.rows_of}
+    rows = [row for name, part in parts.items() if name.startswith(options.only) for row in part(g)]
+    show(Console(width=None if sys.stdout.isatty() else 110), bench.limits, rows)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"machine": platform.machine(), "isa": ops.isa, "threads": ops.threads}
+    report = {**machine, "limits": asdict(bench.limits), "rows": [asdict(row) for row in rows]}
+    options.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
