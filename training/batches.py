@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from data import Question, question_forms
-from tokenizer import END_OF_TEXT, answer_text, prompt_text
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from data import Question, question_forms
+from tokenizer import END_OF_TEXT, answer_text, prompt_text, token_id
 
 BLOCK = 1024
 BLOCKS_PER_BATCH = 4
@@ -23,7 +24,7 @@ class CodeBlocks:
 
     def __init__(self, tokenizer: Tokenizer, texts: list[str], seed: int) -> None:
         self.seed = seed
-        end = tokenizer.token_to_id(END_OF_TEXT)
+        end = token_id(tokenizer, END_OF_TEXT)
         texts = random.Random(seed).sample(texts, len(texts))
         stream: list[int] = []
         for encoding in tokenizer.encode_batch_fast(texts):

@@ -44,10 +44,11 @@ _SKIPPED_DIRS = {"site-packages", "test", "tests", "idle_test", "__pycache__", "
 _SKIPPED_MODULES = {"antigravity", "this", "idlelib", "turtledemo", "lib2to3", "test", "encodings", "pydoc_data"}
 _SIGNATURE = re.compile(r"^[\w.]+\s*\(.*\)\s*(-{1,2}>.*|=.*|:.*)?$")
 # Gone from later versions of Python, so not worth the model's memory.
-_REMOVED = set(
-    "aifc asynchat asyncore audioop cgi cgitb chunk crypt distutils imghdr imp mailcap msilib nis nntplib ossaudiodev "
-    "pipes smtpd sndhdr spwd sunau telnetlib uu xdrlib".split()
-)
+_REMOVED = {
+    "aifc", "asynchat", "asyncore", "audioop", "cgi", "cgitb", "chunk", "crypt", "distutils", "imghdr", "imp",
+    "mailcap", "msilib", "nis", "nntplib", "ossaudiodev", "pipes", "smtpd", "sndhdr", "spwd", "sunau", "telnetlib",
+    "uu", "xdrlib",
+}  # fmt: skip
 _SENTENCE_END = re.compile(r"(?<=[\w)'\"`\]]\.)(?: {2,}|\s+(?=[A-Z*`]))")
 _UNCLEAN = ("::", " = ", "->", ": - ", ">>>", "Internal function.")
 _LONGEST_ELSEWHERE = 100

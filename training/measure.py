@@ -1,10 +1,11 @@
 """The cheap checks that run during training."""
 
 import torch
-from batches import IGNORED, Row, padded
-from model import Llama
 from torch import Tensor
 from torch.nn import functional
+
+from batches import IGNORED, Row, padded
+from model import Llama
 
 ROWS_PER_BATCH = 100
 

@@ -1,7 +1,6 @@
 """A lean Llama: the same mathematics and weight names as the Hugging Face module, without its generality."""
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,7 +36,8 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize the last dimension."""
-        return functional.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+        normal: Tensor = functional.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+        return normal
 
 
 class Attention(nn.Module):
@@ -60,7 +60,8 @@ class Attention(nn.Module):
         repeat = self.heads // self.groups
         k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
+        output: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
+        return output
 
 
 class Mlp(nn.Module):
@@ -74,7 +75,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the gated projection."""
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        output: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return output
 
 
 class Layer(nn.Module):
@@ -90,7 +92,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """Apply attention, then the feed-forward network."""
         x = x + self.self_attn(self.input_layernorm(x), rotary)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return output
 
 
 class Llama(nn.Module):
@@ -109,11 +112,12 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the normalized hidden state of every position."""
-        x = self.embed_tokens(tokens)
+        x: Tensor = self.embed_tokens(tokens)
         rotary = rotary_tables(self.shape, tokens.shape[1], tokens.device)
         for layer in self.layers:
             x = layer(x, rotary)
-        return self.norm(x)
+        normal: Tensor = self.norm(x)
+        return normal
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the head's scores for some hidden states."""
@@ -161,4 +165,4 @@ def export_model(model: Llama, folder: Path, eos: int, pad: int) -> None:
     partial = folder / "model.safetensors.partial"
     save_file(weights, partial, metadata={"format": "pt"})
     partial.chmod(0o644)
-    os.replace(partial, folder / "model.safetensors")
+    partial.replace(folder / "model.safetensors")

@@ -28,7 +28,8 @@ def orthogonalized(stack: Tensor) -> Tensor:
     for _ in range(5):
         a = x @ x.mT
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-    return (x.mT if tall else x).to(stack.dtype)
+    result: Tensor = x.mT if tall else x
+    return result.to(stack.dtype)
 
 
 @dataclass

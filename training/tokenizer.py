@@ -46,6 +46,14 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """Return the number of a token that the vocabulary must have."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise KeyError(token)
+    return int(found)
+
+
 def prompt_text(question: str) -> str:
     """Return what the chat template makes of a single question."""
     return f"{USER}{question}{END}{ASSISTANT}"

@@ -1,7 +1,6 @@
 """Trains the pydoc model from nothing: first on the standard library's text, then on questions about it."""
 
 import json
-import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,27 +8,27 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+
 from batches import BLOCK, BLOCKS_PER_BATCH, ROW_LENGTHS, CodeBlocks, all_rows, fixed_rows, question_batches
 from data import code_texts, heldout_texts, questions, read_questions, write_questions
 from measure import heldout_loss, wrong_names
 from model import Llama, Shape, export_model
 from optim import Optimizer, rate_factor
 from picture import draw_losses
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors import safe_open
-from safetensors.torch import save_file
-from tokenizer import END, END_OF_TEXT, save_tokenizer, train_tokenizer
-from tokenizers import Tokenizer
-from torch import Tensor
-from torch.nn import functional
+from tokenizer import END, END_OF_TEXT, save_tokenizer, token_id, train_tokenizer
 
 HERE = Path(__file__).resolve().parent
 ASSETS = HERE.parent / "src" / "quire" / "assets" / "pydoc"
 CHECKPOINT = HERE / "runs" / "checkpoint.safetensors"
 QUESTIONS = 4000
-CODE_EVERY = 4
-CODE_WEIGHT = 0.5
-PASSES_PER_CHECK = 8
+CODE_BLOCKS_BESIDE_QUESTIONS = 3
+PASSES_PER_CHECK = 4
 SAVE_SECONDS = 300
 
 
@@ -70,7 +69,7 @@ class Run:
         """The share of the time budget that is spent."""
         return self.at.seconds / self.budget
 
-    def backward(self, batch: tuple[Tensor, Tensor], weight: float = 1.0) -> float:
+    def backward(self, batch: tuple[Tensor, Tensor]) -> float:
         """Add one batch's gradients and return its loss; the head runs on positions with a target only."""
         tokens, targets = (part.to(self.device) for part in batch)
         wanted = targets.flatten() >= 0
@@ -78,16 +77,17 @@ class Run:
             hidden = self.model(tokens).flatten(0, 1)[wanted]
             scores = self.model.logits(hidden)
         loss = functional.cross_entropy(scores.float(), targets.flatten()[wanted])
-        (loss * weight).backward()
+        torch.autograd.backward(loss)
         return loss.item()
 
-    def finish_step(self, phase: str, loss: float, started: float) -> None:
+    def finish_step(self, losses: dict[str, float], started: float) -> None:
         """Apply the gradients and book the step."""
         self.optimizer.step(rate_factor(self.progress, self.code_share))
         self.at.step += 1
         self.at.seconds += time.monotonic() - started
         if self.at.step % 10 == 0:
-            self.note(phase, loss)
+            for kind, loss in losses.items():
+                self.note(kind, loss)
         if time.monotonic() - self.saved > SAVE_SECONDS:
             self.save()
 
@@ -102,18 +102,17 @@ class Run:
         length = ROW_LENGTHS[self.at.step % len(ROW_LENGTHS)]
         loss = self.backward(self.code.batch(self.at.code_blocks, BLOCKS_PER_BATCH, length))
         self.at.code_blocks += BLOCKS_PER_BATCH
-        self.finish_step("code", loss, started)
+        self.finish_step({"code": loss}, started)
 
     def question_step(self, batch: tuple[Tensor, Tensor]) -> None:
-        """Learn from a batch of questions, and now and then from a block of code so that it is not forgotten."""
+        """Learn from a batch of questions, and from code beside it: with much less code, code is soon forgotten."""
         started = time.monotonic()
         loss = self.backward(batch)
         self.at.question_tokens += batch[0].numel()
-        if self.at.step % CODE_EVERY == 0:
-            length = ROW_LENGTHS[self.at.step // CODE_EVERY % len(ROW_LENGTHS)]
-            self.backward(self.code.batch(self.at.code_blocks, 1, length), CODE_WEIGHT)
-            self.at.code_blocks += 1
-        self.finish_step("questions", loss, started)
+        length = ROW_LENGTHS[self.at.step % len(ROW_LENGTHS)]
+        code_loss = self.backward(self.code.batch(self.at.code_blocks, CODE_BLOCKS_BESIDE_QUESTIONS, length))
+        self.at.code_blocks += CODE_BLOCKS_BESIDE_QUESTIONS
+        self.finish_step({"questions": loss, "code": code_loss}, started)
 
     def check(self) -> None:
         """Measure exactness over the whole question set and the loss on unseen modules."""
@@ -124,7 +123,8 @@ class Run:
         self.at.wrong = sorted(wrong) if self.progress > 0.6 else []
         self.at.seconds += time.monotonic() - started
         exact, heldout = (row["value"] for row in self.at.history[-2:])
-        print(f"{self.at.seconds / 60:.1f} min  step {self.at.step}  exact {exact} %  held-out loss {heldout}", flush=True)
+        minutes = self.at.seconds / 60
+        print(f"{minutes:.1f} min  step {self.at.step}  exact {exact} %  held-out loss {heldout}", flush=True)
 
     def save(self) -> None:
         """Write the checkpoint and a usable model, each under its final name only when complete."""
@@ -134,9 +134,8 @@ class Run:
         CHECKPOINT.parent.mkdir(exist_ok=True)
         partial = CHECKPOINT.with_suffix(".partial")
         save_file(tensors, partial, metadata={"state": json.dumps(asdict(self.at))})
-        os.replace(partial, CHECKPOINT)
-        ids = (self.tokenizer.token_to_id(END), self.tokenizer.token_to_id(END_OF_TEXT))
-        export_model(self.model, ASSETS, *ids)
+        partial.replace(CHECKPOINT)
+        export_model(self.model, ASSETS, token_id(self.tokenizer, END), token_id(self.tokenizer, END_OF_TEXT))
         draw_losses(self.at.history, HERE / "loss.png")
         self.saved = time.monotonic()
 
@@ -177,8 +176,8 @@ def main(
     else:
         run.save()
     print(f"{len(run.code.blocks) * BLOCK} code tokens, {len(run.rows)} questions, {run.device}", flush=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
-    with Progress(*columns) as bar:
+    share = TextColumn("{task.percentage:.0f} %")
+    with Progress(TextColumn("{task.description}"), BarColumn(), share, TimeRemainingColumn()) as bar:
         task = bar.add_task("code", total=run.budget)
         while run.progress < code_share:
             run.code_step()
