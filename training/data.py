@@ -126,7 +126,7 @@ def _members(prefix: str, owner: object) -> Iterator[tuple[str, object]]:
     for attribute in sorted(names, key=lambda name: (_is_alias(owner, name), name)):
         if attribute.startswith("_"):
             continue
-        value = inspect.getattr_static(owner, attribute, None)
+        value = _static(owner, attribute)
         if isinstance(value, (classmethod, staticmethod)):
             value = value.__func__
         if not (inspect.isclass(value) or inspect.isroutine(value)):
@@ -141,7 +141,12 @@ def _members(prefix: str, owner: object) -> Iterator[tuple[str, object]]:
 
 
 def _is_alias(owner: object, name: str) -> bool:
-    return getattr(inspect.getattr_static(owner, name, None), "__name__", name) != name
+    return getattr(_static(owner, name), "__name__", name) != name
+
+
+def _static(owner: object, name: str) -> object:
+    """Look a name up without running descriptors; modules may load a name only when it is asked for."""
+    return getattr(owner, name, None) if isinstance(owner, ModuleType) else inspect.getattr_static(owner, name, None)
 
 
 def _at_home(home: str, owner: ModuleType) -> bool:
@@ -197,7 +202,7 @@ def questions(count: int) -> list[Question]:
 def _resolve(module_name: str, module: ModuleType, name: str) -> object:
     value: object = module
     for part in (name if module_name == "builtins" else name.removeprefix(f"{module_name}.")).split("."):
-        value = inspect.getattr_static(value, part)
+        value = _static(value, part)
     return value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
 
 
@@ -221,3 +226,7 @@ def read_questions(folder: Path) -> list[Question]:
     """Read the question set that lies next to the model."""
     lines = (folder / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     return [Question(**json.loads(line)) for line in lines]
+
+
+if __name__ == "__main__":
+    write_questions(Path(sys.argv[1]), questions(int(sys.argv[2])))

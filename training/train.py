@@ -1,6 +1,8 @@
 """Trains the pydoc model from nothing: first on the standard library's text, then on questions about it."""
 
 import json
+import subprocess
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from batches import BLOCK, BLOCKS_PER_BATCH, ROW_LENGTHS, CodeBlocks, all_rows, fixed_rows, question_batches
-from data import code_texts, heldout_texts, questions, read_questions, write_questions
+from data import code_texts, heldout_texts, read_questions
 from measure import heldout_loss, wrong_names
 from model import Llama, Shape, export_model
 from optim import Optimizer, rate_factor
@@ -154,7 +156,8 @@ def prepare() -> tuple[Tokenizer, list[str]]:
     ASSETS.mkdir(parents=True, exist_ok=True)
     texts = code_texts()
     if not (ASSETS / "questions.jsonl").exists():
-        write_questions(ASSETS, questions(QUESTIONS))
+        # Libraries replace a few names of the standard library when imported, so a fresh interpreter chooses.
+        subprocess.run([sys.executable, HERE / "data.py", ASSETS, str(QUESTIONS)], check=True)
     if not (ASSETS / "tokenizer.json").exists():
         answers = [f"{row.name}\n{row.answer}\n" for row in read_questions(ASSETS)]
         save_tokenizer(train_tokenizer(texts + answers * 3), ASSETS, Shape().max_position_embeddings)
