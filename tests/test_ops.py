@@ -200,7 +200,8 @@ def test_attention_does_not_depend_on_the_block_size(dtype: torch.dtype) -> None
 def small_step(ops: Ops, x: Tensor, case: Case, w: Any) -> Tensor:
     y = ops.linear(ops.rmsnorm(x, torch.ones(x.shape[1]), 1e-6), w, None)
     z = ops.attention(**(case | {"qkv": y}))
-    return ops.gated_activation(z, "silu")
+    out: Tensor = ops.gated_activation(z, "silu")
+    return out
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
@@ -283,7 +284,7 @@ def test_scales_may_be_float32() -> None:
     ],
 )
 def test_a_weight_that_cannot_be_packed_is_refused(change: dict[str, Any], message: str) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "kind": "int4",
         "codes": torch.zeros(4, 64, dtype=torch.int8),
         "scales": torch.ones(4, 2).half(),

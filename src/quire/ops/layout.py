@@ -48,12 +48,16 @@ class KVLayout:
         """Bytes of one token's key and value in one layer."""
         return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
+    def shapes(self, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the key and value caches of `blocks` blocks."""
+        b, h, d = self.block_size, self.kv_heads, self.head_dim
+        keys = (blocks, h, b // self.lanes, d // self.pair, self.lanes, self.pair)
+        return keys, (blocks, h, b // self.vpair, d, self.vpair)
+
     def allocate(self, blocks: int) -> tuple[Tensor, Tensor]:
         """Zeroed key and value caches for `blocks` blocks."""
-        b, h, d = self.block_size, self.kv_heads, self.head_dim
-        keys = torch.zeros((blocks, h, b // self.lanes, d // self.pair, self.lanes, self.pair), dtype=self.dtype)
-        values = torch.zeros((blocks, h, b // self.vpair, d, self.vpair), dtype=self.dtype)
-        return keys, values
+        keys, values = self.shapes(blocks)
+        return torch.zeros(keys, dtype=self.dtype), torch.zeros(values, dtype=self.dtype)
 
     def logical_keys(self, keys: Tensor) -> Tensor:
         """A copy of `keys` as [blocks, kv_heads, block_size, head_dim]."""
