@@ -30,7 +30,7 @@ QUESTIONS = (
     "Explain itertools.chain.",
     "What does shutil.copytree do?",
 )
-TEXTS = ("def main(argv=None):\n", "class Stack:\n")
+TEXTS = ("for key, value in items.items():\n    if not isinstance(", "    def __repr__(self):\n        return")
 
 
 @dataclass
@@ -97,7 +97,7 @@ async def _ask_all(url: str) -> tuple[list[Answer], float]:
     name = await _model_name(client)
     asked: list[tuple[str, str, dict[str, Any]]] = [
         *((q, "/v1/chat/completions", {"messages": [{"role": "user", "content": q}]}) for q in QUESTIONS),
-        *((t, "/v1/completions", {"prompt": t, "max_tokens": 32}) for t in TEXTS),
+        *((t, "/v1/completions", {"prompt": t, "max_tokens": 32, "stop": "\n\n"}) for t in TEXTS),
     ]
     begun = time.perf_counter()
     jobs = (_ask(client, text, path, {"model": name} | fields) for text, path, fields in asked)

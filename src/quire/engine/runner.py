@@ -55,7 +55,7 @@ class Runner:
         self.model = model
         self.ops = ops
         self.block_size = model.layouts[0].block_size
-        self.caches = [layout.allocate(num_blocks) for layout in model.layouts]
+        self.caches = [ops.allocate_cache(layout, num_blocks) for layout in model.layouts]
         self.arrays = Arrays(max_tokens, max_seqs, -(-max_model_len // self.block_size))
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.capture = capture

@@ -12,16 +12,18 @@ HUGE = 2 << 20
 MAX_VIEWS = 4096
 
 
-def huge_bytes(native: Native, size: int) -> Tensor:
+def huge_bytes(native: Native, size: int, zeroed: bool = False) -> Tensor:
     """`size` bytes (uint8) that begin on a huge page, in huge pages where the system grants them.
 
-    Reads through huge pages reach the machine's bandwidth; through 4 KiB pages they stay well below it.
+    Reads through huge pages reach the machine's bandwidth; through 4 KiB pages they stay well below it. `zeroed`: all
+    zero, by pages the system hands out on first touch, so that a large cache costs nothing until it is used.
     """
+    make = torch.zeros if zeroed else torch.empty
     if size < HUGE:
-        raw = torch.empty(size + ALIGN, dtype=torch.uint8)
+        raw = make(size + ALIGN, dtype=torch.uint8)
         skip = -raw.data_ptr() % ALIGN
         return raw[skip : skip + size]
-    raw = torch.empty(size + HUGE, dtype=torch.uint8)
+    raw = make(size + HUGE, dtype=torch.uint8)
     skip = -raw.data_ptr() % HUGE
     native.module.advise_huge(raw.data_ptr() + skip, size)
     return raw[skip : skip + size]

@@ -98,7 +98,7 @@ class Ops:
             return layout.allocate(blocks)
         native = self.cpu.native
         keys, values = (
-            huge_bytes(native, math.prod(shape) * layout.dtype.itemsize).zero_().view(layout.dtype).view(shape)
+            huge_bytes(native, math.prod(shape) * layout.dtype.itemsize, zeroed=True).view(layout.dtype).view(shape)
             for shape in layout.shapes(blocks)
         )
         return keys, values
