@@ -165,7 +165,7 @@ class Bench:
             norm = (cases.normal(g, m, d), cases.normal(g, m, d), torch.ones(d), 1e-5)
             qkv = cases.normal(g, m, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
             table, cache = cases.rope_table(m, HEAD_DIM // 2), layout.allocate(-(-m // 16))
-            rope = (qkv, torch.arange(m, dtype=torch.int32), table, torch.arange(m), cache, layout, None, 1e-5)
+            rope = (qkv, torch.arange(m, dtype=torch.int32), table, torch.arange(m), cache, None, 1e-5)
             yield self._plain_row("add_rmsnorm", norm, m, 16 * m * d)
             yield self._plain_row("gated_activation", (cases.normal(g, m, 2 * f), "silu"), m, 12 * m * f)
             yield self._plain_row("rope_and_cache", rope, m, 8 * qkv.numel())

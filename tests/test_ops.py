@@ -14,7 +14,7 @@ from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops import cases
 from quire.ops.backend import Ops, select
-from quire.ops.layout import KVLayout
+from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import UNITS, load_native
 from quire.ops.op import REGISTRY, Case
 from quire.ops.pack import pack
@@ -55,6 +55,8 @@ def copied(value: Any) -> Any:
     """`value` with every tensor in it cloned: ops write into their arguments."""
     if isinstance(value, Tensor):
         return value.clone()
+    if isinstance(value, KVCache):
+        return KVCache(value.layout, value.keys.clone(), value.values.clone())
     if isinstance(value, (tuple, list)):
         return type(value)(copied(v) for v in value)
     return value
@@ -63,6 +65,8 @@ def copied(value: Any) -> Any:
 def tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
+    if isinstance(value, KVCache):
+        return [value.keys, value.values]
     if isinstance(value, (tuple, list)):
         return [t for v in value for t in tensors(v)]
     return []
@@ -96,7 +100,7 @@ def test_equals_the_reference(name: str, isa: str) -> None:
         found = run(ops_of(isa), name, case)
         assert len(found) == len(expected)
         # bf16 caches may round to the neighbour
-        cached = name == "rope_and_cache" and case["layout"].dtype == torch.bfloat16
+        cached = name == "rope_and_cache" and case["cache"].layout.dtype == torch.bfloat16
         for f, e in zip(found, expected, strict=True):
             close(f"{name}/{isa}", f, e, 2**-8 if cached and f.dim() > 2 else definition.tolerance)
 
@@ -191,7 +195,7 @@ def test_attention_does_not_depend_on_the_block_size(dtype: torch.dtype) -> None
         for s, context in enumerate(case["context"].tolist()):
             at = torch.arange(context)
             slots = case["block_tables"][s, at // block_size].long() * block_size + at % block_size
-            case["layout"].write(*case["cache"], slots, k[:context], v[:context])
+            case["cache"].write(slots, k[:context], v[:context])
         case["qkv"] = q[:6].repeat(1, 1, 4).flatten(1).contiguous()
         found.append(run(ops_of("auto"), "attention", case)[0])
     assert all(torch.equal(f, found[0]) for f in found)
@@ -347,7 +351,7 @@ def test_ops_refuse_indices_outside_their_tables() -> None:
     for position, slot, message in ((4, 0, "position"), (-1, 0, "position"), (0, 32, "slot"), (0, -1, "slot")):
         with pytest.raises(ValueError, match=message):
             at = torch.tensor([position], dtype=torch.int32)
-            ops.rope_and_cache(qkv, at, rope, torch.tensor([slot]), cache, layout, None, 1e-6)
+            ops.rope_and_cache(qkv, at, rope, torch.tensor([slot]), cache, None, 1e-6)
 
 
 def test_native_calls_check_their_arguments() -> None:

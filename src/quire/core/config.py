@@ -93,9 +93,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self.scheduler, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1", param=name)
         if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
-            raise ConfigError(
-                "--max-num-batched-tokens must be at least --max-num-seqs, or sequences would starve"
-            )
+            raise ConfigError("--max-num-batched-tokens must be at least --max-num-seqs, or sequences would starve")
         if self.model.group_size not in (32, 64, 128):
             raise ConfigError(f"--group-size {self.model.group_size} must be 32, 64 or 128", param="group_size")
         if self.device.threads < 0 or self.model.max_model_len < 0 or self.cache.kv_cache_memory_bytes < 0:

@@ -180,7 +180,7 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     loader = Loader(opened, ops, dtype, target, options.group_size, progress)
     ropes = shared_tables(spec.rope, length)
     embed = loader.table("embed")
-    layers = tuple(loader.layer(i, ropes[spec.rope[i]], layout) for i in range(spec.layers))
+    layers = tuple(loader.layer(i, ropes[spec.rope[i]]) for i in range(spec.layers))
     decoder = Decoder(ops, embed, layers, loader.needed_vector("final_norm"), loader.head(), spec.norm_eps)
     loader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     notes = opened.notes + notes
@@ -243,7 +243,7 @@ class Loader:
         """Add `nbytes` of `kind` to the account of `role`."""
         self.report[role] = (kind, nbytes + self.report.get(role, ("", 0))[1])
 
-    def layer(self, index: int, rope: Tensor, layout: KVLayout) -> Layer:
+    def layer(self, index: int, rope: Tensor) -> Layer:
         """Layer `index`, packed."""
         spec = self.opened.spec
         q_norm, k_norm = self.vector("q_norm", index), self.vector("k_norm", index)
@@ -256,7 +256,6 @@ class Loader:
             mlp_norm=self.needed_vector("mlp_norm", index),
             gate_up=self.linear(("gate", "up"), index),
             down=self.linear(("down",), index),
-            layout=layout,
             window=spec.windows[index],
             scale=spec.attention_scale,
             eps=spec.norm_eps,

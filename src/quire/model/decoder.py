@@ -10,9 +10,7 @@ from torch import Tensor
 from quire.model.batch import Batch
 from quire.model.linear import Linear
 from quire.ops.backend import Ops
-from quire.ops.layout import KVLayout
-
-Cache = tuple[Tensor, Tensor]
+from quire.ops.layout import KVCache
 
 
 @dataclass(frozen=True)
@@ -27,25 +25,20 @@ class Layer:
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
-    layout: KVLayout
     window: int
     scale: float
     eps: float
     activation: str
 
 
-Block = Callable[[Ops, Layer, Tensor, Tensor, Batch, Cache], Tensor]
+Block = Callable[[Ops, Layer, Tensor, Tensor, Batch, KVCache], Tensor]
 
 
-def sequential_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: Cache) -> Tensor:
+def sequential_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
     """x += attention(h); return mlp(norm(x)), which the caller adds. x, h [T, hidden], h = norm(x)."""
     qkv = layer.qkv(ops, h)
-    qkv = ops.rope_and_cache(
-        qkv, batch.positions, layer.rope, batch.slots, cache, layer.layout, layer.qk_norms, layer.eps
-    )
-    attended = ops.attention(
-        qkv, cache, layer.layout, batch.cu_q, batch.context, batch.block_tables, layer.scale, layer.window
-    )
+    qkv = ops.rope_and_cache(qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps)
+    attended = ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.scale, layer.window)
     h = ops.add_rmsnorm(x, layer.o(ops, attended), layer.mlp_norm, layer.eps)
     return layer.down(ops, ops.gated_activation(layer.gate_up(ops, h), layer.activation))
 
@@ -62,7 +55,7 @@ class Decoder:
     eps: float
     block: Block = sequential_block
 
-    def __call__(self, batch: Batch, caches: Sequence[Cache]) -> Tensor:
+    def __call__(self, batch: Batch, caches: Sequence[KVCache]) -> Tensor:
         """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all T rows are written to `caches`."""
         ops = self.ops
         (first, *rest), (cache, *others) = self.layers, caches

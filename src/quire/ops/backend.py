@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
-
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops import cases as _cases  # noqa: F401  (registers the cases)
@@ -19,7 +17,7 @@ from quire.ops import sampling as _sampling  # noqa: F401  (registers the defini
 from quire.ops import sampling_cpu as _sampling_cpu  # noqa: F401  (registers the implementations)
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
-from quire.ops.layout import KVLayout
+from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import Native, load_native
 from quire.ops.op import REGISTRY, choose
 from quire.ops.pack import pack
@@ -92,7 +90,7 @@ class Ops:
             return plain_packed(weight)
         return pack(self.cpu, weight, keep_plain=self.chosen["linear"] == "reference")
 
-    def allocate_cache(self, layout: KVLayout, blocks: int) -> tuple[Tensor, Tensor]:
+    def allocate_cache(self, layout: KVLayout, blocks: int) -> KVCache:
         """Zeroed key and value caches; in huge pages on the cpu backend (measured: 38 instead of 33 GB/s)."""
         if self.cpu is None:
             return layout.allocate(blocks)
@@ -101,7 +99,7 @@ class Ops:
             huge_bytes(native, math.prod(shape) * layout.dtype.itemsize, zeroed=True).view(layout.dtype).view(shape)
             for shape in layout.shapes(blocks)
         )
-        return keys, values
+        return KVCache(layout, keys, values)
 
     def begin_step(self) -> None:
         """Take back the memory of all outputs."""

@@ -111,7 +111,6 @@ def rope_and_cache_cases(g: Generator) -> Iterator[Case]:
                 "table": rope_table(500, half),
                 "slots": slots,
                 "cache": layout.allocate(blocks),
-                "layout": layout,
                 "norms": norms,
                 "eps": 1e-6,
             }
@@ -122,10 +121,10 @@ def attention_case(
 ) -> Case:
     """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots NaN if `garbage`."""
     size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
-    keys, values = layout.allocate(sum(blocks) + 2)
+    cache = layout.allocate(sum(blocks) + 2)
     if garbage:
-        keys.fill_(torch.nan)
-        values.fill_(torch.nan)
+        cache.keys.fill_(torch.nan)
+        cache.values.fill_(torch.nan)
     order = torch.randperm(sum(blocks) + 2, generator=g)
     tables = torch.full((len(rows), max(blocks, default=0) + 1), -1, dtype=torch.int32)
     used = 0
@@ -135,12 +134,11 @@ def attention_case(
         at = torch.arange(context)
         slots = tables[s, at // size].long() * size + at % size
         k, v = (normal(g, context, layout.kv_heads, layout.head_dim) for _ in range(2))
-        layout.write(keys, values, slots, k, v)
+        cache.write(slots, k, v)
     counts = torch.tensor([0, *(new for new, _ in rows)])
     return {
         "qkv": normal(g, int(counts.sum()), (heads + 2 * layout.kv_heads) * layout.head_dim),
-        "cache": (keys, values),
-        "layout": layout,
+        "cache": cache,
         "cu_q": counts.cumsum(0).int(),
         "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
         "block_tables": tables,
@@ -196,7 +194,7 @@ def copy_blocks_cases(g: Generator) -> Iterator[Case]:
         for dtype in (torch.bfloat16, torch.float32):
             layout = KVLayout(block_size, 2, 16, dtype)
             caches = [layout.allocate(6) for _ in range(3)]
-            for tensor in (t for cache in caches for t in cache):
+            for tensor in (t for cache in caches for t in (cache.keys, cache.values)):
                 tensor.copy_(normal(g, *tensor.shape))
             yield {"caches": caches, "pairs": ((0, 5), (2, 1), (5, 3), (4, 4))}
             yield {"caches": caches, "pairs": ()}
@@ -205,5 +203,5 @@ def copy_blocks_cases(g: Generator) -> Iterator[Case]:
 @cases("zero_blocks")
 def zero_blocks_cases(g: Generator) -> Iterator[Case]:
     for case in copy_blocks_cases(g):
-        case["caches"][0][0].fill_(torch.nan)
+        case["caches"][0].keys.fill_(torch.nan)
         yield {"caches": case["caches"], "blocks": tuple(p[0] for p in case["pairs"])}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.arena import Arena
-from quire.ops.layout import KVLayout
+from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import Native
 from quire.ops.op import impl
 from quire.ops.reference import ACTIVATIONS
@@ -104,8 +104,7 @@ def rope_and_cache(
     positions: Tensor,
     table: Tensor,
     slots: Tensor,
-    cache: tuple[Tensor, Tensor],
-    layout: KVLayout,
+    cache: KVCache,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
 ) -> Tensor:
@@ -113,7 +112,8 @@ def rope_and_cache(
     check(positions, "rope_and_cache positions", I32, rows)
     check(slots, "rope_and_cache slots", I64, rows)
     check(table, "rope_and_cache table", F32, -1, 2, -1)
-    blocks, at_cache = _cache(cache, layout)
+    layout = cache.layout
+    blocks, at_cache = _cache(cache)
     heads = _heads(width, layout)
     if 2 * table.shape[2] > layout.head_dim:
         raise ValueError(f"rope_and_cache table: {2 * table.shape[2]} dimensions do not fit head_dim {layout.head_dim}")
@@ -135,8 +135,7 @@ def rope_and_cache(
 def attention(
     cpu: Cpu,
     qkv: Tensor,
-    cache: tuple[Tensor, Tensor],
-    layout: KVLayout,
+    cache: KVCache,
     cu_q: Tensor,
     context: Tensor,
     block_tables: Tensor,
@@ -147,7 +146,8 @@ def attention(
     sequences = len(check(context, "attention context", I32, -1))
     check(cu_q, "attention cu_q", I32, sequences + 1)
     max_blocks = check(block_tables, "attention block_tables", I32, sequences, -1).shape[1]
-    blocks, at_cache = _cache(cache, layout)
+    layout = cache.layout
+    blocks, at_cache = _cache(cache)
     heads = _heads(width, layout)
     out = cpu.arena.empty(rows, heads * layout.head_dim)
     if rows:
@@ -191,7 +191,7 @@ def take_rows(cpu: Cpu, x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
 
 
 @impl("copy_blocks", "cpu")
-def copy_blocks(cpu: Cpu, caches: list[tuple[Tensor, Tensor]], pairs: tuple[tuple[int, int], ...]) -> None:
+def copy_blocks(cpu: Cpu, caches: list[KVCache], pairs: tuple[tuple[int, int], ...]) -> None:
     if not pairs or not caches:
         return
     flat = torch.tensor(pairs, dtype=I64)
@@ -201,7 +201,7 @@ def copy_blocks(cpu: Cpu, caches: list[tuple[Tensor, Tensor]], pairs: tuple[tupl
 
 
 @impl("zero_blocks", "cpu")
-def zero_blocks(cpu: Cpu, caches: list[tuple[Tensor, Tensor]], blocks: tuple[int, ...]) -> None:
+def zero_blocks(cpu: Cpu, caches: list[KVCache], blocks: tuple[int, ...]) -> None:
     if not blocks or not caches:
         return
     flat = torch.tensor(blocks, dtype=I64)
@@ -210,18 +210,18 @@ def zero_blocks(cpu: Cpu, caches: list[tuple[Tensor, Tensor]], blocks: tuple[int
     cpu.call("zero_blocks", where.data_ptr(), len(where), flat.data_ptr(), len(blocks), total)
 
 
-def _block_table(caches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, int]:
+def _block_table(caches: list[KVCache]) -> tuple[Tensor, int]:
     """(address, bytes of a block) of every key and value cache, and the smallest number of blocks."""
-    tensors = [t for cache in caches for t in cache]
+    tensors = [t for cache in caches for t in (cache.keys, cache.values)]
     if any(not t.is_contiguous() for t in tensors):
         raise ValueError("caches must be contiguous")
     rows = [(t.data_ptr(), t.stride(0) * t.element_size()) for t in tensors]
     return torch.tensor(rows, dtype=I64), min(t.shape[0] for t in tensors)
 
 
-def _cache(cache: tuple[Tensor, Tensor], layout: KVLayout) -> tuple[int, tuple[int, int]]:
-    """(number of blocks, (address of keys, address of values)) of a cache that has the shape `layout` says."""
-    keys, values = cache
+def _cache(cache: KVCache) -> tuple[int, tuple[int, int]]:
+    """(number of blocks, (address of keys, address of values)) of a cache that has the shape its layout says."""
+    layout, keys, values = cache.layout, cache.keys, cache.values
     b, h, d = layout.block_size, layout.kv_heads, layout.head_dim
     check(keys, "key cache", layout.dtype, -1, h, b // layout.lanes, d // layout.pair, layout.lanes, layout.pair)
     check(values, "value cache", layout.dtype, keys.shape[0], h, b // layout.vpair, d, layout.vpair)

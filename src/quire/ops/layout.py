@@ -54,22 +54,30 @@ class KVLayout:
         keys = (blocks, h, b // self.lanes, d // self.pair, self.lanes, self.pair)
         return keys, (blocks, h, b // self.vpair, d, self.vpair)
 
-    def allocate(self, blocks: int) -> tuple[Tensor, Tensor]:
-        """Zeroed key and value caches for `blocks` blocks."""
+    def allocate(self, blocks: int) -> KVCache:
+        """Zeroed keys and values of `blocks` blocks."""
         keys, values = self.shapes(blocks)
-        return torch.zeros(keys, dtype=self.dtype), torch.zeros(values, dtype=self.dtype)
+        return KVCache(self, torch.zeros(keys, dtype=self.dtype), torch.zeros(values, dtype=self.dtype))
 
-    def logical_keys(self, keys: Tensor) -> Tensor:
-        """A copy of `keys` as [blocks, kv_heads, block_size, head_dim]."""
-        return keys.permute(0, 1, 2, 4, 3, 5).reshape(-1, self.kv_heads, self.block_size, self.head_dim)
 
-    def logical_values(self, values: Tensor) -> Tensor:
-        """A copy of `values` as [blocks, kv_heads, block_size, head_dim]."""
-        return values.permute(0, 1, 2, 4, 3).reshape(-1, self.kv_heads, self.block_size, self.head_dim)
+@dataclass(frozen=True)
+class KVCache:
+    """One layer's keys and values, in the shapes that `layout` says."""
 
-    def write(self, keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k, v [t, kv_heads, head_dim] at `slots` [t] (slot = block * block_size + offset)."""
-        block, offset = slots // self.block_size, slots % self.block_size
-        shaped = k.to(self.dtype).reshape(*k.shape[:2], self.head_dim // self.pair, self.pair)
-        keys[block, :, offset // self.lanes, :, offset % self.lanes] = shaped
-        values[block, :, offset // self.vpair, :, offset % self.vpair] = v.to(self.dtype)
+    layout: KVLayout
+    keys: Tensor
+    values: Tensor
+
+    def logical(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of keys and values of `blocks` (int64 [n]), each [n, kv_heads, block_size, head_dim]."""
+        shape = (-1, self.layout.kv_heads, self.layout.block_size, self.layout.head_dim)
+        keys = self.keys[blocks].permute(0, 1, 2, 4, 3, 5).reshape(shape)
+        return keys, self.values[blocks].permute(0, 1, 2, 4, 3).reshape(shape)
+
+    def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k, v [t, kv_heads, head_dim] at `slots` [t] int64 (slot = block * block_size + offset)."""
+        at = self.layout
+        block, offset = slots // at.block_size, slots % at.block_size
+        shaped = k.to(at.dtype).view(*k.shape[:2], -1, at.pair)
+        self.keys[block, :, offset // at.lanes, :, offset % at.lanes] = shaped
+        self.values[block, :, offset // at.vpair, :, offset % at.vpair] = v.to(at.dtype)

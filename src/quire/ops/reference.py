@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.layout import KVLayout
+from quire.ops.layout import KVCache
 from quire.ops.op import op
 from quire.ops.weights import Packed, quantize_activations
 
@@ -67,8 +67,7 @@ def rope_and_cache(
     positions: Tensor,
     table: Tensor,
     slots: Tensor,
-    cache: tuple[Tensor, Tensor],
-    layout: KVLayout,
+    cache: KVCache,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
 ) -> Tensor:
@@ -79,7 +78,7 @@ def rope_and_cache(
     `norms`: per-head rmsnorm weights [head_dim] of queries and keys, applied before the rotation (Qwen3).
     `slots` [T] int64: where each token's key and value go; `positions` [T] int32.
     """
-    d, hk = layout.head_dim, layout.kv_heads
+    d, hk = cache.layout.head_dim, cache.layout.kv_heads
     heads = qkv.view(len(qkv), qkv.shape[1] // d, d)
     q, k, v = heads[:, : -2 * hk], heads[:, -2 * hk : -hk], heads[:, -hk:]
     if norms is not None:
@@ -94,15 +93,14 @@ def rope_and_cache(
     heads[:, : -2 * hk] = rotate(q)
     k = rotate(k)
     heads[:, -2 * hk : -hk] = k
-    layout.write(*cache, slots, k, v)
+    cache.write(slots, k, v)
     return qkv
 
 
 @op(tolerance=2e-2)
 def attention(
     qkv: Tensor,
-    cache: tuple[Tensor, Tensor],
-    layout: KVLayout,
+    cache: KVCache,
     cu_q: Tensor,
     context: Tensor,
     block_tables: Tensor,
@@ -117,7 +115,7 @@ def attention(
     p sees keys p - window + 1 .. p (window 0: all up to p). Blocks wholly before the window are never read. The last
     entry of cu_q is T; S = len(context) and sequences with no rows are allowed. Returns f32 [T, heads * head_dim].
     """
-    d, hk = layout.head_dim, layout.kv_heads
+    d, hk, block_size = cache.layout.head_dim, cache.layout.kv_heads, cache.layout.block_size
     q = qkv.view(len(qkv), qkv.shape[1] // d, d)[:, : -2 * hk]
     out = torch.zeros((q.shape[0], q.shape[1], d))
     repeat = q.shape[1] // hk
@@ -125,12 +123,12 @@ def attention(
         begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
         if begin == end:
             continue
-        first = max(0, length - (end - begin) - window + 1) // layout.block_size if window else 0
-        table = block_tables[s, first : -(-length // layout.block_size)].long()
-        at = first * layout.block_size
+        first = max(0, length - (end - begin) - window + 1) // block_size if window else 0
+        table = block_tables[s, first : -(-length // block_size)].long()
+        at = first * block_size
         k, v = (
             t.transpose(0, 1).flatten(1, 2)[:, : length - at].float().repeat_interleave(repeat, 0)
-            for t in (layout.logical_keys(cache[0][table]), layout.logical_values(cache[1][table]))
+            for t in cache.logical(table)
         )
         scores = q[begin:end].transpose(0, 1) @ k.transpose(1, 2) * scale
         row = torch.arange(length - (end - begin), length)[:, None]
@@ -162,17 +160,17 @@ def take_rows(x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
 
 
 @op(tolerance=0.0)
-def copy_blocks(caches: list[tuple[Tensor, Tensor]], pairs: tuple[tuple[int, int], ...]) -> None:
+def copy_blocks(caches: list[KVCache], pairs: tuple[tuple[int, int], ...]) -> None:
     """Copy block source -> destination in every layer's key and value cache (copy-on-write)."""
     for cache in caches:
-        for tensor in cache:
+        for tensor in (cache.keys, cache.values):
             for source, destination in pairs:
                 tensor[destination] = tensor[source]
 
 
 @op(tolerance=0.0)
-def zero_blocks(caches: list[tuple[Tensor, Tensor]], blocks: tuple[int, ...]) -> None:
+def zero_blocks(caches: list[KVCache], blocks: tuple[int, ...]) -> None:
     """Zero `blocks` in every layer's key and value cache: a block that held inf or NaN is scrubbed before its reuse."""
     for cache in caches:
-        for tensor in cache:
+        for tensor in (cache.keys, cache.values):
             tensor[list(blocks)] = 0
