@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-import quire
+from quire.model.checkpoint import EMBEDDED
 
-PYDOC = Path(quire.__path__[0]) / "assets" / "pydoc"
+PYDOC = EMBEDDED
 
 
 def sentencepiece_folder(folder: Path) -> Path:
