@@ -13,6 +13,7 @@ from torch import Tensor
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops import cases
+from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import UNITS, load_native
@@ -324,7 +325,7 @@ def attention_arguments() -> Case:
         {"context": torch.tensor([40, 500], dtype=torch.int32)},
         {"context": torch.tensor([40, 5], dtype=torch.int64)},
         {"block_tables": torch.full((2, 4), 99, dtype=torch.int32)},
-        {"window": -1},
+        {"spec": AttentionSpec(1.0, window=-1)},
         {"qkv": torch.zeros(3, 100)},
     ],
 )

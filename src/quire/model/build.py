@@ -27,6 +27,7 @@ from quire.model.memory import kv_bytes_per_token
 from quire.model.roles import ROLES, shard
 from quire.model.rope import shared_tables
 from quire.model.spec import ModelSpec
+from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.quant.base import Quantizer, QuantScheme, QWeight
@@ -256,8 +257,7 @@ class Loader:
             mlp_norm=self.needed_vector("mlp_norm", index),
             gate_up=self.linear(("gate", "up"), index),
             down=self.linear(("down",), index),
-            window=spec.windows[index],
-            scale=spec.attention_scale,
+            attend=AttentionSpec(spec.attention_scale, spec.windows[index]),
             eps=spec.norm_eps,
             activation=spec.activation,
         )

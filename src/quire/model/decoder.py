@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.model.batch import Batch
 from quire.model.linear import Linear
+from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 
@@ -25,8 +26,7 @@ class Layer:
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
-    window: int
-    scale: float
+    attend: AttentionSpec
     eps: float
     activation: str
 
@@ -38,7 +38,7 @@ def sequential_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch,
     """x += attention(h); return mlp(norm(x)), which the caller adds. x, h [T, hidden], h = norm(x)."""
     qkv = layer.qkv(ops, h)
     qkv = ops.rope_and_cache(qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps)
-    attended = ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.scale, layer.window)
+    attended = ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend)
     h = ops.add_rmsnorm(x, layer.o(ops, attended), layer.mlp_norm, layer.eps)
     return layer.down(ops, ops.gated_activation(layer.gate_up(ops, h), layer.activation))
 

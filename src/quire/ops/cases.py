@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
+from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case, cases
 from quire.ops.reference import ACTIVATIONS
@@ -142,8 +143,7 @@ def attention_case(
         "cu_q": counts.cumsum(0).int(),
         "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
         "block_tables": tables,
-        "scale": layout.head_dim**-0.5,
-        "window": window,
+        "spec": AttentionSpec(layout.head_dim**-0.5, window),
     }
 
 

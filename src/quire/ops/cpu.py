@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.core.errors import ConfigError
 from quire.ops.arena import Arena
+from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import Native
 from quire.ops.op import impl
@@ -139,9 +141,12 @@ def attention(
     cu_q: Tensor,
     context: Tensor,
     block_tables: Tensor,
-    scale: float,
-    window: int,
+    spec: AttentionSpec,
 ) -> Tensor:
+    if spec.softcap or spec.sinks is not None or spec.alibi is not None:
+        raise ConfigError(
+            "attention with a soft cap, sinks or ALiBi has no cpu implementation: --ops attention=reference"
+        )
     rows, width = check(qkv, "attention qkv", F32, -1, -1).shape
     sequences = len(check(context, "attention context", I32, -1))
     check(cu_q, "attention cu_q", I32, sequences + 1)
@@ -154,7 +159,7 @@ def attention(
         cpu.call(
             "attention", out.data_ptr(), qkv.data_ptr(), *at_cache, cu_q.data_ptr(), context.data_ptr(),
             block_tables.data_ptr(), rows, sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
-            blocks, max_blocks, int(layout.dtype is BF16), window, scale,
+            blocks, max_blocks, int(layout.dtype is BF16), spec.window, spec.scale,
         )  # fmt: skip
     return out
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache
 from quire.ops.op import op
 from quire.ops.weights import Packed, quantize_activations
@@ -104,10 +105,9 @@ def attention(
     cu_q: Tensor,
     context: Tensor,
     block_tables: Tensor,
-    scale: float,
-    window: int,
+    spec: AttentionSpec,
 ) -> Tensor:
-    """Causal softmax(q k^T * scale) v over paged keys and values, for a batch that mixes prefill chunks and decodes.
+    """Causal softmax(scores) v, with the scores of `spec`, over paged keys and values, for a batch that mixes prefill chunks and decodes.
 
     The queries are the leading heads of qkv [T, (heads + 2 kv_heads) * head_dim]. Rows cu_q[s]..cu_q[s + 1] belong to
     sequence s, whose cache holds context[s] tokens including these rows; its blocks are block_tables[s] (int32
@@ -118,6 +118,7 @@ def attention(
     d, hk, block_size = cache.layout.head_dim, cache.layout.kv_heads, cache.layout.block_size
     q = qkv.view(len(qkv), qkv.shape[1] // d, d)[:, : -2 * hk]
     out = torch.zeros((q.shape[0], q.shape[1], d))
+    window, softcap = spec.window, spec.softcap
     repeat = q.shape[1] // hk
     for s in range(len(context)):
         begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
@@ -130,11 +131,18 @@ def attention(
             t.transpose(0, 1).flatten(1, 2)[:, : length - at].float().repeat_interleave(repeat, 0)
             for t in cache.logical(table)
         )
-        scores = q[begin:end].transpose(0, 1) @ k.transpose(1, 2) * scale
+        scores = q[begin:end].transpose(0, 1) @ k.transpose(1, 2) * spec.scale
+        if softcap:
+            scores = torch.tanh(scores / softcap) * softcap
         row = torch.arange(length - (end - begin), length)[:, None]
         key = torch.arange(at, length)[None]
         hidden = (key > row) | ((row - key >= window) if window else torch.zeros_like(key > row))
-        probs = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        if spec.alibi is not None:
+            scores = scores + spec.alibi[:, None, None] * (key - row)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if spec.sinks is not None:
+            scores = torch.cat((scores, spec.sinks[:, None, None].expand(-1, end - begin, 1)), -1)
+        probs = scores.softmax(-1)[..., : length - at]
         out[begin:end] = (probs @ v).transpose(0, 1)
     return out.flatten(1)
 
