@@ -145,7 +145,7 @@ def attention(
 ) -> Tensor:
     if spec.softcap or spec.sinks is not None or spec.alibi is not None:
         raise ConfigError(
-            "attention with a soft cap, sinks or ALiBi has no cpu implementation: --ops attention=reference"
+            "soft cap, sinks and ALiBi have no cpu implementation: pass --ops attention=reference"
         )
     rows, width = check(qkv, "attention qkv", F32, -1, -1).shape
     sequences = len(check(context, "attention context", I32, -1))

@@ -107,13 +107,13 @@ def attention(
     block_tables: Tensor,
     spec: AttentionSpec,
 ) -> Tensor:
-    """Causal softmax(scores) v, with the scores of `spec`, over paged keys and values, for a batch that mixes prefill chunks and decodes.
+    """Causal softmax(scores) v over paged keys and values; `spec` says what a score is.
 
-    The queries are the leading heads of qkv [T, (heads + 2 kv_heads) * head_dim]. Rows cu_q[s]..cu_q[s + 1] belong to
-    sequence s, whose cache holds context[s] tokens including these rows; its blocks are block_tables[s] (int32
-    [S, max_blocks]). Query heads share keys in groups of heads / kv_heads (GQA, Ainslie et al. 2023). A row at position
-    p sees keys p - window + 1 .. p (window 0: all up to p). Blocks wholly before the window are never read. The last
-    entry of cu_q is T; S = len(context) and sequences with no rows are allowed. Returns f32 [T, heads * head_dim].
+    A batch mixes prefill chunks and decodes. The queries are the leading heads of qkv [T, (heads + 2 kv_heads) *
+    head_dim]. Rows cu_q[s]..cu_q[s + 1] belong to sequence s, whose cache holds context[s] tokens including these rows;
+    its blocks are block_tables[s] (int32 [S, max_blocks]). Query heads share keys in groups of heads / kv_heads (GQA,
+    Ainslie et al. 2023). Blocks wholly before the window are never read. The last entry of cu_q is T; S = len(context)
+    and sequences with no rows are allowed. Returns f32 [T, heads * head_dim].
     """
     d, hk, block_size = cache.layout.head_dim, cache.layout.kv_heads, cache.layout.block_size
     q = qkv.view(len(qkv), qkv.shape[1] // d, d)[:, : -2 * hk]
