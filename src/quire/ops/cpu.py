@@ -144,9 +144,7 @@ def attention(
     spec: AttentionSpec,
 ) -> Tensor:
     if spec.softcap or spec.sinks is not None or spec.alibi is not None:
-        raise ConfigError(
-            "soft cap, sinks and ALiBi have no cpu implementation: pass --ops attention=reference"
-        )
+        raise ConfigError("soft cap, sinks and ALiBi have no cpu implementation: pass --ops attention=reference")
     rows, width = check(qkv, "attention qkv", F32, -1, -1).shape
     sequences = len(check(context, "attention context", I32, -1))
     check(cu_q, "attention cu_q", I32, sequences + 1)
