@@ -1,0 +1,136 @@
+"""The shipped thing: `quire serve` as a process, the embedded model in its engine process, the `openai` client."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from openai import BadRequestError, OpenAI
+
+from quire.model.checkpoint import EMBEDDED
+
+QUESTIONS = [json.loads(line) for line in (EMBEDDED / "questions.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The base URL of a running server; stopping it must take no force and end with exit code 0."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire", "serve", "--port", "0", "--max-num-seqs", "16"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        found = re.search(r"http://[\d.]+:\d+", line)
+        if found:
+            break
+    else:
+        pytest.fail("the server said no address:\n" + "".join(seen))
+    url = found.group()
+    for _ in range(100):
+        try:
+            urllib.request.urlopen(url + "/readyz", timeout=5).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+    yield url
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def client(server: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=server + "/v1", api_key="none", max_retries=0) as openai:
+        yield openai
+
+
+def gauge(server: str, name: str) -> float:
+    """The value of one metric."""
+    text = httpx.get(server + "/metrics").text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
+
+def wait_for(condition: object, seconds: float = 5.0) -> bool:
+    """Poll until `condition()` holds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_models(client: OpenAI) -> None:
+    assert [m.id for m in client.models.list()] == ["pydoc"]
+
+
+def test_many_chats_at_once_give_the_known_answers(client: OpenAI) -> None:
+    rows = QUESTIONS[::100]
+
+    def ask(row: dict[str, str]) -> str:
+        messages = [{"role": "user", "content": row["question"]}]
+        reply = client.chat.completions.create(model="pydoc", messages=messages, temperature=0)  # type: ignore[arg-type]
+        assert reply.choices[0].finish_reason == "stop" and reply.usage
+        return reply.choices[0].message.content or ""
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, rows))
+    exact = sum(a == r["answer"] for a, r in zip(answers, rows, strict=True))
+    assert exact >= 0.9 * len(rows)
+
+
+def test_streaming_equals_not_streaming(client: OpenAI) -> None:
+    options = {
+        "model": "pydoc",
+        "prompt": "for key, value in ",
+        "max_tokens": 40,
+        "temperature": 0.8,
+        "seed": 5,
+        "n": 2,
+    }
+    whole = client.completions.create(**options)  # type: ignore[call-overload]
+    texts, usage = ["", ""], None
+    for event in client.completions.create(**options, stream=True, stream_options={"include_usage": True}):  # type: ignore[call-overload]
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+        usage = event.usage or usage
+    assert texts == [c.text for c in whole.choices]
+    assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_stop_strings_logprobs_and_echo(client: OpenAI) -> None:
+    reply = client.completions.create(
+        model="pydoc", prompt="import os\n", max_tokens=30, temperature=0, stop=["\n"], logprobs=3, echo=True
+    )
+    choice = reply.choices[0]
+    assert choice.text.startswith("import os\n") and choice.text.count("\n") == 1 and choice.finish_reason == "stop"
+    assert choice.logprobs and len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs)
+
+
+def test_a_huge_prompt_is_refused_by_its_length(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="1024"):
+        client.completions.create(model="pydoc", prompt="x = 1\n" * 100_000, max_tokens=5)
+
+
+def test_a_client_that_leaves_frees_its_blocks(server: str, client: OpenAI) -> None:
+    assert wait_for(lambda: gauge(server, "vllm:kv_cache_usage_perc") == 0)
+    body = {"model": "pydoc", "prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True, "n": 8}
+    for _ in range(5):
+        with httpx.stream("POST", server + "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+        assert wait_for(lambda: gauge(server, "vllm:num_requests_running") == 0)
+        assert wait_for(lambda: gauge(server, "vllm:kv_cache_usage_perc") == 0)
