@@ -126,6 +126,13 @@ def test_a_row_of_linear_does_not_depend_on_the_batch(kind: str, isa: str) -> No
             assert torch.equal(part, whole[first : first + m]), (m, first)
 
 
+@pytest.mark.parametrize("isa", UNITS_HERE)
+def test_attention_over_f32_caches_is_as_exact_as_f32(isa: str) -> None:
+    for case in cases.attention_extra_cases(generator(), torch.float32):
+        expected, found = (run(ops, "attention", case)[0] for ops in (reference(), ops_of(isa)))
+        close(f"attention/{isa}", found, expected, 2e-6)
+
+
 @pytest.mark.skipif("avx2" not in UNITS_HERE or "avx512" not in UNITS_HERE, reason="needs both vector units")
 def test_integer_kernels_are_equal_on_both_vector_units() -> None:
     for case in cases.linear_cases(generator(3)):
@@ -147,17 +154,16 @@ def one_sequence(case: Case, s: int, first: int, last: int) -> Case:
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
-@pytest.mark.parametrize("window", [0, 150])
+@pytest.mark.parametrize(("window", "extras"), [(0, ""), (150, ""), (0, "sinks alibi"), (150, "softcap sinks")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("block_size", [1, 8, 16, 128])
 def test_a_row_of_attention_does_not_depend_on_the_batch(
-    block_size: int, dtype: torch.dtype, window: int, isa: str
+    block_size: int, dtype: torch.dtype, window: int, extras: str, isa: str
 ) -> None:
     ops = ops_of(isa)
     rows = ((130, 700), (1, 1300), (1, 1), (37, 37), (2, 600))
-    case = cases.attention_case(
-        generator(1), KVLayout(block_size, 2, 40 if block_size == 8 else 64, dtype), 6, rows, window
-    )
+    layout = KVLayout(block_size, 2, 40 if block_size == 8 else 64, dtype)
+    case = cases.attention_case(generator(1), layout, 6, rows, window, extras=extras)
     ops.begin_step()
     whole = ops.attention(**case).clone()
     for s, (count, _) in enumerate(rows):
@@ -326,6 +332,9 @@ def attention_arguments() -> Case:
         {"context": torch.tensor([40, 5], dtype=torch.int64)},
         {"block_tables": torch.full((2, 4), 99, dtype=torch.int32)},
         {"spec": AttentionSpec(1.0, window=-1)},
+        {"spec": AttentionSpec(1.0, softcap=-1.0)},
+        {"spec": AttentionSpec(1.0, sinks=torch.zeros(3))},
+        {"spec": AttentionSpec(1.0, alibi=torch.zeros(2, dtype=torch.float64))},
         {"qkv": torch.zeros(3, 100)},
     ],
 )

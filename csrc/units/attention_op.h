@@ -35,6 +35,7 @@ void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences) {
     check_cache(c.cache);
     if (c.heads < 1 || c.heads % c.cache.kv_heads) fail("attention: heads must be a multiple of kv_heads");
     if (c.window < 0) fail("attention: window must not be negative");
+    if (!(c.softcap >= 0.0f)) fail("attention: softcap must not be negative");
     if (c.cu_q[0] != 0 || c.cu_q[sequences] != rows) fail("attention: cu_q must run from 0 to the number of rows");
     for (int64_t s = 0; s < sequences; ++s) {
         const int64_t count = int64_t{c.cu_q[s + 1]} - c.cu_q[s], context = c.context[s];
@@ -118,15 +119,16 @@ void run_attention(const AttentionCall& c, int64_t sequences) {
             const State part = State::at(t.partial + (split - t.split_begin) * State::floats(rows, c.padded), rows, c.padded);
             for (int64_t r = 0; r < rows; ++r) merge_row(b.total, part, r, c.padded);
         }
-        for (int64_t r = 0; r < rows; ++r) write_row(c, b.total, r, out_row(c, t, r));
+        for (int64_t r = 0; r < rows; ++r) write_row(c, t, b.total, r);
     });
 }
 
 void attention(float* out, const float* qkv, const char* keys, const char* values, const int32_t* cu_q, const int32_t* context,
                const int32_t* tables, int64_t rows, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t d,
-               int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t bf16, int64_t window, double scale) {
+               int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t bf16, int64_t window, double scale,
+               double softcap, Optional<const float> sinks, Optional<const float> alibi) {
     const AttentionCall c{out, qkv, keys, values, cu_q, context, tables, heads, kv_heads > 0 ? heads / kv_heads : 0, max_blocks, window,
-                          static_cast<float>(scale * 1.4426950408889634), {kv_heads, d, block_size, blocks, bf16 != 0},
+                          static_cast<float>(scale), static_cast<float>(softcap), sinks.ptr, alibi.ptr, {kv_heads, d, block_size, blocks, bf16 != 0},
                           (d + 15) / 16 * 16};
     check_attention(c, rows, sequences);
     if (bf16) {

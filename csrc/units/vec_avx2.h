@@ -74,6 +74,10 @@ QUIRE_INLINE F keep(F v, int from, int to, F other) {
     };
     return {blend(v.a, other.a, 0), blend(v.b, other.b, 8)};
 }
+// x in lanes where a < b, else y.
+QUIRE_INLINE F where_less(F a, F b, F x, F y) {
+    return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)), _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
+}
 QUIRE_INLINE float hsum(F v) {
     const __m256 h = _mm256_add_ps(v.a, v.b);
     const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));

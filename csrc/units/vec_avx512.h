@@ -53,6 +53,10 @@ QUIRE_INLINE F keep(F a, int from, int to, F other) {
     const auto mask = static_cast<__mmask16>(((1u << t) - 1u) & ~((1u << f) - 1u));
     return {_mm512_mask_mov_ps(other.v, mask, a.v)};
 }
+// x in lanes where a < b, else y.
+QUIRE_INLINE F where_less(F a, F b, F x, F y) {
+    return {_mm512_mask_mov_ps(y.v, _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), x.v)};
+}
 QUIRE_INLINE float hsum(F a) {
     const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
     const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));

@@ -55,6 +55,8 @@ QUIRE_INLINE F keep(F v, int from, int to, F other) {
     const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return ((lane >= from) & (lane < to)) ? v : other;
 }
+// x in lanes where a < b, else y.
+QUIRE_INLINE F where_less(F a, F b, F x, F y) { return a < b ? x : y; }
 QUIRE_INLINE float hsum(F v) {
     float t[16];
     store(t, v);

@@ -117,10 +117,30 @@ def rope_and_cache_cases(g: Generator) -> Iterator[Case]:
             }
 
 
+def attention_spec(g: Generator, heads: int, scale: float, window: int, extras: str) -> AttentionSpec:
+    """A score function with the `extras` of `attention_case`."""
+    return AttentionSpec(
+        scale,
+        window,
+        softcap=0.7 if "softcap" in extras else 0.0,
+        sinks=normal(g, heads) * 3 if "sinks" in extras else None,
+        alibi=2.0 ** -torch.arange(1, heads + 1).float() if "alibi" in extras else None,
+    )
+
+
 def attention_case(
-    g: Generator, layout: KVLayout, heads: int, rows: tuple[tuple[int, int], ...], window: int = 0, garbage: bool = True
+    g: Generator,
+    layout: KVLayout,
+    heads: int,
+    rows: tuple[tuple[int, int], ...],
+    window: int = 0,
+    garbage: bool = True,
+    extras: str = "",
 ) -> Case:
-    """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots NaN if `garbage`."""
+    """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots NaN if `garbage`.
+
+    `extras` names what else the scores have: any of "softcap", "sinks", "alibi", joined by spaces.
+    """
     size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
     cache = layout.allocate(sum(blocks) + 2)
     if garbage:
@@ -143,7 +163,7 @@ def attention_case(
         "cu_q": counts.cumsum(0).int(),
         "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
         "block_tables": tables,
-        "spec": AttentionSpec(layout.head_dim**-0.5, window),
+        "spec": attention_spec(g, heads, layout.head_dim**-0.5, window, extras),
     }
 
 
@@ -162,6 +182,24 @@ def attention_cases(g: Generator) -> Iterator[Case]:
         yield attention_case(g, KVLayout(16, 1, 64, dtype), 4, ((1, 3000),))
         yield attention_case(g, KVLayout(16, 2, 64, dtype), 4, ((600, 600), (64, 1100)))
         large = attention_case(g, KVLayout(16, 1, 16, dtype), 2, ((4, 30),))
+        large["qkv"] *= 1e4
+        yield large
+        yield from attention_extra_cases(g, dtype)
+
+
+def attention_extra_cases(g: Generator, dtype: torch.dtype) -> Iterator[Case]:
+    """Soft cap, sinks and ALiBi, alone and together, with windows, groups and block sizes."""
+    rows = ((1, 1), (9, 700), (1, 1030), (40, 40))
+    for extras in ("softcap", "sinks", "alibi", "softcap sinks alibi"):
+        for window in (0, 100):
+            yield attention_case(g, KVLayout(16, 2, 32, dtype), 6, rows, window, extras=extras)
+        for block_size, kv_heads, d in ((1, 1, 24), (4, 3, 16), (64, 1, 64)):
+            yield attention_case(g, KVLayout(block_size, kv_heads, d, dtype), 3, rows, extras=extras)
+    for sink in (-1e4, 1e4):
+        case = attention_case(g, KVLayout(16, 1, 16, dtype), 2, rows)
+        yield case | {"spec": AttentionSpec(0.25, sinks=torch.full((2,), sink))}
+    if dtype == torch.float32:  # a capped score near 0 is steep: queries rounded to bf16 would decide its sign
+        large = attention_case(g, KVLayout(16, 1, 16, dtype), 2, rows, extras="softcap")
         large["qkv"] *= 1e4
         yield large
 

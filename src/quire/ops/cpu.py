@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.core.errors import ConfigError
 from quire.ops.arena import Arena
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
@@ -143,8 +142,6 @@ def attention(
     block_tables: Tensor,
     spec: AttentionSpec,
 ) -> Tensor:
-    if spec.softcap or spec.sinks is not None or spec.alibi is not None:
-        raise ConfigError("soft cap, sinks and ALiBi have no cpu implementation: pass --ops attention=reference")
     rows, width = check(qkv, "attention qkv", F32, -1, -1).shape
     sequences = len(check(context, "attention context", I32, -1))
     check(cu_q, "attention cu_q", I32, sequences + 1)
@@ -152,12 +149,16 @@ def attention(
     layout = cache.layout
     blocks, at_cache = _cache(cache)
     heads = _heads(width, layout)
+    for name, numbers in (("sinks", spec.sinks), ("alibi", spec.alibi)):
+        if numbers is not None:
+            check(numbers, f"attention {name}", F32, heads)
     out = cpu.arena.empty(rows, heads * layout.head_dim)
     if rows:
         cpu.call(
             "attention", out.data_ptr(), qkv.data_ptr(), *at_cache, cu_q.data_ptr(), context.data_ptr(),
             block_tables.data_ptr(), rows, sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
-            blocks, max_blocks, int(layout.dtype is BF16), spec.window, spec.scale,
+            blocks, max_blocks, int(layout.dtype is BF16), spec.window, spec.scale, spec.softcap,
+            0 if spec.sinks is None else spec.sinks.data_ptr(), 0 if spec.alibi is None else spec.alibi.data_ptr(),
         )  # fmt: skip
     return out
 

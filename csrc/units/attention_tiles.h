@@ -1,0 +1,118 @@
+// The matrix products of a tile of 64 keys: q k^T and p v, in registers.
+#pragma once
+
+QUIRE_INLINE F broadcast_float(const char* p) {
+    float x;
+    std::memcpy(&x, p, 4);
+    return set1(x);
+}
+
+// scores[r][16 j + lane] = q[r] . k[token 16 j + lane] for R rows and NS groups of 16 tokens. `next` are the keys of the
+// following tile, asked for meanwhile (kAsk): pieces of 2 KiB are too short for hardware prefetchers, and asking for a whole
+// tile at once stalls.
+template <bool kBf16, bool kAsk, int R, int NS>
+void score_tile(float* scores, const char* q, int64_t q_stride, const char* const* keys, const char* const* next, int64_t words) {
+    F acc[R][NS];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int j = 0; j < NS; ++j) acc[r][j] = set1(0.0f);
+    for (int64_t i = 0; i < words; ++i) {
+        U k[NS];
+#pragma GCC unroll 16
+        for (int j = 0; j < NS; ++j) {
+            k[j] = load_u(keys[j] + i * 64);
+            if constexpr (kAsk) prefetch(next[j] + i * 64);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const char* x = q + r * q_stride + i * 4;
+            if constexpr (kBf16) {
+                const U b = set1_u(word(x));
+#pragma GCC unroll 16
+                for (int j = 0; j < NS; ++j) acc[r][j] = dot_bf16(acc[r][j], k[j], b);
+            } else {
+                const F b = broadcast_float(x);
+#pragma GCC unroll 16
+                for (int j = 0; j < NS; ++j) acc[r][j] = fma(as_f(k[j]), b, acc[r][j]);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int j = 0; j < NS; ++j) store(scores + r * kTile + j * 16, acc[r][j]);
+}
+
+// acc[r] = acc[r] * rescale[r] + p[r] . v for R rows and NV vectors of head dimensions, over `steps` pairs (bf16) or tokens
+// (f32); of the last pair only the first token counts when `odd`.
+template <bool kBf16, bool kAsk, int R, int NV>
+void value_tile(float* out, int64_t out_stride, const float* rescale, const char* p, const char* const* values,
+                const char* const* next, int64_t at, int64_t steps, bool odd) {
+    constexpr int64_t kRowBytes = kTile * (kBf16 ? 2 : 4);
+    F acc[R][NV];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        const F s = set1(rescale[r]);
+#pragma GCC unroll 16
+        for (int j = 0; j < NV; ++j) acc[r][j] = mul(load(out + r * out_stride + j * 16), s);
+    }
+    const auto step = [&](int64_t i, bool half) __attribute__((always_inline)) {
+        U v[NV];
+#pragma GCC unroll 16
+        for (int j = 0; j < NV; ++j) {
+            v[j] = load_u(values[i] + at + j * 64);
+            if constexpr (kAsk) prefetch(next[i] + at + j * 64);
+            if (kBf16 && half) v[j] = low_half(v[j]);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const char* x = p + r * kRowBytes + i * 4;
+            if constexpr (kBf16) {
+                const U b = set1_u(word(x));
+#pragma GCC unroll 16
+                for (int j = 0; j < NV; ++j) acc[r][j] = dot_bf16(acc[r][j], v[j], b);
+            } else {
+                const F b = broadcast_float(x);
+#pragma GCC unroll 16
+                for (int j = 0; j < NV; ++j) acc[r][j] = fma(as_f(v[j]), b, acc[r][j]);
+            }
+        }
+    };
+    const int64_t whole = odd ? steps - 1 : steps;
+    for (int64_t i = 0; i < whole; ++i) step(i, false);
+    if (odd) step(whole, true);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int j = 0; j < NV; ++j) store(out + r * out_stride + j * 16, acc[r][j]);
+}
+
+template <bool kBf16, bool kAsk, int R = kAttentionRows>
+void score_rows(int64_t rows, float* scores, const char* q, int64_t q_stride, const Located& tile, const Located& next, int64_t words) {
+    if (rows >= R) {
+        for (int j = 0; j < kTile / 16; j += kAttentionTiles)
+            score_tile<kBf16, kAsk, R, kAttentionTiles>(scores + j * 16, q, q_stride, tile.keys + j, next.keys + j, words);
+        return;
+    }
+    if constexpr (R > 1) score_rows<kBf16, kAsk, R - 1>(rows, scores, q, q_stride, tile, next, words);
+}
+
+template <bool kBf16, bool kAsk, int R, int NV = kAttentionTiles>
+void value_columns(int64_t vectors, float* out, int64_t out_stride, const float* rescale, const char* p, const Located& tile,
+                   const Located& next, int64_t at, int64_t steps, bool odd) {
+    if (vectors >= NV)
+        return value_tile<kBf16, kAsk, R, NV>(out, out_stride, rescale, p, tile.values, next.values, at, steps, odd);
+    if constexpr (NV > 1) value_columns<kBf16, kAsk, R, NV - 1>(vectors, out, out_stride, rescale, p, tile, next, at, steps, odd);
+}
+
+template <bool kBf16, bool kAsk, int R = kAttentionRows>
+void value_rows(int64_t rows, float* out, int64_t out_stride, const float* rescale, const char* p, const Located& tile,
+                const Located& next, int64_t steps, bool odd) {
+    if (rows >= R) {
+        for (int64_t j = 0; j < out_stride; j += 16 * kAttentionTiles)
+            value_columns<kBf16, kAsk, R>((out_stride - j) / 16, out + j, out_stride, rescale, p, tile, next, j * 4, steps, odd);
+        return;
+    }
+    if constexpr (R > 1) value_rows<kBf16, kAsk, R - 1>(rows, out, out_stride, rescale, p, tile, next, steps, odd);
+}
