@@ -31,7 +31,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.quant.base import Quantizer, QuantScheme, QWeight
-from quire.quant.registry import detect, quantizer
+from quire.quant.registry import detect, matrix_scheme, quantizer
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int, str], None]
@@ -99,8 +99,8 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
     spec, family, config = read_spec(read_json(folder / "config.json"), str(folder / "config.json"))
     required = family.required_parts(config)
     source: Source = DummyWeights(spec, family, required, seed) if load_format == "dummy" else Checkpoint(folder)
-    scheme = detect(set(source.infos), config.child("quantization_config").raw, config.where)
-    notes = []
+    scheme = detect(source.infos, config.child("quantization_config"))
+    notes = list(scheme.notes)
     if config.has("auto_map"):
         notes.append("auto_map in config.json is ignored: code from a model folder is never run")
     try:
@@ -306,15 +306,15 @@ class Loader:
     def _part(self, role: str, layer: int | None) -> tuple[QWeight, Tensor | None]:
         """One role's matrix in its final format, and its bias as f32."""
         names = self.opened.claim.get(role, layer)
-        scheme = self.opened.scheme
-        if self.target is None:
-            weight = scheme.load({s: self._read(names[s]) for s in scheme.parts}, self.dtype)
-        else:
-            target = self.target.head if layer is None else self.target
-            try:
+        scheme = matrix_scheme(self.opened.scheme, names)
+        try:
+            if self.target is None:
+                weight = scheme.load({s: self._read(name) for s, name in names.items() if s != "bias"}, self.dtype)
+            else:
+                target = self.target.head if layer is None else self.target
                 weight = target.quantize(self._read(names["weight"]), self.group)
-            except ModelError as error:
-                raise ModelError(f"{self.opened.folder}: {names['weight']}: {error.message}") from None
+        except ModelError as error:
+            raise ModelError(f"{self.opened.folder}: {next(iter(names.values()))}: {error.message}") from None
         bias = self._read(names["bias"]).float().clone() if "bias" in names else None
         return shard(weight, bias, role, self.opened.spec, rank=0, world=1)
 

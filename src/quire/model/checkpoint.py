@@ -18,7 +18,8 @@ from quire.model.hf_config import read_json
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "pydoc"
 HUB_FILES = ["*.safetensors", "*.json"]
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
-          "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}  # fmt: skip
+          "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+          "F8_E4M3": torch.float8_e4m3fn}  # fmt: skip
 PICKLED = ("*.bin", "*.pt", "*.pth")
 
 

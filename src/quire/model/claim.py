@@ -5,7 +5,7 @@ An unknown feature of a model thereby fails loudly at load instead of giving sli
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from quire.core.errors import ModelError
@@ -14,6 +14,7 @@ from quire.model.families import Family
 from quire.model.roles import ROLES, Role
 from quire.model.spec import ModelSpec
 from quire.quant.base import QuantScheme
+from quire.quant.registry import matrix_scheme
 
 IGNORED = (".rotary_emb.inv_freq",)  # a buffer that old files carry; the table is computed from config.json
 SHOWN = 6
@@ -30,9 +31,9 @@ class Claim:
         return self.parts.get((role, layer), {})
 
 
-def suffixes_of(role: Role, scheme: QuantScheme) -> dict[str, bool]:
-    """Suffixes of a role's tensors, biases aside, and whether each is floating-point."""
-    return dict(scheme.parts) if role.kind == "linear" else {"weight": True}
+def scheme_of(role: Role, scheme: QuantScheme, base: str, names: Collection[str]) -> QuantScheme:
+    """The format of one role's tensors `base`.*: a quantized checkpoint holds dense matrices too."""
+    return matrix_scheme(scheme, {s for s in scheme.parts if role.kind == "linear" and f"{base}.{s}" in names})
 
 
 def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, int | None, str]]:
@@ -57,14 +58,14 @@ def claim(
     wrong: list[str] = []
     present = _present_somewhere(infos, spec, family, scheme) | required
     for name, role, layer, base in slots(spec, family):
-        suffixes = suffixes_of(role, scheme)
-        may_have = (*suffixes, "bias") if role.kind == "linear" else suffixes
+        own = scheme_of(role, scheme, base, infos)
+        may_have = (*own.parts, *own.optional, *(("bias",) if role.kind == "linear" else ()))
         parts = {s: f"{base}.{s}" for s in may_have if f"{base}.{s}" in infos}
-        needed = set(suffixes) if _is_needed(name, role, spec, present) else set()
+        needed = set(own.parts) if _is_needed(name, role, spec, present) else set()
         needed |= {"bias"} if f"{name}.bias" in present else set()
         missing += [f"{base}.{s} (role {name})" for s in sorted(needed - set(parts))]
         if needed <= set(parts) and parts:
-            wrong += _misfits(role, spec, scheme, {s: infos[t] for s, t in parts.items()}, base)
+            wrong += _misfits(role, spec, own, {s: infos[t] for s, t in parts.items()}, base)
             taken[name, layer] = parts
     left = set(infos).difference(*(p.values() for p in taken.values()))
     left = {n for n in left if not n.endswith(IGNORED)}
@@ -87,7 +88,7 @@ def _present_somewhere(
     """Optional roles and biases ("q.bias") that at least one layer has, so that all layers must have them."""
     found = set()
     for name, role, _, base in slots(spec, family):
-        if any(f"{base}.{s}" in infos for s in suffixes_of(role, scheme)):
+        if any(f"{base}.{s}" in infos for s in scheme_of(role, scheme, base, infos).parts):
             found |= {name, role.partner or name}
         if f"{base}.bias" in infos and role.kind == "linear":
             found.add(f"{name}.bias")
@@ -97,13 +98,13 @@ def _present_somewhere(
 def _misfits(
     role: Role, spec: ModelSpec, scheme: QuantScheme, parts: Mapping[str, TensorInfo], base: str
 ) -> Iterator[str]:
-    for suffix, is_float in (suffixes_of(role, scheme) | {"bias": True}).items():
+    for suffix, is_float in {**scheme.parts, **scheme.optional, "bias": True}.items():
         if suffix in parts and parts[suffix].dtype.is_floating_point != is_float:
             needed = "floating-point" if is_float else "integer"
             yield f"{base}.{suffix} is {parts[suffix].dtype}, needs {needed} numbers"
     want = role.shape(spec)
     shapes = {s: i.shape for s, i in parts.items()}
-    have = scheme.shape(shapes) if role.kind == "linear" else shapes["weight"]
+    have = scheme.shape(shapes)
     if have != want:
         yield f"{base}.weight is {list(have)}, config.json asks for {list(want)}"
     if "bias" in shapes and shapes["bias"] != want[:1]:

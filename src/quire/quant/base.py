@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
 from quire.ops.backend import Ops
 from quire.ops.weights import Packed, Weight
 
@@ -93,8 +93,44 @@ class QWeight:
         return self.weight.dequantize()
 
 
+class Fields(Protocol):
+    """The part of config.json that declares a format, read by type; `ModelError` names file and field."""
+
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        """The fields as they stand, empty when there are none."""
+        ...
+
+    def fail(self, name: str, reason: str) -> ModelError:
+        """An error about a field, for the caller to raise."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        ...
+
+    def integer(self, name: str, default: Any = ..., low: int = 1, high: int = 1 << 30) -> int:
+        """An integer in [low, high]."""
+        ...
+
+    def flag(self, name: str, default: Any = ...) -> bool:
+        """true or false."""
+        ...
+
+    def text(self, name: str, default: Any = ...) -> str:
+        """A string."""
+        ...
+
+    def child(self, name: str) -> Fields:
+        """The object under `name`, empty when absent."""
+        ...
+
+
 class QuantScheme(Protocol):
-    """One weight format of checkpoints."""
+    """One weight format of checkpoints, with what the checkpoint's config says of it.
+
+    A matrix is in the format when any of `parts` other than "weight" is there; otherwise it is dense.
+    """
 
     @property
     def name(self) -> str:
@@ -106,16 +142,22 @@ class QuantScheme(Protocol):
         """Suffix of each of a linear layer's tensors on disk -> whether it holds floating-point numbers."""
         ...
 
-    def detect(self, names: set[str], config: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint with these tensor names and this `quantization_config` is in the format."""
+    @property
+    def optional(self) -> Mapping[str, bool]:
+        """Like `parts`, for tensors that may be absent."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how the format is served."""
         ...
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-        """The matrix's (n, k) from the shapes of its parts on disk."""
+        """The matrix's (n, k) from the shapes of its parts on disk; anything else for parts that are no matrices."""
         ...
 
     def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
-        """The weight from its parts on disk; `dtype` is that of unquantized numbers."""
+        """The weight from its parts on disk; `dtype` is that of unquantized numbers. `ModelError` names the part."""
         ...
 
 

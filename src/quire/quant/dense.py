@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire.core.errors import ModelError
 from quire.ops.weights import Weight
 from quire.quant.base import FLOAT_KINDS, QWeight
 
@@ -17,10 +17,8 @@ class Dense:
 
     name = "dense"
     parts: Mapping[str, bool] = {"weight": True}
-
-    def detect(self, names: set[str], config: Mapping[str, Any]) -> bool:
-        """A checkpoint that declares no quantization is dense."""
-        return not config
+    optional: Mapping[str, bool] = {}
+    notes: tuple[str, ...] = ()
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         """The tensor's own shape."""
@@ -28,4 +26,6 @@ class Dense:
 
     def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
         """raw["weight"] [n, k] as `dtype` (bfloat16 or float32)."""
+        if raw["weight"].dtype.itemsize < 2:
+            raise ModelError(f"weight is {raw['weight'].dtype} and has no scale beside it; download the folder again")
         return QWeight(Weight(FLOAT_KINDS[dtype], raw["weight"].to(dtype)))

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Collection
 
-from quire.core.errors import ConfigError, ModelError
-from quire.quant.base import Quantizer, QuantScheme
+from quire.core.errors import ConfigError
+from quire.quant.base import Fields, Quantizer, QuantScheme
 from quire.quant.dense import Dense
 from quire.quant.rtn import INT4, INT8
 
-SCHEMES: tuple[QuantScheme, ...] = (Dense(),)
+DENSE = Dense()
+READERS: dict[str, Callable[[Fields], QuantScheme]] = {}
+"""`quant_method` of a checkpoint -> its format from the fields beside it."""
 QUANTIZERS: dict[str, Quantizer] = {q.name: q for q in (INT8, INT4)}
 
 
-def detect(names: set[str], config: Mapping[str, Any], where: str) -> QuantScheme:
-    """The format of a checkpoint from its tensor names and its `quantization_config` (empty when it has none)."""
-    for scheme in SCHEMES:
-        if scheme.detect(names, config):
-            return scheme
-    method = config.get("quant_method", "unknown")
-    raise ModelError(
-        f"{where}: quantization_config: quant_method {method!r} cannot be read; known formats: "
-        f"{', '.join(s.name for s in SCHEMES)}. Use the unquantized checkpoint and --quantization"
-    )
+def detect(names: Collection[str], config: Fields) -> QuantScheme:
+    """The format of a checkpoint from its `quantization_config` (empty when it has none) and its tensor names."""
+    known = f"known: {', '.join(READERS)}"
+    if not config.raw:
+        packed = next((n for n in sorted(names) if n.endswith((".qweight", ".weight_packed"))), None)
+        if packed is not None:
+            raise config.fail("quant_method", f"is missing, but {packed} is quantized; {known}")
+        return DENSE
+    method = config.text("quant_method")
+    if method not in READERS:
+        raise config.fail(
+            "quant_method", f"{method!r} cannot be read; {known}. Use the unquantized checkpoint and --quantization"
+        )
+    return READERS[method](config)
+
+
+def matrix_scheme(scheme: QuantScheme, present: Collection[str]) -> QuantScheme:
+    """The format of one matrix of a checkpoint in `scheme` from the suffixes of its tensors: `scheme`, or dense."""
+    return scheme if any(s in present for s in scheme.parts if s != "weight") else DENSE
 
 
 def quantizer(name: str | None) -> Quantizer | None:
