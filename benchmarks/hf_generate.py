@@ -15,25 +15,15 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
+from shapes import SHAPES
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
-
-SHAPES: dict[str, tuple[type, dict[str, Any]]] = {
-    "llama-1b": (LlamaConfig, {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
-                               "num_key_value_heads": 8, "intermediate_size": 8192, "head_dim": 64}),
-    "qwen-0.6b": (Qwen3Config, {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
-                                "num_key_value_heads": 8, "intermediate_size": 3072, "head_dim": 128}),
-    "tiny": (LlamaConfig, {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
-                           "num_key_value_heads": 4, "intermediate_size": 704, "head_dim": 32}),
-}  # fmt: skip
-COMMON = {"vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": True, "dtype": "bfloat16"}
 
 Job = tuple[tuple[int, ...], int]
 
@@ -49,10 +39,9 @@ def workload(requests: int, seed: int) -> list[Job]:
 
 def write_checkpoint(shape: str, folder: Path) -> PreTrainedModel:
     """A random checkpoint of the shape in `folder`; the same module is what generate runs."""
-    make, sizes = SHAPES[shape]
     torch.manual_seed(0)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(make(**sizes, **COMMON))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[shape]))
     model = model.to_empty(device="cpu").to(torch.bfloat16)
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.02) if parameter.ndim > 1 else parameter.data.fill_(1)

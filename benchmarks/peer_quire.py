@@ -1,0 +1,78 @@
+"""quire as a measured process: one JSON command a line on stdin, one JSON answer a line on stdout (see peers.py)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from quire.core.config import flat_config
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.engine.local import LocalEngine
+
+VOCABULARY = 32000
+
+
+class Peer:
+    """An engine without prefix cache, so that every prompt is computed."""
+
+    def __init__(self, folder: str, options: dict[str, Any]) -> None:
+        self.engine = LocalEngine(
+            flat_config(
+                model=folder,
+                load_format="dummy",
+                max_model_len=2048,
+                max_num_seqs=64,
+                enable_prefix_caching=False,
+                **options,
+            )
+        )
+        self.sent = 0
+
+    def submit(self, length: int, tokens: int) -> None:
+        """One request of `length` arbitrary tokens."""
+        self.sent += 1
+        prompt = tuple((i * 7919 + self.sent) % (VOCABULARY - 10) + 5 for i in range(length))
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        self.engine.submit(Request(id=str(self.sent), prompt=prompt, params=params, seed=0, arrival=0.0))
+
+    def prefill(self, tokens: int) -> float:
+        """Tokens/s of one prompt."""
+        self.submit(tokens, 1)
+        started = time.perf_counter()
+        while self.engine.poll(0) is not None:
+            pass
+        return tokens / (time.perf_counter() - started)
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        """Tokens/s of `batch` sequences together, each after `context` tokens."""
+        for _ in range(batch):
+            self.submit(context, steps + 8)
+        while self._begun() < batch:
+            self.engine.poll(0)
+        begun, made = time.perf_counter(), self.engine.engine.generation_tokens
+        for _ in range(steps):
+            self.engine.poll(0)
+        rate = (self.engine.engine.generation_tokens - made) / (time.perf_counter() - begun)
+        while self.engine.poll(0) is not None:
+            pass
+        return rate
+
+    def _begun(self) -> int:
+        return sum(len(s.tokens) > s.prompt_len for s in self.engine.engine.scheduler.running)
+
+
+def main() -> None:
+    """Load, say so, obey."""
+    peer = Peer(sys.argv[1], json.loads(sys.argv[2]))
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        rate = getattr(peer, command.pop("do"))(**command)
+        print(json.dumps({"rate": rate}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
