@@ -21,6 +21,7 @@ namespace {
 
 #include "math.h"
 #include "elementwise.h"
+#include "rowwise.h"
 #include "linear.h"
 #include "rope.h"
 #include "attention.h"
@@ -45,6 +46,14 @@ constexpr OpEntry kOps[] = {
     op_entry<&gated_activation>("gated_activation"),
     op_entry<&activation>("activation"),
     op_entry<&take_rows>("take_rows"),
+    op_entry<&layernorm>("layernorm"),
+    op_entry<&add_layernorm>("add_layernorm"),
+    op_entry<&norm_spans>("norm_spans"),
+    op_entry<&add_rows>("add"),
+    op_entry<&add_positions>("add_positions"),
+    op_entry<&scale>("scale"),
+    op_entry<&softcap>("softcap"),
+    op_entry<&clip>("clip"),
     op_entry<&sample>("sample"),
     op_entry<&top_logprobs>("top_logprobs"),
     op_entry<&probe_read>("probe_read"),

@@ -13,6 +13,8 @@ from quire.core.errors import ConfigError
 from quire.ops import cases as _cases  # noqa: F401  (registers the cases)
 from quire.ops import cpu as _cpu
 from quire.ops import reference as _reference  # noqa: F401  (registers the definitions)
+from quire.ops import rowwise as _rowwise  # noqa: F401  (registers the definitions)
+from quire.ops import rowwise_cpu as _rowwise_cpu  # noqa: F401  (registers the implementations)
 from quire.ops import sampling as _sampling  # noqa: F401  (registers the definitions)
 from quire.ops import sampling_cpu as _sampling_cpu  # noqa: F401  (registers the implementations)
 from quire.ops.arena import huge_bytes

@@ -1,0 +1,91 @@
+"""The CPU backend's side of the ops of rowwise.py."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.ops.cpu import BF16, F32, I32, Cpu, check
+from quire.ops.op import impl
+
+
+@impl("layernorm", "cpu")
+def layernorm(cpu: Cpu, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    rows, d = check(x, "layernorm x", F32, -1, -1).shape
+    at_bias = _affine("layernorm", weight, bias, d)
+    out = cpu.arena.empty(rows, d)
+    if rows:
+        cpu.call("layernorm", out.data_ptr(), x.data_ptr(), weight.data_ptr(), at_bias, rows, d, eps)
+    return out
+
+
+@impl("add_layernorm", "cpu")
+def add_layernorm(cpu: Cpu, x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    rows, d = check(x, "add_layernorm x", F32, -1, -1).shape
+    check(delta, "add_layernorm delta", F32, rows, d)
+    at_bias = _affine("add_layernorm", weight, bias, d)
+    out = cpu.arena.empty(rows, d)
+    if rows:
+        cpu.call(
+            "add_layernorm", out.data_ptr(), x.data_ptr(), delta.data_ptr(), weight.data_ptr(), at_bias, rows, d, eps
+        )  # fmt: skip
+    return out
+
+
+@impl("norm_spans", "cpu")
+def norm_spans(cpu: Cpu, x: Tensor, weight: Tensor, start: int, span: int, centered: bool, eps: float) -> Tensor:
+    rows, width = check(x, "norm_spans x", F32, -1, -1).shape
+    count = len(check(weight, "norm_spans weight", F32, -1))
+    if rows:
+        where = x.data_ptr(), weight.data_ptr()
+        cpu.call("norm_spans", *where, rows, width, start, count, span, int(centered), eps)
+    return x
+
+
+@impl("add", "cpu")
+def add(cpu: Cpu, x: Tensor, delta: Tensor) -> Tensor:
+    rows, d = check(x, "add x", F32, -1, -1).shape
+    check(delta, "add delta", F32, rows, d)
+    if rows:
+        cpu.call("add", x.data_ptr(), delta.data_ptr(), rows, d)
+    return x
+
+
+@impl("add_positions", "cpu")
+def add_positions(cpu: Cpu, x: Tensor, positions: Tensor, table: Tensor, offset: int) -> Tensor:
+    rows, d = check(x, "add_positions x", F32, -1, -1).shape
+    check(positions, "add_positions positions", I32, rows)
+    if table.dtype is not F32:
+        check(table, "add_positions table", BF16, -1, d)
+    where = x.data_ptr(), positions.data_ptr(), check(table, "add_positions table", table.dtype, -1, d).data_ptr()
+    if rows:
+        cpu.call("add_positions", *where, rows, d, len(table), offset, int(table.dtype is BF16))
+    return x
+
+
+@impl("scale", "cpu")
+def scale(cpu: Cpu, x: Tensor, factor: float) -> Tensor:
+    return _change(cpu, "scale", x, factor)
+
+
+@impl("softcap", "cpu")
+def softcap(cpu: Cpu, x: Tensor, cap: float) -> Tensor:
+    return _change(cpu, "softcap", x, cap)
+
+
+@impl("clip", "cpu")
+def clip(cpu: Cpu, x: Tensor, limit: float) -> Tensor:
+    return _change(cpu, "clip", x, limit)
+
+
+def _change(cpu: Cpu, name: str, x: Tensor, number: float) -> Tensor:
+    """An op that changes every number of x in place."""
+    check(x, f"{name} x", F32, -1, -1)
+    if x.numel():
+        cpu.call(name, x.data_ptr(), x.numel(), number)
+    return x
+
+
+def _affine(what: str, weight: Tensor, bias: Tensor | None, d: int) -> int:
+    """The address of the bias, 0 when there is none, once both have d numbers."""
+    check(weight, f"{what} weight", F32, d)
+    return 0 if bias is None else check(bias, f"{what} bias", F32, d).data_ptr()
