@@ -1,4 +1,4 @@
-"""One frozen tree of options, and the only place that reads the environment.
+"""One frozen tree of options; no environment variable changes what quire does.
 
 Field names are the command line's. A value of "auto" or 0 means: decide from the model and the machine at load;
 `quire inspect` shows what was decided.
@@ -115,11 +115,6 @@ def flat_config(**options: object) -> EngineConfig:
         raise ConfigError(f"bad option value: {error}") from None
     config.validate()
     return config
-
-
-def env(name: str, default: str = "") -> str:
-    """`QUIRE_<name>` from the environment."""
-    return os.environ.get(f"QUIRE_{name}", default)
 
 
 def cpu_count() -> int:
