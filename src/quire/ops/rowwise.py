@@ -30,11 +30,11 @@ def add_layernorm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None,
 def norm_spans(x: Tensor, weight: Tensor, start: int, span: int, centered: bool, eps: float) -> Tensor:
     """Norm each run of `span` columns from `start` on, len(weight) columns in all, in place; returns x [T, width] f32.
 
-    `centered`: layernorm instead of rmsnorm. With the span of a whole row of queries this is OLMo 2's norm, with that
-    of a head Cohere's, whose weights differ from head to head.
+    `centered`: layernorm instead of rmsnorm. The span is a head, or all heads of a row; weights may differ from
+    head to head.
     """
     part = x[:, start : start + len(weight)]
-    runs = part.unflatten(1, (len(weight) // span, span))
+    runs = part.reshape(len(part), -1, span)
     weights = weight.view(-1, span)
     ones = torch.ones(span)
     part.copy_(((layernorm(runs, ones, None, eps) if centered else rmsnorm(runs, ones, eps)) * weights).flatten(1))
