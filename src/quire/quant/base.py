@@ -75,12 +75,15 @@ class QWeight:
             present = [t for t in tensors if t is not None]
             return torch.cat(present) if present else None
 
+        zeros = [p.weight.zeros for p in parts]
+        if any(z is not None for z in zeros):
+            zeros = [_no_zeros(p) if z is None else z for p, z in zip(parts, zeros, strict=True)]
         return QWeight(
             replace(
                 first,
                 codes=torch.cat([p.weight.codes for p in parts]),
                 scales=stack([p.weight.scales for p in parts]),
-                zeros=stack([p.weight.zeros for p in parts]),
+                zeros=stack(zeros),
             )
         )
 
@@ -91,6 +94,11 @@ class QWeight:
     def dequantize(self) -> Tensor:
         """The matrix as float32 [n, k]."""
         return self.weight.dequantize()
+
+
+def _no_zeros(part: QWeight) -> Tensor | None:
+    scales = part.weight.scales
+    return None if scales is None else torch.zeros_like(scales, dtype=torch.int8)
 
 
 class Fields(Protocol):

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from quire.core.errors import ConfigError
+from quire.quant import awq, compressed, fp8, gptq
 from quire.quant.base import Fields, Quantizer, QuantScheme
 from quire.quant.dense import Dense
 from quire.quant.rtn import INT4, INT8
 
 DENSE = Dense()
-READERS: dict[str, Callable[[Fields], QuantScheme]] = {}
+READERS: dict[str, Callable[[Fields], QuantScheme]] = {
+    "gptq": gptq.read,
+    "awq": awq.read,
+    "compressed-tensors": compressed.read,
+    "fp8": fp8.read,
+    "fbgemm_fp8": fp8.read,
+}
 """`quant_method` of a checkpoint -> its format from the fields beside it."""
 QUANTIZERS: dict[str, Quantizer] = {q.name: q for q in (INT8, INT4)}
 

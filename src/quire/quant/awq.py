@@ -1,0 +1,77 @@
+"""AWQ checkpoints (Lin et al. 2023) as AutoAWQ writes them, version "gemm".
+
+`qweight` int32 [k, n / 8], `qzeros` int32 [groups, n / 8], both packed along the rows with interleaved nibbles: nibble
+i of a word holds column `ORDER[i]` of its eight. `scales` [groups, n]. The value is (code - zero) * scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quire.quant.base import Fields, QWeight
+from quire.quant.packed import SCALES, expect, group_count, grouped, signed, unpack
+from quire.quant.rows import over_rows
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+NIBBLE_OF = torch.tensor(ORDER).argsort()
+
+
+@dataclass(frozen=True)
+class Awq:
+    """`group` columns share a scale (-1: the whole row)."""
+
+    group: int
+    parts: Mapping[str, bool] = field(default_factory=lambda: {"qweight": False, "qzeros": False, "scales": True})
+    optional: Mapping[str, bool] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """ "awq int4 g128"."""
+        return f"awq int4 {'per row' if self.group == -1 else f'g{self.group}'}"
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """(n, k) from qweight."""
+        words = shapes["qweight"]
+        return (words[1] * 8, words[0]) if len(words) == 2 else words
+
+    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+        """The weight, its codes and zeros less 8 so that they are signed."""
+        n, k = self.shape({"qweight": tuple(raw["qweight"].shape)})
+        groups = group_count(k, self.group)
+        words = expect(raw, "qweight", (k, n // 8), torch.int32)
+        qzeros = expect(raw, "qzeros", (groups, n // 8), torch.int32)
+        scales = expect(raw, "scales", (groups, n), *SCALES)
+        codes = torch.empty((n, k), dtype=torch.int8)
+
+        def work(part: slice) -> None:
+            codes[part.start * 8 : part.stop * 8] = _columns(words[:, part])
+
+        over_rows(n // 8, 8 * k, work)
+        return grouped(4, codes, scales.t().contiguous(), _columns(qzeros).contiguous(), self.group)
+
+
+def _columns(words: Tensor) -> Tensor:
+    """Signed codes int8 [8 * c, r] of words int32 [r, c]."""
+    nibbles = unpack(words, 4).view(words.shape[0], -1, 8)
+    return signed(nibbles[..., NIBBLE_OF].flatten(1), 4).t()
+
+
+def read(config: Fields) -> Awq:
+    """The scheme from `quantization_config`."""
+    bits = config.integer("bits" if config.has("bits") else "w_bit", low=1, high=16)
+    if bits != 4:
+        raise config.fail("bits", f"is {bits}, only 4 can be read; use the unquantized checkpoint")
+    group = config.integer("group_size" if config.has("group_size") else "q_group_size", low=-1)
+    if group == 0:
+        raise config.fail("group_size", "is 0, needs -1 (the whole row) or a number of columns")
+    version = config.text("version", "gemm")
+    if version.lower() != "gemm":
+        raise config.fail("version", f"{version!r} has another order of codes; only gemm can be read")
+    if not config.flag("zero_point", True):
+        raise config.fail("zero_point", "false cannot be read; use the unquantized checkpoint and --quantization")
+    return Awq(group)

@@ -1,0 +1,90 @@
+"""Checkpoints of float8 (e4m3) weights: one scale per matrix, per row, or per block (DeepSeek-V3's `weight_scale_inv`).
+
+There is no float8 arithmetic on CPUs, so the weights become bfloat16 (or float32) on load, in twice (four times) the
+memory of the file. A number of 4 significant bits times its scale keeps 8 of its bits in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.ops.weights import Weight
+from quire.quant.base import FLOAT_KINDS, Fields, QWeight
+from quire.quant.packed import SCALES
+from quire.quant.rows import over_rows
+
+NOTE = "float8 weights are kept as bfloat16 in twice the memory of the file: CPUs have no float8 arithmetic"
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """`scale`: the name of the scales' part. `block`: rows and columns of a block, or None.
+
+    Scales that multiply activations (`optional`) are not used: activations stay in bfloat16 or float32.
+    """
+
+    scale: str = "weight_scale"
+    block: tuple[int, int] | None = None
+    optional: Mapping[str, bool] = field(default_factory=lambda: {"input_scale": True, "activation_scale": True})
+    notes: tuple[str, ...] = (NOTE,)
+
+    @property
+    def name(self) -> str:
+        """ "fp8" or "fp8 128x128"."""
+        return "fp8 {}x{}".format(*self.block) if self.block else "fp8"
+
+    @property
+    def parts(self) -> Mapping[str, bool]:
+        """The matrix and its scales."""
+        return {"weight": True, self.scale: True}
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """The matrix's own shape."""
+        return shapes["weight"]
+
+    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+        """weight * scale as `dtype`, rounded once, from a float32 product."""
+        w, scale = raw["weight"], raw[self.scale]
+        n, k = w.shape
+        if w.dtype != torch.float8_e4m3fn:
+            raise ModelError(f"weight is {w.dtype}, needs float8_e4m3fn beside {self.scale}")
+        rows, columns = self.block or (1, k)
+        per_block = -(-n // rows), -(-k // columns)
+        whole = self.block is None and scale.numel() == 1
+        allowed = [per_block] if self.block else [per_block, (n,)]
+        if scale.dtype not in SCALES or not (whole or tuple(scale.shape) in allowed):
+            raise ModelError(f"{self.scale} is {scale.dtype} {list(scale.shape)}, needs {list(per_block)} numbers")
+        if not bool(torch.isfinite(scale).all()):
+            raise ModelError("a scale is nan or inf; the file is damaged")
+        scale = scale.float().reshape(1 if whole else per_block[0], -1)
+        out = torch.empty((n, k), dtype=dtype)
+
+        def work(piece: slice) -> None:
+            at = torch.zeros(1, dtype=torch.int64) if whole else torch.arange(piece.start, piece.stop) // rows
+            factors = scale[at].repeat_interleave(columns, 1)[:, :k]
+            out[piece] = (w[piece].float() * factors).to(dtype)
+
+        over_rows(n, k, work)
+        return QWeight(Weight(FLOAT_KINDS[dtype], out))
+
+
+def read(config: Fields) -> Fp8:
+    """The scheme from `quantization_config` of quant_method fp8 or fbgemm_fp8."""
+    if config.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise config.fail("fmt", "only e4m3 can be read; use the unquantized checkpoint")
+    if not config.has("weight_block_size"):
+        return Fp8()
+    return Fp8("weight_scale_inv", block_size(config, "weight_block_size"))
+
+
+def block_size(config: Fields, name: str) -> tuple[int, int]:
+    """Rows and columns of a block from a field of config.json."""
+    block = config.raw[name]
+    if not isinstance(block, list) or len(block) != 2 or not all(type(b) is int and b > 0 for b in block):
+        raise config.fail(name, f"is {block!r:.80}, needs two positive integers")
+    return block[0], block[1]

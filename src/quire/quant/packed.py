@@ -1,0 +1,105 @@
+"""Integer codes packed into int32 words, and group scales of any size, as the weights the kernels take.
+
+Words are little-endian: their bytes in memory are already in the order of the codes, two 4-bit codes to a byte with the
+first in the low half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.ops.weights import Weight
+from quire.quant.base import QWeight
+from quire.quant.rows import over_rows
+
+KINDS = {4: "int4", 8: "int8"}
+GROUPS = (128, 64, 32)
+"""Groups the kernels take, largest first: fewer scales to read."""
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Unsigned codes uint8 [r, c * 32 / bits] of words int32 [r, c]; `bits` is 4 or 8."""
+    data = words.contiguous().view(torch.uint8)
+    return data if bits == 8 else torch.stack((data & 15, data >> 4), -1).flatten(-2)
+
+
+def signed(codes: Tensor, bits: int) -> Tensor:
+    """Unsigned codes uint8 as int8, 2^(bits - 1) less: 0..15 becomes -8..7."""
+    return codes.sub(1 << (bits - 1)).view(torch.int8)
+
+
+def unpack_rows(words: Tensor, bits: int) -> Tensor:
+    """Signed codes int8 [n, k] of words int32 [n, k * bits / 32]."""
+    n, width = words.shape
+    codes = torch.empty((n, width * 32 // bits), dtype=torch.int8)
+
+    def work(rows: slice) -> None:
+        codes[rows] = signed(unpack(words[rows], bits), bits)
+
+    over_rows(n, codes.shape[1], work)
+    return codes
+
+
+def expect(raw: Mapping[str, Tensor], part: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> Tensor:
+    """`raw[part]`, which must have this shape and one of these dtypes; otherwise `ModelError`."""
+    tensor = raw[part]
+    if tuple(tensor.shape) != shape or tensor.dtype not in dtypes:
+        names = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+        have = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise ModelError(f"{part} is {have}, needs {names} {list(shape)}; config.json belongs to other weights")
+    return tensor
+
+
+def group_count(columns: int, group: int) -> int:
+    """Groups of `group` columns in a row (-1: the whole row is one); the last may be short."""
+    return 1 if group == -1 else -(-columns // group)
+
+
+def grouped(bits: int, codes: Tensor, scales: Tensor, zeros: Tensor | None, group: int) -> QWeight:
+    """The weight (codes - zeros) * scales in groups that the kernels take.
+
+    codes [n, k] int8; scales [n, `group_count`] f16, bf16 or f32 (bf16 is kept as f32, which holds it exactly); zeros
+    int8 or None. A scale of more columns than the kernels' groups is repeated: the numbers are the same, the
+    activations are rounded more finely. Zeros that are all 0 are dropped: symmetric kernels are faster.
+    """
+    k = codes.shape[1]
+    width = k if group == -1 else group
+    native = next((g for g in GROUPS if width % g == 0 and k % g == 0), None)
+    if native is None:
+        raise ModelError(
+            f"has {k} columns in groups of {width}, which are not cut by 32, as the kernels need it; "
+            "use the unquantized checkpoint and --quantization"
+        )
+    if not bool(torch.isfinite(scales).all()):
+        raise ModelError("a scale is nan or inf; the file is damaged")
+    if zeros is not None and not bool(zeros.any()):
+        zeros = None
+    scales = scales if scales.dtype == torch.float16 else scales.float()
+    if width != native:
+        scales = _repeat(scales, width // native, k // native)
+        zeros = None if zeros is None else _repeat(zeros, width // native, k // native)
+    return QWeight(Weight(KINDS[bits], codes, scales, zeros, native))
+
+
+def _repeat(values: Tensor, times: int, wanted: int) -> Tensor:
+    return values.repeat_interleave(times, 1)[:, :wanted].contiguous()
+
+
+def check_order(g_idx: Tensor, columns: int, group: int) -> None:
+    """`g_idx` [k] int32, the group of each column, must be that of contiguous groups; otherwise `ModelError`.
+
+    With act-order (`desc_act`) each matrix has columns in an order of its own, so that every linear would first have to
+    permute its activations; there is no such kernel.
+    """
+    width = columns if group == -1 else group
+    if not torch.equal(g_idx.long(), torch.arange(columns) // width):
+        raise ModelError(
+            "g_idx is not in order (act-order, desc_act: true): columns of a group are scattered, which no kernel "
+            "reads; quantize with desc_act false or with static groups, or use the unquantized checkpoint and "
+            "--quantization"
+        )
