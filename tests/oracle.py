@@ -86,6 +86,15 @@ MODEL_OPS = {
     "attention",
     "gated_activation",
     "take_rows",
+    "layernorm",
+    "add_layernorm",
+    "norm_spans",
+    "add",
+    "add_positions",
+    "scale",
+    "softcap",
+    "clip",
+    "activation",
 }
 
 

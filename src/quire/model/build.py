@@ -6,52 +6,33 @@ Peak memory is the packed model and one layer: weights are views of the mapped f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.model.checkpoint import Checkpoint, Source, float_dtype, resolve
-from quire.model.claim import Claim, claim
-from quire.model.decoder import Decoder, Layer
+from quire.model.claim import claim
+from quire.model.decoder import Decoder
 from quire.model.dummy import DummyWeights
-from quire.model.families import Family, read_spec
+from quire.model.families import read_spec
 from quire.model.generation import GenerationDefaults, read_generation
-from quire.model.hf_config import HfConfig, read_json
-from quire.model.linear import Linear
+from quire.model.hf_config import read_json
+from quire.model.load import Loader, Progress
 from quire.model.memory import kv_bytes_per_token
-from quire.model.roles import ROLES, shard
+from quire.model.opened import Opened
+from quire.model.roles import DISK_ROLES
 from quire.model.rope import shared_tables
 from quire.model.spec import ModelSpec
-from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
-from quire.quant.base import Quantizer, QuantScheme, QWeight
-from quire.quant.registry import detect, matrix_scheme, quantizer
+from quire.quant.base import Quantizer
+from quire.quant.registry import detect, quantizer
 
 log = logging.getLogger(__name__)
-Progress = Callable[[int, int, str], None]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A model folder read as far as its headers, and checked: all that `describe` and `load_model` share."""
-
-    name: str
-    folder: Path
-    config: HfConfig
-    spec: ModelSpec
-    family: Family
-    source: Source
-    scheme: QuantScheme
-    claim: Claim
-    dtype: torch.dtype
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -99,6 +80,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
     spec, family, config = read_spec(read_json(folder / "config.json"), str(folder / "config.json"))
     required = family.required_parts(config)
     source: Source = DummyWeights(spec, family, required, seed) if load_format == "dummy" else Checkpoint(folder)
+    family = family.named_as(source.infos)
     scheme = detect(source.infos, config.child("quantization_config"))
     notes = list(scheme.notes)
     if config.has("auto_map"):
@@ -180,9 +162,7 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     layout = KVLayout(config.cache.block_size, spec.kv_heads, spec.head_dim, kv_dtype)
     loader = Loader(opened, ops, dtype, target, options.group_size, progress)
     ropes = shared_tables(spec.rope, length)
-    embed = loader.table("embed")
-    layers = tuple(loader.layer(i, ropes[spec.rope[i]]) for i in range(spec.layers))
-    decoder = Decoder(ops, embed, layers, loader.needed_vector("final_norm"), loader.head(), spec.norm_eps)
+    decoder = loader.decoder(ropes)
     loader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     notes = opened.notes + notes
     for note in notes:
@@ -213,111 +193,6 @@ def check_groups(opened: Opened, target: Quantizer, group: int) -> None:
             param="quantization",
         )
     for (role, _), parts in opened.claim.parts.items():
-        if ROLES[role].kind == "linear":
+        if DISK_ROLES[role].kind == "linear":
             scheme = target.head if role == "head" else target
-            scheme.check(parts["weight"], opened.source.infos[parts["weight"]].shape[1], group)
-
-
-class Loader:
-    """Reads claimed tensors, and packs them; keeps the account of what became of each role."""
-
-    def __init__(
-        self,
-        opened: Opened,
-        ops: Ops,
-        dtype: torch.dtype,
-        target: Quantizer | None,
-        group: int,
-        progress: Progress | None,
-    ) -> None:
-        self.opened = opened
-        self.ops = ops
-        self.dtype = dtype
-        self.target = target
-        self.group = group
-        self.report: dict[str, tuple[str, int]] = {}
-        self._progress = progress or (lambda done, total, what: None)
-        self._done = 0
-        self._total = sum(i.nbytes for i in opened.source.infos.values())
-
-    def count(self, role: str, kind: str, nbytes: int) -> None:
-        """Add `nbytes` of `kind` to the account of `role`."""
-        self.report[role] = (kind, nbytes + self.report.get(role, ("", 0))[1])
-
-    def layer(self, index: int, rope: Tensor) -> Layer:
-        """Layer `index`, packed."""
-        spec = self.opened.spec
-        q_norm, k_norm = self.vector("q_norm", index), self.vector("k_norm", index)
-        layer = Layer(
-            attn_norm=self.needed_vector("attn_norm", index),
-            qkv=self.linear(("q", "k", "v"), index),
-            qk_norms=None if q_norm is None or k_norm is None else (q_norm, k_norm),
-            rope=rope,
-            o=self.linear(("o",), index),
-            mlp_norm=self.needed_vector("mlp_norm", index),
-            gate_up=self.linear(("gate", "up"), index),
-            down=self.linear(("down",), index),
-            attend=AttentionSpec(spec.attention_scale, spec.windows[index]),
-            eps=spec.norm_eps,
-            activation=spec.activation,
-        )
-        self._progress(self._done, self._total, f"layer {index}")
-        return layer
-
-    def head(self) -> Linear:
-        """The output head; a tied one is packed from the embedding table, which stays as it is for look-ups."""
-        linear = self.linear(("head",) if self.opened.claim.get("head") else ("embed",), None)
-        self._progress(self._total, self._total, "head")
-        return linear
-
-    def vector(self, role: str, layer: int | None = None) -> Tensor | None:
-        """A norm's weight as f32, or None when the checkpoint has none."""
-        name = self.opened.claim.get(role, layer).get("weight")
-        if name is None:
-            return None
-        tensor = self._read(name).float().clone()
-        self.count("norms", "f32", tensor.nbytes)
-        return tensor
-
-    def needed_vector(self, role: str, layer: int | None = None) -> Tensor:
-        """A norm's weight that the claim has made sure of."""
-        tensor = self.vector(role, layer)
-        assert tensor is not None
-        return tensor
-
-    def table(self, role: str) -> Tensor:
-        """A look-up table in the compute dtype, copied out of the mapped file."""
-        tensor = self._read(self.opened.claim.get(role)["weight"]).to(self.dtype, copy=True)
-        self.count(role, dtype_name(tensor.dtype), tensor.nbytes)
-        return tensor
-
-    def linear(self, roles: tuple[str, ...], layer: int | None) -> Linear:
-        """The matrices of `roles` quantized, fused by rows and packed, with their biases (zeros where one has none)."""
-        parts = [self._part(role, layer) for role in roles]
-        packed = QWeight.cat_rows([w for w, _ in parts]).pack(self.ops)
-        bias = None
-        if any(b is not None for _, b in parts):
-            bias = torch.cat([torch.zeros(w.shape[0]) if b is None else b for w, b in parts])
-            self.count("biases", "f32", bias.nbytes)
-        name = "head" if layer is None else "+".join(roles)
-        self.count(name, parts[0][0].label, packed.nbytes)
-        return Linear(packed, bias)
-
-    def _part(self, role: str, layer: int | None) -> tuple[QWeight, Tensor | None]:
-        """One role's matrix in its final format, and its bias as f32."""
-        names = self.opened.claim.get(role, layer)
-        scheme = matrix_scheme(self.opened.scheme, names)
-        try:
-            if self.target is None:
-                weight = scheme.load({s: self._read(name) for s, name in names.items() if s != "bias"}, self.dtype)
-            else:
-                target = self.target.head if layer is None else self.target
-                weight = target.quantize(self._read(names["weight"]), self.group)
-        except ModelError as error:
-            raise ModelError(f"{self.opened.folder}: {next(iter(names.values()))}: {error.message}") from None
-        bias = self._read(names["bias"]).float().clone() if "bias" in names else None
-        return shard(weight, bias, role, self.opened.spec, rank=0, world=1)
-
-    def _read(self, name: str) -> Tensor:
-        self._done += self.opened.source.infos[name].nbytes
-        return self.opened.source.tensor(name)
+            scheme.check(parts["weight"], DISK_ROLES[role].shape(opened.spec)[1], group)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from quire.core.errors import ModelError
 from quire.model.checkpoint import TensorInfo
-from quire.model.families import Family
-from quire.model.roles import ROLES, Role
+from quire.model.family import Family
+from quire.model.roles import DISK_ROLES, FUSED, Role
 from quire.model.spec import ModelSpec
 from quire.quant.base import QuantScheme
 from quire.quant.registry import matrix_scheme
@@ -30,6 +30,11 @@ class Claim:
         """The parts of a role, empty when the checkpoint does not have it."""
         return self.parts.get((role, layer), {})
 
+    def holder(self, role: str, layer: int | None = None) -> str:
+        """The role itself, or the fused matrix that holds it on disk."""
+        fused = (name for name, roles in FUSED.items() if role in roles and (name, layer) in self.parts)
+        return role if (role, layer) in self.parts else next(fused, role)
+
 
 def scheme_of(role: Role, scheme: QuantScheme, base: str, names: Collection[str]) -> QuantScheme:
     """The format of one role's tensors `base`.*: a quantized checkpoint holds dense matrices too."""
@@ -38,11 +43,22 @@ def scheme_of(role: Role, scheme: QuantScheme, base: str, names: Collection[str]
 
 def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, int | None, str]]:
     """(role name, role, layer, base name on disk) of everything a checkpoint of this spec may hold."""
-    for name, role in ROLES.items():
+    for name, role in DISK_ROLES.items():
         if name in family.names:
             for layer in range(spec.layers) if role.layer else (None,):
                 prefix = "" if layer is None else family.names["layer"].format(layer)
                 yield name, role, layer, prefix + family.names[name]
+
+
+def disk_shape(role: Role, spec: ModelSpec, family: Family) -> tuple[int, ...]:
+    """The shape of a role's weight on disk: a few families keep matrices as [k, n]."""
+    shape = role.shape(spec)
+    return shape[::-1] if family.transposed and role.kind == "linear" and role.layer else shape
+
+
+def may_have_bias(role: Role, spec: ModelSpec) -> bool:
+    """Whether a bias beside the weight means something."""
+    return role.kind == "linear" or (role.kind == "vector" and spec.norm == "layer")
 
 
 def claim(
@@ -59,16 +75,17 @@ def claim(
     present = _present_somewhere(infos, spec, family, scheme) | required
     for name, role, layer, base in slots(spec, family):
         own = scheme_of(role, scheme, base, infos)
-        may_have = (*own.parts, *own.optional, *(("bias",) if role.kind == "linear" else ()))
+        may_have = (*own.parts, *own.optional, *(("bias",) if may_have_bias(role, spec) else ()))
         parts = {s: f"{base}.{s}" for s in may_have if f"{base}.{s}" in infos}
         needed = set(own.parts) if _is_needed(name, role, spec, present) else set()
         needed |= {"bias"} if f"{name}.bias" in present else set()
         missing += [f"{base}.{s} (role {name})" for s in sorted(needed - set(parts))]
         if needed <= set(parts) and parts:
-            wrong += _misfits(role, spec, own, {s: infos[t] for s, t in parts.items()}, base)
+            shapes = disk_shape(role, spec, family), role.shape(spec)[:1]
+            wrong += _misfits(shapes, own, {s: infos[t] for s, t in parts.items()}, base)
             taken[name, layer] = parts
     left = set(infos).difference(*(p.values() for p in taken.values()))
-    left = {n for n in left if not n.endswith(IGNORED)}
+    left = {n for n in left if not n.endswith((*IGNORED, *family.buffers))}
     _fail("missing tensors", missing, "the download is incomplete, or config.json belongs to another model")
     _fail("tensors that do not fit", wrong, "config.json belongs to another model")
     unknown = "config.json names another model_type, or the model has a feature that is not supported"
@@ -90,25 +107,24 @@ def _present_somewhere(
     for name, role, _, base in slots(spec, family):
         if any(f"{base}.{s}" in infos for s in scheme_of(role, scheme, base, infos).parts):
             found |= {name, role.partner or name}
-        if f"{base}.bias" in infos and role.kind == "linear":
+        if f"{base}.bias" in infos and may_have_bias(role, spec):
             found.add(f"{name}.bias")
     return frozenset(found)
 
 
 def _misfits(
-    role: Role, spec: ModelSpec, scheme: QuantScheme, parts: Mapping[str, TensorInfo], base: str
+    want: tuple[tuple[int, ...], tuple[int, ...]], scheme: QuantScheme, parts: Mapping[str, TensorInfo], base: str
 ) -> Iterator[str]:
     for suffix, is_float in {**scheme.parts, **scheme.optional, "bias": True}.items():
         if suffix in parts and parts[suffix].dtype.is_floating_point != is_float:
             needed = "floating-point" if is_float else "integer"
             yield f"{base}.{suffix} is {parts[suffix].dtype}, needs {needed} numbers"
-    want = role.shape(spec)
     shapes = {s: i.shape for s, i in parts.items()}
     have = scheme.shape(shapes)
-    if have != want:
-        yield f"{base}.weight is {list(have)}, config.json asks for {list(want)}"
-    if "bias" in shapes and shapes["bias"] != want[:1]:
-        yield f"{base}.bias is {list(shapes['bias'])}, config.json asks for {list(want[:1])}"
+    if have != want[0]:
+        yield f"{base}.weight is {list(have)}, config.json asks for {list(want[0])}"
+    if "bias" in shapes and shapes["bias"] != want[1]:
+        yield f"{base}.bias is {list(shapes['bias'])}, config.json asks for {list(want[1])}"
 
 
 def _fail(what: str, names: list[str], likely: str) -> None:

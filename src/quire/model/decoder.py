@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.model.batch import Batch
 from quire.model.linear import Linear
+from quire.model.parts import GatedMlp, Norm, PlainMlp, Step
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
@@ -16,43 +17,75 @@ from quire.ops.layout import KVCache
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's weights and facts. `qk_norms`: per-head norm weights of queries and keys, or None."""
+    """One layer's weights and facts.
 
-    attn_norm: Tensor
+    `qkv_steps` change the output of `qkv`; `qk_norms`: per-head norm weights of queries and keys, or None, with `eps`.
+    The post norms are of what attention and MLP add, for blocks that norm it.
+    """
+
+    attn_norm: Norm
     qkv: Linear
+    qkv_steps: tuple[Step, ...]
     qk_norms: tuple[Tensor, Tensor] | None
-    rope: Tensor
-    o: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
-    attend: AttentionSpec
     eps: float
-    activation: str
+    rope: Tensor
+    attend: AttentionSpec
+    o: Linear
+    attn_post_norm: Norm
+    mlp_norm: Norm
+    mlp: GatedMlp | PlainMlp
+    mlp_post_norm: Norm
 
 
 Block = Callable[[Ops, Layer, Tensor, Tensor, Batch, KVCache], Tensor]
 
 
-def sequential_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
-    """x += attention(h); return mlp(norm(x)), which the caller adds. x, h [T, hidden], h = norm(x)."""
+def attention(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    """h [T, hidden] -> [T, hidden]; keys and values of the rows are written to `cache`."""
     qkv = layer.qkv(ops, h)
+    for step in layer.qkv_steps:
+        qkv = step(ops, qkv, batch)
     qkv = ops.rope_and_cache(qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps)
     attended = ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend)
-    h = ops.add_rmsnorm(x, layer.o(ops, attended), layer.mlp_norm, layer.eps)
-    return layer.down(ops, ops.gated_activation(layer.gate_up(ops, h), layer.activation))
+    return layer.o(ops, attended)
+
+
+def sequential_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    """x += attention(h); return mlp(norm(x)), which the caller adds. x, h [T, hidden], h = norm(x)."""
+    h = layer.mlp_norm.add(ops, x, attention(ops, layer, h, batch, cache))
+    return layer.mlp(ops, h)
+
+
+def post_norm_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    """Like `sequential_block`, with a norm of what attention and what the MLP add (OLMo 2, Gemma 2)."""
+    attended = layer.attn_post_norm(ops, attention(ops, layer, h, batch, cache))
+    return layer.mlp_post_norm(ops, layer.mlp(ops, layer.mlp_norm.add(ops, x, attended)))
+
+
+def parallel_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    """Attention and MLP read the same norm of x and are added together (Wang and Komatsuzaki 2021)."""
+    return ops.add(attention(ops, layer, h, batch, cache), layer.mlp(ops, h))  # type: ignore[no-any-return]
+
+
+def parallel_two_norms_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    """Like `parallel_block`, with a norm of its own for the MLP (GPT-NeoX)."""
+    return ops.add(attention(ops, layer, h, batch, cache), layer.mlp(ops, layer.mlp_norm(ops, x)))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Tokens to logits. `embed` [V, hidden]; `block` is chosen at build by how the family joins attention and MLP."""
+    """Tokens to logits. `embed` [V, hidden]; `block` is chosen at build by how the family joins attention and MLP.
+
+    `embed_steps` change the embedded tokens, `head_steps` the logits.
+    """
 
     ops: Ops
     embed: Tensor
+    embed_steps: tuple[Step, ...]
     layers: tuple[Layer, ...]
-    final_norm: Tensor
+    final_norm: Norm
     head: Linear
-    eps: float
+    head_steps: tuple[Step, ...] = ()
     block: Block = sequential_block
 
     def __call__(self, batch: Batch, caches: Sequence[KVCache]) -> Tensor:
@@ -60,10 +93,13 @@ class Decoder:
         ops = self.ops
         (first, *rest), (cache, *others) = self.layers, caches
         x = ops.embedding(batch.tokens, self.embed)
-        h = ops.rmsnorm(x, first.attn_norm, self.eps)
-        delta = self.block(ops, first, x, h, batch, cache)
+        for step in self.embed_steps:
+            x = step(ops, x, batch)
+        delta = self.block(ops, first, x, first.attn_norm(ops, x), batch, cache)
         for layer, cache in zip(rest, others, strict=True):
-            h = ops.add_rmsnorm(x, delta, layer.attn_norm, self.eps)
+            h = layer.attn_norm.add(ops, x, delta)
             delta = self.block(ops, layer, x, h, batch, cache)
-        rows = ops.take_rows(x, delta, batch.logit_rows)
-        return self.head(ops, ops.rmsnorm(rows, self.final_norm, self.eps))
+        logits = self.head(ops, self.final_norm(ops, ops.take_rows(x, delta, batch.logit_rows)))
+        for step in self.head_steps:
+            logits = step(ops, logits, batch)
+        return logits

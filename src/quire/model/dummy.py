@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from quire.model.checkpoint import TensorInfo
-from quire.model.claim import slots
-from quire.model.families import Family
+from quire.model.claim import disk_shape, slots
+from quire.model.family import Family
 from quire.model.spec import ModelSpec
 
 POOL = 1_000_003  # a prime, so that rows of a matrix start at different places of the pool
@@ -30,12 +30,12 @@ class DummyWeights:
         for name, role, _, base in slots(spec, family):
             if (role.optional and name not in required) or (name == "head" and spec.tied_head):
                 continue
-            shape = role.shape(spec)
+            shape = disk_shape(role, spec, family)
             self.infos[f"{base}.weight"] = TensorInfo(torch.bfloat16, shape, "dummy")
             if role.kind == "vector":
                 self.vectors.add(f"{base}.weight")
             if f"{name}.bias" in required:
-                self.infos[f"{base}.bias"] = TensorInfo(torch.bfloat16, shape[:1], "dummy")
+                self.infos[f"{base}.bias"] = TensorInfo(torch.bfloat16, role.shape(spec)[:1], "dummy")
 
     def tensor(self, name: str) -> Tensor:
         """The tensor `name`, bf16."""

@@ -1,30 +1,14 @@
-"""The table of model families: a row says what a family's tensors are called and which facts are its own.
-
-A row is (names, defaults, read, required):
-- names     role -> on-disk name. `layer` is the prefix of a layer's tensors. On-disk names are the truth.
-- defaults  config.json fields that the family's files may omit, with the family's default.
-- read      spec field -> function of the config, for facts that are not read the common way (`spec_facts`).
-- required  roles ("q_norm") and biases ("q.bias") that must be there although other families lack them, and config
-            flags that ask for such ("attention_bias").
-
-Where the axes that no row needs yet will go: another spelling of config fields (n_embd) is one more column; fused
-QKV and gate/up on disk are names "qkv" and "gate_up" that `claim` splits into canonical roles by rows, interleaved
-rope a row permutation there (`QWeight.take_rows`); norm kind, join (sequential, parallel, post-LN), soft caps,
-embedding and logit scale are spec fields set by `read`, which choose the block function in `build`; MoE and MLA are
-further parts of the spec with roles of their own in `roles`.
-"""
+"""The rows: one per model type, in terms of family.Family."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from quire.model.family import Family, sliding_windows, spec_facts
 from quire.model.hf_config import HfConfig
-from quire.model.rope import read_rope
+from quire.model.rope import NO_ROPE, Rope
 from quire.model.spec import ModelSpec
-
-Reader = Callable[[HfConfig, int], Any]
 
 LLAMA = {
     "embed": "model.embed_tokens",
@@ -43,60 +27,134 @@ LLAMA = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+GPT2 = {
+    "embed": "transformer.wte",
+    "positions": "transformer.wpe",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+    "layer": "transformer.h.{}.",
+    "attn_norm": "ln_1",
+    "mlp_norm": "ln_2",
+    "qkv": "attn.c_attn",
+    "o": "attn.c_proj",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+}
+BLOOM = {
+    "embed": "transformer.word_embeddings",
+    "embed_norm": "transformer.word_embeddings_layernorm",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+    "layer": "transformer.h.{}.",
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "qkv": "self_attention.query_key_value",
+    "o": "self_attention.dense",
+    "up": "mlp.dense_h_to_4h",
+    "down": "mlp.dense_4h_to_h",
+}
+NEOX = {
+    "embed": "gpt_neox.embed_in",
+    "final_norm": "gpt_neox.final_layer_norm",
+    "head": "embed_out",
+    "layer": "gpt_neox.layers.{}.",
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "qkv": "attention.query_key_value",
+    "o": "attention.dense",
+    "up": "mlp.dense_h_to_4h",
+    "down": "mlp.dense_4h_to_h",
+}
+GPTJ = {
+    "embed": "transformer.wte",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+    "layer": "transformer.h.{}.",
+    "attn_norm": "ln_1",
+    "q": "attn.q_proj",
+    "k": "attn.k_proj",
+    "v": "attn.v_proj",
+    "o": "attn.out_proj",
+    "up": "mlp.fc_in",
+    "down": "mlp.fc_out",
+}
+OPT = {
+    "embed": "model.decoder.embed_tokens",
+    "positions": "model.decoder.embed_positions",
+    "final_norm": "model.decoder.final_layer_norm",
+    "head": "lm_head",
+    "layer": "model.decoder.layers.{}.",
+    "attn_norm": "self_attn_layer_norm",
+    "mlp_norm": "final_layer_norm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.out_proj",
+    "up": "fc1",
+    "down": "fc2",
+}
+MPT = {
+    "embed": "transformer.wte",
+    "final_norm": "transformer.norm_f",
+    "head": "lm_head",
+    "layer": "transformer.blocks.{}.",
+    "attn_norm": "norm_1",
+    "mlp_norm": "norm_2",
+    "qkv": "attn.Wqkv",
+    "o": "attn.out_proj",
+    "up": "ffn.up_proj",
+    "down": "ffn.down_proj",
+}
 QKV_BIAS = ("q.bias", "k.bias", "v.bias")
 BIAS_FLAGS = {
     "attention_bias": (*QKV_BIAS, "o.bias"),
     "mlp_bias": ("gate.bias", "up.bias", "down.bias"),
 }
+NEOX_BIASES = ("qkv.bias", "o.bias", "up.bias", "down.bias")
+NORM_BIASES = ("attn_norm.bias", "mlp_norm.bias", "final_norm.bias")
 QWEN = {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
+GPT2_SPELLING = (
+    ("hidden_size", "n_embd"),
+    ("num_hidden_layers", "n_layer"),
+    ("num_attention_heads", "n_head"),
+    ("max_position_embeddings", "n_positions"),
+    ("intermediate_size", "n_inner"),
+    ("hidden_act", "activation_function"),
+    ("rms_norm_eps", "layer_norm_epsilon"),
+)
+
+
+def without(names: Mapping[str, str], *roles: str) -> dict[str, str]:
+    """`names` less those of `roles`."""
+    return {role: name for role, name in names.items() if role not in roles}
+
+
+def four_times(config: HfConfig) -> int:
+    """The usual width of an MLP without a gate."""
+    return 4 * config.integer("hidden_size", high=1 << 20)
+
+
+def refuse(config: HfConfig, name: str, reason: str) -> None:
+    """Stop with `reason` when the flag `name` is set."""
+    if config.flag(name, False):
+        raise config.fail(name, reason)
+
+
+def no_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """No layer rotates."""
+    return (NO_ROPE,) * layers
+
+
+GPT2_DEFAULTS = {
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 1024,
+    "layer_norm_epsilon": 1e-5,
+    "activation_function": "gelu_new",
+    "intermediate_size": four_times,
 }
 
-
-@dataclass(frozen=True)
-class Family:
-    """One row of the table; the module's docstring names the columns."""
-
-    names: Mapping[str, str]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    read: Mapping[str, Reader] = field(default_factory=dict)
-    required: tuple[str, ...] = ()
-    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def required_parts(self, config: HfConfig) -> frozenset[str]:
-        """The optional roles and biases that this checkpoint must have."""
-        asked = (parts for flag, parts in self.flags.items() if config.flag(flag, False))
-        return frozenset(self.required).union(*asked)
-
-
-def layer_kinds(config: HfConfig, layers: int) -> tuple[str, ...]:
-    """Each layer's attention kind: `layer_types`, or "sliding_attention" from layer `max_window_layers` on."""
-    kinds = config.texts("layer_types")
-    if kinds and len(kinds) != layers:
-        raise config.fail("layer_types", f"names {len(kinds)} layers, num_hidden_layers is {layers}")
-    known = ("full_attention", "sliding_attention")
-    for kind in kinds:
-        if kind not in known:
-            raise config.fail("layer_types", f"{kind!r} is not known; known: {', '.join(known)}")
-    first = config.integer("max_window_layers", 0, low=0)
-    return kinds or tuple(known[i >= first] for i in range(layers))
-
-
-def sliding_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
-    """Tokens each layer sees: `sliding_window` on sliding layers unless `use_sliding_window` is false; 0 = all."""
-    size = config.integer("sliding_window", 0) if config.flag("use_sliding_window", True) else 0
-    if not size and "sliding_attention" in config.texts("layer_types"):
-        raise config.fail("layer_types", "has sliding_attention layers but no sliding_window is in use")
-    return tuple(size if kind == "sliding_attention" else 0 for kind in layer_kinds(config, layers))
-
-
-FAMILIES = {
+Row = Family | Callable[[HfConfig], Family]
+FAMILIES: dict[str, Row] = {
     "llama": Family(LLAMA, flags=BIAS_FLAGS),
     "mistral": Family(
         LLAMA,
@@ -114,52 +172,14 @@ def find_family(config: HfConfig) -> tuple[str, Family]:
     if name not in FAMILIES:
         code = " (the code that auto_map points to is never run)" if config.has("auto_map") else ""
         raise config.fail("model_type", f"{name!r} is not supported{code}; supported: {', '.join(sorted(FAMILIES))}")
-    return name, FAMILIES[name]
+    row = FAMILIES[name]
+    return name, row(config) if callable(row) else row
 
 
 def read_spec(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, HfConfig]:
     """Spec, family and reader (family defaults filled in) of a config.json's content; `where` names it in errors."""
     name, family = find_family(HfConfig(raw, where))
-    config = HfConfig({**family.defaults, **raw}, where)
-    facts = spec_facts(config)
+    config = family.fill_in(HfConfig(raw, where))
+    facts = {**spec_facts(config), **family.facts}
     facts |= {field: read(config, facts["layers"]) for field, read in family.read.items()}
     return ModelSpec(family=name, **facts), family, config
-
-
-def spec_facts(config: HfConfig) -> dict[str, Any]:
-    """The spec fields as most families spell them, checked against each other."""
-    layers = config.integer("num_hidden_layers", high=1024)
-    hidden = config.integer("hidden_size", high=1 << 20)
-    heads = config.integer("num_attention_heads", high=1 << 12)
-    kv_heads = config.integer("num_key_value_heads", heads, high=1 << 12)
-    vocab_size = config.integer("vocab_size", high=1 << 24)
-    if heads % kv_heads:
-        raise config.fail("num_key_value_heads", f"is {kv_heads}, must divide num_attention_heads {heads}")
-    if not config.has("head_dim") and hidden % heads:
-        raise config.fail(
-            "hidden_size", f"is {hidden}, not a multiple of num_attention_heads {heads}, and there is no head_dim"
-        )
-    head_dim = config.integer("head_dim", hidden // heads, low=2, high=1 << 12)
-    max_position = config.integer("max_position_embeddings", 2048, high=1 << 27)
-    act = config.text("hidden_act", "silu")
-    if act not in ACTIVATIONS:
-        raise config.fail("hidden_act", f"{act!r} is not known; known: {', '.join(ACTIVATIONS)}")
-    bos = config.token_ids("bos_token_id", vocab_size)
-    return {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "intermediate": config.integer("intermediate_size", high=1 << 24),
-        "vocab_size": vocab_size,
-        "norm_eps": config.number("rms_norm_eps", 1e-6, high=1.0),
-        "activation": ACTIVATIONS[act],
-        "rope": tuple(read_rope(config, head_dim, max_position, kind) for kind in layer_kinds(config, layers)),
-        "windows": (0,) * layers,
-        "attention_scale": head_dim**-0.5,
-        "tied_head": config.flag("tie_word_embeddings", False),
-        "max_position": max_position,
-        "eos_token_ids": config.token_ids("eos_token_id", vocab_size),
-        "bos_token_id": bos[0] if bos else None,
-    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError
@@ -38,20 +39,66 @@ class Role:
 
 ROLES: dict[str, Role] = {
     "embed": Role("table", lambda s: (s.vocab_size, s.hidden), ROWS, lambda s: s.vocab_size, layer=False),
+    "positions": Role("table", lambda s: (s.max_position + s.position_offset, s.hidden), layer=False, optional=True),
+    "embed_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
     "attn_norm": Role("vector", lambda s: (s.hidden,)),
     "q": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads),
     "k": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads),
     "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads),
     "q_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="k_norm"),
     "k_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="q_norm"),
+    "q_row_norm": Role("vector", lambda s: (s.heads * s.head_dim,), optional=True, partner="k_row_norm"),
+    "k_row_norm": Role("vector", lambda s: (s.kv_heads * s.head_dim,), optional=True, partner="q_row_norm"),
+    "q_head_norms": Role("vector", lambda s: (s.heads, s.head_dim), ROWS, lambda s: s.heads, optional=True),
+    "k_head_norms": Role("vector", lambda s: (s.kv_heads, s.head_dim), ROWS, lambda s: s.kv_heads, optional=True),
     "o": Role("linear", lambda s: (s.hidden, s.heads * s.head_dim), COLUMNS, lambda s: s.heads),
+    "attn_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
     "mlp_norm": Role("vector", lambda s: (s.hidden,)),
     "gate": Role("linear", lambda s: (s.intermediate, s.hidden), ROWS, lambda s: s.intermediate),
     "up": Role("linear", lambda s: (s.intermediate, s.hidden), ROWS, lambda s: s.intermediate),
     "down": Role("linear", lambda s: (s.hidden, s.intermediate), COLUMNS, lambda s: s.intermediate),
+    "mlp_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
     "final_norm": Role("vector", lambda s: (s.hidden,), layer=False),
     "head": Role("linear", lambda s: (s.vocab_size, s.hidden), ROWS, lambda s: s.vocab_size, layer=False),
 }
+
+FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+"""Matrices that some families keep as one on disk: name -> the roles whose rows they hold."""
+
+
+def _fused(parts: tuple[str, ...]) -> Role:
+    def shape(spec: ModelSpec) -> tuple[int, ...]:
+        return sum(ROLES[p].shape(spec)[0] for p in parts), ROLES[parts[0]].shape(spec)[1]
+
+    return Role("linear", shape)
+
+
+DISK_ROLES = ROLES | {name: _fused(parts) for name, parts in FUSED.items()}
+"""What a checkpoint may hold: the roles, and the fused matrices that are cut into roles at load."""
+
+
+def disk_rows(role: str, holder: str, spec: ModelSpec, grouped: bool, rotated: int) -> Tensor | None:
+    """Rows of the matrix `holder` on disk that are `role`, in our order; None when they are all of it as they lie.
+
+    A fused matrix holds its roles below each other, or, `grouped`, per key/value head its query heads, key and value.
+    Interleaved rope turns pairs (2i, 2i + 1) of the first `rotated` numbers of a head; we turn pairs (i, i + r / 2), so
+    the rows of queries and keys are permuted instead (0 = they need not be).
+    """
+    d, n = spec.head_dim, ROLES[role].shape(spec)[0]
+    if holder == role:
+        rows = torch.arange(n)
+    elif grouped:
+        grid = torch.arange(DISK_ROLES[holder].shape(spec)[0]).view(spec.kv_heads, -1, d)
+        rows = {"q": grid[:, :-2], "k": grid[:, -2], "v": grid[:, -1]}[role].flatten()
+    else:
+        before = FUSED[holder][: FUSED[holder].index(role)]
+        rows = torch.arange(n) + sum(ROLES[p].shape(spec)[0] for p in before)
+    if rotated and role in ("q", "k"):
+        heads = rows.view(-1, d)
+        rows = torch.cat((heads[:, 0:rotated:2], heads[:, 1:rotated:2], heads[:, rotated:]), 1).flatten()
+    elif holder == role:
+        return None
+    return rows
 
 
 def parameter_count(spec: ModelSpec, roles: dict[str, Role] = ROLES) -> int:

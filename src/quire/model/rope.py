@@ -157,6 +157,10 @@ class Rope:
         return torch.stack((angles.cos(), angles.sin()), 1) * self.scaling.attention_factor
 
 
+NO_ROPE = Rope(1.0, 0, Plain())
+"""Nothing is rotated: the table has no columns."""
+
+
 def read_rope(config: HfConfig, head_dim: int, max_position: int, layer_kind: str) -> Rope:
     """The rope of layers of `layer_kind`: `rope_parameters` (one, or one per kind) or `rope_theta` + `rope_scaling`."""
     p = config.child("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
@@ -217,7 +221,8 @@ def _plain(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:
     return Plain()
 
 
-SCALINGS = {"default": _plain, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+SCALINGS = {"default": _plain, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope,
+            "su": _longrope}  # fmt: skip
 REFUSED = {
     "dynamic": "'dynamic' recomputes all frequencies as a sequence grows, so keys already in the cache would be wrong; "
     "set rope_type to 'yarn' or 'linear', or remove the scaling"

@@ -13,6 +13,10 @@ class ModelSpec:
 
     Presence decides the rest (biases, per-head norms of queries and keys, an output head of its own): it is read from
     the checkpoint's tensors, not from here. Units: `windows` in tokens (0 = all), `max_position` in tokens.
+
+    `norm`: "rms", "rms1p" (weights are stored less 1), "layer", "plain" (layernorm without weights). `join`: how a
+    block adds attention and MLP, a key of BLOCKS in load. 0 turns `softcap` (of attention scores), `output_softcap` (of
+    logits) and `clip_qkv` off. `alibi`: slope per head, empty = none. `interleaved_rope`: on disk, pairs (2i, 2i + 1).
     """
 
     family: str
@@ -32,6 +36,16 @@ class ModelSpec:
     max_position: int
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    norm: str = "rms"
+    join: str = "sequential"
+    interleaved_rope: bool = False
+    softcap: float = 0.0
+    output_softcap: float = 0.0
+    clip_qkv: float = 0.0
+    alibi: tuple[float, ...] = ()
+    embed_scale: float = 1.0
+    logit_scale: float = 1.0
+    position_offset: int = 0
 
     @property
     def max_length(self) -> int:

@@ -1,0 +1,141 @@
+"""What a row of the family table holds, and how config.json is read through one. The rows are in families.
+
+A row is a Family, or a function of config.json that gives one (where tensors or joins depend on it):
+- names     role -> on-disk name. `layer` is the prefix of a layer's tensors. On-disk names are the truth. What is not
+            named is absent: no `gate` is an MLP without one, no `mlp_norm` a parallel block with one norm. "qkv" and
+            "gate_up" are fused matrices, which loading cuts into roles by rows (`roles.disk_rows`).
+- defaults  config.json fields that the family's files may omit, with the family's default; a function is called with
+            the config read so far.
+- spelling  our field -> the family's own name of it (hidden_size -> n_embd).
+- read      spec field -> function of the config, for facts that are not read the common way (`spec_facts`).
+- facts     spec fields that are the same for the whole family.
+- required  roles ("q_norm") and biases ("q.bias") that must be there although other families lack them, and config
+            flags that ask for such ("attention_bias").
+- prefix    a first part of all names but the head's that some files leave out.
+- buffers   endings of tensors that hold no weights (masks of old files) and are ignored.
+
+Where the axes that no row needs yet will go: MoE and MLA are further parts of the spec with roles of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quire.model.hf_config import HfConfig
+from quire.model.rope import read_rope
+
+Reader = Callable[[HfConfig, int], Any]
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of the table; the module's docstring names the columns.
+
+    `grouped_qkv`: the fused matrix holds, per key/value head, its query heads, key and value, instead of all queries,
+    all keys, all values. `transposed`: the matrices of layers are [k, n] on disk.
+    """
+
+    names: Mapping[str, str]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    read: Mapping[str, Reader] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    spelling: tuple[tuple[str, str], ...] = ()
+    grouped_qkv: bool = False
+    transposed: bool = False
+    prefix: str = ""
+    buffers: tuple[str, ...] = ()
+
+    def required_parts(self, config: HfConfig) -> frozenset[str]:
+        """The optional roles and biases that this checkpoint must have."""
+        asked = (parts for flag, parts in self.flags.items() if config.flag(flag, False))
+        return frozenset(self.required).union(*asked)
+
+    def fill_in(self, config: HfConfig) -> HfConfig:
+        """The config in our spelling, with the family's defaults for what it leaves out."""
+        fixed = {name: value for name, value in self.defaults.items() if not callable(value)}
+        raw = {**fixed, **config.raw}
+        raw |= {ours: raw[own] for ours, own in self.spelling if raw.get(own) is not None}
+        for name, value in self.defaults.items():
+            if callable(value) and raw.get(name) is None:
+                raw[name] = value(HfConfig(raw, config.where))
+        return HfConfig(raw, config.where)
+
+    def named_as(self, tensors: Collection[str]) -> Family:
+        """This family with names as these tensors have them: with or without the prefix."""
+        if not self.prefix or any(name.startswith(self.prefix) for name in tensors):
+            return self
+        return replace(self, names={role: name.removeprefix(self.prefix) for role, name in self.names.items()})
+
+
+def layer_kinds(config: HfConfig, layers: int) -> tuple[str, ...]:
+    """Each layer's attention kind: `layer_types`, or "sliding_attention" from layer `max_window_layers` on."""
+    kinds = config.texts("layer_types")
+    if kinds and len(kinds) != layers:
+        raise config.fail("layer_types", f"names {len(kinds)} layers, num_hidden_layers is {layers}")
+    known = ("full_attention", "sliding_attention")
+    for kind in kinds:
+        if kind not in known:
+            raise config.fail("layer_types", f"{kind!r} is not known; known: {', '.join(known)}")
+    first = config.integer("max_window_layers", 0, low=0)
+    return kinds or tuple(known[i >= first] for i in range(layers))
+
+
+def sliding_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
+    """Tokens each layer sees: `sliding_window` on sliding layers unless `use_sliding_window` is false; 0 = all."""
+    size = config.integer("sliding_window", 0) if config.flag("use_sliding_window", True) else 0
+    if not size and "sliding_attention" in config.texts("layer_types"):
+        raise config.fail("layer_types", "has sliding_attention layers but no sliding_window is in use")
+    return tuple(size if kind == "sliding_attention" else 0 for kind in layer_kinds(config, layers))
+
+
+def spec_facts(config: HfConfig) -> dict[str, Any]:
+    """The spec fields as most families spell them, checked against each other."""
+    layers = config.integer("num_hidden_layers", high=1024)
+    hidden = config.integer("hidden_size", high=1 << 20)
+    heads = config.integer("num_attention_heads", high=1 << 12)
+    kv_heads = config.integer("num_key_value_heads", heads, high=1 << 12)
+    vocab_size = config.integer("vocab_size", high=1 << 24)
+    if heads % kv_heads:
+        raise config.fail("num_key_value_heads", f"is {kv_heads}, must divide num_attention_heads {heads}")
+    if not config.has("head_dim") and hidden % heads:
+        raise config.fail(
+            "hidden_size", f"is {hidden}, not a multiple of num_attention_heads {heads}, and there is no head_dim"
+        )
+    head_dim = config.integer("head_dim", hidden // heads, low=2, high=1 << 12)
+    max_position = config.integer("max_position_embeddings", 2048, high=1 << 27)
+    act = config.text("hidden_act", "silu")
+    if act not in ACTIVATIONS:
+        raise config.fail("hidden_act", f"{act!r} is not known; known: {', '.join(ACTIVATIONS)}")
+    bos = config.token_ids("bos_token_id", vocab_size)
+    return {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate": config.integer("intermediate_size", high=1 << 24),
+        "vocab_size": vocab_size,
+        "norm_eps": config.number("rms_norm_eps", 1e-6, high=1.0),
+        "activation": ACTIVATIONS[act],
+        "rope": tuple(read_rope(config, head_dim, max_position, kind) for kind in layer_kinds(config, layers)),
+        "windows": (0,) * layers,
+        "attention_scale": head_dim**-0.5,
+        "tied_head": config.flag("tie_word_embeddings", False),
+        "max_position": max_position,
+        "eos_token_ids": config.token_ids("eos_token_id", vocab_size),
+        "bos_token_id": bos[0] if bos else None,
+    }

@@ -1,0 +1,229 @@
+"""Reads claimed tensors, brings them into canonical form, and packs them into layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.model.decoder import (
+    Block,
+    Decoder,
+    Layer,
+    parallel_block,
+    parallel_two_norms_block,
+    post_norm_block,
+    sequential_block,
+)
+from quire.model.linear import Linear
+from quire.model.opened import Opened
+from quire.model.parts import (
+    Clip,
+    GatedMlp,
+    LayerNorm,
+    NoNorm,
+    Norm,
+    Normed,
+    NormSpans,
+    PlainMlp,
+    Positions,
+    RmsNorm,
+    Scale,
+    SoftCap,
+    Step,
+)
+from quire.model.roles import DISK_ROLES, disk_rows, shard
+from quire.model.rope import Rope
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.backend import Ops
+from quire.quant.base import Quantizer, QWeight
+from quire.quant.registry import matrix_scheme
+
+Progress = Callable[[int, int, str], None]
+BLOCKS: dict[str, Block] = {
+    "sequential": sequential_block,
+    "post_norm": post_norm_block,
+    "parallel": parallel_block,
+    "parallel_two_norms": parallel_two_norms_block,
+}
+
+
+class Loader:
+    """Reads and packs what a checkpoint was found to hold; keeps the account of what became of each role."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        ops: Ops,
+        dtype: torch.dtype,
+        target: Quantizer | None,
+        group: int,
+        progress: Progress | None,
+    ) -> None:
+        self.opened = opened
+        self.ops = ops
+        self.dtype = dtype
+        self.target = target
+        self.group = group
+        self.report: dict[str, tuple[str, int]] = {}
+        self._progress = progress or (lambda done, total, what: None)
+        self._done = 0
+        self._total = sum(i.nbytes for i in opened.source.infos.values())
+
+    def count(self, role: str, kind: str, nbytes: int) -> None:
+        """Add `nbytes` of `kind` to the account of `role`."""
+        self.report[role] = (kind, nbytes + self.report.get(role, ("", 0))[1])
+
+    def decoder(self, ropes: dict[Rope, Tensor]) -> Decoder:
+        """Everything, packed; `ropes` holds the table of each rope of the spec."""
+        spec = self.opened.spec
+        embed = self.table("embed")
+        steps = self.embed_steps()
+        layers = tuple(self.layer(i, ropes[spec.rope[i]]) for i in range(spec.layers))
+        cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
+        final = self.norm("final_norm", scale=spec.logit_scale)
+        return Decoder(self.ops, embed, steps, layers, final, self.head(), cap, BLOCKS[spec.join])
+
+    def embed_steps(self) -> tuple[Step, ...]:
+        """What happens between the look-up of the tokens and the first layer."""
+        spec, steps = self.opened.spec, list[Step]()
+        if spec.embed_scale != 1.0:
+            steps.append(Scale(spec.embed_scale))
+        if self.opened.claim.get("positions"):
+            steps.append(Positions(self.table("positions"), spec.position_offset))
+        if self.opened.claim.get("embed_norm"):
+            steps.append(Normed(self.norm("embed_norm")))
+        return tuple(steps)
+
+    def layer(self, index: int, rope: Tensor) -> Layer:
+        """Layer `index`, packed."""
+        spec = self.opened.spec
+        q_norm, k_norm = self.vector("q_norm", index), self.vector("k_norm", index)
+        alibi = torch.tensor(spec.alibi) if spec.alibi else None
+        layer = Layer(
+            attn_norm=self.norm("attn_norm", index),
+            qkv=self.linear(("q", "k", "v"), index),
+            qkv_steps=self.qkv_steps(index),
+            qk_norms=None if q_norm is None or k_norm is None else (q_norm, k_norm),
+            eps=spec.norm_eps,
+            rope=rope,
+            attend=AttentionSpec(spec.attention_scale, spec.windows[index], spec.softcap, alibi=alibi),
+            o=self.linear(("o",), index),
+            attn_post_norm=self.norm("attn_post_norm", index),
+            mlp_norm=self.norm("mlp_norm", index),
+            mlp=self.mlp(index),
+            mlp_post_norm=self.norm("mlp_post_norm", index),
+        )
+        self._progress(self._done, self._total, f"layer {index}")
+        return layer
+
+    def qkv_steps(self, index: int) -> tuple[Step, ...]:
+        """What happens to queries, keys and values before rope, per-head norms of one weight aside."""
+        spec, steps = self.opened.spec, list[Step]()
+        if spec.clip_qkv:
+            steps.append(Clip(spec.clip_qkv))
+        d, keys = spec.head_dim, spec.heads * spec.head_dim
+        for role, start, span in (
+            ("q_row_norm", 0, keys), ("k_row_norm", keys, spec.kv_heads * d),
+            ("q_head_norms", 0, d), ("k_head_norms", keys, d),
+        ):  # fmt: skip
+            weight = self.vector(role, index)
+            if weight is not None:
+                if spec.interleaved_rope:
+                    rows = disk_rows(role[0], role[0], spec, False, spec.rope[index].dim)
+                    weight = weight.flatten()[rows]
+                steps.append(NormSpans(weight.flatten(), start, span, spec.norm == "layer", spec.norm_eps))
+        return tuple(steps)
+
+    def mlp(self, index: int) -> GatedMlp | PlainMlp:
+        """The MLP of layer `index`; without a gate when the checkpoint has none."""
+        activation = self.opened.spec.activation
+        if self.opened.claim.get(self.opened.claim.holder("gate", index), index):
+            return GatedMlp(self.linear(("gate", "up"), index), self.linear(("down",), index), activation)
+        return PlainMlp(self.linear(("up",), index), self.linear(("down",), index), activation)
+
+    def head(self) -> Linear:
+        """The output head; a tied one is packed from the embedding table, which stays as it is for look-ups."""
+        linear = self.linear(("head",) if self.opened.claim.get("head") else ("embed",), None)
+        self._progress(self._total, self._total, "head")
+        return linear
+
+    def norm(self, role: str, layer: int | None = None, scale: float = 1.0) -> Norm:
+        """The norm `role`, its output multiplied by `scale`; x itself where the family has none."""
+        spec = self.opened.spec
+        if spec.norm == "plain" and DISK_ROLES[role].optional is False:
+            return LayerNorm(torch.full((spec.hidden,), scale), None, spec.norm_eps)
+        weight = self.vector(role, layer)
+        if weight is None:
+            return NoNorm()
+        if spec.norm != "layer":
+            return RmsNorm(weight * scale, spec.norm_eps)
+        name = self.opened.claim.get(role, layer).get("bias")
+        bias = None if name is None else self._read(name).float() * scale
+        self.count("norms", "f32", 0 if bias is None else bias.nbytes)
+        return LayerNorm(weight * scale, bias, spec.norm_eps)
+
+    def vector(self, role: str, layer: int | None = None) -> Tensor | None:
+        """A norm's weight as f32, or None when the checkpoint has none."""
+        name = self.opened.claim.get(role, layer).get("weight")
+        if name is None:
+            return None
+        tensor = self._read(name).float() + (1.0 if self.opened.spec.norm == "rms1p" else 0.0)
+        self.count("norms", "f32", tensor.nbytes)
+        return tensor
+
+    def table(self, role: str) -> Tensor:
+        """A look-up table in the compute dtype, copied out of the mapped file."""
+        tensor = self._read(self.opened.claim.get(role)["weight"]).to(self.dtype, copy=True)
+        self.count(role, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+        return tensor
+
+    def linear(self, roles: tuple[str, ...], layer: int | None) -> Linear:
+        """The matrices of `roles` quantized, fused by rows and packed, with their biases (zeros where one has none)."""
+        holders = {role: self.opened.claim.holder(role, layer) for role in roles}
+        whole = {holder: self._whole(holder, layer) for holder in dict.fromkeys(holders.values())}
+        parts = [self._part(role, holder, *whole[holder], layer) for role, holder in holders.items()]
+        packed = QWeight.cat_rows([w for w, _ in parts]).pack(self.ops)
+        bias = None
+        if any(b is not None for _, b in parts):
+            bias = torch.cat([torch.zeros(w.shape[0]) if b is None else b for w, b in parts])
+            self.count("biases", "f32", bias.nbytes)
+        name = "head" if layer is None else "+".join(roles)
+        self.count(name, parts[0][0].label, packed.nbytes)
+        return Linear(packed, bias)
+
+    def _part(
+        self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None
+    ) -> tuple[QWeight, Tensor | None]:
+        """The rows of one role, in our order, and of those this rank's."""
+        spec = self.opened.spec
+        rotated = spec.rope[layer].dim if spec.interleaved_rope and layer is not None else 0
+        if layer is not None:
+            rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
+            if rows is not None:
+                weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
+        return shard(weight, bias, role, spec, rank=0, world=1)
+
+    def _whole(self, holder: str, layer: int | None) -> tuple[QWeight, Tensor | None]:
+        """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
+        names = self.opened.claim.get(holder, layer)
+        raw = {s: self._read(name) for s, name in names.items() if s != "bias"}
+        if self.opened.family.transposed and layer is not None:
+            raw = {s: t.t().contiguous() for s, t in raw.items()}
+        scheme = matrix_scheme(self.opened.scheme, names)
+        try:
+            if self.target is None:
+                weight = scheme.load(raw, self.dtype)
+            else:
+                target = self.target.head if layer is None else self.target
+                weight = target.quantize(raw["weight"], self.group)
+        except ModelError as error:
+            raise ModelError(f"{self.opened.folder}: {next(iter(names.values()))}: {error.message}") from None
+        bias = self._read(names["bias"]).float().clone() if "bias" in names else None
+        return weight, bias
+
+    def _read(self, name: str) -> Tensor:
+        self._done += self.opened.source.infos[name].nbytes
+        return self.opened.source.tensor(name)

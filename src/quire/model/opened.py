@@ -1,0 +1,31 @@
+"""A model folder whose headers were read and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quire.model.checkpoint import Source
+from quire.model.claim import Claim
+from quire.model.family import Family
+from quire.model.hf_config import HfConfig
+from quire.model.spec import ModelSpec
+from quire.quant.base import QuantScheme
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model folder read as far as its headers, and checked: all that `describe` and `load_model` share."""
+
+    name: str
+    folder: Path
+    config: HfConfig
+    spec: ModelSpec
+    family: Family
+    source: Source
+    scheme: QuantScheme
+    claim: Claim
+    dtype: torch.dtype
+    notes: tuple[str, ...]

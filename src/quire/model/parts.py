@@ -1,0 +1,171 @@
+"""The pieces a layer is put together from at build time: norms, MLPs, and steps that only some families take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.model.batch import Batch
+from quire.model.linear import Linear
+from quire.ops.backend import Ops
+
+Step = Callable[[Ops, Tensor, Batch], Tensor]
+"""A change to rows [T, d] f32 of one step, in place or not; the result is returned."""
+
+
+class Norm(Protocol):
+    """A norm of rows [T, d] f32."""
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """The norm of x."""
+        ...
+
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
+        """x += delta in place, then the norm of x."""
+        ...
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    """x / rms(x) * weight."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """The norm of x."""
+        return ops.rmsnorm(x, self.weight, self.eps)  # type: ignore[no-any-return]
+
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
+        """x += delta in place, then the norm of x."""
+        return ops.add_rmsnorm(x, delta, self.weight, self.eps)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """(x - mean) / deviation * weight + bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """The norm of x."""
+        return ops.layernorm(x, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
+
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
+        """x += delta in place, then the norm of x."""
+        return ops.add_layernorm(x, delta, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class NoNorm:
+    """x itself: families that norm only what a block adds (OLMo 2)."""
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """x."""
+        return x
+
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
+        """x += delta in place."""
+        return ops.add(x, delta)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class GatedMlp:
+    """down(act(gate) * up) (Shazeer 2020)."""
+
+    gate_up: Linear
+    down: Linear
+    activation: str
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        return self.down(ops, ops.gated_activation(self.gate_up(ops, x), self.activation))
+
+
+@dataclass(frozen=True)
+class PlainMlp:
+    """down(act(up))."""
+
+    up: Linear
+    down: Linear
+    activation: str
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        return self.down(ops, ops.activation(self.up(ops, x), self.activation))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """x * factor."""
+
+    factor: float
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+        """In place."""
+        return ops.scale(x, self.factor)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class SoftCap:
+    """cap * tanh(x / cap)."""
+
+    cap: float
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+        """In place."""
+        return ops.softcap(x, self.cap)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """x limited to [-limit, limit]."""
+
+    limit: float
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+        """In place."""
+        return ops.clip(x, self.limit)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """x + table[position + offset]: learned positions."""
+
+    table: Tensor
+    offset: int
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+        """In place."""
+        return ops.add_positions(x, batch.positions, self.table, self.offset)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Normed:
+    """The norm of x (BLOOM's embedding)."""
+
+    norm: Norm
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+        """A new tensor."""
+        return self.norm(ops, x)
+
+
+@dataclass(frozen=True)
+class NormSpans:
+    """Norm of each run of `span` columns from `start` on: whole rows of queries or keys, or heads of unlike weights."""
+
+    weight: Tensor
+    start: int
+    span: int
+    centered: bool
+    eps: float
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+        """In place."""
+        return ops.norm_spans(x, self.weight, self.start, self.span, self.centered, self.eps)  # type: ignore[no-any-return]
