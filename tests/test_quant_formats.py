@@ -84,8 +84,8 @@ FORMATS = [
 every_format = pytest.mark.parametrize("form", FORMATS, ids=lambda f: f.label)
 
 
-def scheme_of(config: dict[str, Any]) -> Any:
-    return detect(set(), HfConfig(config, "config.json: quantization_config"))
+def scheme_of(config: dict[str, Any], *names: str) -> Any:
+    return detect(names, HfConfig(config, "config.json: quantization_config"))
 
 
 def load(folder: Path, name: str = "reference", **options: Any) -> Model:
@@ -247,6 +247,13 @@ def test_float8_becomes_bfloat16_or_float32(config: dict[str, Any], convert: Any
     assert load(tmp_path).report["down"][0] == "bf16"
 
 
+def test_float8_scales_are_found_by_their_name() -> None:
+    config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    scheme = scheme_of(config, "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight_scale_inv")
+    codes, scales, values = float8(normal(), 48, 256)
+    assert torch.equal(scheme.load({"weight": codes, "weight_scale_inv": scales[0, 0]}, F32).dequantize(), values)
+
+
 def test_what_describe_says(tmp_path: Path) -> None:
     form = FORMATS[0]
     foreign.replace_linears(tmp_path, form.config, form.convert)
@@ -266,6 +273,7 @@ REFUSED = [
     (FORMATS[0].config | {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic: bits or groups that differ"),
     (FORMATS[6].config | {"bits": 8}, "bits: is 8, only 4"),
     (FORMATS[6].config | {"version": "gemv"}, "version: 'gemv'"),
+    (FORMATS[6].config | {"version": None, "format": "gemv_fast"}, "version: 'gemv_fast'"),
     (FORMATS[6].config | {"zero_point": False}, "zero_point: false"),
     (COMPRESSED | {"format": "marlin-24"}, "format: 'marlin-24' of int"),
     (COMPRESSED | {"config_groups": {}}, "config_groups: is empty"),

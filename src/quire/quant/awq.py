@@ -6,7 +6,7 @@ i of a word holds column `ORDER[i]` of its eight. `scales` [groups, n]. The valu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -61,7 +61,7 @@ def _columns(words: Tensor) -> Tensor:
     return signed(nibbles[..., NIBBLE_OF].flatten(1), 4).t()
 
 
-def read(config: Fields) -> Awq:
+def read(config: Fields, names: Collection[str]) -> Awq:
     """The scheme from `quantization_config`."""
     bits = config.integer("bits" if config.has("bits") else "w_bit", low=1, high=16)
     if bits != 4:
@@ -69,7 +69,7 @@ def read(config: Fields) -> Awq:
     group = config.integer("group_size" if config.has("group_size") else "q_group_size", low=-1)
     if group == 0:
         raise config.fail("group_size", "is 0, needs -1 (the whole row) or a number of columns")
-    version = config.text("version", "gemm")
+    version = config.text("version", config.text("format", "gemm"))
     if version.lower() != "gemm":
         raise config.fail("version", f"{version!r} has another order of codes; only gemm can be read")
     if not config.flag("zero_point", True):

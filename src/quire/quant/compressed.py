@@ -8,7 +8,7 @@ Packed codes are stored with 2^(bits - 1) added. The value is (code - zero) * sc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -97,7 +97,7 @@ class Compressed:
         return expect(raw, "weight_zero_point", (n, groups), torch.int8)
 
 
-def read(config: Fields) -> QuantScheme:
+def read(config: Fields, names: Collection[str]) -> QuantScheme:
     """The scheme from `quantization_config`, whose groups of layers must all be quantized in one way."""
     groups = config.child("config_groups")
     for unused in ("kv_cache_scheme", "transform_config"):

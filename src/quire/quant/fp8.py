@@ -6,7 +6,7 @@ memory of the file. A number of 4 significant bits times its scale keeps 8 of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -73,13 +73,13 @@ class Fp8:
         return QWeight(Weight(FLOAT_KINDS[dtype], out))
 
 
-def read(config: Fields) -> Fp8:
-    """The scheme from `quantization_config` of quant_method fp8 or fbgemm_fp8."""
+def read(config: Fields, names: Collection[str]) -> Fp8:
+    """The scheme from `quantization_config` of quant_method fp8 or fbgemm_fp8; the scales' name from the tensors'."""
     if config.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise config.fail("fmt", "only e4m3 can be read; use the unquantized checkpoint")
-    if not config.has("weight_block_size"):
-        return Fp8()
-    return Fp8("weight_scale_inv", block_size(config, "weight_block_size"))
+    block = block_size(config, "weight_block_size") if config.has("weight_block_size") else None
+    inverse = block is not None or any(n.endswith(".weight_scale_inv") for n in names)
+    return Fp8("weight_scale_inv" if inverse else "weight_scale", block)
 
 
 def block_size(config: Fields, name: str) -> tuple[int, int]:

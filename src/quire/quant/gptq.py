@@ -7,7 +7,7 @@ Checkpoint format "gptq" (v1) stores zero - 1, "gptq_v2" the zero itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -60,7 +60,7 @@ class Gptq:
         return grouped(self.bits, unpack_rows(words.t(), self.bits), scales.t().contiguous(), zeros, self.group)
 
 
-def read(config: Fields) -> Gptq:
+def read(config: Fields, names: Collection[str]) -> Gptq:
     """The scheme from `quantization_config`."""
     bits = config.integer("bits", low=2, high=8)
     if bits not in KINDS:

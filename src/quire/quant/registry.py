@@ -11,14 +11,14 @@ from quire.quant.dense import Dense
 from quire.quant.rtn import INT4, INT8
 
 DENSE = Dense()
-READERS: dict[str, Callable[[Fields], QuantScheme]] = {
+READERS: dict[str, Callable[[Fields, Collection[str]], QuantScheme]] = {
     "gptq": gptq.read,
     "awq": awq.read,
     "compressed-tensors": compressed.read,
     "fp8": fp8.read,
     "fbgemm_fp8": fp8.read,
 }
-"""`quant_method` of a checkpoint -> its format from the fields beside it."""
+"""`quant_method` of a checkpoint -> its format from the fields beside it and the names of the tensors."""
 QUANTIZERS: dict[str, Quantizer] = {q.name: q for q in (INT8, INT4)}
 
 
@@ -35,7 +35,7 @@ def detect(names: Collection[str], config: Fields) -> QuantScheme:
         raise config.fail(
             "quant_method", f"{method!r} cannot be read; {known}. Use the unquantized checkpoint and --quantization"
         )
-    return READERS[method](config)
+    return READERS[method](config, names)
 
 
 def matrix_scheme(scheme: QuantScheme, present: Collection[str]) -> QuantScheme:
