@@ -23,6 +23,9 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
             "short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [1.5 + i for i in range(8)]}  # fmt: skip
+HALF_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+GEMMA = {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 0.7,
+         "final_logit_softcapping": 2.0}  # fmt: skip
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -40,6 +43,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2_window": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 24}),
+    "phi3": ("phi3", {"rope_parameters": HALF_ROPE}),
+    "phi3_window": ("phi3", {"sliding_window": 5}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": False}),
+    "smollm3_interval": ("smollm3", {"no_rope_layer_interval": 2}),
+    "olmo": ("olmo", {}),
+    "olmo_clipped": ("olmo", {"clip_qkv": 0.4}),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
+                            "attention_multiplier": 0.3}),
+    "gemma": ("gemma", {"head_dim": 24}),
+    "gemma2": ("gemma2", GEMMA),
+    "gemma3": ("gemma3_text", GEMMA | {"attn_logit_softcapping": None}),
+    "gemma3_full_first": ("gemma3_text", GEMMA | {"attn_logit_softcapping": None, "layer_types": ["full_attention", "sliding_attention"] * 2,
+                                                  "num_hidden_layers": 4}),
     "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }  # fmt: skip
 
