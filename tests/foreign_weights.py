@@ -46,6 +46,7 @@ def dequantize(codes: Tensor, zeros: Tensor, scales: Tensor) -> Tensor:
 def words(values: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Unsigned values [r, c] as int32 [r, c * bits / 32]; slot i of a word takes value `order[i]` of its own."""
     per = 32 // bits
+    values = torch.nn.functional.pad(values, (0, -values.shape[1] % per))
     out = torch.zeros((values.shape[0], values.shape[1] // per), dtype=torch.int64)
     for word in range(out.shape[1]):
         for slot, at in enumerate(order or range(per)):

@@ -169,6 +169,13 @@ def test_tensor_strategy_and_unpacked_zeros_of_older_files() -> None:
     assert torch.equal(scheme_of(form.config).load(parts, F32).dequantize(), foreign.dequantize(codes, zeros, scales))
 
 
+def test_zeros_of_rows_that_do_not_fill_a_word() -> None:
+    form = compressed("pack-quantized", 4, 32, False, F16)
+    parts, values = form.convert(normal(43))
+    assert parts["weight_zero_point"].shape == (6, 8)
+    assert torch.equal(scheme_of(form.config).load(parts, F32).dequantize(), values)
+
+
 def test_groups_of_other_sizes_are_cut_into_those_of_the_kernels() -> None:
     codes = torch.randint(-8, 8, (3, 448), dtype=torch.int8)
     scales, zeros = torch.rand(3, 2).half(), torch.randint(-8, 8, (3, 2), dtype=torch.int8)

@@ -71,7 +71,8 @@ class QWeight:
         if any((p.weight.kind, p.weight.group, p.shape[1]) != (first.kind, first.group, first.shape[1]) for p in parts):
             raise ConfigError(
                 f"cannot fuse weights of formats {', '.join(p.label for p in parts)}: matrices that read the same "
-                "input (q, k and v; gate and up) must be in one format; use the unquantized checkpoint and --quantization"
+                "input (q, k and v; gate and up) must be in one format; use the unquantized "
+                "checkpoint and --quantization"
             )
 
         def stack(tensors: list[Tensor | None]) -> Tensor | None:
