@@ -263,8 +263,9 @@ def test_float8_scales_are_found_by_their_name() -> None:
 
 def test_what_describe_says(tmp_path: Path) -> None:
     form = FORMATS[0]
-    foreign.replace_linears(tmp_path, form.config, form.convert)
-    assert describe(str(tmp_path)).scheme == "gptq int4 g128"
+    oracle = foreign.replace_linears(tmp_path, form.config, form.convert)
+    facts = describe(str(tmp_path))
+    assert facts.scheme == "gptq int4 g128" and facts.parameters == oracle.num_parameters()
     with pytest.raises(ConfigError, match="quantized already"):
         load(tmp_path, quantization="int4")
 

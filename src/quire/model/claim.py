@@ -5,6 +5,7 @@ An unknown feature of a model thereby fails loudly at load instead of giving sli
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,14 @@ class Claim:
         """The role itself, or the fused matrix that holds it on disk."""
         fused = (name for name, roles in FUSED.items() if role in roles and (name, layer) in self.parts)
         return role if (role, layer) in self.parts else next(fused, role)
+
+    def parameters(self, infos: Mapping[str, TensorInfo], scheme: QuantScheme) -> int:
+        """Numbers of the model: a matrix counts n * k, however it is kept on disk."""
+        total = 0
+        for parts in self.parts.values():
+            shapes = {s: infos[name].shape for s, name in parts.items()}
+            total += math.prod(matrix_scheme(scheme, parts).shape(shapes)) + math.prod(shapes.get("bias", (0,)))
+        return total
 
 
 def scheme_of(role: Role, scheme: QuantScheme, base: str, names: Collection[str]) -> QuantScheme:
