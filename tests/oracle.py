@@ -33,16 +33,42 @@ SMALL = {
     "eos_token_id": 2,
 }
 
+GPT2_NAMES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+              "max_position_embeddings": "n_positions"}  # fmt: skip
+OWN_NAMES = {
+    "gpt2": GPT2_NAMES, "gpt_bigcode": GPT2_NAMES, "gptj": GPT2_NAMES,
+    "bloom": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+    "mpt": {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+            "max_position_embeddings": "max_seq_len"},
+}  # fmt: skip
+"""Families that do not take `SMALL` as it is: our name of a field -> theirs; they know no key/value heads or width."""
+NOT_EAGER = {"falcon": "sdpa"}  # its eager attention ignores the mask of ALiBi in batches of one
+
+
+def family_facts(model_type: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """`SMALL` with `facts`, in the family's spelling."""
+    own = OWN_NAMES.get(model_type)
+    if own is None:
+        return SMALL | facts
+    kept = {k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "intermediate_size")}
+    return {own.get(k, k): v for k, v in (kept | facts).items()}
+
+
+def is_norm(name: str) -> bool:
+    """Whether the parameter `name` is a norm's weight."""
+    return name.endswith("weight") and any(part in name for part in ("norm", "ln_"))
+
 
 def random_model(model_type: str, seed: int = 0, **facts: Any) -> PreTrainedModel:
     """A float32 model of `SMALL` with `facts`, all parameters random, norm weights and biases included."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **(SMALL | facts))
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+    config = AutoConfig.for_model(model_type, **family_facts(model_type, facts))
+    attention = NOT_EAGER.get(model_type, "eager")
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval().float()
     with torch.no_grad():
         for name, p in model.named_parameters():
             spread = 0.08 if p.ndim > 1 else 0.3
-            p.copy_(torch.randn_like(p) * spread + (1.0 if "norm" in name else 0.0))
+            p.copy_(torch.randn_like(p) * spread + (1.0 if p.ndim == 1 and is_norm(name) else 0.0))
     return model
 
 

@@ -1,0 +1,133 @@
+"""What families call their tensors on disk: role -> name, `layer` the prefix of a layer's tensors.
+
+Beside them, which biases go together, and GPT-2's spelling of config.json, which others share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LLAMA = {
+    "embed": "model.embed_tokens",
+    "final_norm": "model.norm",
+    "head": "lm_head",
+    "layer": "model.layers.{}.",
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+GPT2 = {
+    "embed": "transformer.wte",
+    "positions": "transformer.wpe",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+    "layer": "transformer.h.{}.",
+    "attn_norm": "ln_1",
+    "mlp_norm": "ln_2",
+    "qkv": "attn.c_attn",
+    "o": "attn.c_proj",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+}
+BLOOM = {
+    "embed": "transformer.word_embeddings",
+    "embed_norm": "transformer.word_embeddings_layernorm",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+    "layer": "transformer.h.{}.",
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "qkv": "self_attention.query_key_value",
+    "o": "self_attention.dense",
+    "up": "mlp.dense_h_to_4h",
+    "down": "mlp.dense_4h_to_h",
+}
+NEOX = {
+    "embed": "gpt_neox.embed_in",
+    "final_norm": "gpt_neox.final_layer_norm",
+    "head": "embed_out",
+    "layer": "gpt_neox.layers.{}.",
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "qkv": "attention.query_key_value",
+    "o": "attention.dense",
+    "up": "mlp.dense_h_to_4h",
+    "down": "mlp.dense_4h_to_h",
+}
+GPTJ = {
+    "embed": "transformer.wte",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+    "layer": "transformer.h.{}.",
+    "attn_norm": "ln_1",
+    "q": "attn.q_proj",
+    "k": "attn.k_proj",
+    "v": "attn.v_proj",
+    "o": "attn.out_proj",
+    "up": "mlp.fc_in",
+    "down": "mlp.fc_out",
+}
+OPT = {
+    "embed": "model.decoder.embed_tokens",
+    "positions": "model.decoder.embed_positions",
+    "final_norm": "model.decoder.final_layer_norm",
+    "head": "lm_head",
+    "layer": "model.decoder.layers.{}.",
+    "attn_norm": "self_attn_layer_norm",
+    "mlp_norm": "final_layer_norm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.out_proj",
+    "up": "fc1",
+    "down": "fc2",
+}
+MPT = {
+    "embed": "transformer.wte",
+    "final_norm": "transformer.norm_f",
+    "head": "lm_head",
+    "layer": "transformer.blocks.{}.",
+    "attn_norm": "norm_1",
+    "mlp_norm": "norm_2",
+    "qkv": "attn.Wqkv",
+    "o": "attn.out_proj",
+    "up": "ffn.up_proj",
+    "down": "ffn.down_proj",
+}
+GEMMA = LLAMA | {
+    "attn_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+
+QKV_BIAS = ("q.bias", "k.bias", "v.bias")
+BIAS_FLAGS = {
+    "attention_bias": (*QKV_BIAS, "o.bias"),
+    "mlp_bias": ("gate.bias", "up.bias", "down.bias"),
+}
+NEOX_BIASES = ("qkv.bias", "o.bias", "up.bias", "down.bias")
+NORM_BIASES = ("attn_norm.bias", "mlp_norm.bias", "final_norm.bias")
+GPT2_SPELLING = (
+    ("hidden_size", "n_embd"),
+    ("num_hidden_layers", "n_layer"),
+    ("num_attention_heads", "n_head"),
+    ("max_position_embeddings", "n_positions"),
+    ("intermediate_size", "n_inner"),
+    ("hidden_act", "activation_function"),
+    ("rms_norm_eps", "layer_norm_epsilon"),
+)
+MASKS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
+POST_NORMS = ("attn_post_norm", "mlp_post_norm")
+
+
+def without(names: Mapping[str, str], *roles: str) -> dict[str, str]:
+    """`names` less those of `roles`."""
+    return {role: name for role, name in names.items() if role not in roles}

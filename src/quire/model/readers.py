@@ -1,0 +1,120 @@
+"""Facts of a spec that single families spell their own way, read from config.json for the rows of families."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from quire.model.family import layer_kinds, spec_facts
+from quire.model.hf_config import HfConfig
+from quire.model.rope import NO_ROPE, Plain, Rope, read_rope
+
+
+def four_times(config: HfConfig) -> int:
+    """The usual width of an MLP without a gate."""
+    return 4 * config.integer("hidden_size", high=1 << 20)
+
+
+def no_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """No layer rotates."""
+    return (NO_ROPE,) * layers
+
+
+def alternating(period: int) -> Callable[[HfConfig], list[str]]:
+    """`layer_types` where every `period`-th layer sees everything and the others a window."""
+
+    def kinds(config: HfConfig) -> list[str]:
+        every = config.integer("sliding_window_pattern", period)
+        layers = config.integer("num_hidden_layers", high=1024)
+        return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+
+    return kinds
+
+
+def embed_scale(config: HfConfig, layers: int) -> float:
+    """Gemma's: the square root of the width."""
+    return math.sqrt(config.integer("hidden_size"))
+
+
+def query_scale(config: HfConfig, layers: int) -> float:
+    """Gemma 2 and 3: 1 / sqrt(query_pre_attn_scalar)."""
+    return 1.0 / math.sqrt(config.number("query_pre_attn_scalar", 256.0))
+
+
+def gemma3_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """Windowed layers turn by `rope_local_base_freq` without scaling; newer files give `rope_parameters` per kind."""
+    head_dim = config.integer("head_dim")
+    local = {"rope_theta": config.number("rope_local_base_freq", 1e4)}
+    raw = config.raw if config.has("rope_parameters") else {**config.raw, **local, "rope_scaling": None}
+    by_kind = {
+        "sliding_attention": read_rope(HfConfig(raw, config.where), head_dim, 1, "sliding_attention"),
+        "full_attention": read_rope(config, head_dim, config.integer("max_position_embeddings"), "full_attention"),
+    }
+    return tuple(by_kind[kind] for kind in layer_kinds(config, layers))
+
+
+def smollm3_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """`no_rope_layers` has a 0 for each layer that does not rotate; without it every `no_rope_layer_interval`-th."""
+    every = config.integer("no_rope_layer_interval", 4)
+    turns = config.raw.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
+    if not isinstance(turns, list) or len(turns) != layers or any(t not in (0, 1) for t in turns):
+        raise config.fail("no_rope_layers", f"needs a list of {layers} zeros and ones")
+    ropes = spec_facts(config)["rope"]
+    return tuple(rope if turn else NO_ROPE for turn, rope in zip(turns, ropes, strict=True))
+
+
+def gpt2_scale(config: HfConfig, layers: int) -> float:
+    """1 / sqrt(head size), or 1; a factor that differs by layer is refused."""
+    if config.flag("scale_attn_by_inverse_layer_idx", False):
+        raise config.fail("scale_attn_by_inverse_layer_idx", "is not supported; only false is")
+    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
+    return head_dim**-0.5 if config.flag("scale_attn_weights", True) else 1.0
+
+
+def multi_query(config: HfConfig) -> int:
+    """Key/value heads by the flag `multi_query`."""
+    return 1 if config.flag("multi_query", True) else config.integer("num_attention_heads", high=1 << 12)
+
+
+def every_head(config: HfConfig, layers: int) -> int:
+    """As many key/value heads as heads, whatever else the file says."""
+    return config.integer("num_attention_heads", high=1 << 12)
+
+
+def gptj_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """`rotary_dim` numbers of a head turn."""
+    dim = config.integer("rotary_dim", high=1 << 12)
+    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
+    if dim % 2 or dim > head_dim:
+        raise config.fail("rotary_dim", f"is {dim}, needs an even number up to the head size {head_dim}")
+    return (Rope(1e4, dim, Plain()),) * layers
+
+
+def neox_join(config: HfConfig, layers: int) -> str:
+    """Both norms are there either way."""
+    return "parallel_two_norms" if config.flag("use_parallel_residual", True) else "sequential"
+
+
+def alibi_slopes(config: HfConfig, layers: int) -> tuple[float, ...]:
+    """2^(-8 i / n) for a power of two of heads; others take every second slope of the next one (Press et al. 2022)."""
+    heads = config.integer("num_attention_heads", high=1 << 12)
+    n = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (i + 1) / n) for i in range(n)]
+    return (*slopes, *(2 ** (-4 * (2 * i + 1) / n) for i in range(heads - n)))
+
+
+def mpt_slopes(config: HfConfig, layers: int) -> tuple[float, ...]:
+    """Like `alibi_slopes` in another order, and with `alibi_bias_max` instead of 8."""
+    attention = config.child("attn_config")
+    if not attention.flag("alibi", True):
+        raise attention.fail("alibi", "false is not supported")
+    heads, top = config.integer("num_attention_heads", high=1 << 12), attention.number("alibi_bias_max", 8.0)
+    n = 1 << (heads - 1).bit_length()
+    slopes = [2 ** (-top * (i + 1) / n) for i in range(n)]
+    return tuple(slopes if n == heads else (slopes[1::2] + slopes[::2])[:heads])
+
+
+def mpt_scale(config: HfConfig, layers: int) -> float:
+    """`softmax_scale`, or 1 / sqrt(head size)."""
+    usual = (config.integer("hidden_size") / config.integer("num_attention_heads")) ** -0.5
+    return config.child("attn_config").number("softmax_scale", usual)
