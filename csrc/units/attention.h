@@ -23,7 +23,7 @@ struct AttentionCall {
     CacheShape cache;
     int64_t padded;  // head_dim rounded up to 16
 
-    // Scores need more than a factor. `factor` takes those that `softmax_row` reads to powers of two.
+    // Scores need more than a factor. `factor` takes those that `softmax_rows` reads to powers of two.
     bool adjusted() const { return softcap > 0.0f || alibi; }
     float factor() const { return adjusted() ? 1.0f : scale * kLog2E; }
 };
@@ -69,7 +69,7 @@ QUIRE_INLINE void run_rows(const AttentionCall& c, AttentionBuffers& b, int64_t 
     score_rows<kBf16, kAsk>(n, b.scores + r * kTile, b.q + r * c.padded * width, c.padded * width, b.tile, b.next, c.cache.d / c.cache.pair());
     if (c.adjusted())
         for (int64_t i = r; i < r + n; ++i) adjust_scores(c, b, i, start);
-    for (int64_t i = r; i < r + n; ++i) softmax_row<kBf16>(c, b, i, start);
+    softmax_rows<kBf16>(c, b, r, n, start);
     value_rows<kBf16, kAsk>(n, b.split.acc + r * c.padded, c.padded, b.rescale + r, b.p + r * kTile * width, b.tile, b.next, steps,
                             kBf16 && (visible & 1));
 }

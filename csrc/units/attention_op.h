@@ -35,6 +35,7 @@ void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences) {
     check_cache(c.cache);
     if (c.heads < 1 || c.heads % c.cache.kv_heads) fail("attention: heads must be a multiple of kv_heads");
     if (c.window < 0) fail("attention: window must not be negative");
+    if (!(c.scale > 0.0f)) fail("attention: scale must be positive");
     if (!(c.softcap >= 0.0f)) fail("attention: softcap must not be negative");
     if (c.cu_q[0] != 0 || c.cu_q[sequences] != rows) fail("attention: cu_q must run from 0 to the number of rows");
     for (int64_t s = 0; s < sequences; ++s) {

@@ -22,44 +22,63 @@ QUIRE_INLINE F with_sink(float sink, float most, float sum) {
     return div(own, fma(set1(sum), own, exp2(set1(sink - top))));
 }
 
-// Scores of one row and tile to probabilities; updates maximum, lane sums and the factor for what was summed before.
-template <bool kBf16>
-QUIRE_INLINE void softmax_row(const AttentionCall& c, AttentionBuffers& b, int64_t r, int64_t start) {
-    char* p = b.p + r * kTile * (kBf16 ? 2 : 4);
-    const auto put = [&](int64_t j, F v) __attribute__((always_inline)) {
-        if constexpr (kBf16) {
-            bf16_store(reinterpret_cast<uint16_t*>(p) + j * 16, v);
-        } else {
-            store(reinterpret_cast<float*>(p) + j * 16, v);
+// The largest score of a row in a tile; scores that the row does not see become -inf. False when it sees none.
+QUIRE_INLINE bool largest(const AttentionBuffers& b, F factor, int64_t r, int64_t start, float& found) {
+    const int64_t from = b.from[r] - start, to = b.to[r] - start;
+    float* scores = b.scores + r * kTile;
+    if (from >= kTile || to <= 0) return false;
+    if (from > 0 || to < kTile)
+        for (int64_t j = 0; j < kTile; j += 16) {
+            const int low = static_cast<int>(from > j ? from - j : 0), high = static_cast<int>(to < j ? 0 : to - j);
+            store(scores + j, keep(load(scores + j), low, high, set1(-INFINITY)));
         }
-    };
-    b.rescale[r] = 1.0f;
-    if (b.from[r] >= start + kTile || b.to[r] <= start) {
-        for (int64_t j = 0; j < kTile / 16; ++j) put(j, set1(0.0f));
-        return;
-    }
-    const int from = static_cast<int>(b.from[r] > start ? b.from[r] - start : 0);
-    const int to = static_cast<int>(b.to[r] < start + kTile ? b.to[r] - start : kTile);
-    F s[kTile / 16];
-    F top = set1(-INFINITY);
+    F top = mul(load(scores), factor);
 #pragma GCC unroll 4
-    for (int j = 0; j < kTile / 16; ++j) {
-        s[j] = keep(mul(load(b.scores + r * kTile + j * 16), set1(c.factor())), from - 16 * j, to - 16 * j, set1(-INFINITY));
-        top = vmax(s[j], top);
+    for (int64_t j = 16; j < kTile; j += 16) top = vmax(mul(load(scores + j), factor), top);
+    found = hmax(top);
+    return true;
+}
+
+// Scores of n rows and a tile to probabilities; updates maxima, lane sums and the factors for what was summed
+// before. Three passes over the rows: each has independent work where one row alone would wait for its maximum.
+template <bool kBf16>
+QUIRE_INLINE void softmax_rows(const AttentionCall& c, AttentionBuffers& b, int64_t first, int64_t n, int64_t start) {
+    static_assert(kAttentionRows <= 16);
+    const F factor = set1(c.factor());
+    float change[16] = {};
+    bool seen[kAttentionRows];
+    for (int64_t i = 0; i < n; ++i) {
+        float found;
+        seen[i] = largest(b, factor, first + i, start, found);
+        if (!seen[i]) continue;
+        float& most = b.split.most[first + i];
+        const float before = most;
+        most = found > before ? found : before;
+        change[i] = before - most;
     }
-    const float before = b.split.most[r], found = hmax(top);
-    const float most = found > before ? found : before;
-    b.split.most[r] = most;
-    const F factor = exp2(set1(before - most));
-    F sum = mul(load(b.lanes + r * 16), factor);
+    const F factors = exp2_below<false>(load(change));
+    store_n(b.rescale + first, factors, static_cast<int>(n));
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t r = first + i;
+        char* p = b.p + r * kTile * (kBf16 ? 2 : 4);
+        if (!seen[i]) {
+            std::memset(p, 0, kTile * (kBf16 ? 2 : 4));
+            continue;
+        }
+        const F most = set1(b.split.most[r]);
+        F sum = mul(load(b.lanes + r * 16), set1(b.rescale[r]));
 #pragma GCC unroll 4
-    for (int j = 0; j < kTile / 16; ++j) {
-        const F e = exp2(sub(s[j], set1(most)));
-        sum = add(sum, e);
-        put(j, e);
+        for (int64_t j = 0; j < kTile; j += 16) {
+            const F e = exp2_below<kBf16>(sub(mul(load(b.scores + r * kTile + j), factor), most));
+            sum = add(sum, e);
+            if constexpr (kBf16) {
+                bf16_store(reinterpret_cast<uint16_t*>(p) + j, e);
+            } else {
+                store(reinterpret_cast<float*>(p) + j, e);
+            }
+        }
+        store(b.lanes + r * 16, sum);
     }
-    store(b.lanes + r * 16, sum);
-    store_n(b.rescale + r, factor, 1);
 }
 
 // total = total merged with part (both over disjoint keys, part's after total's); a part without visible keys has sum 0.

@@ -17,6 +17,21 @@ QUIRE_INLINE F exp2(F x) {
     return mul(p, exp2_int(n));
 }
 
+// 2^x for x <= 0, exactly 1 at 0; NaN stays NaN. Relative error below 2e-7, or 4e-6 when `kCoarse`: enough for what is
+// rounded to bf16 next.
+template <bool kCoarse>
+QUIRE_INLINE F exp2_below(F x) {
+    x = vmax(set1(kLeastPower), x);
+    const F n = round_f(x), f = sub(x, n);
+    F p = set1(kCoarse ? 9.58285246e-3f : 1.32647264e-3f);
+    if constexpr (!kCoarse) p = fma(p, f, set1(9.67151270e-3f));
+    p = fma(p, f, set1(kCoarse ? 5.59064255e-2f : 5.55073375e-2f));
+    p = fma(p, f, set1(kCoarse ? 2.40240986e-1f : 2.40222421e-1f));
+    p = fma(p, f, set1(kCoarse ? 6.93124193e-1f : 6.93146978e-1f));
+    p = fma(p, f, set1(1.0f));
+    return scale2(p, n);
+}
+
 // e^x. The product with log2(e) is split in two so that large arguments keep their relative precision.
 QUIRE_INLINE F vexp(F x) {
     x = vmin(set1(88.8f), vmax(set1(-88.0f), x));

@@ -67,6 +67,13 @@ QUIRE_INLINE __m256 exp2_half(__m256i n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
 QUIRE_INLINE F exp2_int(I n) { return {exp2_half(n.a), exp2_half(n.b)}; }
+// The integer nearest to a, and p * 2^n for integral n in [kLeastPower, 127]; 0 at kLeastPower.
+constexpr float kLeastPower = -127.0f;
+QUIRE_INLINE F round_f(F x) {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.a, kNearest), _mm256_round_ps(x.b, kNearest)};
+}
+QUIRE_INLINE F scale2(F p, F n) { return mul(p, exp2_int(round_i(n))); }
 QUIRE_INLINE F keep(F v, int from, int to, F other) {
     const auto blend = [&](__m256 x, __m256 y, int shift) {
         const __m256i in = _mm256_andnot_si256(lane_mask(from - shift), lane_mask(to - shift));

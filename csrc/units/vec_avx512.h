@@ -45,6 +45,10 @@ QUIRE_INLINE F vabs(F a) { return {_mm512_abs_ps(a.v)}; }
 QUIRE_INLINE F vsqrt(F a) { return {_mm512_sqrt_ps(a.v)}; }
 QUIRE_INLINE F to_f(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 QUIRE_INLINE I round_i(F a) { return {_mm512_cvtps_epi32(a.v)}; }
+// The integer nearest to a, and p * 2^n for integral n; 0 at kLeastPower.
+constexpr float kLeastPower = -160.0f;
+QUIRE_INLINE F round_f(F a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+QUIRE_INLINE F scale2(F p, F n) { return {_mm512_scalef_ps(p.v, n.v)}; }
 QUIRE_INLINE F exp2_int(I n) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.v, _mm512_set1_epi32(127)), 23))};
 }

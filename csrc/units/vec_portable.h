@@ -50,7 +50,12 @@ QUIRE_INLINE F vabs(F a) { return (F)((U)a & 0x7fffffffu); }
 QUIRE_INLINE F to_f(I a) { return __builtin_convertvector(a, F); }
 // Round half to even; |a| must be below 2^22.
 QUIRE_INLINE I round_i(F a) { return __builtin_convertvector((a + 12582912.0f) - 12582912.0f, I); }
+QUIRE_INLINE I to_i(F a) { return __builtin_convertvector(a, I); }
 QUIRE_INLINE F exp2_int(I n) { return (F)((n + 127) << 23); }
+// The integer nearest to a, |a| below 2^22, and p * 2^n for integral n in [kLeastPower, 127]; 0 at kLeastPower.
+constexpr float kLeastPower = -127.0f;
+QUIRE_INLINE F round_f(F a) { return (a + 12582912.0f) - 12582912.0f; }
+QUIRE_INLINE F scale2(F p, F n) { return mul(p, exp2_int(to_i(n))); }
 QUIRE_INLINE F keep(F v, int from, int to, F other) {
     const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return ((lane >= from) & (lane < to)) ? v : other;

@@ -11,9 +11,9 @@ from torch import Tensor
 class AttentionSpec:
     """Score of query i and key j: cap(q.k * scale) + slope * (j - i), for i - window < j <= i.
 
-    `window` 0 = all earlier keys. `softcap` c > 0: cap(s) = c * tanh(s / c). `sinks` [heads] f32: a logit per head
-    that takes part in the softmax and has no value (attention sinks, Xiao et al. 2023). `alibi` [heads] f32: slopes
-    (Press et al. 2022).
+    `scale` is positive. `window` 0 = all earlier keys. `softcap` c > 0: cap(s) = c * tanh(s / c). `sinks` [heads] f32:
+    a logit per head that takes part in the softmax and has no value (attention sinks, Xiao et al. 2023). `alibi`
+    [heads] f32: slopes (Press et al. 2022).
     """
 
     scale: float
