@@ -266,6 +266,7 @@ def test_what_describe_says(tmp_path: Path) -> None:
     oracle = foreign.replace_linears(tmp_path, form.config, form.convert)
     facts = describe(str(tmp_path))
     assert facts.scheme == "gptq int4 g128" and facts.parameters == oracle.num_parameters()
+    assert facts.matrix_bits == 4 + 16 / 128
     with pytest.raises(ConfigError, match="quantized already"):
         load(tmp_path, quantization="int4")
 

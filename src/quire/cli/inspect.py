@@ -92,10 +92,11 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits:
 
     target, spec, total = quantizer(config.model.quantization), found.spec, 0
     scales = 16 / config.model.group_size
-    for name, role in ROLES.items():
-        if role.optional:
-            continue
+    for name in found.roles:
+        role = ROLES[name]
         bits: float = {"vector": 32, "table": dense_bits, "linear": dense_bits}[role.kind]
+        if role.kind == "linear" and role.layer and found.matrix_bits:
+            bits = found.matrix_bits + (int4_bits - 4 if found.matrix_bits < 8 else 0)
         if role.kind == "linear" and target is not None:
             bits = {"int8": 8, "int4": int4_bits}[(target.head if name == "head" else target).name] + scales
         total += weight_bytes(prod(role.shape(spec)) * (spec.layers if role.layer else 1), bits)

@@ -37,12 +37,16 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What `describe` finds without reading a weight. Sizes in bytes, `dtype` as on disk, KV counted in bf16."""
+    """What `describe` finds without reading a weight. Sizes in bytes, `dtype` as on disk, KV counted in bf16.
+
+    `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized.
+    """
 
     name: str
     folder: Path
     spec: ModelSpec
     scheme: str
+    matrix_bits: float
     dtype: str
     tensors: int
     parameters: int
@@ -102,7 +106,9 @@ def describe(model: str, load_format: str = "auto") -> ModelFacts:
         name=opened.name,
         folder=opened.folder,
         spec=opened.spec,
+        roles=opened.family.roles(opened.config),
         scheme=opened.scheme.name,
+        matrix_bits=opened.scheme.bits_per_number,
         dtype=dtype_name(opened.dtype),
         tensors=len(infos),
         parameters=opened.claim.parameters(infos, opened.scheme),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.quant.base import Fields, QWeight
-from quire.quant.packed import SCALES, expect, group_count, grouped, signed, unpack
+from quire.quant.packed import SCALES, expect, group_count, grouped, loaded_bits, signed, unpack
 from quire.quant.rows import over_rows
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -33,6 +33,11 @@ class Awq:
     def name(self) -> str:
         """ "awq int4 g128"."""
         return f"awq int4 {'per row' if self.group == -1 else f'g{self.group}'}"
+
+    @property
+    def bits_per_number(self) -> float:
+        """Codes, scales and zeros."""
+        return loaded_bits(4, self.group, True)
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         """(n, k) from qweight."""

@@ -160,6 +160,11 @@ class QuantScheme(Protocol):
         ...
 
     @property
+    def bits_per_number(self) -> float:
+        """Bits that a number of a matrix takes when loaded, scales included; 0: as many as one left unquantized."""
+        ...
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of how the format is served."""
         ...

@@ -17,7 +17,18 @@ from torch import Tensor
 from quire.core.errors import ModelError
 from quire.quant.base import Fields, QuantScheme, QWeight
 from quire.quant.fp8 import Fp8, block_size
-from quire.quant.packed import KINDS, SCALES, check_order, expect, group_count, grouped, signed, unpack, unpack_rows
+from quire.quant.packed import (
+    KINDS,
+    SCALES,
+    check_order,
+    expect,
+    group_count,
+    grouped,
+    loaded_bits,
+    signed,
+    unpack,
+    unpack_rows,
+)
 
 PACKED, PLAIN, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
 STRATEGIES = ("group", "channel", "tensor")
@@ -53,6 +64,11 @@ class Compressed:
         """Symmetric files may hold zeros that are all 0."""
         zeros = {"weight_zero_point": False} if self.symmetric else {}
         return {**zeros, "weight_g_idx": False, "input_scale": True, "input_zero_point": False}
+
+    @property
+    def bits_per_number(self) -> float:
+        """Codes, scales and zeros."""
+        return loaded_bits(self.bits, self.group, not self.symmetric)
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         """(n, k) from the codes."""

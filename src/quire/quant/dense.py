@@ -18,6 +18,7 @@ class Dense:
     name = "dense"
     parts: Mapping[str, bool] = {"weight": True}
     optional: Mapping[str, bool] = {}
+    bits_per_number = 0.0
     notes: tuple[str, ...] = ()
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

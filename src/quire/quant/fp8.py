@@ -31,6 +31,7 @@ class Fp8:
     scale: str = "weight_scale"
     block: tuple[int, int] | None = None
     optional: Mapping[str, bool] = field(default_factory=lambda: {"input_scale": True, "activation_scale": True})
+    bits_per_number: float = 0.0
     notes: tuple[str, ...] = (NOTE,)
 
     @property

@@ -15,7 +15,18 @@ from torch import Tensor
 
 from quire.core.errors import ModelError
 from quire.quant.base import Fields, QWeight
-from quire.quant.packed import KINDS, SCALES, check_order, expect, group_count, grouped, signed, unpack, unpack_rows
+from quire.quant.packed import (
+    KINDS,
+    SCALES,
+    check_order,
+    expect,
+    group_count,
+    grouped,
+    loaded_bits,
+    signed,
+    unpack,
+    unpack_rows,
+)
 
 ONES = {4: 0x11111111, 8: 0x01010101}
 """A one in every code of a word."""
@@ -23,11 +34,15 @@ ONES = {4: 0x11111111, 8: 0x01010101}
 
 @dataclass(frozen=True)
 class Gptq:
-    """`group` columns share a scale (-1: the whole row); `first`: zeros are stored less one."""
+    """`group` columns share a scale (-1: the whole row); `first`: zeros are stored less one.
+
+    `symmetric` is what the file declares; the zeros that are there count all the same.
+    """
 
     bits: int
     group: int
     first: bool
+    symmetric: bool
     parts: Mapping[str, bool] = field(default_factory=lambda: {"qweight": False, "qzeros": False, "scales": True})
     optional: Mapping[str, bool] = field(default_factory=lambda: {"g_idx": False})
     notes: tuple[str, ...] = ()
@@ -36,6 +51,11 @@ class Gptq:
     def name(self) -> str:
         """ "gptq int4 g128"."""
         return f"gptq {KINDS[self.bits]} {'per row' if self.group == -1 else f'g{self.group}'}"
+
+    @property
+    def bits_per_number(self) -> float:
+        """Codes, scales and zeros."""
+        return loaded_bits(self.bits, self.group, not self.symmetric)
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         """(n, k) from qweight."""
@@ -73,4 +93,4 @@ def read(config: Fields, names: Collection[str]) -> Gptq:
         raise config.fail("checkpoint_format", f"{form!r} cannot be read, only gptq and gptq_v2")
     if any(not name.startswith("-:") for name in config.child("dynamic").raw):
         raise config.fail("dynamic", "bits or groups that differ by layer cannot be read, only layers left out (-:)")
-    return Gptq(bits, group, form == "gptq")
+    return Gptq(bits, group, form == "gptq", config.flag("sym", True))

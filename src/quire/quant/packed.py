@@ -60,6 +60,12 @@ def group_count(columns: int, group: int) -> int:
     return 1 if group == -1 else -(-columns // group)
 
 
+def loaded_bits(bits: int, group: int, zeros: bool) -> float:
+    """Bits of a loaded number: its code and its part of a float16 scale and of a zero."""
+    width = 128 if group == -1 else next((g for g in GROUPS if group % g == 0), group)
+    return bits + (16 + 8 * zeros) / width
+
+
 def grouped(bits: int, codes: Tensor, scales: Tensor, zeros: Tensor | None, group: int) -> QWeight:
     """The weight (codes - zeros) * scales in groups that the kernels take.
 
