@@ -124,6 +124,11 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": [1]}, "rope_parameters"),
     ({"rope_scaling": {"type": "linear"}}, "factor"),
     ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    ({"model_type": "opt", "do_layer_norm_before": False}, "do_layer_norm_before"),
+    ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+    ({"model_type": "gptj", "rotary_dim": 7}, "rotary_dim"),
+    ({"model_type": "smollm3", "no_rope_layers": [1, 2, 0]}, "no_rope_layers"),
+    ({"model_type": "mpt", "d_model": 64, "attn_config": {"alibi": False}}, "alibi"),
     ({"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
     ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types"),
     ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, "layer_types"),
@@ -192,6 +197,40 @@ def test_old_files_load_with_inv_freq_buffers_and_old_rope_spelling(tmp_path: Pa
     assert any("auto_map" in note for note in model.notes)
     tokens = prompt(9, 1)
     assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "bloom", "opt"])
+def test_files_without_the_prefix_and_with_masks(family: str, tmp_path: Path) -> None:
+    oracle = write(tmp_path, family, **({"ffn_dim": 96, "word_embed_proj_dim": 64} if family == "opt" else {}))
+
+    def as_first_published(content: dict[str, torch.Tensor]) -> None:
+        prefix = {"gpt_neox": "", "opt": "model."}.get(family, "transformer.")
+        for name in list(content):
+            content[name.removeprefix(prefix)] = content.pop(name)
+        masks = {"gpt2": "h.0.attn.bias", "gpt_neox": "gpt_neox.layers.0.attention.masked_bias"}
+        if family in masks:
+            content[masks[family]] = torch.ones(1, 1, 8, 8)
+
+    tensors(tmp_path, as_first_published)
+    tokens = prompt(9, 1)
+    assert relative_error(whole(load(tmp_path), tokens), logits(oracle, tokens)) <= 1e-5
+
+
+def test_first_published_configs_of_gemma(tmp_path: Path) -> None:
+    facts = {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 7, "query_pre_attn_scalar": 16}
+    ropes = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
+    oracle = write(tmp_path, "gemma3_text", rope_parameters=ropes, **facts)
+    gone = ("rope_parameters", "layer_types", "_sliding_window_pattern", "attention_bias")
+    edit_config(
+        tmp_path, gone, rope_theta=1e6, rope_local_base_freq=1e4, sliding_window_pattern=6,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )  # fmt: skip
+    tokens = prompt(19, 1)
+    assert relative_error(whole(load(tmp_path), tokens), logits(oracle, tokens)) <= 1e-5
+    gemma2 = SMALL | {"model_type": "gemma2", "num_hidden_layers": 3}
+    spec = read_spec(gemma2, "config.json")[0]
+    assert spec.windows == (4096, 0, 4096) and spec.softcap == 50.0 and spec.output_softcap == 30.0
 
 
 def test_defaults_of_omitted_fields_are_the_family_s() -> None:

@@ -13,8 +13,9 @@ from torch import Tensor
 from oracle import BACKENDS, backend, logits, random_model, relative_error, write
 from quire.core.config import flat_config
 from quire.model.batch import Batch
-from quire.model.build import Model, load_model
+from quire.model.build import Model, describe, load_model
 from quire.model.families import read_spec
+from quire.model.roles import ROLES
 from quire.ops.backend import Ops
 
 TOLERANCE = 1e-5
@@ -163,11 +164,12 @@ def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path:
                 assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
 
 
+@pytest.mark.parametrize("family", ["llama", "phi3"])
 @pytest.mark.parametrize(("length", "max_model_len"), [(19, 64), (16, 16)])
 def test_longrope_takes_one_factor_set_by_the_longest_sequence_served(
-    length: int, max_model_len: int, tmp_path: Path
+    length: int, max_model_len: int, family: str, tmp_path: Path
 ) -> None:
-    oracle = write(tmp_path, "llama", rope_parameters=LONGROPE)
+    oracle = write(tmp_path, family, rope_parameters=LONGROPE, original_max_position_embeddings=16)
     model = load(tmp_path, backend("reference"), max_model_len=max_model_len)
     tokens = prompt(length, 1)
     (got,) = Paged(model, [tokens]).run([[length]])
@@ -183,10 +185,30 @@ def test_rows_that_want_no_logits_cost_none(ops: Ops, tmp_path: Path) -> None:
     assert relative_error(run.step([4], wanted=1)[0], full[-1:]) <= TOLERANCE
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_dummy_weights_and_reports_fit_every_family(variant: str, tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    write(tmp_path, family, **facts)
+    found = describe(str(tmp_path))
+    made = describe(str(tmp_path), load_format="dummy")
+    assert made.parameters == found.parameters and made.tensors == found.tensors
+    sizes = [int(torch.Size(ROLES[r].shape(found.spec)).numel()) for r in found.roles]
+    times = [found.spec.layers if ROLES[r].layer else 1 for r in found.roles]
+    tied = found.spec.tied_head * found.spec.vocab_size * found.spec.hidden
+    assert 0.9 * found.parameters <= sum(s * t for s, t in zip(sizes, times, strict=True)) - tied <= found.parameters
+    model = load(tmp_path, backend("reference"))
+    read = model.weight_bytes - model.report["rope"][1] - 4 * tied
+    assert read == found.bytes_on_disk
+    (got,) = Paged(load(tmp_path, backend("reference"), load_format="dummy"), [prompt(9, 1)]).run([[9]])
+    assert bool(torch.isfinite(got).all())
+
+
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int4"}])
-def test_native_logits_are_bit_equal_however_cut(options: dict[str, Any], tmp_path: Path) -> None:
-    write(tmp_path, "qwen3", head_dim=16, dtype=torch.bfloat16)
+@pytest.mark.parametrize("variant", ["qwen3", "gemma2", "gpt2", "bloom", "olmo2", "cohere_qk_norm"])
+def test_native_logits_are_bit_equal_however_cut(variant: str, options: dict[str, Any], tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    write(tmp_path, family, **facts, dtype=torch.bfloat16)
     model = load(tmp_path, backend("cpu"), **options)
     sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
     want = Paged(model, sequences).run(CUTS["whole"])

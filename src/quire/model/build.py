@@ -39,12 +39,14 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 class ModelFacts:
     """What `describe` finds without reading a weight. Sizes in bytes, `dtype` as on disk, KV counted in bf16.
 
-    `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized.
+    `roles`: those the model has for certain. `matrix_bits`: bits that a number of a quantized matrix takes when loaded,
+    0 where it is kept unquantized.
     """
 
     name: str
     folder: Path
     spec: ModelSpec
+    roles: tuple[str, ...]
     scheme: str
     matrix_bits: float
     dtype: str

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.model.hf_config import HfConfig
+from quire.model.roles import FUSED, ROLES
 from quire.model.rope import read_rope
 
 Reader = Callable[[HfConfig, int], Any]
@@ -63,6 +64,12 @@ class Family:
         """The optional roles and biases that this checkpoint must have."""
         asked = (parts for flag, parts in self.flags.items() if config.flag(flag, False))
         return frozenset(self.required).union(*asked)
+
+    def roles(self, config: HfConfig) -> tuple[str, ...]:
+        """The roles every checkpoint of this config has, those on disk in a fused matrix included."""
+        held = {part for name in self.names for part in FUSED.get(name, (name,))}
+        required = self.required_parts(config)
+        return tuple(name for name, role in ROLES.items() if name in held and (not role.optional or name in required))
 
     def fill_in(self, config: HfConfig) -> HfConfig:
         """The config in our spelling, with the family's defaults for what it leaves out."""
