@@ -18,6 +18,18 @@ struct Pages {
 template <int kLanes>
 void copy_keys(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, char* copy) {
     const int64_t words = c.cache.d / c.cache.pair();
+    if constexpr (kLanes == 1) {
+        const char* from[16];
+        for (int64_t lane = 0; lane < 16; ++lane) {
+            const int64_t at = pages.at(start + lane);
+            from[lane] = at < 0 ? b.zeros : c.keys + at;
+        }
+        int64_t i = 0;
+        for (; i + 16 <= words; i += 16) transpose_words(copy + i * 64, from, i * 4);
+        for (; i < words; ++i)
+            for (int64_t lane = 0; lane < 16; ++lane) std::memcpy(copy + i * 64 + lane * 4, from[lane] + i * 4, 4);
+        return;
+    }
     for (int64_t lane = 0; lane < 16; lane += kLanes) {
         const int64_t at = pages.at(start + lane);
         const char* source = at < 0 ? b.zeros : c.keys + at;
@@ -56,7 +68,9 @@ void copy_value_tile(const AttentionCall& c, const AttentionBuffers& b, const Pa
             continue;
         }
         const char* second = find(start + i * pair + 1);
-        for (int64_t x = 0; x < s.d; ++x) {
+        int64_t x = 0;
+        for (; x + 16 <= s.d; x += 16) zip16(copy + x * 4, first + x * 2, second + x * 2);
+        for (; x < s.d; ++x) {
             std::memcpy(copy + x * 4, first + x * 2, 2);
             std::memcpy(copy + x * 4 + 2, second + x * 2, 2);
         }

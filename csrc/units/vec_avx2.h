@@ -176,5 +176,19 @@ QUIRE_INLINE void store_i8(int8_t* p, I v) {
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
+// 16 pairs of halves: low in the lower 16 bits of each lane.
+QUIRE_INLINE void zip16(char* to, const char* low, const char* high) {
+    for (int i = 0; i < 2; ++i) {
+        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(low + 16 * i));
+        const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(high + 16 * i));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 32 * i), _mm_unpacklo_epi16(a, b));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 32 * i + 16), _mm_unpackhi_epi16(a, b));
+    }
+}
+// 16 words of each of 16 places, transposed: to[i][lane] = from[lane][i].
+QUIRE_INLINE void transpose_words(char* to, const char* const* from, int64_t at) {
+    for (int lane = 0; lane < 16; ++lane)
+        for (int i = 0; i < 16; ++i) std::memcpy(to + i * 64 + lane * 4, from[lane] + at + i * 4, 4);
+}
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 QUIRE_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }

@@ -113,5 +113,33 @@ QUIRE_INLINE I load_i8(const int8_t* p) {
 QUIRE_INLINE void store_i8(int8_t* p, I a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
+// 16 pairs of halves: low in the lower 16 bits of each lane.
+QUIRE_INLINE void zip16(char* to, const char* low, const char* high) {
+    const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(low)));
+    const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(high)));
+    _mm512_storeu_si512(to, _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+}
+// 16 words of each of 16 places, transposed: to[i][lane] = from[lane][i].
+QUIRE_INLINE void transpose_words(char* to, const char* const* from, int64_t at) {
+    __m512i q[4][4];  // [a][w]: quarter c of it holds word 4 c + w of lanes 4 a .. 4 a + 3
+    for (int a = 0; a < 4; ++a) {
+        __m512i r[4];
+        for (int b = 0; b < 4; ++b) r[b] = _mm512_loadu_si512(from[4 * a + b] + at);
+        const __m512i x = _mm512_unpacklo_epi32(r[0], r[1]), y = _mm512_unpackhi_epi32(r[0], r[1]);
+        const __m512i z = _mm512_unpacklo_epi32(r[2], r[3]), u = _mm512_unpackhi_epi32(r[2], r[3]);
+        q[a][0] = _mm512_unpacklo_epi64(x, z);
+        q[a][1] = _mm512_unpackhi_epi64(x, z);
+        q[a][2] = _mm512_unpacklo_epi64(y, u);
+        q[a][3] = _mm512_unpackhi_epi64(y, u);
+    }
+    for (int w = 0; w < 4; ++w) {
+        const __m512i a = _mm512_shuffle_i32x4(q[0][w], q[1][w], 0x88), b = _mm512_shuffle_i32x4(q[0][w], q[1][w], 0xdd);
+        const __m512i c = _mm512_shuffle_i32x4(q[2][w], q[3][w], 0x88), d = _mm512_shuffle_i32x4(q[2][w], q[3][w], 0xdd);
+        _mm512_storeu_si512(to + w * 64, _mm512_shuffle_i32x4(a, c, 0x88));
+        _mm512_storeu_si512(to + (4 + w) * 64, _mm512_shuffle_i32x4(b, d, 0x88));
+        _mm512_storeu_si512(to + (8 + w) * 64, _mm512_shuffle_i32x4(a, c, 0xdd));
+        _mm512_storeu_si512(to + (12 + w) * 64, _mm512_shuffle_i32x4(b, d, 0xdd));
+    }
+}
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 QUIRE_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }

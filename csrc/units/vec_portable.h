@@ -159,5 +159,16 @@ QUIRE_INLINE F vsqrt(F a) {
     for (int i = 0; i < 16; ++i) a[i] = __builtin_sqrtf(a[i]);
     return a;
 }
+// 16 pairs of halves: low in the lower 16 bits of each lane.
+QUIRE_INLINE void zip16(char* to, const char* low, const char* high) {
+    typedef uint16_t H __attribute__((vector_size(32)));
+    const U u = __builtin_convertvector(load_as<H>(low), U) | (__builtin_convertvector(load_as<H>(high), U) << 16);
+    std::memcpy(to, &u, sizeof u);
+}
+// 16 words of each of 16 places, transposed: to[i][lane] = from[lane][i].
+QUIRE_INLINE void transpose_words(char* to, const char* const* from, int64_t at) {
+    for (int lane = 0; lane < 16; ++lane)
+        for (int i = 0; i < 16; ++i) std::memcpy(to + i * 64 + lane * 4, from[lane] + at + i * 4, 4);
+}
 QUIRE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 QUIRE_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
