@@ -108,13 +108,17 @@ def compressed_config(form: str, **weights: Any) -> dict[str, Any]:
 
 
 def replace_linears(
-    folder: Path, config: dict[str, Any], convert: Callable[[Tensor], tuple[Parts, Tensor]], dense: tuple[str, ...] = ()
+    folder: Path,
+    config: dict[str, Any],
+    convert: Callable[[Tensor], tuple[Parts, Tensor]],
+    dense: tuple[str, ...] = (),
+    family: str = "llama",
 ) -> PreTrainedModel:
-    """Write a tiny llama whose projections, `dense` ones aside, are what `convert(w)` gives: (tensors, their values).
+    """Write a tiny model of `family`; its projections but the `dense` are what `convert(w)` gives: (tensors, their values).
 
     Returns transformers' model with these values.
     """
-    model = write(folder, "llama", **SHAPE)
+    model = write(folder, family, **SHAPE)
     file, own = folder / "model.safetensors", model.state_dict()
     tensors = load_file(file)
     for name in [n for n in tensors if n.endswith("_proj.weight") and n not in dense]:

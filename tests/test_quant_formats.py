@@ -145,6 +145,17 @@ def test_logits_near_those_of_the_dequantized_model(form: Format, tmp_path: Path
     assert model.dtype == "float32"
 
 
+@pytest.mark.parametrize("form", [FORMATS[1], FORMATS[8], FORMATS[10]], ids=lambda f: f.label)
+def test_matrices_that_are_fused_on_disk(form: Format, tmp_path: Path) -> None:
+    """Phi-3 keeps q, k, v and gate, up as one matrix each: rows are taken out of codes, scales and zeros."""
+    oracle = foreign.replace_linears(tmp_path, form.config, form.convert, family="phi3")
+    round_inputs(oracle, form.group, "")
+    texts = [prompt(4, seed) for seed in range(9)]
+    got = Paged(load(tmp_path, BACKENDS[-1]), texts).run([[4] * 9])
+    errors = sorted(relative_error(g, logits(oracle, t)) for g, t in zip(got, texts, strict=True))
+    assert errors[6] < 5e-6 and errors[-1] < 0.05
+
+
 def test_a_zero_of_zero_survives_the_first_gptq_format() -> None:
     """gptqmodel subtracts one from a whole word, with borrow; adding one to each code alone would not undo that."""
     codes = torch.randint(0, 16, (16, 64), generator=torch.Generator().manual_seed(0))
