@@ -114,7 +114,7 @@ def replace_linears(
     dense: tuple[str, ...] = (),
     family: str = "llama",
 ) -> PreTrainedModel:
-    """Write a tiny model of `family`; its projections but the `dense` are what `convert(w)` gives: (tensors, their values).
+    """Write a tiny model of `family`; its projections but `dense` are what `convert(w)` gives: (tensors, values).
 
     Returns transformers' model with these values.
     """
