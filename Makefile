@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/units/*.cpp csrc/units/*.h)
 
-.PHONY: demo serve test test-slow lint format bench build train clean
+.PHONY: demo serve test test-slow lint format bench bench-kernels bench-peers build train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -28,10 +28,15 @@ format: build
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: build  ## speed of the ops and of the engine on this machine; nothing else should be running
-	$(BIN)/python benchmarks/kernels.py
+bench: bench-kernels  ## speed of the ops and of the engine on this machine; nothing else should be running
 	$(BIN)/quire bench latency
 	$(BIN)/quire bench throughput
+
+bench-kernels: build  ## every op beside the machine's own limits
+	$(BIN)/python benchmarks/kernels.py
+
+bench-peers: build  ## beside llama.cpp, built in an environment of its own (minutes)
+	$(BIN)/python benchmarks/peers.py
 
 train: build  ## the embedded model from scratch (an hour or two on a CPU)
 	$(BIN)/python training/train.py

@@ -101,7 +101,10 @@ def measure(quire: Process, peer: Process, rounds: int) -> list[dict[str, Any]]:
     """Medians of interleaved rounds, and the median of the rounds' ratios."""
     rows = []
     for what, command in MEASURES.items():
-        ours, theirs = [], []
+        ours: list[float] = []
+        theirs: list[float] = []
+        quire.ask(command)  # the first run touches memory for the first time
+        peer.ask(command)
         for _ in range(rounds):
             ours.append(quire.ask(command))
             theirs.append(peer.ask(command))

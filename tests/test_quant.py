@@ -188,7 +188,7 @@ def test_quantized_model_stays_near_the_original(name: str, bound: float, tied: 
     assert relative_error(got, want) < 1e-2
 
 
-def test_eight_bits_in_the_head_pay(capsys: pytest.CaptureFixture[str]) -> None:
+def test_eight_bits_in_the_head_pay() -> None:
     """KL divergence from the float32 model's next-token distributions on Python sources: why int4 has an int8 head."""
     ops, found = backend(BACKENDS[-1]), {}
     tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
@@ -206,8 +206,6 @@ def test_eight_bits_in_the_head_pay(capsys: pytest.CaptureFixture[str]) -> None:
         found[label] = torch.stack(
             [(p.exp() * (p - q)).sum(-1).mean() for p, q in zip(exact, outs, strict=True)]
         ).mean()
-    with capsys.disabled():
-        print({label: f"{float(kl):.4f} nats" for label, kl in found.items() if label != "exact"})
     assert float(found["head int8"]) < 0.95 * float(found["head int4"])
 
 

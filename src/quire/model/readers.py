@@ -106,6 +106,8 @@ def alibi_slopes(config: HfConfig, layers: int) -> tuple[float, ...]:
 def mpt_slopes(config: HfConfig, layers: int) -> tuple[float, ...]:
     """Like `alibi_slopes` in another order, and with `alibi_bias_max` instead of 8."""
     attention = config.child("attn_config")
+    if config.has("logit_scale"):
+        raise config.fail("logit_scale", "is not supported")
     if not attention.flag("alibi", True):
         raise attention.fail("alibi", "false is not supported")
     heads, top = config.integer("num_attention_heads", high=1 << 12), attention.number("alibi_bias_max", 8.0)
