@@ -7,6 +7,7 @@
 
 struct LinearCall {
     float* out;
+    int64_t out_stride;  // floats
     const char* weights;
     const char* scales;
     const int8_t* zeros;
@@ -41,7 +42,7 @@ QUIRE_INLINE void store_tile(const LinearCall& c, F (&acc)[R][NB], int64_t row, 
         const bool biased = c.bias && last;
         const F bias = biased ? load_lanes(c.bias + column, lanes) : set1(0.0f);
         for (int r = 0; r < R; ++r)
-            store_lanes(c.out + (row + r) * c.n + column, biased ? add(acc[r][b], bias) : acc[r][b], lanes);
+            store_lanes(c.out + (row + r) * c.out_stride + column, biased ? add(acc[r][b], bias) : acc[r][b], lanes);
     }
 }
 
@@ -51,7 +52,7 @@ QUIRE_INLINE void load_tile(const LinearCall& c, F (&acc)[R][NB], int64_t row, i
     for (int b = 0; b < NB; ++b) {
         const int64_t column = (block + b) * 16;
         const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
-        for (int r = 0; r < R; ++r) acc[r][b] = first ? set1(0.0f) : load_lanes(c.out + (row + r) * c.n + column, lanes);
+        for (int r = 0; r < R; ++r) acc[r][b] = first ? set1(0.0f) : load_lanes(c.out + (row + r) * c.out_stride + column, lanes);
     }
 }
 
@@ -203,40 +204,59 @@ void tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, Part
     if constexpr (R > 1) return tile_of<kKind, NB, R - 1>(c, rows, row, block, part);
 }
 
-// All rows and column blocks in tiles of up to R rows by NB blocks; a panel of rows and one group of blocks per task. Float
-// weights walk k in parts when there are more rows than one tile: a group of blocks of the whole k would not stay cached.
-template <WeightKind kKind, int R, int NB>
-void run_tiles(const LinearCall& c, int64_t m) {
-    const int64_t blocks = (c.n + 15) / 16, column_groups = (blocks + NB - 1) / NB;
+// A rectangle of rows and column blocks.
+struct Panel {
+    int64_t row, rows_end, block, blocks_end;
+};
+
+// How a weight's k axis is walked: float weights go in parts when there are more rows than one tile, because a group of blocks
+// of the whole k would not stay cached.
+template <WeightKind kKind, int R>
+QUIRE_INLINE int64_t steps_of_part(const LinearCall& c, int64_t m) {
     const int64_t steps = kKind == WeightKind::kBf16 ? (c.k + 1) / 2 : c.k;
-    const int64_t part_steps = is_float(kKind) && m > R ? kPartSteps : steps;
-    const int64_t row_bytes = is_float(kKind) ? (part_steps < steps ? part_steps : steps) * 4 : c.x_stride;
-    int64_t panel = kPanelBytes / row_bytes / R * R;
-    if (panel < R) panel = R;
-    const int64_t panels = (m + panel - 1) / panel;
-    parallel_for(panels * column_groups, [&](int64_t index, int) {
-        const int64_t first = index / column_groups * panel, block = index % column_groups * NB;
-        const int64_t last = first + panel < m ? first + panel : m;
+    return is_float(kKind) && m > R && steps > kPartSteps ? kPartSteps : steps;
+}
+
+// A panel in tiles of up to R rows by NB blocks, one group of blocks after the other.
+template <WeightKind kKind, int R, int NB>
+void run_panel(const LinearCall& c, int64_t m, Panel p) {
+    const int64_t steps = kKind == WeightKind::kBf16 ? (c.k + 1) / 2 : c.k, part_steps = steps_of_part<kKind, R>(c, m);
+    for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         for (int64_t begin = 0; begin < steps; begin += part_steps) {
             const int64_t end = begin + part_steps < steps ? begin + part_steps : steps;
             const Part part{begin, end, end == steps};
-            for (int64_t row = first; row < last; row += R) {
-                const int64_t rows = last - row < R ? last - row : R;
-                if (blocks - block >= NB) {
+            for (int64_t row = p.row; row < p.rows_end; row += R) {
+                const int64_t rows = p.rows_end - row < R ? p.rows_end - row : R;
+                if (p.blocks_end - block >= NB) {
                     tile_of<kKind, NB, R>(c, rows, row, block, part);
                 } else {
-                    for (int64_t b = block; b < blocks; ++b) tile_of<kKind, 1, R>(c, rows, row, b, part);
+                    for (int64_t b = block; b < p.blocks_end; ++b) tile_of<kKind, 1, R>(c, rows, row, b, part);
                 }
             }
         }
-    });
+    }
 }
 
+// Calls f.template operator()<R, NB>() with the tile for m rows.
+template <WeightKind kKind, class Fn>
+QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
+    if (m == 1) return f.template operator()<1, kKind == WeightKind::kBf16 ? kRowBlocks : 1>();
+    if (m <= kFewRows) return f.template operator()<kFewRows, kFewBlocks>();
+    f.template operator()<kTileRows, kTileBlocks>();
+}
+
+// All rows and column blocks; a panel of rows that stays in the second-level cache and one group of blocks per task.
 template <WeightKind kKind>
 void run_linear(const LinearCall& c, int64_t m) {
-    if (m == 1) return run_tiles<kKind, 1, kKind == WeightKind::kBf16 ? kRowBlocks : 1>(c, m);
-    if (m <= kFewRows) return run_tiles<kKind, kFewRows, kFewBlocks>(c, m);
-    run_tiles<kKind, kTileRows, kTileBlocks>(c, m);
+    with_tile<kKind>(m, [&]<int R, int NB>() {
+        const int64_t blocks = (c.n + 15) / 16, column_groups = (blocks + NB - 1) / NB;
+        int64_t panel = kPanelBytes / (is_float(kKind) ? steps_of_part<kKind, R>(c, m) * 4 : c.x_stride) / R * R;
+        if (panel < R) panel = R;
+        parallel_for((m + panel - 1) / panel * column_groups, [&](int64_t index, int) {
+            const int64_t row = index / column_groups * panel, block = index % column_groups * NB;
+            run_panel<kKind, R, NB>(c, m, {row, row + panel < m ? row + panel : m, block, block + NB < blocks ? block + NB : blocks});
+        });
+    });
 }
 
 // Codes, scale and start value of each group of a row. The maximum is taken over bit patterns, which orders NaN above all
@@ -281,7 +301,7 @@ void linear_int(float* out, const float* x, const char* weights, const char* sca
         for (int64_t r = begin; r < end; ++r)
             quantize_row(codes + r * stride, x_scales + r * groups, starts + r * groups, x + r * k, k, group, factor);
     });
-    const LinearCall c{out, weights, scales, zeros.ptr, bias.ptr, n, k, group, groups, scales_f32,
+    const LinearCall c{out, n, weights, scales, zeros.ptr, bias.ptr, n, k, group, groups, scales_f32,
                        reinterpret_cast<const char*>(codes), stride, x_scales, starts};
     if (zeros.ptr) {
         run_linear<kBits == 4 ? WeightKind::kInt4Zeros : WeightKind::kInt8Zeros>(c, m);
@@ -311,14 +331,14 @@ void linear_bf16(float* out, const float* x, const char* weights, Optional<const
             for_lanes(k, [&](int64_t i, int lanes) { bf16_store(row + i, load_lanes(x + r * k + i, lanes)); });
         }
     });
-    const LinearCall c{out, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false, rounded, stride, nullptr, nullptr};
+    const LinearCall c{out, n, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false, rounded, stride, nullptr, nullptr};
     run_linear<WeightKind::kBf16>(c, m);
 }
 
 void linear_f32(float* out, const float* x, const char* weights, Optional<const float> bias, int64_t m, int64_t n, int64_t k,
                 int64_t /*group*/) {
     check_linear(m, n, k);
-    const LinearCall c{out, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false,
+    const LinearCall c{out, n, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false,
                        reinterpret_cast<const char*>(x), k * 4, nullptr, nullptr};
     run_linear<WeightKind::kF32>(c, m);
 }
