@@ -202,7 +202,7 @@ def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--threads", type=int, default=0, help="threads (0: all cores)")
-    parser.add_argument("--isa", default="auto", help="instruction-set unit: auto, avx512, avx2, portable")
+    parser.add_argument("--isa", default="auto", help="instruction-set unit: auto, amx, avx512, avx2, portable")
     parser.add_argument("--seconds", type=float, default=0.3, help="time per measurement")
     parser.add_argument("--only", default="", help="only ops whose name begins with this")
     parser.add_argument("--output", type=Path, default=Path("results/kernels.json"))

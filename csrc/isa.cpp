@@ -1,8 +1,18 @@
 #include "isa.h"
 
+#if defined(QUIRE_X86)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace quire {
 
 #if defined(QUIRE_X86)
+namespace amx {
+extern const OpEntry kOps[];
+extern const size_t kOpCount;
+}  // namespace amx
 namespace avx512 {
 extern const OpEntry kOps[];
 extern const size_t kOpCount;
@@ -17,6 +27,22 @@ extern const OpEntry kOps[];
 extern const size_t kOpCount;
 }  // namespace portable
 
+namespace {
+
+#if defined(QUIRE_X86)
+// Tile registers: the processor has them for int8 and bf16, and the kernel lets this process use their state (Linux 5.16 and
+// newer, "Using XSTATE features in user space applications"; all threads and forked children inherit the permission).
+bool tiles_granted() {
+    constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAmxInt8 = 1u << 25, kAll = kAmxBf16 | kAmxTile | kAmxInt8;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAll) != kAll) return false;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
+}  // namespace
+
 const std::vector<Unit>& supported_units() {
     static const std::vector<Unit> units = [] {
         std::vector<Unit> found;
@@ -26,8 +52,9 @@ const std::vector<Unit>& supported_units() {
         const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512cd");
-        if (v3 && v4 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
-            found.push_back({"avx512", avx512::kOps, avx512::kOpCount});
+        const bool dots = v3 && v4 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+        if (dots && tiles_granted()) found.push_back({"amx", amx::kOps, amx::kOpCount});
+        if (dots) found.push_back({"avx512", avx512::kOps, avx512::kOpCount});
         if (v3) found.push_back({"avx2", avx2::kOps, avx2::kOpCount});
 #endif
         found.push_back({"portable", portable::kOps, portable::kOpCount});

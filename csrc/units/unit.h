@@ -18,6 +18,9 @@ namespace quire::QUIRE_UNIT {
 namespace {
 
 #include QUIRE_UNIT_VEC
+#if defined(QUIRE_AMX)
+#include "amx.h"
+#endif
 
 #include "math.h"
 #include "elementwise.h"

@@ -45,7 +45,7 @@ CHOICES = {
     "scheduling_policy": POLICIES,
     "device": DEVICES,
     "generation_config": GENERATION_CONFIGS,
-    "isa": ("auto", "avx512", "avx2", "portable"),
+    "isa": ("auto", "amx", "avx512", "avx2", "portable"),
     "quantization": ("none", "int8", "int4"),
     "group_size": ("32", "64", "128"),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.core.errors import ConfigError
 
-UNITS = ("avx512", "avx2", "portable")
+UNITS = ("amx", "avx512", "avx2", "portable")
 
 
 def load_native() -> ModuleType | None:
