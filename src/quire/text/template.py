@@ -13,6 +13,8 @@ import jinja2
 from jinja2.exceptions import TemplateError
 
 from quire.core.errors import BadRequest, ModelError
+from quire.gguf.file import GgufFile
+from quire.gguf.vocab import chat_templates
 from quire.text.files import read_json, read_text
 from quire.text.sandbox import LimitExceeded, Sandbox
 from quire.text.tokenizer import CUT, Tokenizer
@@ -47,10 +49,16 @@ class ChatTemplate:
     def from_folder(
         cls, folder: str | Path, tokenizer: Tokenizer, override: str | Path | None = None
     ) -> ChatTemplate | None:
-        """The template in the file `override`, else chat_template.jinja, else in tokenizer_config.json, else None."""
+        """The template in the file `override`, else chat_template.jinja, else in tokenizer_config.json, else None.
+
+        `folder` may be a GGUF file, which holds its templates itself.
+        """
         if override is not None:
             return cls({"default": read_text(Path(override))}, tokenizer, str(override))
         folder = Path(folder)
+        if folder.is_file():
+            found = chat_templates(GgufFile(folder))
+            return cls(found, tokenizer, f"{folder}: tokenizer.chat_template") if found else None
         path = folder / "chat_template.jinja"
         if path.exists():
             more = {p.stem: read_text(p) for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))}

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, decoders, processors
 
 from quire.core.errors import BadRequest, ModelError
 from quire.text.files import read_json, read_text
+from quire.text.gguf import read_tokenizer
 
 CUT = "\ufdd0"
 """A noncharacter (Unicode reserves it for use inside programs) that `escape` puts into text to break special tokens."""
@@ -58,8 +59,13 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """Read tokenizer.json of a model folder, and what tokenizer_config.json and its like add to it."""
+        """Read tokenizer.json of a model folder, and what tokenizer_config.json and its like add to it.
+
+        `folder` may be a GGUF file, whose vocabulary is read instead.
+        """
         folder = Path(folder)
+        if folder.is_file():
+            return cls._checked(*read_tokenizer(folder), folder)
         path = folder / "tokenizer.json"
         if not path.exists():
             raise ModelError(f"{path}: no such file; convert the model's tokenizer to the fast format (tokenizer.json)")
@@ -76,6 +82,10 @@ class Tokenizer:
         _add_missing(backend, config, read_json(folder / "added_tokens.json"), folder)
         named = {role: content for role in NAMED if (content := _content(config.get(role)))}
         _set_post_processor(backend, config, named)
+        return cls._checked(backend, named, path)
+
+    @classmethod
+    def _checked(cls, backend: tokenizers.Tokenizer, named: dict[str, str], path: Path) -> Tokenizer:
         try:
             return cls(backend, named)
         except ModelError as error:
