@@ -19,6 +19,7 @@ from quire.model.decoder import Decoder
 from quire.model.dummy import DummyWeights
 from quire.model.families import read_spec
 from quire.model.generation import GenerationDefaults, read_generation
+from quire.model.gguf import GgufModel, GgufTensors
 from quire.model.hf_config import read_json
 from quire.model.load import Loader, Progress
 from quire.model.memory import kv_bytes_per_token
@@ -81,13 +82,24 @@ class Model:
 
 
 def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
-    """Read config and headers of `model` (folder, hub name, "" = the embedded model) and claim every tensor."""
+    """Read config and headers of `model` (folder, GGUF file, hub name, "" = the embedded one), claim every tensor."""
     folder = resolve(model)
-    spec, family, config = read_spec(read_json(folder / "config.json"), str(folder / "config.json"))
+    gguf = GgufModel.open(folder) if folder.is_file() else None
+    if gguf is not None:
+        spec, family, config = gguf.read_spec()
+    else:
+        spec, family, config = read_spec(read_json(folder / "config.json"), str(folder / "config.json"))
     required = family.required_parts(config)
-    source: Source = DummyWeights(spec, family, required, seed) if load_format == "dummy" else Checkpoint(folder)
+    source: Source
+    if load_format == "dummy":
+        source = DummyWeights(spec, family, required, seed)
+    else:
+        source = Checkpoint(folder) if gguf is None else gguf.source
     family = family.named_as(source.infos)
-    scheme = detect(source.infos, config.child("quantization_config"))
+    if isinstance(source, GgufTensors):
+        scheme, dtype = source.scheme, source.dtype
+    else:
+        scheme, dtype = detect(source.infos, config.child("quantization_config")), float_dtype(source.infos)
     notes = list(scheme.notes)
     if config.has("auto_map"):
         notes.append("auto_map in config.json is ignored: code from a model folder is never run")
@@ -95,8 +107,8 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
         claimed = claim(source.infos, spec, family, required, scheme)
     except ModelError as error:
         raise ModelError(f"{folder}: {error.message}") from None
-    dtype = float_dtype(source.infos)
-    name = model if "/" in model and not Path(model).exists() else folder.name
+    own_name = folder.name if gguf is None else folder.stem
+    name = model if "/" in model and not Path(model).exists() else own_name
     return Opened(name, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes))
 
 

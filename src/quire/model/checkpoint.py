@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.core.errors import ModelError
+from quire.gguf.file import is_gguf
 from quire.model.hf_config import read_json
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "pydoc"
@@ -48,14 +49,16 @@ class Source(Protocol):
 
 
 def resolve(model: str) -> Path:
-    """The folder of `model`: a path, the name of the embedded model ("" or "pydoc"), or a hub name to download."""
+    """Where `model` lies: a folder or GGUF file, the embedded model ("" or "pydoc"), or a hub name to download."""
     path = EMBEDDED if model in ("", EMBEDDED.name) else Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json; a model folder in Hugging Face format is needed")
         return path
+    if is_gguf(path):
+        return path
     if path.exists():
-        raise ModelError(f"{path} is a file; give the folder that holds config.json and *.safetensors")
+        raise ModelError(f"{path} is a file, but not GGUF; give the folder that holds config.json and *.safetensors")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or ".." in model:
         raise ModelError(f"{model!r} is neither a folder nor a hub name like owner/model")
     return _download(model)

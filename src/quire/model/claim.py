@@ -47,7 +47,7 @@ class Claim:
 
 def scheme_of(role: Role, scheme: QuantScheme, base: str, names: Collection[str]) -> QuantScheme:
     """The format of one role's tensors `base`.*: a quantized checkpoint holds dense matrices too."""
-    return matrix_scheme(scheme, {s for s in scheme.parts if role.kind == "linear" and f"{base}.{s}" in names})
+    return matrix_scheme(scheme, {s for s in scheme.parts if role.kind != "vector" and f"{base}.{s}" in names})
 
 
 def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, int | None, str]]:
@@ -131,9 +131,9 @@ def _misfits(
     shapes = {s: i.shape for s, i in parts.items()}
     have = scheme.shape(shapes)
     if have != want[0]:
-        yield f"{base}.weight is {list(have)}, config.json asks for {list(want[0])}"
+        yield f"{base}.weight is {list(have)}, the config asks for {list(want[0])}"
     if "bias" in shapes and shapes["bias"] != want[1]:
-        yield f"{base}.bias is {list(shapes['bias'])}, config.json asks for {list(want[1])}"
+        yield f"{base}.bias is {list(shapes['bias'])}, the config asks for {list(want[1])}"
 
 
 def _fail(what: str, names: list[str], likely: str) -> None:

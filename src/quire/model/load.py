@@ -176,7 +176,12 @@ class Loader:
 
     def table(self, role: str) -> Tensor:
         """A look-up table in the compute dtype, copied out of the mapped file."""
-        tensor = self._read(self.opened.claim.get(role)["weight"]).to(self.dtype, copy=True)
+        names = self.opened.claim.get(role)
+        raw = {s: self._read(name) for s, name in names.items()}
+        if "weight" in raw:
+            tensor = raw["weight"].to(self.dtype, copy=True)
+        else:
+            tensor = matrix_scheme(self.opened.scheme, names).load(raw, self.dtype).dequantize().to(self.dtype)
         self.count(role, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
         return tensor
 

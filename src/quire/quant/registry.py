@@ -8,6 +8,7 @@ from quire.core.errors import ConfigError
 from quire.quant import awq, compressed, fp8, gptq
 from quire.quant.base import Fields, Quantizer, QuantScheme
 from quire.quant.dense import Dense
+from quire.quant.gguf import Gguf
 from quire.quant.rtn import INT4, INT8
 
 DENSE = Dense()
@@ -40,6 +41,8 @@ def detect(names: Collection[str], config: Fields) -> QuantScheme:
 
 def matrix_scheme(scheme: QuantScheme, present: Collection[str]) -> QuantScheme:
     """The format of one matrix of a checkpoint in `scheme` from the suffixes of its tensors: `scheme`, or dense."""
+    if isinstance(scheme, Gguf):
+        return scheme.member(present) or DENSE
     return scheme if any(s in present for s in scheme.parts if s != "weight") else DENSE
 
 

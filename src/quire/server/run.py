@@ -18,6 +18,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, Unavailable
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.client import EngineClient
+from quire.gguf.file import is_gguf
 from quire.server.app import create_app
 from quire.server.connection import LimitedProtocol
 from quire.server.options import ServerOptions
@@ -109,7 +110,7 @@ def _check_tls(options: ServerOptions) -> None:
 def _tokenizer_folder(config: EngineConfig, model_folder: str) -> Path:
     """The model's own folder unless `--tokenizer` names another, or a model on the hub."""
     name = config.model.tokenizer
-    if name is None or Path(name).is_dir():
+    if name is None or Path(name).is_dir() or is_gguf(Path(name)):
         return Path(name or model_folder)
     from quire.model.checkpoint import resolve  # torch takes a second and 200 MB this process does not need otherwise
 

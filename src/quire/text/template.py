@@ -57,8 +57,8 @@ class ChatTemplate:
             return cls({"default": read_text(Path(override))}, tokenizer, str(override))
         folder = Path(folder)
         if folder.is_file():
-            found = chat_templates(GgufFile(folder))
-            return cls(found, tokenizer, f"{folder}: tokenizer.chat_template") if found else None
+            held = chat_templates(GgufFile(folder))
+            return cls(held, tokenizer, f"{folder}: tokenizer.chat_template") if held else None
         path = folder / "chat_template.jinja"
         if path.exists():
             more = {p.stem: read_text(p) for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))}

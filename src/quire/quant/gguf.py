@@ -1,0 +1,122 @@
+"""GGUF's block formats as the weights the kernels take: codes, scales and minimums are only put in another order.
+
+A file mixes formats, so the file's scheme holds one scheme per block type, and which of them a matrix has is the suffix
+its tensor goes by here: `blk.0.attn_q.Q4_K` is the bytes uint8 [n, bytes of a row] of a tensor in Q4_K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.gguf.blocks import BLOCKS, BlockType
+from quire.ops.weights import Weight
+from quire.quant.base import QWeight
+from quire.quant.gguf_blocks import FORMS, Form
+from quire.quant.rows import over_rows
+
+KINDS = {4: "int4", 8: "int8"}
+TYPES = {kind.name: kind for kind in BLOCKS.values() if kind.name in FORMS}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block type."""
+
+    type: BlockType
+    optional: Mapping[str, bool] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """ "Q4_K"."""
+        return self.type.name
+
+    @property
+    def form(self) -> Form:
+        """How its bytes are taken apart."""
+        return FORMS[self.name]
+
+    @property
+    def parts(self) -> Mapping[str, bool]:
+        """The bytes."""
+        return {self.name: False}
+
+    @property
+    def bits_per_number(self) -> float:
+        """Codes, scales, minimums."""
+        return self.form.loaded_bits
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """The matrix's shape from that of its bytes."""
+        *rows, nbytes = shapes[self.name]
+        return (*rows, nbytes // self.type.nbytes * self.type.numbers)
+
+    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+        """The weight; `ModelError` for scales that are nan or inf."""
+        data, form = raw[self.name], self.form
+        n, k = self.shape({self.name: tuple(data.shape)})
+        if form.mins or form.table or form.group == 16:
+            raise ModelError(f"{self.name} cannot be multiplied yet; use a file in Q4_0, Q5_0 or Q8_0")
+        codes = torch.empty((n, k), dtype=torch.int8)
+        groups = k // form.group
+        scales = torch.empty((n, groups), dtype=torch.float32 if form.wide else torch.float16)
+
+        def work(rows: slice) -> None:
+            c, s, _ = form.split(data[rows].reshape(-1, k // self.type.numbers, self.type.nbytes))
+            codes[rows], scales[rows] = c.flatten(1), s.flatten(1)
+
+        over_rows(n, k, work)
+        if not bool(torch.isfinite(scales).all()):
+            raise ModelError("a scale is nan or inf; the file is damaged")
+        return QWeight(Weight(KINDS[form.bits], codes, scales, group=form.group))
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """The formats of one file: `numbers` block type -> how many numbers of the file are in it."""
+
+    numbers: Mapping[str, int]
+    optional: Mapping[str, bool] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def members(self) -> dict[str, Block]:
+        """The scheme of each block type that the file has."""
+        return {name: Block(TYPES[name]) for name in self.numbers}
+
+    @property
+    def name(self) -> str:
+        """ "gguf Q4_K + Q6_K", the type of most numbers first."""
+        return "gguf " + " + ".join(sorted(self.numbers, key=lambda name: -self.numbers[name]))
+
+    @property
+    def parts(self) -> Mapping[str, bool]:
+        """What any of the members has."""
+        return dict.fromkeys(self.numbers, False)
+
+    @property
+    def bits_per_number(self) -> float:
+        """The mean over the file."""
+        total = sum(self.numbers.values())
+        return sum(self.members[name].bits_per_number * count for name, count in self.numbers.items()) / total
+
+    def member(self, present: Collection[str]) -> Block | None:
+        """The format of one matrix from the suffixes of its tensors; None for one that is not quantized."""
+        return next((self.members[s] for s in present if s in self.members), None)
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """That of the member."""
+        return next(iter(self.members.values())).shape(shapes)
+
+    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+        """By the member."""
+        block = self.member(raw)
+        if block is None:
+            raise ModelError("is in none of the file's block types")
+        return block.load(raw, dtype)

@@ -1,0 +1,169 @@
+"""ggml's block formats taken apart: rows of bytes to integer codes, and a float scale and minimum per group.
+
+The layouts are those of ggml-common.h and ggml-quants.c. Nothing is rounded: a scale that is the product of a float16
+and a small integer is kept as float32, which holds it exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+IQ4_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The code book of IQ4_NL and IQ4_XS."""
+E2M1_TABLE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The 4-bit floats of MXFP4 (OCP Microscaling 1.0)."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """`split` takes bytes uint8 [r, blocks, bytes of a block] apart into (codes [r, blocks, numbers], scales, mins).
+
+    Value = code * scale + minimum, with scales and minimums [r, blocks, groups]; minimums None where the format has
+    none. Codes are int8, `bits` 4 (-8..7, or 0..15 with `table`, or with `offset` 8 less than the format's) or 8.
+    """
+
+    split: Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+    bits: int
+    group: int
+    offset: int = 0
+    mins: bool = False
+    wide: bool = False
+    table: tuple[float, ...] = ()
+
+    @property
+    def loaded_bits(self) -> float:
+        """Bits a number takes once loaded: its code and its part of what the group has."""
+        scale = 32 if self.wide else 16
+        return self.bits + (scale + 32 * self.mins + 8 * bool(self.offset)) / self.group
+
+
+def _half(raw: Tensor, at: int) -> Tensor:
+    """The float16 at byte `at` of every block, [r, blocks, 1]."""
+    return raw[..., at : at + 2].contiguous().view(torch.float16)
+
+
+def _nibbles(qs: Tensor) -> Tensor:
+    """Low halves of the bytes, then high halves, along the last axis: uint8 [..., 2 * bytes]."""
+    return torch.cat((qs & 15, qs >> 4), -1)
+
+
+def _pairs(qs: Tensor, run: int) -> Tensor:
+    """`_nibbles` of every `run` bytes, one after the other."""
+    return _nibbles(qs.reshape(*qs.shape[:-1], -1, run)).flatten(-2)
+
+
+def _fifth(qh: Tensor) -> Tensor:
+    """Bit i of 4 little-endian bytes as 16 at place i: uint8 [..., 32]."""
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return ((qh[..., None] >> shifts & 1) << 4).flatten(-2)
+
+
+def _int8(codes: Tensor, less: int) -> Tensor:
+    """uint8 codes as int8, `less` less."""
+    return codes.view(torch.int8) - less
+
+
+def _q4_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+    return _int8(_nibbles(raw[..., 2:18]), 8), _half(raw, 0), None
+
+
+def _q4_1(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _int8(_nibbles(raw[..., 4:20]), 8), _half(raw, 0), _half(raw, 2).float()
+
+
+def _q5_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+    return _int8(_nibbles(raw[..., 6:22]) | _fifth(raw[..., 2:6]), 16), _half(raw, 0), None
+
+
+def _q5_1(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _int8(_nibbles(raw[..., 8:24]) | _fifth(raw[..., 4:8]), 0), _half(raw, 0), _half(raw, 2).float()
+
+
+def _q8_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+    return raw[..., 2:34].contiguous().view(torch.int8), _half(raw, 0), None
+
+
+def _crumbs(qs: Tensor) -> Tensor:
+    """64 bytes of four 2-bit codes: of each 32 bytes all lowest pairs of bits, then all next: uint8 [..., 256]."""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    return (qs.reshape(*qs.shape[:-1], 2, 1, 32) >> shifts & 3).flatten(-3)
+
+
+def _q2_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    d, least = _half(raw, 80).float(), _half(raw, 82).float()
+    sub = raw[..., :16]
+    return _int8(_crumbs(raw[..., 16:80]), 0), d * (sub & 15).float(), -(least * (sub >> 4).float())
+
+
+def _q3_k(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+    bits = torch.arange(8, dtype=torch.uint8)[:, None]
+    high = (raw[..., None, :32] >> bits & 1).flatten(-2)
+    low = raw[..., 96:104]
+    top = raw[..., None, 104:108] >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None] & 3
+    sub = _nibbles(low) | (top.flatten(-2) << 4)
+    return _int8(_crumbs(raw[..., 32:96]) | high << 2, 4), _half(raw, 108).float() * (sub.float() - 32), None
+
+
+def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight scales and eight minimums of 6 bits from 12 bytes, as floats."""
+    a, b, c = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = torch.cat((a & 63, c & 15 | a >> 6 << 4), -1)
+    return scales.float(), torch.cat((b & 63, c >> 4 | b >> 6 << 4), -1).float()
+
+
+def _q4_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    scales, mins = _six_bits(raw[..., 4:16])
+    return _int8(_pairs(raw[..., 16:], 32), 8), _half(raw, 0).float() * scales, -(_half(raw, 2).float() * mins)
+
+
+def _q5_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    scales, mins = _six_bits(raw[..., 4:16])
+    bits = torch.arange(8, dtype=torch.uint8)[:, None]
+    high = ((raw[..., None, 16:48] >> bits & 1) << 4).flatten(-2)
+    codes = _int8(_pairs(raw[..., 48:], 32) | high, 0)
+    return codes, _half(raw, 0).float() * scales, -(_half(raw, 2).float() * mins)
+
+
+def _q6_k(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+    low = _pairs(raw[..., :128], 64)
+    high = _crumbs(raw[..., 128:192])
+    sub = raw[..., 192:208].contiguous().view(torch.int8).float()
+    return _int8(low | high << 4, 32), _half(raw, 208).float() * sub, None
+
+
+def _iq4_nl(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+    return _int8(_nibbles(raw[..., 2:18]), 0), _half(raw, 0), None
+
+
+def _iq4_xs(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+    pairs = torch.arange(0, 8, 2, dtype=torch.uint8)
+    high = (raw[..., 2:4, None] >> pairs & 3).flatten(-2)
+    low = torch.stack((raw[..., 4:8] & 15, raw[..., 4:8] >> 4), -1).flatten(-2)
+    sub = (low | high << 4).float() - 32
+    return _int8(_pairs(raw[..., 8:], 16), 0), _half(raw, 0).float() * sub, None
+
+
+def _mxfp4(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+    return _int8(_nibbles(raw[..., 1:]), 0), torch.exp2(raw[..., :1].float() - 127), None
+
+
+FORMS = {
+    "Q4_0": Form(_q4_0, 4, 32),
+    "Q4_1": Form(_q4_1, 4, 32, offset=8, mins=True),
+    "Q5_0": Form(_q5_0, 8, 32),
+    "Q5_1": Form(_q5_1, 8, 32, mins=True),
+    "Q8_0": Form(_q8_0, 8, 32),
+    "Q2_K": Form(_q2_k, 4, 16, mins=True, wide=True),
+    "Q3_K": Form(_q3_k, 4, 16, wide=True),
+    "Q4_K": Form(_q4_k, 4, 32, offset=8, mins=True, wide=True),
+    "Q5_K": Form(_q5_k, 8, 32, mins=True, wide=True),
+    "Q6_K": Form(_q6_k, 8, 16, wide=True),
+    "IQ4_NL": Form(_iq4_nl, 4, 32, table=IQ4_TABLE),
+    "IQ4_XS": Form(_iq4_xs, 4, 32, wide=True, table=IQ4_TABLE),
+    "MXFP4": Form(_mxfp4, 4, 32, wide=True, table=E2M1_TABLE),
+}
+"""Block type -> how it is taken apart."""

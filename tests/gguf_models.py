@@ -1,0 +1,184 @@
+"""Tiny GGUF files as llama.cpp's converter would write them from transformers' models, made with the gguf package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from oracle import random_model
+
+HF_ROLES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "model.final_layernorm": "output_norm",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output", "self_attn.dense": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
+    "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
+}  # fmt: skip
+GEMMA_ROLES = HF_ROLES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+KEYS = {
+    "num_hidden_layers": "block_count", "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon", "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+}  # fmt: skip
+ARCHITECTURES = {"phi": "phi2", "gemma3_text": "gemma3", "mistral": "llama"}
+SPECIAL = ["<unk>", "<s>", "</s>"]
+TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+
+
+def permuted(weight: Tensor, heads: int) -> Tensor:
+    """Rows of each head with its halves interleaved, as the converter writes them for its own kind of rope."""
+    n = weight.shape[0] // heads
+    return weight.view(heads, 2, n // 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def as_gguf(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's tensors under the format's names, changed as the converter changes them."""
+    config, kind = model.config, model.config.model_type
+    roles = GEMMA_ROLES if kind in ("gemma2", "gemma3_text") else HF_ROLES
+    out = {}
+    for name, tensor in model.state_dict().items():
+        base, _, suffix = name.rpartition(".")
+        if base.startswith("model.layers."):
+            index, _, rest = base.removeprefix("model.layers.").partition(".")
+            base = f"blk.{index}.{roles[rest]}"
+        else:
+            base = roles[base]
+        if base == "output" and config.tie_word_embeddings:
+            continue
+        if kind in ("llama", "mistral") and base.endswith((".attn_q", ".attn_k")):
+            heads = config.num_attention_heads if base.endswith("q") else config.num_key_value_heads
+            tensor = permuted(tensor, heads)
+        if kind.startswith("gemma") and base.endswith("norm"):
+            tensor = tensor + 1
+        out[f"{base}.{suffix}"] = tensor.detach().contiguous()
+    return out
+
+
+def vocabulary(count: int) -> tuple[list[str], list[float], list[int]]:
+    """A SentencePiece vocabulary of `count` tokens: special ones, bytes as far as they fit, then pieces."""
+    pieces = ["\u2581", *"abcdefghijklmnopqrstuvwxyz", "\u2581t", "he", "\u2581the", "in", "er", "\u2581a", "on"]
+    tokens = SPECIAL + pieces
+    types = [2, 3, 3] + [1] * len(pieces)
+    scores = [0.0, 0.0, 0.0] + [-float(i) for i in range(len(pieces))]
+    for i in range(count - len(tokens)):
+        tokens.append(f"<0x{i:02X}>" if i < 256 else f"[PAD{i}]")
+        types.append(6 if i < 256 else 5)
+        scores.append(0.0)
+    return tokens[:count], scores[:count], types[:count]
+
+
+def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, seed: int, spread: float = 0.05) -> Any:
+    """Random blocks of a type [rows, bytes] whose numbers are about normal with deviation `spread`."""
+    rng = np.random.default_rng(seed)
+    numbers, nbytes = GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (shape[0], shape[1] // numbers, nbytes), dtype=np.uint8)
+    halves: Mapping[str, tuple[tuple[int, float], ...]] = {
+        "Q4_0": ((0, 1 / 4.6),), "Q4_1": ((0, 1 / 4.6), (2, -1.6)), "Q5_0": ((0, 1 / 9),),
+        "Q5_1": ((0, 1 / 9), (2, -1.7)), "Q8_0": ((0, 1 / 74),), "Q2_K": ((80, 1 / 10), (82, 1 / 7)),
+        "Q3_K": ((108, 1 / 42),), "Q4_K": ((0, 1 / 300), (2, 1 / 40)), "Q5_K": ((0, 1 / 600), (2, 1 / 40)),
+        "Q6_K": ((208, 1 / 1370),), "IQ4_NL": ((0, 1 / 66),), "IQ4_XS": ((0, 1 / 1250),), "MXFP4": (),
+    }  # fmt: skip
+    for at, scale in halves[kind.name]:
+        value = spread * scale * rng.uniform(0.8, 1.2, (*raw.shape[:2], 1))
+        raw[..., at : at + 2] = value.astype(np.float16).view(np.uint8)
+    if kind.name == "MXFP4":
+        raw[..., 0] = rng.integers(119, 122, raw.shape[:2])
+    return raw.reshape(shape[0], -1)
+
+
+def write_gguf(
+    path: Path,
+    model_type: str = "llama",
+    quantize: Callable[[str], GGMLQuantizationType | None] = lambda name: None,
+    edit: Callable[[gguf.GGUFWriter], Any] = lambda writer: None,
+    extra: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> PreTrainedModel:
+    """Write such a file; returns the float32 model whose numbers the file holds, quantized matrices included."""
+    model = random_model(model_type, **facts)
+    config = model.config
+    writer = gguf.GGUFWriter(path, ARCHITECTURES.get(model_type, model_type))
+    arch = writer.arch
+    for name, key in KEYS.items():
+        value = getattr(config, name, None)
+        if value is not None and not (name == "sliding_window" and model_type in ("qwen2", "qwen3")):
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(f"{arch}.{key}", value)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_uint32(f"{arch}.attention.key_length", head_dim)
+    writer.add_uint32(f"{arch}.attention.value_length", head_dim)
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    for key, value in (extra or {}).items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_string)(f"{arch}.{key}", value)
+    tokens, scores, types = vocabulary(config.vocab_size)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+    with torch.no_grad():
+        for seed, (name, tensor) in enumerate(as_gguf(model).items()):
+            kind = quantize(name) if tensor.dim() == 2 else None
+            if kind is None:
+                writer.add_tensor(name, tensor.numpy())
+            elif kind.name in ("F16", "BF16"):
+                writer.add_tensor(name, gguf.quants.quantize(tensor.numpy(), kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(name, random_blocks(tuple(tensor.shape), kind, seed), raw_dtype=kind)
+        edit(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    put_back(model, path)
+    return model
+
+
+def put_back(model: PreTrainedModel, path: Path) -> None:
+    """Give `model` the file's numbers, as the gguf package reads them."""
+    ours = {
+        t.name: torch.from_numpy(np.array(gguf.quants.dequantize(t.data, t.tensor_type), dtype=np.float32))
+        for t in gguf.GGUFReader(path).tensors
+    }
+    with torch.no_grad():
+        state = model.state_dict()
+        names = dict(zip(as_gguf(model), (n for n in state if not _tied(n, model)), strict=True))
+        config = model.config
+        for name, theirs in names.items():
+            if name not in ours:
+                continue
+            tensor = ours[name]
+            if config.model_type in ("llama", "mistral") and (".attn_q." in name or ".attn_k." in name):
+                heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
+                back = torch.empty_like(tensor)
+                back[permuted(torch.arange(len(tensor)), heads)] = tensor
+                tensor = back
+            if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+                tensor = tensor - 1
+            state[theirs].copy_(tensor.view(state[theirs].shape))
+
+
+def _tied(name: str, model: PreTrainedModel) -> bool:
+    return bool(name == "lm_head.weight" and model.config.tie_word_embeddings)
