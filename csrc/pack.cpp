@@ -4,6 +4,7 @@
 //   bf16    [n/16][k/2][16][2]        f32 [n/16][k][16]
 //   scales  [n/16][k/group][16]       zeros likewise
 // Rows beyond n are filled with what contributes nothing.
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -20,64 +21,82 @@ void check_sizes(int64_t n, int64_t k, int64_t multiple) {
     if (k % multiple) fail("pack: columns are not a multiple of what the layout holds together");
 }
 
-void pack_int4(uint8_t* out, const int8_t* codes, int64_t n, int64_t k) {
-    check_sizes(n, k, 8);
+// Writes blocks of 16 rows of `words` 4-byte words each, word by word: out[block][word][row] = convert(row, word) for rows < n,
+// `fill` beyond. Rows are read and blocks written in order, so packing runs at the speed of memory.
+template <class Convert>
+void pack_words(uint8_t* out, int64_t n, int64_t words, uint32_t fill, const Convert& convert) {
+    constexpr int64_t kPiece = 64;  // words: a block's piece of 4 KiB and the rows it comes from stay in the first-level cache
     parallel_for((n + kLanes - 1) / kLanes, [&](int64_t block, int) {
-        uint8_t* target = out + block * k * 8;
-        for (int64_t at = 0; at < k; at += 8) {
-            for (int64_t lane = 0; lane < kLanes; ++lane, target += 4) {
+        uint8_t* target = out + block * words * 64;
+        for (int64_t begin = 0; begin < words; begin += kPiece) {
+            const int64_t end = begin + kPiece < words ? begin + kPiece : words;
+            for (int64_t lane = 0; lane < kLanes; ++lane) {
                 const int64_t row = block * kLanes + lane;
-                const int8_t* source = codes + row * k + at;
-                for (int64_t j = 0; j < 4; ++j) {
-                    const int low = row < n ? source[j] : 0, high = row < n ? source[j + 4] : 0;
-                    target[j] = static_cast<uint8_t>(((low + 8) & 15) | ((high + 8) & 15) << 4);
+                for (int64_t w = begin; w < end; ++w) {
+                    const uint32_t word = row < n ? convert(row, w) : fill;
+                    std::memcpy(target + (w * kLanes + lane) * 4, &word, 4);
                 }
             }
         }
     });
 }
 
+template <class T>
+T read_as(const void* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+void pack_int4(uint8_t* out, const int8_t* codes, int64_t n, int64_t k) {
+    check_sizes(n, k, 8);
+    std::atomic<bool> outside{false};
+    pack_words(out, n, k / 8, 0x88888888u, [&](int64_t row, int64_t w) {
+        const auto eight = read_as<uint64_t>(codes + row * k + w * 8);
+        // Code + 8 in each byte without a carry into the next; a code outside -8..7 leaves something in the high half.
+        const uint64_t plus = ((eight & 0x7f7f7f7f7f7f7f7fu) + 0x0808080808080808u) ^ (eight & 0x8080808080808080u);
+        if (plus & 0xf0f0f0f0f0f0f0f0u) outside.store(true, std::memory_order_relaxed);
+        return static_cast<uint32_t>(plus | plus >> 28);
+    });
+    if (outside.load()) fail("pack_int4: codes lie outside -8..7");
+}
+
 void pack_int8(uint8_t* out, const int8_t* codes, int64_t n, int64_t k) {
     check_sizes(n, k, 4);
-    parallel_for((n + kLanes - 1) / kLanes, [&](int64_t block, int) {
-        uint8_t* target = out + block * k * kLanes;
-        for (int64_t at = 0; at < k; at += 4) {
-            for (int64_t lane = 0; lane < kLanes; ++lane) {
-                const int64_t row = block * kLanes + lane;
-                for (int64_t j = 0; j < 4; ++j)
-                    *target++ = static_cast<uint8_t>((row < n ? codes[row * k + at + j] : 0) + 128);
-            }
-        }
-    });
+    pack_words(out, n, k / 4, 0x80808080u, [&](int64_t row, int64_t w) { return read_as<uint32_t>(codes + row * k + w * 4) ^ 0x80808080u; });
 }
 
-// Groups of `pair` consecutive columns stay together; k is padded to a multiple of it with zeros.
-template <class T>
-void pack_floats(T* out, const T* values, int64_t n, int64_t k, int64_t pair) {
+// Pairs of columns stay together; an odd k is padded with a zero.
+void pack_bf16(uint8_t* out, const uint16_t* values, int64_t n, int64_t k) {
     check_sizes(n, k, 1);
-    const int64_t padded = (k + pair - 1) / pair * pair;
-    parallel_for((n + kLanes - 1) / kLanes, [&](int64_t block, int) {
-        T* target = out + block * padded * kLanes;
-        for (int64_t at = 0; at < padded; at += pair) {
-            for (int64_t lane = 0; lane < kLanes; ++lane) {
-                const int64_t row = block * kLanes + lane;
-                for (int64_t j = at; j < at + pair; ++j) *target++ = row < n && j < k ? values[row * k + j] : T{0};
-            }
-        }
+    pack_words(out, n, (k + 1) / 2, 0, [&](int64_t row, int64_t w) {
+        const uint16_t* at = values + row * k + w * 2;
+        return w * 2 + 1 < k ? read_as<uint32_t>(at) : uint32_t{*at};
     });
 }
 
-void pack_bf16(uint16_t* out, const uint16_t* values, int64_t n, int64_t k) { pack_floats(out, values, n, k, 2); }
-void pack_f32(float* out, const float* values, int64_t n, int64_t k) { pack_floats(out, values, n, k, 1); }
-void pack_scales16(uint16_t* out, const uint16_t* values, int64_t n, int64_t groups) { pack_floats(out, values, n, groups, 1); }
-void pack_scales32(float* out, const float* values, int64_t n, int64_t groups) { pack_floats(out, values, n, groups, 1); }
-void pack_zeros(int8_t* out, const int8_t* values, int64_t n, int64_t groups) { pack_floats(out, values, n, groups, 1); }
+void pack_f32(uint8_t* out, const float* values, int64_t n, int64_t k) {
+    check_sizes(n, k, 1);
+    pack_words(out, n, k, 0, [&](int64_t row, int64_t w) { return read_as<uint32_t>(values + row * k + w); });
+}
+
+// One number per row and group; zeros beyond n.
+template <class T>
+void pack_groups(T* out, const T* values, int64_t n, int64_t groups) {
+    check_sizes(n, groups, 1);
+    parallel_for((n + kLanes - 1) / kLanes, [&](int64_t block, int) {
+        T* target = out + block * groups * kLanes;
+        for (int64_t at = 0; at < groups; ++at) {
+            for (int64_t row = block * kLanes; row < (block + 1) * kLanes; ++row) *target++ = row < n ? values[row * groups + at] : T{0};
+        }
+    });
+}
 
 const OpEntry kOps[] = {
     op_entry<&pack_int4>("pack_int4"),         op_entry<&pack_int8>("pack_int8"),
     op_entry<&pack_bf16>("pack_bf16"),         op_entry<&pack_f32>("pack_f32"),
-    op_entry<&pack_scales16>("pack_scales16"), op_entry<&pack_scales32>("pack_scales32"),
-    op_entry<&pack_zeros>("pack_zeros"),
+    op_entry<&pack_groups<uint16_t>>("pack_scales16"), op_entry<&pack_groups<float>>("pack_scales32"),
+    op_entry<&pack_groups<int8_t>>("pack_zeros"),
 };
 const Register kRegister(kOps);
 

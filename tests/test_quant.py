@@ -22,6 +22,7 @@ from quire.model.families import read_spec
 from quire.model.memory import kv_bytes_per_token, weight_bytes
 from quire.model.roles import COLUMNS, ROLES, parameter_count, shard
 from quire.ops.backend import Ops
+from quire.ops.native import load_native
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
 from quire.quant.dense import Dense
@@ -30,6 +31,7 @@ from quire.quant.rtn import INT4, INT8
 from test_model import Paged, prompt
 
 SCHEMES = [INT8, INT4]
+native = load_native()
 
 
 def normal(n: int, k: int, seed: int = 0) -> Tensor:
@@ -100,6 +102,25 @@ def test_special_values(scheme: Any) -> None:
             scheme.quantize(w, 32)
     with pytest.raises(ConfigError, match="704 columns"):
         scheme.quantize(torch.zeros(2, 704), 128)
+
+
+@pytest.mark.skipif(native is None, reason="quire._native is not built")
+@pytest.mark.parametrize("unit", native.units() if native else [])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_native_rounding_is_the_definition_to_the_bit(
+    scheme: Any, dtype: torch.dtype, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert native is not None
+    w = normal(40, 512)
+    w[3, :64], w[4, 5], w[5], w[6] = 0, 2e-9, w[5] * 1e-7, w[6] * 1e6
+    w[7, 32:64], w[8] = 0.25 * (-1) ** torch.arange(32), w[8].round(decimals=1)  # extremes of both signs
+    w = w.to(dtype)
+    want = torch.empty(40, 512, dtype=torch.int8), torch.empty(40, 8, dtype=torch.float16)
+    assert scheme._reference(w, 64, *want)
+    monkeypatch.setattr("quire.quant.rtn.best_ops", lambda: native.ops(unit))
+    got = scheme.quantize(w, 64).weight
+    assert torch.equal(got.codes, want[0]) and torch.equal(got.scales, want[1])
 
 
 @pytest.mark.parametrize("make", [dense, lambda w: INT8.quantize(w, 32), lambda w: INT4.quantize(w, 64)])

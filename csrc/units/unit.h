@@ -26,6 +26,7 @@ namespace {
 #include "elementwise.h"
 #include "rowwise.h"
 #include "linear.h"
+#include "round_groups.h"
 #include "rope.h"
 #include "attention.h"
 #include "attention_op.h"
@@ -44,6 +45,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&linear_bf16>("linear_bf16"),
     op_entry<&linear_int8>("linear_int8"),
     op_entry<&linear_int4>("linear_int4"),
+    op_entry<&round_groups>("round_groups"),
     op_entry<&rope_and_cache>("rope_and_cache"),
     op_entry<&attention>("attention"),
     op_entry<&gated_activation>("gated_activation"),

@@ -5,6 +5,7 @@ An op of `quire._native` takes integers, numbers and addresses only; whoever cal
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,13 @@ def load_native() -> ModuleType | None:
         if error.name != "quire._native":
             raise
         return None
+
+
+@functools.cache
+def best_ops() -> dict[str, int]:
+    """Op name -> id of the best unit here, for ops equal on every unit; empty when the extension is not built."""
+    module = load_native()
+    return {} if module is None else module.ops(module.units()[0])
 
 
 def require_native() -> ModuleType:

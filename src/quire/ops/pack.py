@@ -29,7 +29,10 @@ def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False) -> Packed:
     padded = -(-n // LANES) * LANES
     data = huge_bytes(cpu.native, padded * (-(-k // together) * together) * BITS[weight.kind] // 8)
     codes = weight.codes.contiguous()
-    cpu.call(f"pack_{weight.kind}", data.data_ptr(), codes.data_ptr(), n, k)
+    try:
+        cpu.call(f"pack_{weight.kind}", data.data_ptr(), codes.data_ptr(), n, k)
+    except ValueError as error:
+        raise _refusal(weight, str(error)) from None
     buffers = [data]
     handle: tuple[str | int, ...] = (f"linear_{weight.kind}", data.data_ptr())
     if weight.scales is not None:
@@ -57,9 +60,13 @@ def _pack_groups(cpu: Cpu, values: Tensor, padded: int, name: str) -> Tensor:
     return out
 
 
+def _refusal(weight: Weight, reason: str) -> ConfigError:
+    return ConfigError(f"cannot pack a {weight.kind} weight of shape {list(weight.codes.shape)}: {reason}")
+
+
 def _validate(weight: Weight) -> None:
     def refuse(reason: str) -> None:
-        raise ConfigError(f"cannot pack a {weight.kind} weight of shape {list(weight.codes.shape)}: {reason}")
+        raise _refusal(weight, reason)
 
     if weight.kind not in BITS:
         refuse(f"known kinds are {', '.join(BITS)}")
@@ -82,5 +89,3 @@ def _validate(weight: Weight) -> None:
         weight.zeros.shape != (n, k // weight.group) or weight.zeros.dtype is not torch.int8
     ):
         refuse(f"its zeros must be int8 of shape [{n}, {k // weight.group}]")
-    if weight.kind == "int4" and not -8 <= int(weight.codes.min()) <= int(weight.codes.max()) <= 7:
-        refuse("its codes lie outside -8..7")
