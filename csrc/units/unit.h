@@ -32,6 +32,7 @@ namespace {
 #include "attention_op.h"
 #include "probe.h"
 #include "sample_rows.h"
+#include "moe.h"
 
 }  // namespace
 
@@ -61,6 +62,10 @@ constexpr OpEntry kOps[] = {
     op_entry<&clip>("clip"),
     op_entry<&sample>("sample"),
     op_entry<&top_logprobs>("top_logprobs"),
+    op_entry<&route>("route"),
+    op_entry<&combine>("combine"),
+    op_entry<&clamped_swiglu>("clamped_swiglu"),
+    op_entry<&scale_by_sigmoid>("scale_by_sigmoid"),
     op_entry<&probe_read>("probe_read"),
     op_entry<&probe_f32>("probe_f32"),
     op_entry<&probe_bf16>("probe_bf16"),

@@ -8,10 +8,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from torch import Tensor
+
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops import cases as _cases  # noqa: F401  (registers the cases)
 from quire.ops import cpu as _cpu
+from quire.ops import moe as _moe  # noqa: F401  (registers the definitions)
 from quire.ops import reference as _reference  # noqa: F401  (registers the definitions)
 from quire.ops import rowwise as _rowwise  # noqa: F401  (registers the definitions)
 from quire.ops import rowwise_cpu as _rowwise_cpu  # noqa: F401  (registers the implementations)
@@ -20,6 +23,8 @@ from quire.ops import sampling_cpu as _sampling_cpu  # noqa: F401  (registers th
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
 from quire.ops.layout import KVCache, KVLayout
+from quire.ops.moe import Grouped
+from quire.ops.moe_cpu import group
 from quire.ops.native import Native, load_native
 from quire.ops.op import REGISTRY, choose
 from quire.ops.pack import pack
@@ -90,7 +95,11 @@ class Ops:
         """`weight` in the layout `linear` reads."""
         if self.cpu is None:
             return plain_packed(weight)
-        return pack(self.cpu, weight, keep_plain=self.chosen["linear"] == "reference")
+        return pack(self.cpu, weight, keep_plain="reference" in (self.chosen["linear"], self.chosen["grouped_linear"]))
+
+    def group(self, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
+        """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""
+        return group(self.cpu if self.chosen["grouped_linear"] == "cpu" else None, packed, experts, n, bias)
 
     def allocate_cache(self, layout: KVLayout, blocks: int) -> KVCache:
         """Zeroed key and value caches; in huge pages on the cpu backend (measured: 38 instead of 33 GB/s)."""

@@ -92,10 +92,15 @@ def linear(cpu: Cpu, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
         check(bias, "linear bias", F32, w.n)
     out = cpu.arena.empty(rows, w.n)
     if rows:
-        name, *where = w.handle
-        at_bias = 0 if bias is None else bias.data_ptr()
-        cpu.call(name, out.data_ptr(), x.data_ptr(), *where, at_bias, rows, w.n, w.k, w.group)
+        name, slots = linear_slots(w, bias, out.data_ptr(), x.data_ptr(), rows)
+        cpu.call(name, *slots)
     return out
+
+
+def linear_slots(w: Packed, bias: Tensor | None, at_out: int, at_x: int, rows: int) -> tuple[str, tuple[int, ...]]:
+    """The native op and its arguments for `rows` rows at `at_x` times w, to `at_out`. csrc/moe.cpp knows the order, too."""
+    name, *where = w.handle
+    return name, (at_out, at_x, *where, 0 if bias is None else bias.data_ptr(), rows, w.n, w.k, w.group)
 
 
 @impl("rope_and_cache", "cpu")

@@ -1,0 +1,138 @@
+// What a mixture of experts needs per row: routing, the weighted sum of expert outputs, and two activations.
+#pragma once
+
+enum Score : int64_t { kSoftmax = 0, kSigmoid = 1, kSparseMixer = 2, kScores = 3 };
+
+struct RouteCall {
+    int64_t experts, top_k, score, renormalize, groups, top_groups, group_best;
+    float scale, jitter;
+};
+
+// The index of the largest of x that is not `taken`; of equal ones the lower, and the lowest of all when none compares.
+inline int64_t best_of(const float* x, const bool* taken, int64_t count) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < count; ++i)
+        if (!taken[i] && (best < 0 || x[i] > x[best])) best = i;
+    return best;
+}
+
+// Marks the experts outside the best groups as taken. `choice` are the scores that choose.
+inline void leave_groups(const RouteCall& c, const float* choice, bool* taken) {
+    constexpr int64_t kMost = 256;
+    float rank[kMost];
+    bool chosen[kMost] = {};
+    const int64_t size = c.experts / c.groups;
+    for (int64_t g = 0; g < c.groups; ++g) {
+        bool used[1024] = {};
+        rank[g] = 0.0f;
+        for (int64_t i = 0; i < c.group_best; ++i) {
+            const int64_t best = best_of(choice + g * size, used, size);
+            used[best] = true;
+            rank[g] += choice[g * size + best];
+        }
+    }
+    for (int64_t i = 0; i < c.top_groups; ++i) chosen[best_of(rank, chosen, c.groups)] = true;
+    for (int64_t e = 0; e < c.experts; ++e) taken[e] = !chosen[e / size];
+}
+
+// Two experts, each weighed by a softmax over the logits that lie near the best of those left.
+inline void sparsemixer(const RouteCall& c, int32_t* ids, float* weights, const float* logits) {
+    bool taken[1024] = {};
+    for (int64_t i = 0; i < 2; ++i) {
+        const int64_t best = best_of(logits, taken, c.experts);
+        const float top = logits[best];
+        float sum = 0.0f;
+        for (int64_t e = 0; e < c.experts; ++e) {
+            const float size = std::fabs(logits[e]) > top ? std::fabs(logits[e]) : top;
+            if (!taken[e] && !((top - logits[e]) / size > 2 * c.jitter)) sum += std::exp(logits[e] - top);
+        }
+        ids[i] = static_cast<int32_t>(best);
+        weights[i] = 1.0f / sum;
+        taken[best] = true;
+    }
+}
+
+inline void route_row(const RouteCall& c, int32_t* ids, float* weights, float* scores, const float* logits, const float* bias) {
+    if (c.score == kSparseMixer) return sparsemixer(c, ids, weights, logits);
+    if (c.score == kSoftmax) {
+        float most = logits[0], sum = 0.0f;
+        for (int64_t e = 1; e < c.experts; ++e) most = logits[e] > most ? logits[e] : most;
+        for (int64_t e = 0; e < c.experts; ++e) sum += scores[e] = std::exp(logits[e] - most);
+        for (int64_t e = 0; e < c.experts; ++e) scores[e] /= sum;
+    } else {
+        for (int64_t e = 0; e < c.experts; ++e) scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
+    }
+    const float* choice = scores;
+    if (bias) {
+        float* biased = scores + c.experts;
+        for (int64_t e = 0; e < c.experts; ++e) biased[e] = scores[e] + bias[e];
+        choice = biased;
+    }
+    bool taken[1024] = {};
+    if (c.groups > 1) leave_groups(c, choice, taken);
+    float sum = 0.0f;
+    for (int64_t i = 0; i < c.top_k; ++i) {
+        const int64_t best = best_of(choice, taken, c.experts);
+        taken[best] = true;
+        ids[i] = static_cast<int32_t>(best);
+        sum += weights[i] = scores[best];
+    }
+    for (int64_t i = 0; i < c.top_k; ++i) weights[i] = (c.renormalize ? weights[i] / sum : weights[i]) * c.scale;
+}
+
+// scratch [rows, 2 experts].
+void route(int32_t* ids, float* weights, float* scratch, const float* logits, Optional<const float> bias, int64_t rows,
+           int64_t experts, int64_t top_k, int64_t score, int64_t renormalize, int64_t groups, int64_t top_groups,
+           int64_t group_best, double scale, double jitter) {
+    if (experts < 1 || experts > 1024 || score < 0 || score >= kScores) fail("route: needs 1 to 1024 experts and a known score");
+    if (groups < 1 || groups > 256 || experts % groups || top_groups < 1 || top_groups > groups || group_best < 1 ||
+        group_best > experts / groups)
+        fail("route: the groups do not fit the experts");
+    if (top_k < 1 || top_k > experts / groups * top_groups || (score == kSparseMixer && (top_k != 2 || experts < 2)))
+        fail("route: that many experts cannot be chosen");
+    const RouteCall c{experts, top_k, score, renormalize, groups, top_groups, group_best, static_cast<float>(scale), static_cast<float>(jitter)};
+    parallel_ranges(rows, 16 * experts, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r)
+            route_row(c, ids + r * top_k, weights + r * top_k, scratch + r * 2 * experts, logits + r * experts, bias.ptr);
+    });
+}
+
+// y [rows * top_k, d]; out[r] = sum over c, ascending, of weights[r, c] * y[places[r, c]].
+void combine(float* out, const float* y, const int32_t* places, const float* weights, int64_t rows, int64_t top_k, int64_t d) {
+    for (int64_t i = 0; i < rows * top_k; ++i)
+        if (places[i] < 0 || places[i] >= rows * top_k) fail("combine: a place lies outside the rows");
+    parallel_ranges(rows, top_k * d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            for_lanes(d, [&](int64_t i, int n) {
+                F sum = set1(0.0f);
+                for (int64_t c = 0; c < top_k; ++c)
+                    sum = fma(set1(weights[r * top_k + c]), load_lanes(y + places[r * top_k + c] * d + i, n), sum);
+                store_lanes(out + r * d + i, sum, n);
+            });
+        }
+    });
+}
+
+// gate_up [rows, 2 f] -> (up + 1) * gate * sigmoid(alpha * gate). NaN must stay, and vmin and vmax return their second operand then.
+void clamped_swiglu(float* out, const float* gate_up, int64_t rows, int64_t f, double alpha, double limit) {
+    const F a = set1(static_cast<float>(alpha)), high = set1(static_cast<float>(limit)), low = set1(static_cast<float>(-limit));
+    parallel_ranges(rows, 4 * f, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const float* row = gate_up + r * 2 * f;
+            for_lanes(f, [&](int64_t i, int n) {
+                const F gate = vmin(high, load_lanes(row + i, n));
+                const F up = vmin(high, vmax(low, load_lanes(row + f + i, n)));
+                store_lanes(out + r * f + i, mul(add(up, set1(1.0f)), times_sigmoid(gate, mul(a, gate))), n);
+            });
+        }
+    });
+}
+
+void scale_by_sigmoid(float* x, const float* gate, int64_t rows, int64_t d) {
+    parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const F s = set1(1.0f / (1.0f + std::exp(-gate[r])));
+            for_lanes(d, [&](int64_t i, int n) { store_lanes(x + r * d + i, mul(load_lanes(x + r * d + i, n), s), n); });
+        }
+    });
+}

@@ -1,0 +1,256 @@
+"""Ops of a mixture of experts (Shazeer et al. 2017), with their cases.
+
+A router scores every expert for a token and the best `top_k` run. The pairs (token, choice) are sorted by expert, so that an
+expert's rows lie together and no row is padded; P = T * top_k pairs, whatever the router says. Every expert's product
+goes through the `linear` of its weight format, and a token's expert outputs are summed in the order of its choices:
+its result does not depend on the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from quire.ops.cases import normal, random_weight
+from quire.ops.op import Case, cases, op
+from quire.ops.reference import linear
+from quire.ops.weights import Packed, Weight, plain_packed
+
+LANES = 16
+"""Rows of a block of the packed layouts (csrc/pack.cpp)."""
+
+SCORES = ("softmax", "sigmoid", "sparsemixer")
+"""How logits become scores; the position is the number of the kind in csrc/units/moe.h."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a router chooses `top_k` of `experts` and weighs them.
+
+    `score`: "softmax" over all experts, "sigmoid" of each, or "sparsemixer" (Phi-3.5-MoE, Liu et al. 2023: two experts, each
+    weighed by a softmax over the logits within 2 * `jitter` of the best of those left). `renormalize`: weights of the
+    chosen sum to 1 (a softmax over their logits alone is the same). `scale` multiplies weights. `groups` > 1: experts in
+    equal groups, of which those with the `top_groups` largest sums of their best `group_best` scores take part
+    (DeepSeek-V2 and V3).
+    """
+
+    experts: int
+    top_k: int
+    score: str = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """The matrices [n, k] of all experts, of one weight format, below each other, and biases f32 [experts, n] or None.
+
+    Each expert's rows are padded to a multiple of `LANES` of whatever numbers: no output is read from them. `handle` is
+    the backend's own.
+    """
+
+    packed: Packed
+    experts: int
+    n: int
+    bias: Tensor | None
+    handle: Any = None
+
+    @property
+    def k(self) -> int:
+        """Columns of each matrix."""
+        return self.packed.k
+
+    def one(self, expert: int) -> Packed:
+        """The matrix of one expert in plain form, for the reference."""
+        assert self.packed.plain is not None
+        start = expert * (self.packed.n // self.experts)
+        return plain_packed(rows_of(self.packed.plain, slice(start, start + self.n)))
+
+
+def rows_of(w: Weight, rows: slice) -> Weight:
+    """Some rows of a matrix in any format."""
+    tensors = {f.name: getattr(w, f.name) for f in fields(w)}
+    return replace(w, **{name: t[rows] for name, t in tensors.items() if isinstance(t, Tensor) and t.dim() == 2})
+
+
+def padded_rows(n: int) -> Tensor:
+    """Indices of rows that pad a matrix of n rows to a multiple of LANES by repeating the last."""
+    return torch.arange(-(-n // LANES) * LANES).clamp(max=n - 1)
+
+
+def pick(scores: Tensor, count: int) -> Tensor:
+    """Indices [T, count] of the largest of scores [T, n], best first; of equal ones the lower index."""
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def _sparsemixer(logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+    left, ids, weights = logits, [], []
+    for _ in range(2):
+        best = pick(left, 1)
+        top = left.gather(1, best)
+        far = (top - logits) / torch.maximum(logits.abs(), top) > 2 * jitter
+        ids.append(best)
+        weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(1, best))
+        left = left.scatter(1, best, -torch.inf)
+    return torch.cat(ids, 1), torch.cat(weights, 1)
+
+
+@op(tolerance=2e-6)
+def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Experts int32 [T, top_k], best first, and their weights f32 [T, top_k] from router logits [T, experts] f32.
+
+    `bias` [experts] f32 is added to the scores to choose, not to weigh (DeepSeek-V3). Ties go to the lower expert.
+    """
+    if routing.score == "sparsemixer":
+        ids, weights = _sparsemixer(logits, routing.jitter)
+        return ids.int(), weights
+    scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
+    choice = scores if bias is None else scores + bias
+    if routing.groups > 1:
+        grouped = choice.view(len(choice), routing.groups, routing.experts // routing.groups)
+        best = grouped.sort(-1, descending=True).values[..., : routing.group_best].sum(-1)
+        out = torch.ones_like(best, dtype=torch.bool).scatter(1, pick(best, routing.top_groups), False)
+        choice = grouped.masked_fill(out[..., None], -torch.inf).flatten(1)
+    ids = pick(choice, routing.top_k)
+    weights = scores.gather(1, ids)
+    if routing.renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return ids.int(), weights * routing.scale
+
+
+@op(tolerance=0.0)
+def sort_by_expert(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Order the pairs of ids [T, top_k] int32 by expert, those of one expert by token and choice.
+
+    Returns int32 (tokens [T, top_k]: token of the i-th pair in that order; places [T, top_k]: where the pair of a token
+    and choice lies; offsets [1, experts + 1]: expert e has the pairs offsets[e]..offsets[e + 1]).
+    """
+    order = torch.sort(ids.flatten(), stable=True).indices
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order))
+    counts = torch.bincount(ids.flatten(), minlength=experts)
+    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+    tokens = order // ids.shape[1]
+    return tokens.view(ids.shape).int(), places.view(ids.shape).int(), offsets[None].int()
+
+
+@op(tolerance=2e-5)
+def grouped_linear(x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor) -> Tensor:
+    """`linear` of each pair with its expert's matrix and bias: f32 [P, n] in the order of `sort_by_expert`.
+
+    x [T, k] f32 with `tokens` int32 (P in all), which row each pair reads; or x [P, k] in that order, without.
+    """
+    rows = x if tokens is None else x[tokens.flatten().long()]
+    out = torch.empty(len(rows), w.n)
+    for e in range(w.experts):
+        begin, end = int(offsets[0, e]), int(offsets[0, e + 1])
+        if begin < end:
+            out[begin:end] = linear(rows[begin:end], w.one(e), None if w.bias is None else w.bias[e])
+    return out
+
+
+@op(tolerance=2e-6)
+def combine(y: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """Sum over choices c, ascending, of weights[t, c] * y[places[t, c]]: y [P, d] f32 -> [T, d] f32."""
+    return (y[places.long()] * weights[..., None]).sum(1)
+
+
+@op(tolerance=2e-6)
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """(up + 1) * gate * sigmoid(alpha * gate) of gate_up [T, 2 f] = [gate; up]: f32 [T, f] (gpt-oss).
+
+    Gates are limited to at most `limit`, up to [-limit, limit].
+    """
+    gate, up = gate_up.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(alpha * gate)
+
+
+@op(tolerance=2e-6)
+def scale_by_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
+    """x [T, d] f32 *= sigmoid(gate [T, 1] f32) in place; returns x (Qwen2-MoE's shared expert)."""
+    return x.mul_(gate.sigmoid())
+
+
+ROUTINGS = (
+    Routing(4, 2, renormalize=True),
+    Routing(8, 8),
+    Routing(16, 1, scale=2.5),
+    Routing(60, 4, "sigmoid", renormalize=True, scale=0.5),
+    Routing(64, 6, groups=8, top_groups=3, scale=16.0),
+    Routing(32, 8, "sigmoid", True, 2.5, 8, 4, 2),
+    Routing(16, 2, "sparsemixer", jitter=0.01),
+    Routing(4, 2, "sparsemixer", jitter=0.2),
+)
+
+
+@cases("route")
+def route_cases(g: Generator) -> Iterator[Case]:
+    for routing in ROUTINGS:
+        for t in (0, 1, 7, 90):
+            bias = normal(g, routing.experts) if routing.score == "sigmoid" else None
+            yield {"logits": normal(g, t, routing.experts), "bias": bias, "routing": routing}
+    yield {"logits": torch.zeros(3, 8), "bias": None, "routing": Routing(8, 3)}
+    ties = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0, 0.0, 0.0, 2.0], [-1e4, 1e4, 1e4, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    yield {"logits": ties, "bias": None, "routing": Routing(8, 3, renormalize=True)}
+    yield {"logits": ties, "bias": None, "routing": Routing(8, 3, "sigmoid", groups=4, top_groups=2, group_best=2)}
+
+
+def random_ids(g: Generator, t: int, top_k: int, experts: int) -> Tensor:
+    """Distinct experts of each of t tokens, int32 [t, top_k]."""
+    if not t:
+        return torch.zeros(0, top_k, dtype=torch.int32)
+    return torch.stack([torch.randperm(experts, generator=g)[:top_k] for _ in range(t)]).int()
+
+
+@cases("sort_by_expert")
+def sort_cases(g: Generator) -> Iterator[Case]:
+    for t, top_k, experts in ((1, 1, 1), (1, 2, 8), (40, 4, 16), (300, 2, 5), (0, 2, 4)):
+        yield {"ids": random_ids(g, t, top_k, experts), "experts": experts}
+    yield {"ids": torch.full((9, 1), 3, dtype=torch.int32), "experts": 5}
+
+
+def plain_grouped(g: Generator, kind: str, experts: int, n: int, k: int, group: int, biased: bool) -> Grouped:
+    """Random experts in plain form; whoever runs the case packs them for its backend."""
+    weight = random_weight(g, kind, experts * len(padded_rows(n)), k, group)
+    return Grouped(plain_packed(weight), experts, n, normal(g, experts, n) if biased else None)
+
+
+@cases("grouped_linear")
+def grouped_linear_cases(g: Generator) -> Iterator[Case]:
+    for kind in ("f32", "bf16", "int8", "int4"):
+        for t, top_k, experts, n, k, group in ((1, 2, 4, 16, 64, 32), (21, 3, 7, 40, 128, 64), (70, 2, 4, 33, 128, 128)):
+            w = plain_grouped(g, kind, experts, n, k, group, biased=t > 1)
+            tokens, _, offsets = sort_by_expert(random_ids(g, t, top_k, experts), experts)
+            yield {"x": normal(g, t, k), "w": w, "tokens": tokens, "offsets": offsets}
+            yield {"x": normal(g, t * top_k, k), "w": w, "tokens": None, "offsets": offsets}
+    empty = torch.zeros(1, 5, dtype=torch.int32)
+    w = plain_grouped(g, "f32", 4, 8, 8, 0, False)
+    yield {"x": normal(g, 0, 8), "w": w, "tokens": torch.zeros(0, 2, dtype=torch.int32), "offsets": empty}
+
+
+@cases("combine")
+def combine_cases(g: Generator) -> Iterator[Case]:
+    for t, top_k, d in ((1, 1, 16), (5, 2, 33), (40, 8, 128), (0, 2, 16)):
+        _, places, _ = sort_by_expert(random_ids(g, t, top_k, 9), 9)
+        yield {"y": normal(g, t * top_k, d), "places": places, "weights": normal(g, t, top_k)}
+
+
+@cases("clamped_swiglu")
+def clamped_swiglu_cases(g: Generator) -> Iterator[Case]:
+    for t, f in ((1, 16), (3, 1025), (40, 7), (0, 8)):
+        yield {"gate_up": normal(g, t, 2 * f) * 8, "alpha": 1.702, "limit": 7.0}
+
+
+@cases("scale_by_sigmoid")
+def scale_by_sigmoid_cases(g: Generator) -> Iterator[Case]:
+    for t, d in ((1, 16), (3, 33), (200, 64), (0, 8)):
+        yield {"x": normal(g, t, d), "gate": normal(g, t, 1) * 5}

@@ -1,0 +1,110 @@
+"""The CPU backend's side of the ops of moe.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.ops.cpu import F32, I32, Cpu, check, linear_slots
+from quire.ops.moe import LANES, SCORES, Grouped, Routing, padded_rows
+from quire.ops.op import impl
+from quire.ops.weights import Packed
+
+
+def group(cpu: Cpu | None, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
+    """The experts' matrices as `grouped_linear` reads them; `packed` holds them as `Grouped` says (ValueError if not).
+
+    The handle is (op, table int64 [experts, slots]): row e holds the arguments of the call `linear` would make with
+    expert e's matrix; outputs, inputs and their number are filled in when the router has spoken.
+    """
+    if packed.n != experts * len(padded_rows(n)):
+        raise ValueError(f"{packed.n} rows are not those of {experts} experts of {n}, padded to {LANES} each")
+    if bias is not None:
+        check(bias, "expert biases", F32, experts, n)
+    if cpu is None:
+        return Grouped(packed, experts, n, bias)
+    steps = {b.data_ptr(): b.numel() * b.element_size() // experts for b in packed.buffers}
+    table = []
+    for e in range(experts):
+        name, slots = linear_slots(packed, None if bias is None else bias[e], 0, 0, 0)
+        table.append([slot + e * steps.get(slot, 0) for slot in slots])
+        table[-1][-3] = n
+    return Grouped(packed, experts, n, bias, (cpu.native.ids[name], torch.tensor(table)))
+
+
+@impl("route", "cpu")
+def route(cpu: Cpu, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    rows = check(logits, "route logits", F32, -1, routing.experts).shape[0]
+    at_bias = 0 if bias is None else check(bias, "route bias", F32, routing.experts).data_ptr()
+    ids, weights = cpu.arena.empty(rows, routing.top_k, I32), cpu.arena.empty(rows, routing.top_k)
+    scratch = cpu.arena.empty(rows, 2 * routing.experts)
+    if rows:
+        cpu.call(
+            "route", ids.data_ptr(), weights.data_ptr(), scratch.data_ptr(), logits.data_ptr(), at_bias, rows,
+            routing.experts, routing.top_k, SCORES.index(routing.score), int(routing.renormalize), routing.groups,
+            routing.top_groups, routing.group_best, routing.scale, routing.jitter,
+        )  # fmt: skip
+    return ids, weights
+
+
+@impl("sort_by_expert", "cpu")
+def sort_by_expert(cpu: Cpu, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    rows, top_k = check(ids, "sort_by_expert ids", I32, -1, -1).shape
+    tokens, places = cpu.arena.empty(rows, top_k, I32), cpu.arena.empty(rows, top_k, I32)
+    offsets = cpu.arena.empty(1, experts + 1, I32)
+    if rows:
+        where = tokens.data_ptr(), places.data_ptr(), offsets.data_ptr(), ids.data_ptr()
+        cpu.call("sort_by_expert", *where, rows, top_k, experts)
+    else:
+        offsets.zero_()
+    return tokens, places, offsets
+
+
+@impl("grouped_linear", "cpu")
+def grouped_linear(cpu: Cpu, x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor) -> Tensor:
+    count = check(x, "grouped_linear x", F32, -1, w.k).shape[0]
+    check(offsets, "grouped_linear offsets", I32, 1, w.experts + 1)
+    pairs, at_tokens, at_gathered = count, 0, 0
+    if tokens is not None:
+        pairs = check(tokens, "grouped_linear tokens", I32, -1, -1).numel()
+        at_tokens, at_gathered = tokens.data_ptr(), cpu.arena.empty(pairs, w.k).data_ptr()
+    out = cpu.arena.empty(pairs, w.n)
+    if pairs:
+        op, table = w.handle
+        cpu.call(
+            "grouped_linear", out.data_ptr(), x.data_ptr(), at_gathered, table.data_ptr(), at_tokens,
+            offsets.data_ptr(), op, table.shape[1], w.experts, count, pairs, w.n, w.k,
+        )  # fmt: skip
+    return out
+
+
+@impl("combine", "cpu")
+def combine(cpu: Cpu, y: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    rows, top_k = check(places, "combine places", I32, -1, -1).shape
+    check(weights, "combine weights", F32, rows, top_k)
+    d = check(y, "combine y", F32, rows * top_k, -1).shape[1]
+    out = cpu.arena.empty(rows, d)
+    if rows:
+        where = out.data_ptr(), y.data_ptr(), places.data_ptr(), weights.data_ptr()
+        cpu.call("combine", *where, rows, top_k, d)
+    return out
+
+
+@impl("clamped_swiglu", "cpu")
+def clamped_swiglu(cpu: Cpu, gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    rows, width = check(gate_up, "clamped_swiglu gate_up", F32, -1, -1).shape
+    if width % 2:
+        raise ValueError(f"clamped_swiglu: {width} columns are not a gate and an up part of one size")
+    out = cpu.arena.empty(rows, width // 2)
+    if rows:
+        cpu.call("clamped_swiglu", out.data_ptr(), gate_up.data_ptr(), rows, width // 2, alpha, limit)
+    return out
+
+
+@impl("scale_by_sigmoid", "cpu")
+def scale_by_sigmoid(cpu: Cpu, x: Tensor, gate: Tensor) -> Tensor:
+    rows, d = check(x, "scale_by_sigmoid x", F32, -1, -1).shape
+    check(gate, "scale_by_sigmoid gate", F32, rows, 1)
+    if rows:
+        cpu.call("scale_by_sigmoid", x.data_ptr(), gate.data_ptr(), rows, d)
+    return x
