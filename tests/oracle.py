@@ -37,6 +37,7 @@ GPT2_NAMES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_atte
               "max_position_embeddings": "n_positions"}  # fmt: skip
 OWN_NAMES = {
     "gpt2": GPT2_NAMES, "gpt_bigcode": GPT2_NAMES, "gptj": GPT2_NAMES,
+    "gpt_neo": {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
     "bloom": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     "mpt": {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
             "max_position_embeddings": "max_seq_len"},
@@ -109,6 +110,7 @@ MODEL_OPS = {
     "add_rmsnorm",
     "linear",
     "rope_and_cache",
+    "rope_queries",
     "attention",
     "gated_activation",
     "take_rows",

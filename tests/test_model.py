@@ -84,6 +84,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("mpt", {}),
     "mpt_six_heads": ("mpt", {"d_model": 96, "n_heads": 6, "attn_config": {"clip_qkv": 0.4}}),
     "glm4": ("glm4", {"head_dim": 16}),
+    "ministral": ("ministral", {"sliding_window": 5, "head_dim": 16}),
+    "seed_oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": False, "mlp_bias": True, "head_dim": 24}),
+    "internlm3": ("internlm3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 16}),
+    "ernie4_5_biases": ("ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": False}),
+    "helium": ("helium", {"head_dim": 16}),
+    "glm": ("glm", {"head_dim": 16}),
+    "olmo3": ("olmo3", {"sliding_window": 5, "num_hidden_layers": 4}),
+    "exaone4": ("exaone4", {"sliding_window": 5, "num_hidden_layers": 4}),
+    "exaone4_full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "cohere2": ("cohere2", {"sliding_window": 5, "num_hidden_layers": 4}),
+    "vaultgemma": ("vaultgemma", GEMMA),
+    "arcee": ("arcee", {"mlp_bias": True}),
+    "nemotron": ("nemotron", {"rope_parameters": HALF_ROPE}),
+    "gpt_neo": ("gpt_neo", {"num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 5}),
+    "stablelm_qk_norms": ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "opt_350m": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
+    "opt_post_norm": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "do_layer_norm_before": False}),
+    "opt_narrow": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 32}),
+    "phi3_longrope": ("phi3", {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 128}}),
+    "phi4_mini": ("phi3", {"num_key_value_heads": 1, "tie_word_embeddings": True,
+                           "rope_parameters": HALF_ROPE | {"partial_rotary_factor": 0.75}}),
     "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }  # fmt: skip
 
@@ -97,7 +119,8 @@ class Paged:
         needed = [-(-len(s) // size) for s in sequences]
         order = torch.randperm(sum(needed) + 2, generator=torch.Generator().manual_seed(seed))[: sum(needed)]
         self.blocks = list(order.split(needed))
-        self.caches = [layout.allocate(sum(needed) + 2) for layout in model.layouts]
+        own = [layout.allocate(sum(needed) + 2) for layout in model.layouts]
+        self.caches = [own[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
         self.computed = [0] * len(sequences)
 
     def step(self, counts: list[int], wanted: int | None = None) -> list[Tensor]:
@@ -194,7 +217,7 @@ def test_dummy_weights_and_reports_fit_every_family(variant: str, tmp_path: Path
     assert made.parameters == found.parameters and made.tensors == found.tensors
     sizes = [int(torch.Size(ROLES[r].shape(found.spec)).numel()) for r in found.roles]
     times = [found.spec.layers if ROLES[r].layer else 1 for r in found.roles]
-    tied = found.spec.tied_head * found.spec.vocab_size * found.spec.hidden
+    tied = found.spec.tied_head * found.spec.vocab_size * found.spec.embed_width
     assert 0.9 * found.parameters <= sum(s * t for s, t in zip(sizes, times, strict=True)) - tied <= found.parameters
     model = load(tmp_path, backend("reference"))
     read = model.weight_bytes - model.report["rope"][1] - 4 * tied

@@ -54,7 +54,7 @@ void embedding(float* out, const int32_t* tokens, const void* table, int64_t row
     });
 }
 
-enum Activation : int64_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kActivations = 4 };
+enum Activation : int64_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kActivations = 5 };
 
 template <int64_t kKind>
 QUIRE_INLINE F activate(F x) {
@@ -68,7 +68,8 @@ QUIRE_INLINE F activate(F x) {
         const F u = mul(x, fma(mul(x, x), set1(0.0713548163f), set1(1.5957691216f)));
         return times_sigmoid(x, u);
     }
-    return vmax(set1(0.0f), x);
+    const F positive = vmax(set1(0.0f), x);
+    return kKind == kRelu2 ? mul(positive, positive) : positive;
 }
 
 template <int64_t kKind, bool kGated>
@@ -97,6 +98,7 @@ void activate_kind(float* out, const float* x, int64_t rows, int64_t f, int64_t 
         case kGelu: return activate_rows<kGelu, kGated>(out, x, rows, f);
         case kGeluTanh: return activate_rows<kGeluTanh, kGated>(out, x, rows, f);
         case kRelu: return activate_rows<kRelu, kGated>(out, x, rows, f);
+        case kRelu2: return activate_rows<kRelu2, kGated>(out, x, rows, f);
         default: fail("activation: unknown kind");
     }
 }

@@ -28,6 +28,7 @@ namespace {
 #include "linear.h"
 #include "round_groups.h"
 #include "rope.h"
+#include "rope_queries.h"
 #include "attention.h"
 #include "attention_op.h"
 #include "probe.h"
@@ -48,6 +49,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&linear_int4>("linear_int4"),
     op_entry<&round_groups>("round_groups"),
     op_entry<&rope_and_cache>("rope_and_cache"),
+    op_entry<&rope_queries>("rope_queries"),
     op_entry<&attention>("attention"),
     op_entry<&gated_activation>("gated_activation"),
     op_entry<&activation>("activation"),

@@ -29,7 +29,7 @@ class Engine:
         self.ops: Ops = select(config.device)
         self.model: Model = load_model(config, self.ops, progress)
         spec = self.model.spec
-        self.kv_bytes_per_token = sum(layout.bytes_per_token for layout in self.model.layouts)
+        self.kv_bytes_per_token = sum(self.model.layouts[i].bytes_per_token for i in spec.own_layers)
         blocks, self.max_model_len = plan_blocks(config, self.kv_bytes_per_token, self.model.max_model_len)
         self.pool = BlockPool(blocks)
         size = config.cache.block_size

@@ -55,7 +55,8 @@ class Runner:
         self.model = model
         self.ops = ops
         self.block_size = model.layouts[0].block_size
-        self.caches = [ops.allocate_cache(layout, num_blocks) for layout in model.layouts]
+        self.own_caches = {i: ops.allocate_cache(model.layouts[i], num_blocks) for i in model.spec.own_layers}
+        self.caches = [self.own_caches[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
         self.arrays = Arrays(max_tokens, max_seqs, -(-max_model_len // self.block_size))
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.capture = capture
@@ -66,9 +67,9 @@ class Runner:
     def run(self, plan: StepPlan) -> list[ChunkResult]:
         """Execute the plan: wipe, copy, compute, sample. One result per chunk, in order."""
         if plan.scrub:
-            self.ops.zero_blocks(self.caches, plan.scrub)
+            self.ops.zero_blocks(list(self.own_caches.values()), plan.scrub)
         if plan.copies:
-            self.ops.copy_blocks(self.caches, plan.copies)
+            self.ops.copy_blocks(list(self.own_caches.values()), plan.copies)
         if not plan.chunks:
             return []
         rows = self._fill(plan.chunks)

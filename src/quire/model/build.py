@@ -27,6 +27,7 @@ from quire.model.opened import Opened
 from quire.model.roles import DISK_ROLES
 from quire.model.rope import shared_tables
 from quire.model.spec import ModelSpec
+from quire.model.stacked import Stacked
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.quant.base import Quantizer
@@ -99,6 +100,8 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
     if isinstance(source, GgufTensors):
         scheme, dtype = source.scheme, source.dtype
     else:
+        if family.stacks:
+            source = Stacked(source, family, spec.layers)
         scheme, dtype = detect(source.infos, config.child("quantization_config")), float_dtype(source.infos)
     notes = list(scheme.notes)
     if config.has("auto_map"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quire.core.errors import ModelError
 from quire.model.checkpoint import TensorInfo
 from quire.model.family import Family
-from quire.model.roles import DISK_ROLES, FUSED, Role
+from quire.model.roles import DISK_ROLES, FUSED, KEY_VALUE, Role
 from quire.model.spec import ModelSpec
 from quire.quant.base import QuantScheme
 from quire.quant.registry import matrix_scheme
@@ -56,7 +56,18 @@ def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, int | No
         if name in family.names:
             for layer in range(spec.layers) if role.layer else (None,):
                 prefix = "" if layer is None else family.names["layer"].format(layer)
-                yield name, role, layer, prefix + family.names[name]
+                if layer is None or name not in KEY_VALUE or spec.kv_layer(layer) == layer:
+                    yield name, role, layer, prefix + family.names[name]
+
+
+def unread(spec: ModelSpec, family: Family) -> tuple[str, ...]:
+    """Beginnings of the names of key and value tensors that layers reading another's may carry all the same."""
+    return tuple(
+        f"{family.names['layer'].format(layer)}{family.names[name]}."
+        for layer in range(spec.layers)
+        for name in KEY_VALUE
+        if name in family.names and spec.kv_layer(layer) != layer
+    )
 
 
 def disk_shape(role: Role, spec: ModelSpec, family: Family) -> tuple[int, ...]:
@@ -67,7 +78,7 @@ def disk_shape(role: Role, spec: ModelSpec, family: Family) -> tuple[int, ...]:
 
 def may_have_bias(role: Role, spec: ModelSpec) -> bool:
     """Whether a bias beside the weight means something."""
-    return role.kind == "linear" or (role.kind == "vector" and spec.norm == "layer")
+    return role.kind == "linear" or (role.kind == "vector" and spec.norm in ("layer", "layer1p"))
 
 
 def claim(
@@ -94,7 +105,7 @@ def claim(
             wrong += _misfits(shapes, own, {s: infos[t] for s, t in parts.items()}, base)
             taken[name, layer] = parts
     left = set(infos).difference(*(p.values() for p in taken.values()))
-    left = {n for n in left if not n.endswith((*IGNORED, *family.buffers))}
+    left = {n for n in left if not n.endswith((*IGNORED, *family.buffers)) and not n.startswith(unread(spec, family))}
     _fail("missing tensors", missing, "the download is incomplete, or config.json belongs to another model")
     _fail("tensors that do not fit", wrong, "config.json belongs to another model")
     unknown = "config.json names another model_type, or the model has a feature that is not supported"

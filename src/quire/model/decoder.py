@@ -35,12 +35,14 @@ class Layer:
     mlp_norm: Norm
     mlp: GatedMlp | PlainMlp
     mlp_post_norm: Norm
+    attention: Attention
 
 
+Attention = Callable[[Ops, "Layer", Tensor, Batch, KVCache], Tensor]
 Block = Callable[[Ops, Layer, Tensor, Tensor, Batch, KVCache], Tensor]
 
 
-def attention(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+def own_attention(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
     """h [T, hidden] -> [T, hidden]; keys and values of the rows are written to `cache`."""
     qkv = layer.qkv(ops, h)
     for step in layer.qkv_steps:
@@ -50,26 +52,38 @@ def attention(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache) -
     return layer.o(ops, attended)
 
 
+def reading_attention(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    """Like `own_attention` with queries only: `cache` is that of an earlier layer, which wrote the rows' keys."""
+    q = layer.qkv(ops, h)
+    for step in layer.qkv_steps:
+        q = step(ops, q, batch)
+    norm = layer.qk_norms[0] if layer.qk_norms else None
+    qkv = ops.rope_queries(
+        q, batch.positions, layer.rope, 2 * cache.layout.kv_heads, cache.layout.head_dim, norm, layer.eps
+    )
+    return layer.o(ops, ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend))
+
+
 def sequential_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
     """x += attention(h); return mlp(norm(x)), which the caller adds. x, h [T, hidden], h = norm(x)."""
-    h = layer.mlp_norm.add(ops, x, attention(ops, layer, h, batch, cache))
+    h = layer.mlp_norm.add(ops, x, layer.attention(ops, layer, h, batch, cache))
     return layer.mlp(ops, h)
 
 
 def post_norm_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
     """Like `sequential_block`, with a norm of what attention and what the MLP add (OLMo 2, Gemma 2)."""
-    attended = layer.attn_post_norm(ops, attention(ops, layer, h, batch, cache))
+    attended = layer.attn_post_norm(ops, layer.attention(ops, layer, h, batch, cache))
     return layer.mlp_post_norm(ops, layer.mlp(ops, layer.mlp_norm.add(ops, x, attended)))
 
 
 def parallel_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
     """Attention and MLP read the same norm of x and are added together (Wang and Komatsuzaki 2021)."""
-    return ops.add(attention(ops, layer, h, batch, cache), layer.mlp(ops, h))  # type: ignore[no-any-return]
+    return ops.add(layer.attention(ops, layer, h, batch, cache), layer.mlp(ops, h))  # type: ignore[no-any-return]
 
 
 def parallel_two_norms_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
     """Like `parallel_block`, with a norm of its own for the MLP (GPT-NeoX)."""
-    return ops.add(attention(ops, layer, h, batch, cache), layer.mlp(ops, layer.mlp_norm(ops, x)))  # type: ignore[no-any-return]
+    return ops.add(layer.attention(ops, layer, h, batch, cache), layer.mlp(ops, layer.mlp_norm(ops, x)))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -88,17 +102,21 @@ class Decoder:
     head_steps: tuple[Step, ...] = ()
     block: Block = sequential_block
 
-    def __call__(self, batch: Batch, caches: Sequence[KVCache]) -> Tensor:
-        """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all T rows are written to `caches`."""
+    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
+        """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all T rows are written to `caches`.
+
+        One cache per layer. `views`: the batch as each layer sees it, where layers have block tables of their own.
+        """
         ops = self.ops
         (first, *rest), (cache, *others) = self.layers, caches
+        view, *later = views or (batch,) * len(caches)
         x = ops.embedding(batch.tokens, self.embed)
         for step in self.embed_steps:
             x = step(ops, x, batch)
-        delta = self.block(ops, first, x, first.attn_norm(ops, x), batch, cache)
-        for layer, cache in zip(rest, others, strict=True):
+        delta = self.block(ops, first, x, first.attn_norm(ops, x), view, cache)
+        for layer, cache, view in zip(rest, others, later, strict=True):
             h = layer.attn_norm.add(ops, x, delta)
-            delta = self.block(ops, layer, x, h, batch, cache)
+            delta = self.block(ops, layer, x, h, view, cache)
         logits = self.head(ops, self.final_norm(ops, ops.take_rows(x, delta, batch.logit_rows)))
         for step in self.head_steps:
             logits = step(ops, logits, batch)

@@ -20,6 +20,7 @@ from quire.model.names import (
     NEOX,
     NEOX_BIASES,
     NORM_BIASES,
+    OLMO2,
     POST_NORMS,
     QKV_BIAS,
     without,
@@ -41,6 +42,7 @@ from quire.model.readers import (
     query_scale,
     smollm3_rope,
 )
+from quire.model.relatives import RELATIVES
 from quire.model.spec import ModelSpec
 from quire.model.variants import LAYER, falcon, granite, opt, stablelm
 
@@ -91,13 +93,7 @@ FAMILIES: dict[str, Row] = {
         facts={"norm": "plain"},
     ),
     "olmo2": Family(
-        without(LLAMA, "attn_norm", "mlp_norm", "q_norm", "k_norm")
-        | {
-            "attn_post_norm": "post_attention_layernorm",
-            "mlp_post_norm": "post_feedforward_layernorm",
-            "q_row_norm": "self_attn.q_norm",
-            "k_row_norm": "self_attn.k_norm",
-        },
+        OLMO2,
         {"rms_norm_eps": 1e-5},
         required=("q_row_norm", "k_row_norm", *POST_NORMS),
         flags=BIAS_FLAGS,
@@ -312,6 +308,7 @@ FAMILIES: dict[str, Row] = {
         flags={"attention_bias": QKV_BIAS},
         facts={"join": "post_norm", "interleaved_rope": True},
     ),
+    **RELATIVES,
 }
 
 

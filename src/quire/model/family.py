@@ -12,6 +12,7 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - required  roles ("q_norm") and biases ("q.bias") that must be there although other families lack them, and config
             flags that ask for such ("attention_bias").
 - prefix    a first part of all names but the head's that some files leave out.
+- stacks    roles whose tensor lies in numbered pieces -> name of a piece, with {} for the number.
 - buffers   endings of tensors that hold no weights (masks of old files) and are ignored.
 
 Where the axes that no row needs yet will go: MoE and MLA are further parts of the spec with roles of their own.
@@ -37,6 +38,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 
@@ -59,6 +61,7 @@ class Family:
     transposed: bool = False
     prefix: str = ""
     buffers: tuple[str, ...] = ()
+    stacks: Mapping[str, str] = field(default_factory=dict)
 
     def required_parts(self, config: HfConfig) -> frozenset[str]:
         """The optional roles and biases that this checkpoint must have."""
@@ -109,6 +112,22 @@ def sliding_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
     return tuple(size if kind == "sliding_attention" else 0 for kind in layer_kinds(config, layers))
 
 
+def shared_layers(config: HfConfig, layers: int) -> tuple[int, ...]:
+    """The layer whose keys and values each layer reads: the last `num_kv_shared_layers` take the nearest own ones.
+
+    Nearest is the last layer of the same kind that has its own (cross-layer sharing, Brandon et al. 2024).
+    """
+    own = layers - config.integer("num_kv_shared_layers", 0, low=0)
+    if own == layers:
+        return ()
+    kinds = layer_kinds(config, layers)
+    last = {kind: i for i, kind in enumerate(kinds[: max(own, 0)])}
+    missing = next((kind for kind in kinds if kind not in last), None)
+    if missing is not None:
+        raise config.fail("num_kv_shared_layers", f"leaves no layer of kind {missing!r} with keys of its own")
+    return tuple(i if i < own else last[kind] for i, kind in enumerate(kinds))
+
+
 def spec_facts(config: HfConfig) -> dict[str, Any]:
     """The spec fields as most families spell them, checked against each other."""
     layers = config.integer("num_hidden_layers", high=1024)
@@ -145,4 +164,5 @@ def spec_facts(config: HfConfig) -> dict[str, Any]:
         "max_position": max_position,
         "eos_token_ids": config.token_ids("eos_token_id", vocab_size),
         "bos_token_id": bos[0] if bos else None,
+        "kv_source": shared_layers(config, layers),
     }

@@ -12,9 +12,11 @@ from quire.model.decoder import (
     Block,
     Decoder,
     Layer,
+    own_attention,
     parallel_block,
     parallel_two_norms_block,
     post_norm_block,
+    reading_attention,
     sequential_block,
 )
 from quire.model.linear import Linear
@@ -29,6 +31,9 @@ from quire.model.parts import (
     NormSpans,
     PlainMlp,
     Positions,
+    Project,
+    ProjectedNorm,
+    ReplacingNorm,
     RmsNorm,
     Scale,
     SoftCap,
@@ -44,6 +49,7 @@ from quire.quant.registry import matrix_scheme
 Progress = Callable[[int, int, str], None]
 BLOCKS: dict[str, Block] = {
     "sequential": sequential_block,
+    "post_ln": sequential_block,
     "post_norm": post_norm_block,
     "parallel": parallel_block,
     "parallel_two_norms": parallel_two_norms_block,
@@ -83,7 +89,7 @@ class Loader:
         steps = self.embed_steps()
         layers = tuple(self.layer(i, ropes[spec.rope[i]]) for i in range(spec.layers))
         cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
-        final = self.norm("final_norm", scale=spec.logit_scale)
+        final = self.final_norm()
         return Decoder(self.ops, embed, steps, layers, final, self.head(), cap, BLOCKS[spec.join])
 
     def embed_steps(self) -> tuple[Step, ...]:
@@ -91,6 +97,8 @@ class Loader:
         spec, steps = self.opened.spec, list[Step]()
         if spec.embed_scale != 1.0:
             steps.append(Scale(spec.embed_scale))
+        if self.opened.claim.get("project_in"):
+            steps.append(Project(self.linear(("project_in",), None)))
         if self.opened.claim.get("positions"):
             steps.append(Positions(self.table("positions"), spec.position_offset))
         if self.opened.claim.get("embed_norm"):
@@ -102,19 +110,22 @@ class Loader:
         spec = self.opened.spec
         q_norm, k_norm = self.vector("q_norm", index), self.vector("k_norm", index)
         alibi = torch.tensor(spec.alibi) if spec.alibi else None
+        own = spec.kv_layer(index) == index
+        attn_norm, attn_post_norm, mlp_norm, mlp_post_norm = self.block_norms(index)
         layer = Layer(
-            attn_norm=self.norm("attn_norm", index),
-            qkv=self.linear(("q", "k", "v"), index),
+            attn_norm=attn_norm,
+            qkv=self.linear(("q", "k", "v") if own else ("q",), index),
             qkv_steps=self.qkv_steps(index),
-            qk_norms=None if q_norm is None or k_norm is None else (q_norm, k_norm),
+            qk_norms=None if q_norm is None else (q_norm, q_norm if k_norm is None else k_norm),
             eps=spec.norm_eps,
             rope=rope,
             attend=AttentionSpec(spec.attention_scale, spec.windows[index], spec.softcap, alibi=alibi),
             o=self.linear(("o",), index),
-            attn_post_norm=self.norm("attn_post_norm", index),
-            mlp_norm=self.norm("mlp_norm", index),
+            attn_post_norm=attn_post_norm,
+            mlp_norm=mlp_norm,
             mlp=self.mlp(index),
-            mlp_post_norm=self.norm("mlp_post_norm", index),
+            mlp_post_norm=mlp_post_norm,
+            attention=own_attention if own else reading_attention,
         )
         self._progress(self._done, self._total, f"layer {index}")
         return layer
@@ -150,6 +161,31 @@ class Loader:
         self._progress(self._total, self._total, "head")
         return linear
 
+    def block_norms(self, index: int) -> tuple[Norm, Norm, Norm, Norm]:
+        """The norms before and after attention, and before and after the MLP, of layer `index`.
+
+        In a post-LN model the norm after an addition is read as the one before what follows, and takes the stream's
+        place there.
+        """
+        if self.opened.spec.join != "post_ln":
+            before, after, mlp, after_mlp = (
+                self.norm(role, index) for role in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
+            )
+            return before, after, mlp, after_mlp
+        before = ReplacingNorm(self.norm("mlp_post_norm", index - 1)) if index else NoNorm()
+        return before, NoNorm(), ReplacingNorm(self.norm("attn_post_norm", index)), NoNorm()
+
+    def final_norm(self) -> Norm:
+        """The norm of the rows that want logits, and the projection to the head where there is one."""
+        spec = self.opened.spec
+        if spec.join == "post_ln":
+            norm = self.norm("mlp_post_norm", spec.layers - 1, scale=spec.logit_scale)
+        else:
+            norm = self.norm("final_norm", scale=spec.logit_scale)
+        if not self.opened.claim.get("project_out"):
+            return norm
+        return ProjectedNorm(norm, self.linear(("project_out",), None))
+
     def norm(self, role: str, layer: int | None = None, scale: float = 1.0) -> Norm:
         """The norm `role`, its output multiplied by `scale`; x itself where the family has none."""
         spec = self.opened.spec
@@ -158,7 +194,7 @@ class Loader:
         weight = self.vector(role, layer)
         if weight is None:
             return NoNorm()
-        if spec.norm != "layer":
+        if not spec.norm.startswith("layer"):
             return RmsNorm(weight * scale, spec.norm_eps)
         name = self.opened.claim.get(role, layer).get("bias")
         bias = None if name is None else self._read(name).float() * scale
@@ -170,7 +206,7 @@ class Loader:
         name = self.opened.claim.get(role, layer).get("weight")
         if name is None:
             return None
-        tensor = self._read(name).float() + (1.0 if self.opened.spec.norm == "rms1p" else 0.0)
+        tensor = self._read(name).float() + (1.0 if self.opened.spec.norm.endswith("1p") else 0.0)
         self.count("norms", "f32", tensor.nbytes)
         return tensor
 
@@ -195,7 +231,7 @@ class Loader:
         if any(b is not None for _, b in parts):
             bias = torch.cat([torch.zeros(w.shape[0]) if b is None else b for w, b in parts])
             self.count("biases", "f32", bias.nbytes)
-        name = "head" if layer is None else "+".join(roles)
+        name = "head" if roles == ("embed",) else "+".join(roles)
         self.count(name, parts[0][0].label, packed.nbytes)
         return Linear(packed, bias)
 
@@ -218,11 +254,13 @@ class Loader:
         if self.opened.family.transposed and layer is not None:
             raw = {s: t.t().contiguous() for s, t in raw.items()}
         scheme = matrix_scheme(self.opened.scheme, names)
+        if holder == "head" and self.opened.spec.unit_head:
+            raw["weight"] = torch.nn.functional.normalize(raw["weight"].float())
         try:
             if self.target is None:
                 weight = scheme.load(raw, self.dtype)
             else:
-                target = self.target.head if layer is None else self.target
+                target = self.target.head if holder in ("head", "embed") else self.target
                 weight = target.quantize(raw["weight"], self.group)
         except ModelError as error:
             raise ModelError(f"{self.opened.folder}: {next(iter(names.values()))}: {error.message}") from None

@@ -6,8 +6,8 @@ from quire.model.spec import ModelSpec
 
 
 def kv_bytes_per_token(spec: ModelSpec, element_bytes: int) -> int:
-    """2 x layers x kv_heads x head_dim x bytes: the keys and values one token leaves in the cache."""
-    return 2 * spec.layers * spec.kv_heads * spec.head_dim * element_bytes
+    """2 x layers x kv_heads x head_dim x bytes, layers that read another's cache not counted."""
+    return 2 * len(spec.own_layers) * spec.kv_heads * spec.head_dim * element_bytes
 
 
 def weight_bytes(parameters: int, bits: float) -> int:

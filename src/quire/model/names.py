@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+
+def without(names: Mapping[str, str], *roles: str) -> dict[str, str]:
+    """`names` less those of `roles`."""
+    return {role: name for role, name in names.items() if role not in roles}
+
+
 LLAMA = {
     "embed": "model.embed_tokens",
     "final_norm": "model.norm",
@@ -78,6 +84,8 @@ GPTJ = {
 OPT = {
     "embed": "model.decoder.embed_tokens",
     "positions": "model.decoder.embed_positions",
+    "project_in": "model.decoder.project_in",
+    "project_out": "model.decoder.project_out",
     "final_norm": "model.decoder.final_layer_norm",
     "head": "lm_head",
     "layer": "model.decoder.layers.{}.",
@@ -101,6 +109,40 @@ MPT = {
     "o": "attn.out_proj",
     "up": "ffn.up_proj",
     "down": "ffn.down_proj",
+}
+OLMO2 = without(LLAMA, "attn_norm", "mlp_norm", "q_norm", "k_norm") | {
+    "attn_post_norm": "post_attention_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+    "q_row_norm": "self_attn.q_norm",
+    "k_row_norm": "self_attn.k_norm",
+}
+INTERNLM2 = {
+    "embed": "model.tok_embeddings",
+    "final_norm": "model.norm",
+    "head": "output",
+    "layer": "model.layers.{}.",
+    "attn_norm": "attention_norm",
+    "mlp_norm": "ffn_norm",
+    "qkv": "attention.wqkv",
+    "o": "attention.wo",
+    "gate": "feed_forward.w1",
+    "up": "feed_forward.w3",
+    "down": "feed_forward.w2",
+}
+GPT_NEO = {
+    "embed": "transformer.wte",
+    "positions": "transformer.wpe",
+    "final_norm": "transformer.ln_f",
+    "head": "lm_head",
+    "layer": "transformer.h.{}.",
+    "attn_norm": "ln_1",
+    "mlp_norm": "ln_2",
+    "q": "attn.attention.q_proj",
+    "k": "attn.attention.k_proj",
+    "v": "attn.attention.v_proj",
+    "o": "attn.attention.out_proj",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
 }
 GEMMA = LLAMA | {
     "attn_post_norm": "post_attention_layernorm",
@@ -126,8 +168,3 @@ GPT2_SPELLING = (
 )
 MASKS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 POST_NORMS = ("attn_post_norm", "mlp_post_norm")
-
-
-def without(names: Mapping[str, str], *roles: str) -> dict[str, str]:
-    """`names` less those of `roles`."""
-    return {role: name for role, name in names.items() if role not in roles}

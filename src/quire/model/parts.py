@@ -75,6 +75,38 @@ class NoNorm:
 
 
 @dataclass(frozen=True)
+class ReplacingNorm:
+    """The norm of x takes the place of x in the stream (post-LN, Vaswani et al. 2017)."""
+
+    norm: Norm
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """The norm of x, which stays as it is: nothing reads it any more."""
+        return self.norm(ops, x)
+
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
+        """x = norm(x + delta) in place."""
+        normed = self.norm.add(ops, x, delta)
+        return ops.add(ops.scale(x, 0.0), normed)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class ProjectedNorm:
+    """A norm followed by a projection: the way from the stream to a head of another width."""
+
+    norm: Norm
+    linear: Linear
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, width of the head]."""
+        return self.linear(ops, self.norm(ops, x))
+
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
+        """x += delta in place, then the same."""
+        return self.linear(ops, self.norm.add(ops, x, delta))
+
+
+@dataclass(frozen=True)
 class GatedMlp:
     """down(act(gate) * up) (Shazeer 2020)."""
 
@@ -109,6 +141,17 @@ class Scale:
     def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
         """In place."""
         return ops.scale(x, self.factor)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Project:
+    """A projection of the embedded tokens to the width of the stream (OPT-350m)."""
+
+    linear: Linear
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+        """A new tensor."""
+        return self.linear(ops, x)
 
 
 @dataclass(frozen=True)

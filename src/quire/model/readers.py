@@ -53,6 +53,53 @@ def gemma3_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
     return tuple(by_kind[kind] for kind in layer_kinds(config, layers))
 
 
+def olmo3_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """A scaling written for all layers (`rope_scaling`) is meant for those that see everything."""
+    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
+    longest = config.integer("max_position_embeddings", 2048)
+    local = HfConfig({**config.raw, "rope_scaling": None}, config.where)
+    by_kind = {
+        "sliding_attention": read_rope(local, head_dim, longest, "sliding_attention"),
+        "full_attention": read_rope(config, head_dim, longest, "full_attention"),
+    }
+    return tuple(by_kind[kind] for kind in layer_kinds(config, layers))
+
+
+def window_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """Where some layers have a window, those that see everything do not rotate."""
+    kinds = layer_kinds(config, layers)
+    mixed = config.has("sliding_window") and "sliding_attention" in kinds
+    ropes = spec_facts(config)["rope"]
+    return tuple(
+        NO_ROPE if mixed and kind == "full_attention" else rope for kind, rope in zip(kinds, ropes, strict=True)
+    )
+
+
+def exaone4_kinds(config: HfConfig) -> list[str]:
+    """`layer_types` by `sliding_window_pattern`: a period, or letters L and G whose last layer is always G."""
+    layers = config.integer("num_hidden_layers", high=1024)
+    pattern = config.raw.get("sliding_window_pattern")
+    if not config.has("sliding_window"):
+        return ["full_attention"] * layers
+    if not isinstance(pattern, str):
+        return alternating(4)(config)
+    letters = [pattern[i % len(pattern)] for i in range(layers - 1)] if pattern else []
+    return ["sliding_attention" if letter == "L" else "full_attention" for letter in (*letters, "G")]
+
+
+def gpt_neo_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
+    """`attention_types` is a list of (kinds, repeats); local layers see `window_size` tokens."""
+    groups = config.raw.get("attention_types") or [[["global", "local"], layers // 2]]
+    try:
+        kinds = [kind for pattern, repeats in groups for _ in range(repeats) for kind in pattern]
+    except (TypeError, ValueError):
+        raise config.fail("attention_types", "needs a list of [kinds, repeats]") from None
+    if len(kinds) != layers or not set(kinds) <= {"global", "local"}:
+        raise config.fail("attention_types", f"names {len(kinds)} layers, needs {layers} of 'global' or 'local'")
+    size = config.integer("window_size")
+    return tuple(size if kind == "local" else 0 for kind in kinds)
+
+
 def smollm3_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
     """`no_rope_layers` has a 0 for each layer that does not rotate; without it every `no_rope_layer_interval`-th."""
     every = config.integer("no_rope_layer_interval", 4)

@@ -38,8 +38,9 @@ class Role:
 
 
 ROLES: dict[str, Role] = {
-    "embed": Role("table", lambda s: (s.vocab_size, s.hidden), ROWS, lambda s: s.vocab_size, layer=False),
+    "embed": Role("table", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False),
     "positions": Role("table", lambda s: (s.max_position + s.position_offset, s.hidden), layer=False, optional=True),
+    "project_in": Role("linear", lambda s: (s.hidden, s.embed_width), layer=False, optional=True),
     "embed_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
     "attn_norm": Role("vector", lambda s: (s.hidden,)),
     "q": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads),
@@ -59,8 +60,12 @@ ROLES: dict[str, Role] = {
     "down": Role("linear", lambda s: (s.hidden, s.intermediate), COLUMNS, lambda s: s.intermediate),
     "mlp_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
     "final_norm": Role("vector", lambda s: (s.hidden,), layer=False),
-    "head": Role("linear", lambda s: (s.vocab_size, s.hidden), ROWS, lambda s: s.vocab_size, layer=False),
+    "project_out": Role("linear", lambda s: (s.embed_width, s.hidden), layer=False, optional=True),
+    "head": Role("linear", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False),
 }
+
+KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
+"""Roles that a layer which reads another's keys and values does not have."""
 
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 """Matrices that some families keep as one on disk: name -> the roles whose rows they hold."""

@@ -142,6 +142,31 @@ class LongRope:
 
 
 @dataclass(frozen=True)
+class Dynamic:
+    """NTK-aware scaling (bloc97, emozilla 2023): the base grows with the length, which stretches the slow dimensions.
+
+    The length is that of the longest sequence the engine serves, not of each sequence as it grows: keys in the cache
+    were turned by the frequencies of their step, and a request's numbers must not depend on others in its batch. Up to
+    `max_position` tokens nothing is stretched, as in transformers.
+    """
+
+    factor: float
+    max_position: int
+    attention_factor: float = 1.0
+
+    @property
+    def stretch(self) -> float:
+        """The extension the file was made for."""
+        return self.factor
+
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+        """theta'^(-2i / dim), theta' = theta * (factor * length / max_position - (factor - 1))^(dim / (dim - 2))."""
+        length = max(max_len, self.max_position)
+        grown = self.factor * length / self.max_position - (self.factor - 1)
+        return 1.0 / _periods(theta * grown ** (dim / (dim - 2)), dim)
+
+
+@dataclass(frozen=True)
 class Rope:
     """Rotation of the first `dim` dimensions of a head, with base `theta`."""
 
@@ -173,7 +198,7 @@ def read_rope(config: HfConfig, head_dim: int, max_position: int, layer_kind: st
         raise config.fail("head_dim", f"rope needs an even number of rotated dimensions, not {dim}")
     kind = p.text("rope_type", None) or p.text("type", "default")
     if kind not in SCALINGS:
-        raise p.fail("rope_type", REFUSED.get(kind, f"{kind!r} is not known; known: {', '.join(SCALINGS)}"))
+        raise p.fail("rope_type", f"{kind!r} is not known; known: {', '.join(SCALINGS)}")
     original = config.integer("original_max_position_embeddings", None) or p.integer(
         "original_max_position_embeddings", max_position
     )
@@ -221,12 +246,16 @@ def _plain(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:
     return Plain()
 
 
+def _dynamic(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:
+    if dim <= 2:
+        raise p.fail("rope_type", "'dynamic' needs more than 2 rotated dimensions")
+    if p.has("alpha"):
+        raise p.fail("alpha", "a fixed alpha (HunYuan's) is not supported beside 'dynamic'")
+    return Dynamic(p.number("factor"), max_position)
+
+
 SCALINGS = {"default": _plain, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope,
-            "su": _longrope}  # fmt: skip
-REFUSED = {
-    "dynamic": "'dynamic' recomputes all frequencies as a sequence grows, so keys already in the cache would be wrong; "
-    "set rope_type to 'yarn' or 'linear', or remove the scaling"
-}
+            "su": _longrope, "dynamic": _dynamic}  # fmt: skip
 
 
 def shared_tables(ropes: tuple[Rope, ...], max_len: int) -> dict[Rope, Tensor]:

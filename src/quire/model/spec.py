@@ -14,9 +14,12 @@ class ModelSpec:
     Presence decides the rest (biases, per-head norms of queries and keys, an output head of its own): it is read from
     the checkpoint's tensors, not from here. Units: `windows` in tokens (0 = all), `max_position` in tokens.
 
-    `norm`: "rms", "rms1p" (weights are stored less 1), "layer", "plain" (layernorm without weights). `join`: how a
-    block adds attention and MLP, a key of BLOCKS in load. 0 turns `softcap` (of attention scores), `output_softcap` (of
-    logits) and `clip_qkv` off. `alibi`: slope per head, empty = none. `interleaved_rope`: on disk, pairs (2i, 2i + 1).
+    `norm`: "rms", "rms1p" (weights are stored less 1), "layer", "layer1p", "plain" (layernorm without weights).
+    `join`: how a block adds attention and MLP, a key of BLOCKS in load. 0 turns `softcap` (of attention scores),
+    `output_softcap` (of logits) and `clip_qkv` off.
+    `alibi`: slope per head, empty = none. `interleaved_rope`: on disk, pairs (2i, 2i + 1).
+    `embed_dim`: width of the embedding where projections join it to the stream, 0 = `hidden`. `unit_head`: rows of the
+    head are divided by their length. `kv_source`: the layer whose keys and values each layer reads, empty = its own.
     """
 
     family: str
@@ -46,6 +49,23 @@ class ModelSpec:
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     position_offset: int = 0
+    embed_dim: int = 0
+    unit_head: bool = False
+    kv_source: tuple[int, ...] = ()
+
+    @property
+    def embed_width(self) -> int:
+        """Numbers of an embedded token: the stream's width unless a projection stands between."""
+        return self.embed_dim or self.hidden
+
+    @property
+    def own_layers(self) -> tuple[int, ...]:
+        """Layers with keys and values of their own."""
+        return tuple(i for i in range(self.layers) if self.kv_layer(i) == i)
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer whose keys and values `layer` reads: itself unless it shares another's."""
+        return self.kv_source[layer] if self.kv_source else layer
 
     @property
     def max_length(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.model.family import Family
 from quire.model.hf_config import HfConfig
-from quire.model.names import BIAS_FLAGS, BLOOM, LLAMA, NEOX_BIASES, NORM_BIASES, OPT, QKV_BIAS, without
+from quire.model.names import BIAS_FLAGS, BLOOM, LLAMA, NEOX_BIASES, NORM_BIASES, OPT, POST_NORMS, QKV_BIAS, without
 from quire.model.readers import alibi_slopes, every_head, four_times, multi_query, no_rope
 
 LAYER = {"norm": "layer"}
@@ -29,30 +29,48 @@ def granite(config: HfConfig) -> Family:
 
 
 def stablelm(config: HfConfig) -> Family:
-    """Its parallel blocks have one norm."""
+    """Its parallel blocks have one norm. Per-head norms lie head by head."""
     parallel = config.flag("use_parallel_residual", False)
+    heads = {"q_head_norms": "self_attn.q_layernorm", "k_head_norms": "self_attn.k_layernorm"}
     return Family(
-        without(LLAMA, "q_norm", "k_norm", *(("mlp_norm",) if parallel else ())),
+        without(LLAMA, "q_norm", "k_norm", *(("mlp_norm",) if parallel else ())) | heads,
         {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "max_position_embeddings": 4096},
-        flags={"use_qkv_bias": QKV_BIAS},
+        flags={"use_qkv_bias": QKV_BIAS, "qk_layernorm": tuple(heads)},
         required=("attn_norm.bias", "final_norm.bias", *(() if parallel else ("mlp_norm.bias",))),
         facts=LAYER | {"join": "parallel" if parallel else "sequential"},
         spelling=(("rms_norm_eps", "layer_norm_eps"),),
+        stacks={role: f"{name}.norms.{{}}" for role, name in heads.items()},
     )
 
 
 def opt(config: HfConfig) -> Family:
-    """Learned positions start at row 2."""
-    if not config.flag("do_layer_norm_before", True):
-        raise config.fail("do_layer_norm_before", "false (norms after the addition) is not supported")
+    """Learned positions start at row 2. 350m norms after the additions, and embeds in another width."""
+    if config.flag("_remove_final_layer_norm", False):
+        raise config.fail("_remove_final_layer_norm", "true is not supported")
+    before = config.flag("do_layer_norm_before", True)
     biases = (*QKV_BIAS, "o.bias", "up.bias", "down.bias") if config.flag("enable_bias", True) else ()
     affine = config.flag("layer_norm_elementwise_affine", True)
+    if not before and not affine:
+        raise config.fail("layer_norm_elementwise_affine", "false is not supported with do_layer_norm_before false")
+    names = OPT if affine else without(OPT, "attn_norm", "mlp_norm", "final_norm")
+    norms: tuple[str, ...] = NORM_BIASES
+    if not before:
+        renamed = {"attn_post_norm": names["attn_norm"], "mlp_post_norm": names["mlp_norm"]}
+        names = without(names, "attn_norm", "mlp_norm", "final_norm") | renamed
+        norms = (*POST_NORMS, "attn_post_norm.bias", "mlp_post_norm.bias")
+    width, hidden = config.integer("word_embed_proj_dim", None), config.integer("hidden_size")
+    narrow = width is not None and width != hidden
     return Family(
-        OPT if affine else without(OPT, "attn_norm", "mlp_norm", "final_norm"),
+        names,
         {"tie_word_embeddings": True, "activation_function": "relu", "rms_norm_eps": 1e-5},
         {"kv_heads": every_head, "rope": no_rope},
-        ("positions", *biases, *(NORM_BIASES if affine else ())),
-        facts={"norm": "layer" if affine else "plain", "position_offset": 2},
+        ("positions", *biases, *(norms if affine else ()), *(("project_in", "project_out") if narrow else ())),
+        facts={
+            "norm": "layer" if affine else "plain",
+            "join": "sequential" if before else "post_ln",
+            "position_offset": 2,
+            "embed_dim": width if narrow else 0,
+        },
         spelling=(("intermediate_size", "ffn_dim"), ("hidden_act", "activation_function")),
         prefix="model.",
     )

@@ -71,6 +71,24 @@ def clip(x: Tensor, limit: float) -> Tensor:
     return x.clamp_(-limit, limit)
 
 
+@op(tolerance=4e-6)
+def rope_queries(
+    q: Tensor, positions: Tensor, table: Tensor, pad: int, head_dim: int, norm: Tensor | None, eps: float
+) -> Tensor:
+    """Rotated queries [T, heads * head_dim] f32 and `pad` heads of zeros behind them, as `attention` reads them.
+
+    `table` and `norm` as in rope_and_cache: for layers that read the keys and values of another.
+    """
+    heads = q.view(len(q), -1, head_dim)
+    if norm is not None:
+        heads = rmsnorm(heads, norm, eps)
+    half = table.shape[2]
+    cos, sin = table[positions.long()].unsqueeze(1).unbind(2)
+    a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    rotated = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+    return torch.cat((rotated, torch.zeros(len(q), pad, head_dim)), 1).flatten(1)
+
+
 SHAPES = ((1, 64), (3, 33), (200, 256), (2, 8), (1, 1), (0, 16), (2, 9000))
 
 
@@ -129,3 +147,18 @@ def softcap_cases(g: Generator) -> Iterator[Case]:
 def clip_cases(g: Generator) -> Iterator[Case]:
     for t, d in SHAPES:
         yield {"x": normal(g, t, d), "limit": 0.75}
+
+
+@cases("rope_queries")
+def rope_queries_cases(g: Generator) -> Iterator[Case]:
+    for t, heads, pad, d, half in ((1, 4, 2, 16, 8), (5, 3, 2, 24, 4), (40, 8, 4, 8, 0), (0, 2, 2, 8, 4)):
+        angles = torch.rand((64, half), generator=g) * 6
+        yield {
+            "q": normal(g, t, heads * d),
+            "positions": torch.randint(64, (t,), generator=g, dtype=torch.int32),
+            "table": torch.stack((angles.cos(), angles.sin()), 1),
+            "pad": pad,
+            "head_dim": d,
+            "norm": normal(g, d) if t != 5 else None,
+            "eps": 1e-6,
+        }

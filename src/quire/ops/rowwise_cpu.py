@@ -77,6 +77,25 @@ def clip(cpu: Cpu, x: Tensor, limit: float) -> Tensor:
     return _change(cpu, "clip", x, limit)
 
 
+@impl("rope_queries", "cpu")
+def rope_queries(
+    cpu: Cpu, q: Tensor, positions: Tensor, table: Tensor, pad: int, head_dim: int, norm: Tensor | None, eps: float
+) -> Tensor:
+    rows, width = check(q, "rope_queries q", F32, -1, -1).shape
+    check(positions, "rope_queries positions", I32, rows)
+    check(table, "rope_queries table", F32, -1, 2, -1)
+    if width % head_dim:
+        raise ValueError(f"rope_queries: {width} columns are not heads of {head_dim}")
+    at_norm = 0 if norm is None else check(norm, "rope_queries norm", F32, head_dim).data_ptr()
+    out = cpu.arena.empty(rows, width + pad * head_dim)
+    if rows:
+        cpu.call(
+            "rope_queries", out.data_ptr(), q.data_ptr(), positions.data_ptr(), table.data_ptr(), at_norm,
+            rows, width // head_dim, pad, head_dim, table.shape[2], table.shape[0], eps,
+        )  # fmt: skip
+    return out
+
+
 def _change(cpu: Cpu, name: str, x: Tensor, number: float) -> Tensor:
     """An op that changes every number of x in place."""
     check(x, f"{name} x", F32, -1, -1)

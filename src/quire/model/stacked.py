@@ -1,0 +1,41 @@
+"""Small tensors that a checkpoint keeps one by one, seen as the one tensor a role asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.model.checkpoint import Source, TensorInfo
+from quire.model.family import Family
+
+
+class Stacked:
+    """A `Source` in which the numbered pieces `family.stacks` names are rows of one tensor named as the role is."""
+
+    def __init__(self, source: Source, family: Family, layers: int) -> None:
+        self._source = source
+        self._pieces: dict[str, list[str]] = {}
+        self.infos: dict[str, TensorInfo] = dict(source.infos)
+        for role, piece in family.stacks.items():
+            for layer in range(layers):
+                prefix = family.names["layer"].format(layer)
+                self._join(f"{prefix}{family.names[role]}.weight", f"{prefix}{piece}.weight")
+
+    def _join(self, whole: str, piece: str) -> None:
+        names: list[str] = []
+        while (name := piece.format(len(names))) in self.infos:
+            names.append(name)
+        first = self.infos.get(piece.format(0))
+        if first is None or any(self.infos[n].shape != first.shape for n in names):
+            return
+        for name in names:
+            del self.infos[name]
+        self.infos[whole] = replace(first, shape=(len(names), *first.shape))
+        self._pieces[whole] = names
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor `name`, put together when it lies in pieces."""
+        pieces = self._pieces.get(name)
+        return self._source.tensor(name) if pieces is None else torch.stack([self._source.tensor(n) for n in pieces])
