@@ -77,6 +77,8 @@ FORMATS = {
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4", "group_size": 64},
     "f32": {"dtype": "float32"},
+    "kv_int8": {"kv_cache_dtype": "int8"},
+    "kv_fp8": {"kv_cache_dtype": "fp8"},
 }
 VARIANTS: dict[str, dict[str, object]] = {
     "batch": {},
@@ -88,7 +90,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "eager": {"enforce_eager": True},
     "one_thread": {"threads": 1},
 }
-COUNTS = {"bf16": 200, "int8": 200, "int4": 40, "f32": 40}
+COUNTS = {"bf16": 200, "int8": 200, "int4": 40, "f32": 40, "kv_int8": 40, "kv_fp8": 40}
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,8 @@ struct AttentionBuffers {
     float *lanes, *scores, *rescale;  // [rows][16], [rows][64], [rows]
     char *q, *p;                      // [rows][padded], [rows][64] in the cache's type
     char *keys, *values, *zeros;      // copies of a tile for layouts the kernels cannot read in place
+    char* room;                       // numbers of 16 tokens on their way into a copy
+    float *key_scales, *value_scales; // of a tile's tokens, for scaled caches
     Located tile, next;
     int64_t head;        // first query head of the task
     int64_t *from, *to;  // first and past-the-last visible position of each row
@@ -65,8 +67,9 @@ struct AttentionBuffers {
 // All rows against one tile, a few rows at a time; the first few ask for the next tile.
 template <bool kBf16, bool kAsk>
 QUIRE_INLINE void run_rows(const AttentionCall& c, AttentionBuffers& b, int64_t r, int64_t n, int64_t start, int64_t visible) {
-    const int64_t width = c.cache.width(), steps = kBf16 ? (visible + 1) / 2 : visible;
+    const int64_t width = c.cache.wide(), steps = kBf16 ? (visible + 1) / 2 : visible;
     score_rows<kBf16, kAsk>(n, b.scores + r * kTile, b.q + r * c.padded * width, c.padded * width, b.tile, b.next, c.cache.d / c.cache.pair());
+    if (c.cache.scaled()) scale_scores(b, r, n);
     if (c.adjusted())
         for (int64_t i = r; i < r + n; ++i) adjust_scores(c, b, i, start);
     softmax_rows<kBf16>(c, b, r, n, start);
@@ -80,10 +83,10 @@ void run_split(const AttentionCall& c, AttentionBuffers& b, const AttentionTask&
                int64_t first_block) {
     const Pages pages{c.tables + task.sequence * c.max_blocks, c.context[task.sequence], first_block,
                       __builtin_ctzll(static_cast<unsigned long long>(c.cache.block_size)), task.head, c.cache.kv_heads,
-                      c.cache.d * c.cache.width()};
+                      c.cache.d * c.cache.width(), c.cache.piece()};
     const int64_t low = b.from[0] > split * kSplit ? b.from[0] / kTile * kTile : split * kSplit;
     const int64_t end = (split + 1) * kSplit, high = b.to[rows - 1] < end ? b.to[rows - 1] : end;
-    const bool copied = c.cache.block_size < 16 || c.cache.d != c.padded;
+    const bool copied = c.cache.narrow() || c.cache.block_size < 16 || c.cache.d != c.padded;
     clear(b.split, rows, c.padded);
     std::memset(b.lanes, 0, static_cast<size_t>(rows) * 64);
     locate_tile(c, b, pages, low, b.tile);

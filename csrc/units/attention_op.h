@@ -26,6 +26,9 @@ AttentionBuffers thread_buffers(Pieces& pieces, int64_t rows, int64_t padded) {
     b.keys = pieces.take<char>(kTile * padded * 4);
     b.values = pieces.take<char>(kTile * padded * 4);
     b.zeros = pieces.take<char>(64 * padded);
+    b.room = pieces.take<char>(64 * padded);
+    b.key_scales = pieces.take<float>(kTile);
+    b.value_scales = pieces.take<float>(kTile);
     b.from = pieces.take<int64_t>(rows);
     b.to = pieces.take<int64_t>(rows);
     return b;
@@ -126,13 +129,13 @@ void run_attention(const AttentionCall& c, int64_t sequences) {
 
 void attention(float* out, const float* qkv, const char* keys, const char* values, const int32_t* cu_q, const int32_t* context,
                const int32_t* tables, int64_t rows, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t d,
-               int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t bf16, int64_t window, double scale,
+               int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t format, int64_t window, double scale,
                double softcap, Optional<const float> sinks, Optional<const float> alibi) {
     const AttentionCall c{out, qkv, keys, values, cu_q, context, tables, heads, kv_heads > 0 ? heads / kv_heads : 0, max_blocks, window,
-                          static_cast<float>(scale), static_cast<float>(softcap), sinks.ptr, alibi.ptr, {kv_heads, d, block_size, blocks, bf16 != 0},
+                          static_cast<float>(scale), static_cast<float>(softcap), sinks.ptr, alibi.ptr, {kv_heads, d, block_size, blocks, format},
                           (d + 15) / 16 * 16};
     check_attention(c, rows, sequences);
-    if (bf16) {
+    if (c.cache.bf16()) {
         run_attention<true>(c, sequences);
     } else {
         run_attention<false>(c, sequences);

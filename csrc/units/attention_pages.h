@@ -4,36 +4,54 @@
 // Where the tokens of one sequence lie. Divisions by the block size are shifts: they would cost more than the arithmetic.
 struct Pages {
     const int32_t* table;
-    int64_t context, first_block, shift, head, heads, token_bytes;
+    int64_t context, first_block, shift, head, heads, token_bytes, piece_bytes;
 
-    // Offset in bytes of `token` from the start of a cache, or -1 for blocks that must not be read.
-    int64_t at(int64_t token) const {
+    int64_t offset(int64_t token) const { return token & ((int64_t{1} << shift) - 1); }
+    // Bytes from the start of a cache to the piece of `token`'s block, or -1 for blocks that must not be read.
+    int64_t piece(int64_t token) const {
         const int64_t block = token >> shift;
-        if (token >= context || block < first_block) return -1;
-        return (((int64_t{table[block]} * heads + head) << shift) + (token & ((int64_t{1} << shift) - 1))) * token_bytes;
+        return token >= context || block < first_block ? -1 : (int64_t{table[block]} * heads + head) * piece_bytes;
+    }
+    // Bytes from the start of a cache to `token`, or -1.
+    int64_t at(int64_t token) const {
+        const int64_t start = piece(token);
+        return start < 0 ? -1 : start + offset(token) * token_bytes;
     }
 };
+
+// `count` numbers from `at` of a cache as the kernels read them: in place, zeros, or widened into `room`.
+const char* readable(const AttentionCall& c, const AttentionBuffers& b, const char* cache, int64_t at, int64_t count, char* room) {
+    if (at < 0) return b.zeros;
+    if (!c.cache.narrow()) return cache + at;
+    widen(c.cache, room, cache + at, cache + at, count);
+    return room;
+}
 
 // Keys of 16 tokens from blocks of kLanes < 16 tokens, side by side as blocks of 16 have them.
 template <int kLanes>
 void copy_keys(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, char* copy) {
     const int64_t words = c.cache.d / c.cache.pair();
+    const char* from[16];
+    for (int64_t lane = 0; lane < 16; lane += kLanes)
+        from[lane] = readable(c, b, c.keys, pages.at(start + lane), kLanes * c.cache.d, b.room + lane * words * 4);
     if constexpr (kLanes == 1) {
-        const char* from[16];
-        for (int64_t lane = 0; lane < 16; ++lane) {
-            const int64_t at = pages.at(start + lane);
-            from[lane] = at < 0 ? b.zeros : c.keys + at;
-        }
         int64_t i = 0;
         for (; i + 16 <= words; i += 16) transpose_words(copy + i * 64, from, i * 4);
         for (; i < words; ++i)
             for (int64_t lane = 0; lane < 16; ++lane) std::memcpy(copy + i * 64 + lane * 4, from[lane] + i * 4, 4);
         return;
     }
-    for (int64_t lane = 0; lane < 16; lane += kLanes) {
-        const int64_t at = pages.at(start + lane);
-        const char* source = at < 0 ? b.zeros : c.keys + at;
-        for (int64_t i = 0; i < words; ++i) std::memcpy(copy + i * 64 + lane * 4, source + i * kLanes * 4, kLanes * 4);
+    for (int64_t lane = 0; lane < 16; lane += kLanes)
+        for (int64_t i = 0; i < words; ++i) std::memcpy(copy + i * 64 + lane * 4, from[lane] + i * kLanes * 4, kLanes * 4);
+}
+
+// Keys of 16 tokens of a narrow cache; asks for those of the next tile.
+void widen_keys(const AttentionCall& c, const Pages& pages, int64_t start, char* copy) {
+    const int64_t at = pages.at(start), next = pages.at(start + kTile);
+    if (at < 0) {
+        std::memset(copy, 0, static_cast<size_t>(16 * c.cache.d * c.cache.wide()));
+    } else {
+        widen(c.cache, copy, c.keys + at, c.keys + (next < 0 ? at : next), 16 * c.cache.d);
     }
 }
 
@@ -45,29 +63,32 @@ void copy_key_tile(const AttentionCall& c, const AttentionBuffers& b, const Page
             case 1: copy_keys<1>(c, b, pages, start + 16 * j, copy); break;
             case 2: copy_keys<2>(c, b, pages, start + 16 * j, copy); break;
             case 4: copy_keys<4>(c, b, pages, start + 16 * j, copy); break;
-            default: copy_keys<8>(c, b, pages, start + 16 * j, copy);
+            case 8: copy_keys<8>(c, b, pages, start + 16 * j, copy); break;
+            default: widen_keys(c, pages, start + 16 * j, copy);
         }
     }
 }
 
-// Values of pairs of tokens (bf16) or single tokens (f32), interleaved and padded to whole vectors.
+// Values of pairs of tokens (bf16) or single tokens (f32), interleaved and padded to whole vectors; of a narrow cache also
+// asks for those of the next tile.
 void copy_value_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
     const CacheShape& s = c.cache;
-    const int64_t pair = s.pair();
-    const auto find = [&](int64_t token) {
-        const int64_t at = pages.at(token);
-        return at < 0 ? b.zeros : c.values + at;
-    };
+    const int64_t pair = s.pair(), bytes = s.vpair() * s.d * s.wide();
     for (int64_t i = 0; i < kTile / pair; ++i) {
         char* copy = b.values + i * c.padded * 4;
         tile.values[i] = copy;
         std::memset(copy + s.d * 4, 0, static_cast<size_t>(c.padded - s.d) * 4);
-        const char* first = find(start + i * pair);
+        const int64_t token = start + i * pair, at = pages.at(token), next = pages.at(token + kTile);
         if (s.vpair() == pair) {
-            std::memcpy(copy, first, static_cast<size_t>(s.d) * 4);
+            if (s.narrow() && at >= 0) {
+                widen(s, copy, c.values + at, c.values + (next < 0 ? at : next), pair * s.d);
+            } else {
+                std::memcpy(copy, at < 0 ? b.zeros : c.values + at, static_cast<size_t>(bytes));
+            }
             continue;
         }
-        const char* second = find(start + i * pair + 1);
+        const char* first = readable(c, b, c.values, at, s.d, b.room);
+        const char* second = readable(c, b, c.values, pages.at(token + 1), s.d, b.room + bytes);
         int64_t x = 0;
         for (; x + 16 <= s.d; x += 16) zip16(copy + x * 4, first + x * 2, second + x * 2);
         for (; x < s.d; ++x) {
@@ -77,12 +98,29 @@ void copy_value_tile(const AttentionCall& c, const AttentionBuffers& b, const Pa
     }
 }
 
-// Points `tile` at the keys and values that begin at position `start`. Blocks that must not be read are zeros. Layouts
-// with fewer than 16 keys side by side, single values or odd head sizes are copied.
+// The scales of a tile's tokens, 0 where nothing was written: what is multiplied by them may be garbage, but is finite.
+void copy_scales(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start) {
+    const int64_t step = c.cache.block_size < kTile ? c.cache.block_size : kTile;
+    std::memset(b.key_scales, 0, kTile * 4);
+    std::memset(b.value_scales, 0, kTile * 4);
+    for (int64_t t = 0; t < kTile; t += step) {
+        const int64_t token = start + t, piece = pages.piece(token);
+        if (piece < 0) continue;
+        const int64_t at = piece + c.cache.numbers() + pages.offset(token) * 4, left = pages.context - token;
+        const auto bytes = static_cast<size_t>(left < step ? left : step) * 4;
+        std::memcpy(b.key_scales + t, c.keys + at, bytes);
+        std::memcpy(b.value_scales + t, c.values + at, bytes);
+    }
+}
+
+// Points `tile` at the keys and values that begin at position `start`. Blocks that must not be read are zeros. Narrow caches,
+// layouts with fewer than 16 keys side by side, single values and odd head sizes are copied.
 void locate_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
     const CacheShape& s = c.cache;
     const int64_t step = s.block_size < kTile ? s.block_size : kTile, pair = s.pair();
-    const bool keys_in_place = s.block_size >= 16, values_in_place = s.vpair() == pair && s.d == c.padded;
+    const bool keys_in_place = !s.narrow() && s.block_size >= 16;
+    const bool values_in_place = !s.narrow() && s.vpair() == pair && s.d == c.padded;
+    if (s.scaled()) copy_scales(c, b, pages, start);
     if (!keys_in_place) copy_key_tile(c, b, pages, start, tile);
     if (!values_in_place) copy_value_tile(c, b, pages, start, tile);
     if (!keys_in_place && !values_in_place) return;

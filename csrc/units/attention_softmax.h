@@ -1,6 +1,14 @@
 // Scores to probabilities with a running maximum and sum, and how states over disjoint keys are merged.
 #pragma once
 
+// q.k of n rows and a tile times the scales of the keys.
+QUIRE_INLINE void scale_scores(const AttentionBuffers& b, int64_t first, int64_t n) {
+    for (int64_t j = 0; j < kTile; j += 16) {
+        const F scale = load(b.key_scales + j);
+        for (int64_t r = first; r < first + n; ++r) store(b.scores + r * kTile + j, mul(load(b.scores + r * kTile + j), scale));
+    }
+}
+
 // q.k of one row and tile to softcap * tanh(q.k * scale / softcap) + slope * (key - row), times log2(e).
 QUIRE_INLINE void adjust_scores(const AttentionCall& c, const AttentionBuffers& b, int64_t r, int64_t start) {
     constexpr float kIndex[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -39,7 +47,7 @@ QUIRE_INLINE bool largest(const AttentionBuffers& b, F factor, int64_t r, int64_
     return true;
 }
 
-// Scores of n rows and a tile to probabilities; updates maxima, lane sums and the factors for what was summed
+// Scores of n rows and a tile to probabilities, times the scales of the values if they have any; updates maxima, lane sums and the factors for what was summed
 // before. Three passes over the rows: each has independent work where one row alone would wait for its maximum.
 template <bool kBf16>
 QUIRE_INLINE void softmax_rows(const AttentionCall& c, AttentionBuffers& b, int64_t first, int64_t n, int64_t start) {
@@ -72,7 +80,7 @@ QUIRE_INLINE void softmax_rows(const AttentionCall& c, AttentionBuffers& b, int6
             const F e = exp2_below<kBf16>(sub(mul(load(b.scores + r * kTile + j), factor), most));
             sum = add(sum, e);
             if constexpr (kBf16) {
-                bf16_store(reinterpret_cast<uint16_t*>(p) + j, e);
+                bf16_store(reinterpret_cast<uint16_t*>(p) + j, c.cache.scaled() ? mul(e, load(b.value_scales + j)) : e);
             } else {
                 store(reinterpret_cast<float*>(p) + j, e);
             }

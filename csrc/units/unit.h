@@ -27,6 +27,7 @@ namespace {
 #include "rowwise.h"
 #include "linear.h"
 #include "round_groups.h"
+#include "cache.h"
 #include "rope.h"
 #include "rope_queries.h"
 #include "attention.h"

@@ -130,6 +130,21 @@ QUIRE_INLINE F f16_load(const uint16_t* p) {
     const auto* q = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
 }
+QUIRE_INLINE void f16_store(uint16_t* p, F v) {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    auto* q = reinterpret_cast<__m128i*>(p);
+    _mm_storeu_si128(q, _mm256_cvtps_ph(v.a, kNearest));
+    _mm_storeu_si128(q + 1, _mm256_cvtps_ph(v.b, kNearest));
+}
+// e4m3, moved to the bits of an fp16 number 2^8 times smaller; codes of NaN read as 480.
+QUIRE_INLINE F fp8_load(const uint8_t* p) {
+    const __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x80)), 8);
+    const __m256i half = _mm256_or_si256(sign, _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7));
+    const __m256 unit = _mm256_set1_ps(256.0f);
+    return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), unit),
+            _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), unit)};
+}
 QUIRE_INLINE U low_nibbles(U w) {
     const __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(w.a, mask), _mm256_and_si256(w.b, mask)};

@@ -89,6 +89,16 @@ QUIRE_INLINE F dot_bf16(F acc, U a, U b) {
 QUIRE_INLINE F f16_load(const uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+QUIRE_INLINE void f16_store(uint16_t* p, F a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+// e4m3, moved to the bits of an fp16 number 2^8 times smaller; codes of NaN read as 480.
+QUIRE_INLINE F fp8_load(const uint8_t* p) {
+    const __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x80)), 8);
+    const __m256i half = _mm256_or_si256(sign, _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7));
+    return {_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f))};
+}
 QUIRE_INLINE U low_nibbles(U w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
 QUIRE_INLINE U high_nibbles(U w) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))}; }
 // GCC 12 copies the accumulator before and after its intrinsic for this instruction: two moves per dot product.

@@ -122,6 +122,30 @@ QUIRE_INLINE F f16_load(const uint16_t* p) {
     }
     return v;
 }
+// Round half to even. Below 2^-14 numbers are multiples of 2^-24: adding 0.5, whose last place is 2^-24, rounds to them.
+QUIRE_INLINE void f16_store(uint16_t* p, F v) {
+    for (int i = 0; i < 16; ++i) {
+        uint32_t bits = 0, small = 0;
+        const float x = v[i];
+        std::memcpy(&bits, &x, 4);
+        const uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+        float magnitude = 0.0f;
+        std::memcpy(&magnitude, &size, 4);
+        const float shifted = magnitude + 0.5f;
+        std::memcpy(&small, &shifted, 4);
+        uint32_t half = ((size + 0xfffu + (size >> 13 & 1u)) >> 13) - (112u << 10);
+        if (size < 0x38800000u) half = small - 0x3f000000u;
+        if (size >= 0x477ff000u) half = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
+        p[i] = static_cast<uint16_t>(sign | half);
+    }
+}
+// e4m3, moved to the bits of a number 2^120 times smaller; codes of NaN read as 480.
+QUIRE_INLINE F fp8_load(const uint8_t* p) {
+    typedef uint8_t B __attribute__((vector_size(16)));
+    const U w = __builtin_convertvector(load_as<B>(p), U);
+    const F magnitude = (F)((w & 0x7fu) << 20) * 0x1p120f;
+    return (F)((U)magnitude | (w & 0x80u) << 24);
+}
 QUIRE_INLINE U low_nibbles(U w) { return w & 0x0f0f0f0fu; }
 QUIRE_INLINE U high_nibbles(U w) { return (w >> 4) & 0x0f0f0f0fu; }
 QUIRE_INLINE I dot_bytes(I acc, U w, U x) {

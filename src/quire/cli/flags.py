@@ -13,6 +13,7 @@ import typer
 from quire.core.config import (
     DEVICES,
     DTYPES,
+    KV_ALIASES,
     KV_DTYPES,
     LOAD_FORMATS,
     POLICIES,
@@ -63,7 +64,7 @@ HELP = {
     "chat_template": "File with another chat template (jinja).",
     "generation_config": "Sampling defaults: auto = the model's own, vllm = vLLM's.",
     "block_size": "Tokens in one block of the KV cache: a power of two up to 128.",
-    "kv_cache_dtype": "Number format of keys and values; auto = that of the weights.",
+    "kv_cache_dtype": "Number format of keys and values; auto = that of the weights; int8, fp8: with scales.",
     "kv_cache_memory_bytes": "Size of the KV cache; 0 = a share of the free memory.",
     "num_blocks": "Blocks in the KV cache; 0 = as many as the memory allows.",
     "enable_prefix_caching": "Keep computed prompts and reuse common beginnings.",
@@ -95,9 +96,6 @@ HELP = {
 }
 
 ARGUMENT = "model_argument"
-
-KV_ALIASES = {"bf16": "bfloat16", "f32": "float32"}
-"""How llama.cpp spells them."""
 
 
 def with_flags(

@@ -60,11 +60,10 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, ops: Ops) -> Rows:
     import torch
 
     from quire.engine.budget import available_memory, plan_blocks
-    from quire.model.build import DTYPES, compute_dtype, max_model_len
-    from quire.model.memory import kv_bytes_per_token
+    from quire.model.build import compute_dtype, kv_layout, max_model_len
 
     dtype, _ = compute_dtype(config.model.dtype, getattr(torch, found.dtype))
-    per_token = kv_bytes_per_token(found.spec, DTYPES.get(config.cache.kv_cache_dtype, dtype).itemsize)
+    per_token = kv_layout(config.cache, found.spec, dtype).bytes_per_token * found.spec.layers
     length = max_model_len(config.model.max_model_len, found.spec)
     blocks, fits = plan_blocks(config, per_token, length)
     size = config.cache.block_size

@@ -13,7 +13,16 @@ import msgspec
 from quire.core.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-KV_DTYPES = ("auto", "bfloat16", "float32")
+KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
+KV_ALIASES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "f16": "float16",
+    "fp32": "float32",
+    "f32": "float32",
+    "fp8_e4m3": "fp8",
+}
+"""How others spell them."""
 POLICIES = ("fcfs", "priority")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DEVICES = ("auto", "cpu", "reference")
@@ -108,6 +117,8 @@ def flat_config(**options: object) -> EngineConfig:
         owner = next((s for s, t in sections.items() if name in t.__struct_fields__), None)
         if owner is None:
             raise ConfigError(f"unknown option {name!r}", param=name)
+        if name == "kv_cache_dtype" and isinstance(value, str):
+            value = KV_ALIASES.get(value, value)
         parts.setdefault(owner, {})[name] = value
     try:
         config = msgspec.convert(parts, EngineConfig)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from quire.core.config import EngineConfig
+from quire.core.config import CacheConfig, EngineConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.model.checkpoint import Checkpoint, Source, float_dtype, resolve
 from quire.model.claim import claim
@@ -35,6 +35,7 @@ from quire.quant.registry import detect, quantizer
 
 log = logging.getLogger(__name__)
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+KV_TYPES = DTYPES | {"float16": torch.float16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,11 @@ def compute_dtype(asked: str, on_disk: torch.dtype) -> tuple[torch.dtype, tuple[
     return dtype, ()
 
 
+def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: torch.dtype) -> KVLayout:
+    """How a layer's keys and values lie; "auto" keeps them in `dtype`, that of the unquantized weights."""
+    return KVLayout(cache.block_size, spec.kv_heads, spec.head_dim, KV_TYPES.get(cache.kv_cache_dtype, dtype))
+
+
 def max_model_len(asked: int, spec: ModelSpec) -> int:
     """`--max-model-len`, 0 = what config.json gives; `ConfigError` when the positions cannot be computed faithfully."""
     if asked > spec.max_length:
@@ -181,8 +187,7 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     length = max_model_len(options.max_model_len, spec)
     if target is not None:
         check_groups(opened, target, options.group_size)
-    kv_dtype = DTYPES.get(config.cache.kv_cache_dtype, dtype)
-    layout = KVLayout(config.cache.block_size, spec.kv_heads, spec.head_dim, kv_dtype)
+    layout = kv_layout(config.cache, spec, dtype)
     loader = Loader(opened, ops, dtype, target, options.group_size, progress)
     ropes = shared_tables(spec.rope, length)
     decoder = loader.decoder(ropes)

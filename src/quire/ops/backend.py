@@ -107,7 +107,7 @@ class Ops:
             return layout.allocate(blocks)
         native = self.cpu.native
         keys, values = (
-            huge_bytes(native, math.prod(shape) * layout.dtype.itemsize, zeroed=True).view(layout.dtype).view(shape)
+            huge_bytes(native, math.prod(shape) * layout.element.itemsize, zeroed=True).view(layout.element).view(shape)
             for shape in layout.shapes(blocks)
         )
         return KVCache(layout, keys, values)

@@ -92,7 +92,10 @@ def rope_table(positions: int, half: int, base: float = 10000.0) -> Tensor:
 
 
 @cases("rope_and_cache")
-def rope_and_cache_cases(g: Generator) -> Iterator[Case]:
+def rope_and_cache_cases(
+    g: Generator, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)
+) -> Iterator[Case]:
+    """Of caches that hold plain numbers: those of the others are compared by what they mean, not by their bytes."""
     shapes = (
         (1, 4, 2, 64, 32, 16),
         (7, 3, 1, 40, 20, 1),
@@ -101,7 +104,7 @@ def rope_and_cache_cases(g: Generator) -> Iterator[Case]:
         (3, 1, 1, 24, 0, 4),
     )
     for t, heads, kv_heads, d, half, block_size in shapes:
-        for dtype in (torch.bfloat16, torch.float32):
+        for dtype in dtypes:
             layout = KVLayout(block_size, kv_heads, d, dtype)
             blocks = -(-t // block_size) + 3
             slots = torch.randperm(blocks * block_size, generator=g)[:t]
@@ -144,8 +147,8 @@ def attention_case(
     size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
     cache = layout.allocate(sum(blocks) + 2)
     if garbage:
-        cache.keys.fill_(torch.nan)
-        cache.values.fill_(torch.nan)
+        cache.keys.view(torch.uint8).fill_(255)
+        cache.values.view(torch.uint8).fill_(255)
     order = torch.randperm(sum(blocks) + 2, generator=g)
     tables = torch.full((len(rows), max(blocks, default=0) + 1), -1, dtype=torch.int32)
     used = 0
@@ -185,6 +188,21 @@ def attention_cases(g: Generator) -> Iterator[Case]:
         large["qkv"] *= 1e4
         yield large
         yield from attention_extra_cases(g, dtype)
+    for dtype in (torch.float16, torch.int8, torch.float8_e4m3fn):
+        yield from attention_narrow_cases(g, dtype)
+
+
+def attention_narrow_cases(g: Generator, dtype: torch.dtype) -> Iterator[Case]:
+    """Caches in fewer bits than attention computes in: block sizes, head sizes, windows, all extras."""
+    rows = ((1, 1), (5, 5), (0, 40), (17, 90), (1, 600))
+    for block_size in (1, 2, 4, 8, 16, 32, 128):
+        yield attention_case(g, KVLayout(block_size, 2, 32, dtype), 4, rows)
+    for d in (8, 24, 80, 128):
+        for block_size in (1, 4, 16):
+            yield attention_case(g, KVLayout(block_size, 1, d, dtype), 2, ((3, 50), (1, 17)))
+    extras = "softcap sinks alibi"
+    yield attention_case(g, KVLayout(16, 2, 64, dtype), 6, ((9, 700), (40, 40)), 100, extras=extras)
+    yield attention_case(g, KVLayout(16, 1, 64, dtype), 4, ((64, 1100), (1, 1600)))
 
 
 def attention_extra_cases(g: Generator, dtype: torch.dtype) -> Iterator[Case]:
@@ -229,11 +247,11 @@ def take_rows_cases(g: Generator) -> Iterator[Case]:
 @cases("copy_blocks")
 def copy_blocks_cases(g: Generator) -> Iterator[Case]:
     for block_size in (1, 16):
-        for dtype in (torch.bfloat16, torch.float32):
+        for dtype in (torch.bfloat16, torch.float32, torch.int8):
             layout = KVLayout(block_size, 2, 16, dtype)
             caches = [layout.allocate(6) for _ in range(3)]
             for tensor in (t for cache in caches for t in (cache.keys, cache.values)):
-                tensor.copy_(normal(g, *tensor.shape))
+                tensor.copy_(normal(g, *tensor.shape).abs() * 50)
             yield {"caches": caches, "pairs": ((0, 5), (2, 1), (5, 3), (4, 4))}
             yield {"caches": caches, "pairs": ()}
 
@@ -241,5 +259,5 @@ def copy_blocks_cases(g: Generator) -> Iterator[Case]:
 @cases("zero_blocks")
 def zero_blocks_cases(g: Generator) -> Iterator[Case]:
     for case in copy_blocks_cases(g):
-        case["caches"][0].keys.fill_(torch.nan)
+        case["caches"][0].keys.view(torch.uint8).fill_(255)
         yield {"caches": case["caches"], "blocks": tuple(p[0] for p in case["pairs"])}

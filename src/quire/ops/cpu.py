@@ -132,7 +132,7 @@ def rope_and_cache(
         cpu.call(
             "rope_and_cache", qkv.data_ptr(), positions.data_ptr(), table.data_ptr(), slots.data_ptr(), *at_cache,
             *at_norms, rows, heads, layout.kv_heads, layout.head_dim, table.shape[2], table.shape[0],
-            layout.block_size, blocks, int(layout.dtype is BF16), eps,
+            layout.block_size, blocks, layout.format, eps,
         )  # fmt: skip
     return qkv
 
@@ -162,7 +162,7 @@ def attention(
         cpu.call(
             "attention", out.data_ptr(), qkv.data_ptr(), *at_cache, cu_q.data_ptr(), context.data_ptr(),
             block_tables.data_ptr(), rows, sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
-            blocks, max_blocks, int(layout.dtype is BF16), spec.window, spec.scale, spec.softcap,
+            blocks, max_blocks, layout.format, spec.window, spec.scale, spec.softcap,
             0 if spec.sinks is None else spec.sinks.data_ptr(), 0 if spec.alibi is None else spec.alibi.data_ptr(),
         )  # fmt: skip
     return out
@@ -231,9 +231,9 @@ def _block_table(caches: list[KVCache]) -> tuple[Tensor, int]:
 def _cache(cache: KVCache) -> tuple[int, tuple[int, int]]:
     """(number of blocks, (address of keys, address of values)) of a cache that has the shape its layout says."""
     layout, keys, values = cache.layout, cache.keys, cache.values
-    b, h, d = layout.block_size, layout.kv_heads, layout.head_dim
-    check(keys, "key cache", layout.dtype, -1, h, b // layout.lanes, d // layout.pair, layout.lanes, layout.pair)
-    check(values, "value cache", layout.dtype, keys.shape[0], h, b // layout.vpair, d, layout.vpair)
+    at_keys, at_values = layout.shapes(keys.shape[0])
+    check(keys, "key cache", layout.element, *at_keys)
+    check(values, "value cache", layout.element, *at_values)
     return keys.shape[0], (keys.data_ptr(), values.data_ptr())
 
 
