@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/units/*.cpp csrc/units/*.h)
 
-.PHONY: demo serve test test-slow lint format bench bench-kernels bench-peers build train clean
+.PHONY: demo serve test test-slow lint format bench bench-kernels bench-peers bench-serving bench-quality build train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -35,8 +35,14 @@ bench: bench-kernels  ## speed of the ops and of the engine on this machine; not
 bench-kernels: build  ## every op beside the machine's own limits
 	$(BIN)/python benchmarks/kernels.py
 
-bench-peers: build  ## beside llama.cpp, built in an environment of its own (minutes)
+bench-peers: build  ## beside llama.cpp, OpenVINO GenAI and vLLM, each in an environment of its own (first run: an hour)
 	$(BIN)/python benchmarks/peers.py
+
+bench-serving: build  ## quire serve beside llama.cpp's server
+	$(BIN)/python benchmarks/serving_peers.py
+
+bench-quality: build  ## KL divergence of each weight format, beside llama.cpp's
+	$(BIN)/python benchmarks/quality.py
 
 train: build  ## the embedded model from scratch (an hour or two on a CPU)
 	$(BIN)/python training/train.py

@@ -16,9 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import shapes
 import torch
 from shapes import SHAPES
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
@@ -37,16 +38,9 @@ def workload(requests: int, seed: int) -> list[Job]:
     ]
 
 
-def write_checkpoint(shape: str, folder: Path) -> PreTrainedModel:
-    """A random checkpoint of the shape in `folder`; the same module is what generate runs."""
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[shape]))
-    model = model.to_empty(device="cpu").to(torch.bfloat16)
-    for parameter in model.parameters():
-        parameter.data.normal_(0, 0.02) if parameter.ndim > 1 else parameter.data.fill_(1)
-    model.tie_weights()
-    model.save_pretrained(folder)
+def checkpoint(shape: str, folder: Path) -> PreTrainedModel:
+    """A random checkpoint of the shape in `folder`, as the module that generate runs."""
+    shapes.write_checkpoint(shape, folder)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
 
@@ -87,7 +81,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=None)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = write_checkpoint(args.shape, Path(folder))
+        model = checkpoint(args.shape, Path(folder))
         engine = LocalEngine(
             flat_config(model=folder, quantization=args.quantization, enable_prefix_caching=False, max_model_len=1024)
         )

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+import quire
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
@@ -30,6 +31,10 @@ class Peer:
             )
         )
         self.sent = 0
+
+    def facts(self) -> dict[str, str]:
+        """What runs."""
+        return {"version": f"quire {quire.__version__}", "cpu": self.engine.info.backend}
 
     def submit(self, length: int, tokens: int) -> None:
         """One request of `length` arbitrary tokens."""
@@ -67,7 +72,7 @@ class Peer:
 def main() -> None:
     """Load, say so, obey."""
     peer = Peer(sys.argv[1], json.loads(sys.argv[2]))
-    print(json.dumps({"ready": True}), flush=True)
+    print(json.dumps({"ready": True} | peer.facts()), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         rate = getattr(peer, command.pop("do"))(**command)

