@@ -28,6 +28,7 @@ namespace {
 #include "linear.h"
 #include "round_groups.h"
 #include "cache.h"
+#include "mlp.h"
 #include "rope.h"
 #include "rope_queries.h"
 #include "attention.h"
@@ -49,6 +50,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&linear_int8>("linear_int8"),
     op_entry<&linear_int4>("linear_int4"),
     op_entry<&round_groups>("round_groups"),
+    op_entry<&gated_mlp>("gated_mlp"),
     op_entry<&rope_and_cache>("rope_and_cache"),
     op_entry<&rope_queries>("rope_queries"),
     op_entry<&attention>("attention"),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.model.batch import Batch
 from quire.model.linear import Linear
-from quire.model.parts import GatedMlp, Norm, PlainMlp, Step
+from quire.model.parts import Mlp, Norm, Step
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
@@ -33,7 +33,7 @@ class Layer:
     o: Linear
     attn_post_norm: Norm
     mlp_norm: Norm
-    mlp: GatedMlp | PlainMlp
+    mlp: Mlp
     mlp_post_norm: Norm
     attention: Attention
 

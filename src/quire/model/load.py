@@ -23,8 +23,10 @@ from quire.model.linear import Linear
 from quire.model.opened import Opened
 from quire.model.parts import (
     Clip,
+    FusedGatedMlp,
     GatedMlp,
     LayerNorm,
+    Mlp,
     NoNorm,
     Norm,
     Normed,
@@ -148,11 +150,13 @@ class Loader:
                 steps.append(NormSpans(weight.flatten(), start, span, spec.norm == "layer", spec.norm_eps))
         return tuple(steps)
 
-    def mlp(self, index: int) -> GatedMlp | PlainMlp:
+    def mlp(self, index: int) -> Mlp:
         """The MLP of layer `index`; without a gate when the checkpoint has none."""
         activation = self.opened.spec.activation
         if self.opened.claim.get(self.opened.claim.holder("gate", index), index):
-            return GatedMlp(self.linear(("gate", "up"), index), self.linear(("down",), index), activation)
+            gate_up, down = self.linear(("gate", "up"), index), self.linear(("down",), index)
+            fused = self.ops.fuses_mlp(gate_up.weight, down.weight)
+            return (FusedGatedMlp if fused else GatedMlp)(gate_up, down, activation)
         return PlainMlp(self.linear(("up",), index), self.linear(("down",), index), activation)
 
     def head(self) -> Linear:

@@ -120,6 +120,20 @@ class GatedMlp:
 
 
 @dataclass(frozen=True)
+class FusedGatedMlp:
+    """The same in one call, whose wide intermediates never reach memory."""
+
+    gate_up: Linear
+    down: Linear
+    activation: str
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        first, second = self.gate_up, self.down
+        return ops.gated_mlp(x, first.weight, first.bias, second.weight, second.bias, self.activation)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
 class PlainMlp:
     """down(act(up))."""
 
@@ -130,6 +144,9 @@ class PlainMlp:
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         return self.down(ops, ops.activation(self.up(ops, x), self.activation))
+
+
+Mlp = GatedMlp | FusedGatedMlp | PlainMlp
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,10 @@ class Ops:
         """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""
         return group(self.cpu if self.chosen["grouped_linear"] == "cpu" else None, packed, experts, n, bias)
 
+    def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
+        """Whether `gated_mlp` takes these matrices."""
+        return self.cpu is None or _cpu.fuses_mlp(gate_up, down)
+
     def allocate_cache(self, layout: KVLayout, blocks: int) -> KVCache:
         """Zeroed key and value caches; in huge pages on the cpu backend (measured: 38 instead of 33 GB/s)."""
         if self.cpu is None:

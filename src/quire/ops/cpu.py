@@ -188,6 +188,44 @@ def activation(cpu: Cpu, x: Tensor, kind: str) -> Tensor:
     return out
 
 
+@impl("gated_mlp", "cpu")
+def gated_mlp(
+    cpu: Cpu,
+    x: Tensor,
+    gate_up: Packed,
+    gate_up_bias: Tensor | None,
+    down: Packed,
+    down_bias: Tensor | None,
+    kind: str,
+) -> Tensor:
+    rows = check(x, "gated_mlp x", F32, -1, gate_up.k).shape[0]
+    if gate_up.n != 2 * down.k or down.n != gate_up.k:
+        raise ValueError(f"gated_mlp: matrices [{gate_up.n}, {gate_up.k}] and [{down.n}, {down.k}] do not fit")
+    out = cpu.arena.empty(rows, down.n)
+    if rows:
+        cpu.call(
+            "gated_mlp", out.data_ptr(), x.data_ptr(), *_matrix(gate_up, gate_up_bias), *_matrix(down, down_bias),
+            rows, down.n, down.k, KINDS[kind],
+        )  # fmt: skip
+    return out
+
+
+def _matrix(w: Packed, bias: Tensor | None) -> tuple[int, ...]:
+    """A matrix as the arguments of `gated_mlp`: kind, codes, scales, zeros, whether scales are f32, bias, group."""
+    _, codes, *rest = w.handle
+    at_bias = 0 if bias is None else check(bias, "gated_mlp bias", F32, w.n).data_ptr()
+    return (FUSED_KINDS.index(w.kind), codes, *(rest or (0, 0, 0)), at_bias, w.group)
+
+
+def fuses_mlp(gate_up: Packed, down: Packed) -> bool:
+    """Whether the native `gated_mlp` takes these matrices."""
+    return gate_up.kind in FUSED_KINDS and down.kind in FUSED_KINDS and down.k % 16 == 0
+
+
+FUSED_KINDS = ("f32", "bf16", "int8", "int4")
+"""Kinds of weights that csrc/units/mlp.h takes, by number."""
+
+
 @impl("take_rows", "cpu")
 def take_rows(cpu: Cpu, x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
     total, d = check(x, "take_rows x", F32, -1, -1).shape

@@ -161,6 +161,18 @@ def activation(x: Tensor, kind: str) -> Tensor:
     return ACTIVATIONS[kind](x)
 
 
+@op(tolerance=2e-2)
+def gated_mlp(
+    x: Tensor, gate_up: Packed, gate_up_bias: Tensor | None, down: Packed, down_bias: Tensor | None, kind: str
+) -> Tensor:
+    """down(act(gate(x)) * up(x)), x [T, hidden] f32 -> [T, hidden] f32 (Shazeer 2020): `linear`, `gated_activation`,
+    `linear`. gate_up [2 f, hidden], down [hidden, f]; `kind` is a key of ACTIVATIONS.
+
+    The tolerance is that of one code: a difference in the last bit of a product may round it to the next int8 code.
+    """
+    return linear(gated_activation(linear(x, gate_up, gate_up_bias), kind), down, down_bias)
+
+
 @op(tolerance=0.0)
 def take_rows(x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
     """(x + delta)[rows]: the rows [R] (int32) of the residual stream that want logits."""
