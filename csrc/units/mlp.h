@@ -100,7 +100,7 @@ void gate_row(float* gate, const float* up, int64_t count) {
     for (int64_t i = 0; i < count; i += 16) store(gate + i, mul(activate<kActivation>(load(gate + i)), load(up + i)));
 }
 
-constexpr Gate kGates[] = {gate_row<kSilu>, gate_row<kGelu>, gate_row<kGeluTanh>, gate_row<kRelu>};
+constexpr Gate kGates[] = {gate_row<kSilu>, gate_row<kGelu>, gate_row<kGeluTanh>, gate_row<kRelu>, gate_row<kRelu2>};
 static_assert(sizeof(kGates) / sizeof(Gate) == kActivations);
 
 // act(gate) * up for all rows, into the form `down` reads.
