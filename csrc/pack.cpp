@@ -1,5 +1,5 @@
 // Packing of weight matrices [n, k] into blocks of 16 rows whose k axis is innermost but for a few values per lane:
-//   4 bits  [n/16][k/8][16 lanes][4 bytes], byte j of a lane = codes k+j (low nibble) and k+4+j (high), both + 8
+//   4 bits  [n/16][k/8][16 lanes][4 bytes], byte j of a lane = codes k+j (low nibble) and k+4+j (high), both + `offset`
 //   8 bits  [n/16][k/4][16][4], code + 128
 //   bf16    [n/16][k/2][16][2]        f32 [n/16][k][16]
 //   scales  [n/16][k/group][16]       zeros likewise
@@ -48,17 +48,20 @@ T read_as(const void* from) {
     return value;
 }
 
-void pack_int4(uint8_t* out, const int8_t* codes, int64_t n, int64_t k) {
+// `offset` 8: codes -8..7; 0: codes 0..15.
+void pack_int4(uint8_t* out, const int8_t* codes, int64_t n, int64_t k, int64_t offset) {
     check_sizes(n, k, 8);
+    if (offset != 0 && offset != 8) fail("pack_int4: the offset is 0 or 8");
+    const uint64_t add = 0x0101010101010101u * static_cast<uint64_t>(offset);
     std::atomic<bool> outside{false};
-    pack_words(out, n, k / 8, 0x88888888u, [&](int64_t row, int64_t w) {
+    pack_words(out, n, k / 8, 0x11111111u * static_cast<uint32_t>(offset), [&](int64_t row, int64_t w) {
         const auto eight = read_as<uint64_t>(codes + row * k + w * 8);
-        // Code + 8 in each byte without a carry into the next; a code outside -8..7 leaves something in the high half.
-        const uint64_t plus = ((eight & 0x7f7f7f7f7f7f7f7fu) + 0x0808080808080808u) ^ (eight & 0x8080808080808080u);
+        // Code + offset in each byte without a carry into the next; a code outside the range leaves something in the high half.
+        const uint64_t plus = ((eight & 0x7f7f7f7f7f7f7f7fu) + add) ^ (eight & 0x8080808080808080u);
         if (plus & 0xf0f0f0f0f0f0f0f0u) outside.store(true, std::memory_order_relaxed);
         return static_cast<uint32_t>(plus | plus >> 28);
     });
-    if (outside.load()) fail("pack_int4: codes lie outside -8..7");
+    if (outside.load()) fail(offset ? "codes lie outside -8..7" : "codes lie outside 0..15");
 }
 
 void pack_int8(uint8_t* out, const int8_t* codes, int64_t n, int64_t k) {

@@ -136,7 +136,7 @@ def test_attention_over_f32_caches_is_as_exact_as_f32(isa: str) -> None:
 @pytest.mark.skipif("avx2" not in UNITS_HERE or "avx512" not in UNITS_HERE, reason="needs both vector units")
 def test_integer_kernels_are_equal_on_both_vector_units() -> None:
     for case in cases.linear_cases(generator(3)):
-        if case["w"].kind in ("int8", "int4"):
+        if case["w"].kind not in ("f32", "bf16"):
             avx2, avx512 = (run(ops_of(isa), "linear", case)[0] for isa in ("avx2", "avx512"))
             assert torch.equal(avx2, avx512)
 

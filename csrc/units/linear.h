@@ -5,6 +5,17 @@
 // per call. A task is a few column blocks times a panel of rows that stays in the second-level cache.
 #pragma once
 
+// Integer codes and tables of numbers of one digit or of two; `Wide`: activations of two digits.
+enum class WeightKind { kF32, kBf16, kInt8, kInt4, kTable, kTablePair, kInt8Wide, kInt4Wide, kTableWide, kTablePairWide };
+
+constexpr bool is_float(WeightKind kind) { return kind == WeightKind::kF32 || kind == WeightKind::kBf16; }
+constexpr bool is_int8(WeightKind kind) { return kind == WeightKind::kInt8 || kind == WeightKind::kInt8Wide; }
+constexpr bool is_int4(WeightKind kind) { return kind == WeightKind::kInt4 || kind == WeightKind::kInt4Wide; }
+constexpr int digits_of(WeightKind kind) { return kind >= WeightKind::kInt8Wide ? 2 : 1; }
+constexpr int planes_of(WeightKind kind) {
+    return kind == WeightKind::kTablePair || kind == WeightKind::kTablePairWide ? 2 : 1;
+}
+
 struct LinearCall {
     float* out;
     int64_t out_stride;  // floats
@@ -16,8 +27,12 @@ struct LinearCall {
     bool scales_f32;
     const char* x;     // rows of int8 codes, bf16 or f32
     int64_t x_stride;  // bytes
-    const float* x_scales;   // [m][groups]
-    const int32_t* x_start;  // [m][groups]: start value of a group's sum, or the sum of codes when there are zeros
+    const float* x_scales;           // [m][groups]
+    const int32_t* x_start;          // [m][groups][digits]: start values of a group's sums, or minus those of codes with zeros
+    const char* mins = nullptr;      // floats of the scales' type, added to every number of a group
+    const float* x_sums = nullptr;   // [m][groups]: sums of a group's rounded activations
+    const uint8_t* table = nullptr;  // [planes][16]: the digits of the numbers that 4-bit codes stand for, + 128
+    int64_t x_digit = 0;             // bytes from a row's high digits to its low ones
 };
 
 // Hardware prefetchers stop at page ends. A single row streams its weights once, so it asks for those a few pages ahead
@@ -115,86 +130,17 @@ void bf16_tile(const LinearCall& c, int64_t row, int64_t block, Part part) {
     store_tile<R, NB>(c, acc, row, block, part.last);
 }
 
-QUIRE_INLINE F load_scale(const LinearCall& c, int64_t index) {
-    return c.scales_f32 ? load(reinterpret_cast<const float*>(c.scales) + index * 16)
-                        : f16_load(reinterpret_cast<const uint16_t*>(c.scales) + index * 16);
-}
-
-template <int kBits, bool kZeros, int R, int NB>
-void int_tile(const LinearCall& c, int64_t row, int64_t block) {
-    constexpr int kStep = kBits == 4 ? 8 : 4;  // columns per 64 bytes of weights
-    constexpr int kOffset = kBits == 4 ? 8 : kStart8;
-    F acc[R][NB];
-    for (int r = 0; r < R; ++r)
-        for (int b = 0; b < NB; ++b) acc[r][b] = set1(0.0f);
-    const int64_t block_bytes = c.k / kStep * 64;
-    const char* w = c.weights + block * block_bytes;
-    const char* x = c.x + row * c.x_stride;
-    for (int64_t g = 0; g < c.groups; ++g) {
-        I sum[R][NB];
-        I zero[NB];
-        if constexpr (kZeros) {
-            // -(offset + zero) per column; start = that times the sum of the row's codes
-#pragma GCC unroll 8
-            for (int b = 0; b < NB; ++b)
-                zero[b] = add_i(set1_i(kOffset), load_i8(c.zeros + ((block + b) * c.groups + g) * 16));
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const I start = set1_i(c.x_start[(row + r) * c.groups + g]);
-#pragma GCC unroll 8
-            for (int b = 0; b < NB; ++b) sum[r][b] = kZeros ? mul16(start, zero[b]) : start;
-        }
-        for (int64_t k = 0; k < c.group; k += kStep, w += 64, x += kStep) {
-            U low[NB], high[NB];
-#pragma GCC unroll 8
-            for (int b = 0; b < NB; ++b) {
-                low[b] = load_u(w + b * block_bytes);
-                prefetch_weights<R, NB>(w + b * block_bytes, block_bytes);
-                if constexpr (kBits == 4) {
-                    high[b] = high_nibbles(low[b]);
-                    low[b] = low_nibbles(low[b]);
-                }
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const U x0 = set1_u(word(x + r * c.x_stride));
-                const U x1 = set1_u(kBits == 4 ? word(x + r * c.x_stride + 4) : 0);
-#pragma GCC unroll 8
-                for (int b = 0; b < NB; ++b) {
-                    if constexpr (kBits == 4) {
-                        sum[r][b] = dot4(dot4(sum[r][b], low[b], x0), high[b], x1);
-                    } else {
-                        sum[r][b] = dot8(sum[r][b], low[b], x0);
-                    }
-                }
-            }
-        }
-        F scale[NB];
-#pragma GCC unroll 8
-        for (int b = 0; b < NB; ++b) scale[b] = load_scale(c, (block + b) * c.groups + g);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const F xs = set1(c.x_scales[(row + r) * c.groups + g]);
-#pragma GCC unroll 8
-            for (int b = 0; b < NB; ++b) acc[r][b] = fma(to_f(sum[r][b]), mul(scale[b], xs), acc[r][b]);
-        }
-    }
-    store_tile<R, NB>(c, acc, row, block, true);
-}
-
-enum class WeightKind { kF32, kBf16, kInt8, kInt8Zeros, kInt4, kInt4Zeros };
-
-constexpr bool is_float(WeightKind kind) { return kind == WeightKind::kF32 || kind == WeightKind::kBf16; }
+#include "linear_int.h"
 
 template <WeightKind kKind, int R, int NB>
 void tile(const LinearCall& c, int64_t row, int64_t block, Part part) {
-    if constexpr (kKind == WeightKind::kF32) f32_tile<R, NB>(c, row, block, part);
-    if constexpr (kKind == WeightKind::kBf16) bf16_tile<R, NB>(c, row, block, part);
-    if constexpr (kKind == WeightKind::kInt8) int_tile<8, false, R, NB>(c, row, block);
-    if constexpr (kKind == WeightKind::kInt8Zeros) int_tile<8, true, R, NB>(c, row, block);
-    if constexpr (kKind == WeightKind::kInt4) int_tile<4, false, R, NB>(c, row, block);
-    if constexpr (kKind == WeightKind::kInt4Zeros) int_tile<4, true, R, NB>(c, row, block);
+    if constexpr (kKind == WeightKind::kF32) {
+        f32_tile<R, NB>(c, row, block, part);
+    } else if constexpr (kKind == WeightKind::kBf16) {
+        bf16_tile<R, NB>(c, row, block, part);
+    } else {
+        int_tile<kKind, R, NB>(c, row, block);
+    }
 }
 
 // The tile of `rows` <= R rows: tries R, R - 1, ... 1.
@@ -237,12 +183,13 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
     }
 }
 
-// Calls f.template operator()<R, NB>() with the tile for m rows.
+// Calls f.template operator()<R, NB>() with the tile for m rows; two digits take as many more sums, so it has fewer rows or blocks.
 template <WeightKind kKind, class Fn>
 QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
+    constexpr int kDigits = digits_of(kKind), kPlanes = planes_of(kKind);
     if (m == 1) return f.template operator()<1, kKind == WeightKind::kBf16 ? kRowBlocks : 1>();
-    if (m <= kFewRows) return f.template operator()<kFewRows, kFewBlocks>();
-    f.template operator()<kTileRows, kTileBlocks>();
+    if (m <= kFewRows) return f.template operator()<kFewRows / kDigits, (kFewBlocks + kPlanes - 1) / kPlanes>();
+    f.template operator()<kTileRows / kDigits, (kTileBlocks + kPlanes - 1) / kPlanes>();
 }
 
 // All rows and column blocks; a panel of rows that stays in the second-level cache and one group of blocks per task.
@@ -259,66 +206,12 @@ void run_linear(const LinearCall& c, int64_t m) {
     });
 }
 
-// Codes, scale and start value of each group of a row. The maximum is taken over bit patterns, which orders NaN above all
-// numbers: a NaN activation makes the scale and with it the whole output NaN instead of vanishing.
-QUIRE_INLINE void quantize_row(int8_t* codes, float* scales, int32_t* starts, const float* x, int64_t k, int64_t group, int32_t factor) {
-    for (int64_t g = 0; g < k / group; ++g) {
-        const float* in = x + g * group;
-        I most = set1_i(0);
-        for (int64_t i = 0; i < group; i += 16) most = max_i(most, bits_of(vabs(load(in + i))));
-        const int32_t bits = hmax_i(most);
-        float top;
-        std::memcpy(&top, &bits, 4);
-        const F inverse = set1(top > 0.0f ? 127.0f / top : 0.0f);
-        I sum = set1_i(0);
-        for (int64_t i = 0; i < group; i += 16) {
-            const F scaled = vmin(set1(127.0f), vmax(set1(-127.0f), mul(load(in + i), inverse)));
-            const I code = round_i(scaled);
-            sum = add_i(sum, code);
-            store_i8(codes + g * group + i, code);
-        }
-        scales[g] = top / 127.0f;
-        starts[g] = factor * hsum_i(sum);
-    }
-}
-
 void check_linear(int64_t m, int64_t n, int64_t k) {
     constexpr int64_t kMost = int64_t{1} << 40;
     if (m < 1 || n < 1 || k < 1 || m > kMost || n > kMost || k > kMost) fail("linear: sizes must lie in [1, 2^40]");
 }
 
-template <int kBits>
-void linear_int(float* out, const float* x, const char* weights, const char* scales, Optional<const int8_t> zeros,
-                Optional<const float> bias, int64_t m, int64_t n, int64_t k, int64_t group, bool scales_f32) {
-    check_linear(m, n, k);
-    if ((group != 32 && group != 64 && group != 128) || k % group) fail("linear: columns must be a multiple of the group (32, 64, 128)");
-    const int64_t groups = k / group, stride = (k + 63) / 64 * 64 + 64;  // odd multiples of 64: rows fall into different cache sets
-    auto* codes = static_cast<int8_t*>(scratch(Scratch::kActivations, static_cast<size_t>(m * stride)));
-    auto* x_scales = static_cast<float*>(scratch(Scratch::kScales, static_cast<size_t>(m * groups) * 8));
-    auto* starts = reinterpret_cast<int32_t*>(x_scales + m * groups);
-    const int32_t factor = zeros.ptr ? -1 : -(kBits == 4 ? 8 : kStart8);
-    parallel_ranges(m, k, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r)
-            quantize_row(codes + r * stride, x_scales + r * groups, starts + r * groups, x + r * k, k, group, factor);
-    });
-    const LinearCall c{out, n, weights, scales, zeros.ptr, bias.ptr, n, k, group, groups, scales_f32,
-                       reinterpret_cast<const char*>(codes), stride, x_scales, starts};
-    if (zeros.ptr) {
-        run_linear<kBits == 4 ? WeightKind::kInt4Zeros : WeightKind::kInt8Zeros>(c, m);
-    } else {
-        run_linear<kBits == 4 ? WeightKind::kInt4 : WeightKind::kInt8>(c, m);
-    }
-}
-
-void linear_int4(float* out, const float* x, const char* weights, const char* scales, Optional<const int8_t> zeros,
-                 int64_t scales_f32, Optional<const float> bias, int64_t m, int64_t n, int64_t k, int64_t group) {
-    linear_int<4>(out, x, weights, scales, zeros, bias, m, n, k, group, scales_f32 != 0);
-}
-
-void linear_int8(float* out, const float* x, const char* weights, const char* scales, Optional<const int8_t> zeros,
-                 int64_t scales_f32, Optional<const float> bias, int64_t m, int64_t n, int64_t k, int64_t group) {
-    linear_int<8>(out, x, weights, scales, zeros, bias, m, n, k, group, scales_f32 != 0);
-}
+#include "linear_codes.h"
 
 void linear_bf16(float* out, const float* x, const char* weights, Optional<const float> bias, int64_t m, int64_t n,
                  int64_t k, int64_t /*group*/) {

@@ -49,6 +49,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&linear_bf16>("linear_bf16"),
     op_entry<&linear_int8>("linear_int8"),
     op_entry<&linear_int4>("linear_int4"),
+    op_entry<&linear_table4>("linear_table4"),
     op_entry<&round_groups>("round_groups"),
     op_entry<&gated_mlp>("gated_mlp"),
     op_entry<&rope_and_cache>("rope_and_cache"),

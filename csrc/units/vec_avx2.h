@@ -182,6 +182,14 @@ QUIRE_INLINE U low_half(U x) {
     return {_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low)};
 }
 QUIRE_INLINE I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+QUIRE_INLINE I sub_i(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+QUIRE_INLINE I times255(I x) { return sub_i({_mm256_slli_epi32(x.a, 8), _mm256_slli_epi32(x.b, 8)}, x); }
+// Byte of a table of 16 for each byte of `at`, all of them below 16.
+QUIRE_INLINE U load_table(const void* p) {
+    const __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+    return {v, v};
+}
+QUIRE_INLINE U look_up(U table, U at) { return {_mm256_shuffle_epi8(table.a, at.a), _mm256_shuffle_epi8(table.b, at.b)}; }
 QUIRE_INLINE I load_i8(const int8_t* p) {
     const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepi8_epi32(b), _mm256_cvtepi8_epi32(_mm_srli_si128(b, 8))};

@@ -117,6 +117,11 @@ QUIRE_INLINE int32_t hmax_i(I a) { return _mm512_reduce_max_epi32(a.v); }
 QUIRE_INLINE F as_f(U a) { return {_mm512_castsi512_ps(a.v)}; }
 QUIRE_INLINE U low_half(U a) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(0xffff))}; }
 QUIRE_INLINE I add_i(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+QUIRE_INLINE I sub_i(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+QUIRE_INLINE I times255(I a) { return {_mm512_sub_epi32(_mm512_slli_epi32(a.v, 8), a.v)}; }
+// Byte of a table of 16 for each byte of `at`, all of them below 16.
+QUIRE_INLINE U load_table(const void* p) { return {_mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)))}; }
+QUIRE_INLINE U look_up(U table, U at) { return {_mm512_shuffle_epi8(table.v, at.v)}; }
 QUIRE_INLINE I load_i8(const int8_t* p) {
     return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }

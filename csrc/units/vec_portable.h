@@ -170,6 +170,22 @@ QUIRE_INLINE int32_t hmax_i(I v) {
 QUIRE_INLINE F as_f(U a) { return (F)a; }
 QUIRE_INLINE U low_half(U a) { return a & 0xffffu; }
 QUIRE_INLINE I add_i(I a, I b) { return a + b; }
+QUIRE_INLINE I sub_i(I a, I b) { return a - b; }
+QUIRE_INLINE I times255(I a) { return a * 255; }
+// Byte of a table of 16 for each byte of `at`, all of them below 16.
+QUIRE_INLINE U load_table(const void* p) {
+    U v;
+    for (int i = 0; i < 4; ++i) std::memcpy(reinterpret_cast<char*>(&v) + 16 * i, p, 16);
+    return v;
+}
+QUIRE_INLINE U look_up(U table, U at) {
+    uint8_t from[64], index[64], out[64];
+    std::memcpy(from, &table, 64);
+    std::memcpy(index, &at, 64);
+    for (int i = 0; i < 64; ++i) out[i] = from[index[i] & 15];
+    std::memcpy(&at, out, 64);
+    return at;
+}
 QUIRE_INLINE I load_i8(const int8_t* p) {
     typedef int8_t B __attribute__((vector_size(16)));
     return __builtin_convertvector(load_as<B>(p), I);

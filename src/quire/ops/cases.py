@@ -6,6 +6,7 @@ A case is the dict of an op's arguments. `linear` takes a `Weight` here; whoever
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor
@@ -16,7 +17,10 @@ from quire.ops.op import Case, cases
 from quire.ops.reference import ACTIVATIONS
 from quire.ops.weights import Weight
 
-CODES = {"int4": (-8, 8), "int8": (-128, 128)}
+CODES = {"int4": (-8, 8), "int8": (-128, 128), "table4": (0, 16)}
+TABLES = {1: (0, 1, 2, 3, 4, 6, 8, 12, -127, -1, -2, -3, -4, -6, -8, 127),
+          2: tuple(range(-32512, 32513, 4335)) + (255,)}  # fmt: skip
+"""Numbers of 4-bit codes that fit into one digit, and that take two."""
 
 
 def normal(g: Generator, *shape: int) -> Tensor:
@@ -24,8 +28,10 @@ def normal(g: Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=g)
 
 
-def random_weight(g: Generator, kind: str, n: int, k: int, group: int = 32, zeros: bool = False) -> Weight:
-    """A weight of `kind` whose rows have about unit norm per sqrt(k)."""
+def random_weight(
+    g: Generator, kind: str, n: int, k: int, group: int = 32, zeros: bool = False, bits: int = 8
+) -> Weight:
+    """A weight of `kind` whose rows have about unit norm per sqrt(k); its activations are of `bits`."""
     if kind == "f32":
         return Weight(kind, normal(g, n, k))
     if kind == "bf16":
@@ -34,7 +40,8 @@ def random_weight(g: Generator, kind: str, n: int, k: int, group: int = 32, zero
     codes = torch.randint(low, high, (n, k), generator=g, dtype=torch.int8)
     scales = ((0.5 + torch.rand(n, k // group, generator=g)) / high).half()
     zero = torch.randint(low, high, scales.shape, generator=g, dtype=torch.int8) if zeros else None
-    return Weight(kind, codes, scales, zero, group)
+    table = torch.tensor(TABLES[1], dtype=torch.int16) if kind == "table4" else None
+    return Weight(kind, codes, scales, zero, group, table=table, activation_bits=bits)
 
 
 @cases("embedding")
@@ -66,7 +73,7 @@ def linear_cases(g: Generator) -> Iterator[Case]:
         for m, n, k in ((1, 1, 1), (1, 16, 33), (3, 75, 64), (9, 33, 130), (0, 16, 16), (70, 40, 257)):
             bias = normal(g, n) if m % 2 else None
             yield {"x": normal(g, m, k), "w": random_weight(g, kind, n, k), "bias": bias}
-    for kind in CODES:
+    for kind in ("int4", "int8"):
         for m, n, k, group in (
             (1, 16, 32, 32),
             (2, 75, 256, 32),
@@ -83,6 +90,41 @@ def linear_cases(g: Generator) -> Iterator[Case]:
         for code, value in ((low, 1.0), (high - 1, -3e30), (low, 1e-30), (low, 0.0)):  # the ends of the integer range
             w = Weight(kind, torch.full((16, 128), code, dtype=torch.int8), torch.ones(16, 1).half(), None, 128)
             yield {"x": torch.full((2, 128), value), "w": w, "bias": None}
+    yield from linear_parts_cases(g)
+
+
+def linear_parts_cases(g: Generator) -> Iterator[Case]:
+    """Groups of 16, minimums, tables of one and two digits, orders of columns, activations of 16 bits."""
+    for bits in (8, 16):
+        for m, n, k, group in (
+            (1, 16, 16, 16),
+            (2, 75, 256, 16),
+            (4, 33, 192, 64),
+            (13, 17, 384, 128),
+            (70, 50, 96, 32),
+        ):
+            x = normal(g, m, k)
+            x[:, 3] *= 300.0
+            order = torch.randperm(k, generator=g).int() if m != 2 else None
+            for kind in CODES:
+                w = replace(random_weight(g, kind, n, k, group, bits=bits), order=order)
+                yield {"x": x, "w": w, "bias": None}
+                if w.table is not None:
+                    yield {"x": x, "w": replace(w, table=torch.tensor(TABLES[2], dtype=torch.int16)), "bias": None}
+                    continue
+                yield {"x": x, "w": random_weight(g, kind, n, k, group, True, bits), "bias": normal(g, n)}
+                codes = w.codes + (8 if kind == "int4" else 0)
+                scales = w.scales if m % 2 else w.scales.float()  # type: ignore[union-attr]
+                mins = (normal(g, n, k // group) / 4).to(scales.dtype)  # type: ignore[union-attr]
+                yield {"x": x, "w": replace(w, codes=codes, scales=scales, mins=mins), "bias": None}
+        for kind, code in (("int8", -128), ("table4", 0), ("table4", 15)):  # the ends of the integer range
+            w = random_weight(g, kind, 16, 128, 128, kind == "int8", bits)
+            w = replace(w, codes=torch.full_like(w.codes, code))
+            if w.zeros is None:
+                w = replace(w, table=torch.tensor([-32512] + [0] * 14 + [32512], dtype=torch.int16))
+            else:
+                w.zeros.fill_(127)
+            yield {"x": torch.full((2, 128), -3.0), "w": w, "bias": None}
 
 
 def rope_table(positions: int, half: int, base: float = 10000.0) -> Tensor:

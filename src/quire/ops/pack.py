@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
-from quire.ops.weights import Packed, Weight
+from quire.ops.weights import MOST, TABLE_MOST, Packed, Weight
 
 LANES = 16
-GROUPS = (32, 64, 128)
-BITS = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
-TOGETHER = {"f32": 1, "bf16": 2, "int8": 4, "int4": 8}
+GROUPS = (16, 32, 64, 128)
+BITS = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4, "table4": 4}
+TOGETHER = {"f32": 1, "bf16": 2, "int8": 4, "int4": 8, "table4": 8}
 """Columns that share a vector register lane."""
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.int8}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.int8, "table4": torch.int8}
 
 
 def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False) -> Packed:
@@ -30,26 +32,52 @@ def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False) -> Packed:
     data = huge_bytes(cpu.native, padded * (-(-k // together) * together) * BITS[weight.kind] // 8)
     codes = weight.codes.contiguous()
     try:
-        cpu.call(f"pack_{weight.kind}", data.data_ptr(), codes.data_ptr(), n, k)
+        _pack_codes(cpu, weight, data, codes)
     except ValueError as error:
         raise _refusal(weight, str(error)) from None
     buffers = [data]
     handle: tuple[str | int, ...] = (f"linear_{weight.kind}", data.data_ptr())
     if weight.scales is not None:
-        scales = _pack_groups(
-            cpu, weight.scales, padded, "pack_scales16" if weight.scales.itemsize == 2 else "pack_scales32"
-        )
-        buffers.append(scales)
-        at_zeros = 0
-        if weight.zeros is not None:
-            zeros = _pack_groups(cpu, weight.zeros, padded, "pack_zeros")
-            buffers.append(zeros)
-            at_zeros = zeros.data_ptr()
-        handle += (scales.data_ptr(), at_zeros, int(weight.scales.itemsize == 4))
+        parts = _pack_parts(cpu, weight, padded)
+        buffers += [t for t in parts.values() if t is not None]
+        at = {name: 0 if t is None else t.data_ptr() for name, t in parts.items()}
+        wide = int(weight.scales.itemsize == 4), (1 if weight.activation_bits == 8 else 2)
+        if weight.table is not None:
+            handle += (at["scales"], at["table"], len(buffers[-1]) // 16, at["order"], *wide)
+        else:
+            handle += (at["scales"], at["zeros"], at["mins"], at["order"], *wide)
     size = sum(b.numel() for b in buffers)
     return Packed(
         weight.kind, n, k, weight.group, size, tuple(buffers), handle=handle, plain=weight if keep_plain else None
     )
+
+
+def _pack_codes(cpu: Cpu, weight: Weight, data: Tensor, codes: Tensor) -> None:
+    n, k = weight.shape
+    if BITS[weight.kind] == 4:
+        offset = 8 if weight.kind == "int4" and weight.mins is None else 0
+        cpu.call("pack_int4", data.data_ptr(), codes.data_ptr(), n, k, offset)
+    else:
+        cpu.call(f"pack_{weight.kind}", data.data_ptr(), codes.data_ptr(), n, k)
+
+
+def _pack_parts(cpu: Cpu, weight: Weight, padded: int) -> dict[str, Tensor | None]:
+    """What kernels read beside the codes; the table comes last."""
+    assert weight.scales is not None
+    floats = "pack_scales16" if weight.scales.itemsize == 2 else "pack_scales32"
+    parts = {"scales": (weight.scales, floats), "zeros": (weight.zeros, "pack_zeros"), "mins": (weight.mins, floats)}
+    packed = {name: None if t is None else _pack_groups(cpu, t, padded, op) for name, (t, op) in parts.items()}
+    order = None if weight.order is None else weight.order.contiguous()
+    return {**packed, "order": order, "table": None if weight.table is None else table_digits(weight.table)}
+
+
+def table_digits(table: Tensor) -> Tensor:
+    """The numbers of a table [16] int16 as bytes, 128 more: [16] when all fit, else their digits of base 255 [2 * 16]."""
+    numbers = table.long()
+    if int(numbers.abs().max()) <= 127:
+        return (numbers + 128).to(torch.uint8)
+    high = torch.round(numbers / 255).long()
+    return (torch.cat((high, numbers - 255 * high)) + 128).to(torch.uint8)
 
 
 def _pack_groups(cpu: Cpu, values: Tensor, padded: int, name: str) -> Tensor:
@@ -89,3 +117,27 @@ def _validate(weight: Weight) -> None:
         weight.zeros.shape != (n, k // weight.group) or weight.zeros.dtype is not torch.int8
     ):
         refuse(f"its zeros must be int8 of shape [{n}, {k // weight.group}]")
+    _validate_parts(weight, refuse)
+
+
+def _validate_parts(weight: Weight, refuse: Callable[[str], None]) -> None:
+    scales, table, order = weight.scales, weight.table, weight.order
+    if weight.activation_bits not in MOST:
+        refuse(f"its activations of {weight.activation_bits} bits are not of 8 or 16")
+    if weight.mins is not None and (scales is None or weight.mins.shape != scales.shape or weight.zeros is not None):
+        refuse("minimums must have the scales' shape, and there are no zeros then")
+    if weight.mins is not None and scales is not None and weight.mins.dtype is not scales.dtype:
+        refuse(f"its minimums are {weight.mins.dtype}, its scales {scales.dtype}")
+    if (weight.kind == "table4") != (table is not None):
+        refuse("a table4 weight needs a table, and no other has one")
+    if table is not None and (table.shape != (16,) or int(table.long().abs().max()) > TABLE_MOST):
+        refuse(f"its table must hold 16 numbers of at most {TABLE_MOST}")
+    if table is not None and (weight.zeros is not None or weight.mins is not None):
+        refuse("a table has neither zeros nor minimums")
+    k = weight.shape[1]
+    if order is not None and (order.dtype is not torch.int32 or not torch.equal(order.sort()[0], _counted(k))):
+        refuse(f"its order of columns must be a permutation of {k} int32 numbers")
+
+
+def _counted(k: int) -> Tensor:
+    return torch.arange(k, dtype=torch.int32)

@@ -48,9 +48,9 @@ def add_rmsnorm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
 def linear(x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
     """x [T, k] f32 times w [n, k] transposed, plus bias [n] f32: f32 [T, n].
 
-    f32 weights: f32 products. bf16 weights: x is rounded to bf16, products are accumulated in f32. Integer codes: x is
-    quantized to int8 per group of the weight's group size, the integer dot product of a group is exact, and the groups
-    are summed in f32 in ascending order.
+    f32 weights: f32 products. bf16 weights: x is rounded to bf16, products are accumulated in f32. Integer codes and
+    tables: x is quantized to 8 or 16 bits per group of the weight's group size (after its columns were put into the
+    weight's order), the integer dot product of a group is exact, and the groups are summed in f32 in ascending order.
     """
     assert w.plain is not None
     if w.kind == "f32":
@@ -58,8 +58,10 @@ def linear(x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
     elif w.kind == "bf16":
         out = x.bfloat16().float() @ w.plain.codes.float().t()
     else:
-        codes, scale = quantize_activations(x, w.group)
-        out = (codes.view(*scale.shape, w.group) * scale[..., None]).flatten(1) @ w.plain.dequantize().t()
+        order = w.plain.order
+        codes, scale = quantize_activations(x if order is None else x[:, order], w.group, w.plain.activation_bits)
+        rounded = (codes.view(*scale.shape, w.group) * scale[..., None]).flatten(1)
+        out = (rounded if order is None else rounded[:, order.argsort()]) @ w.plain.dequantize().t()
     return out if bias is None else out + bias
 
 

@@ -9,13 +9,24 @@ import torch
 from torch import Tensor
 
 
+MOST = {8: 127.0, 16: 127.0 * 256}
+"""Largest code of an activation by its bits."""
+TABLE_MOST = 127 * 256
+
+
 @dataclass(frozen=True)
 class Weight:
     """A matrix [n, k] in its plain (unpacked) form.
 
     `kind` "f32" | "bf16": `codes` is the matrix itself.
-    `kind` "int8" | "int4": `codes` [n, k] int8 holds signed codes (int4: -8..7), `scales` [n, k / group] float16;
-    the value is code * scale. With `zeros` [n, k / group] int8 the value is (code - zero) * scale.
+    `kind` "int8" | "int4": `codes` [n, k] int8 holds signed codes (int4: -8..7), `scales` [n, k / group] float16 or
+    float32; the value is code * scale. With `zeros` [n, k / group] int8 the value is (code - zero) * scale; with `mins`
+    [n, k / group] of the scales' dtype it is code * scale + min, and int4 codes are 0..15.
+    `kind` "table4": `codes` [n, k] int8 0..15 stand for the numbers of `table` [16] int16, at most `TABLE_MOST` in
+    magnitude; the value is table[code] * scale.
+
+    `order` [k] int32: column j multiplies activation order[j]. `activation_bits`: 8 or 16, the integers that activations
+    are rounded to, per group.
     """
 
     kind: str
@@ -23,6 +34,10 @@ class Weight:
     scales: Tensor | None = None
     zeros: Tensor | None = None
     group: int = 0
+    mins: Tensor | None = None
+    table: Tensor | None = None
+    order: Tensor | None = None
+    activation_bits: int = 8
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -30,13 +45,18 @@ class Weight:
         return int(self.codes.shape[0]), int(self.codes.shape[1])
 
     def dequantize(self) -> Tensor:
-        """The matrix as float32 [n, k]."""
+        """The matrix as float32 [n, k], its columns in the activations' order."""
         if self.scales is None:
             return self.codes.float()
-        codes = self.codes.float().view(*self.scales.shape, self.group)
+        numbers = self.codes if self.table is None else self.table[self.codes.long()]
+        values = numbers.float().view(*self.scales.shape, self.group)
         if self.zeros is not None:
-            codes = codes - self.zeros.float()[..., None]
-        return (codes * self.scales.float()[..., None]).flatten(1)
+            values = values - self.zeros.float()[..., None]
+        values = values * self.scales.float()[..., None]
+        if self.mins is not None:
+            values = values + self.mins.float()[..., None]
+        values = values.flatten(1)
+        return values if self.order is None else values[:, self.order.argsort()]
 
 
 @dataclass(frozen=True)
@@ -56,19 +76,22 @@ class Packed:
 def plain_packed(weight: Weight) -> Packed:
     """The reference backend's packing: none."""
     n, k = weight.shape
-    tensors = tuple(t for t in (weight.codes, weight.scales, weight.zeros) if t is not None)
+    parts = (weight.codes, weight.scales, weight.zeros, weight.mins, weight.table, weight.order)
+    tensors = tuple(t for t in parts if t is not None)
     size = sum(t.numel() * t.element_size() for t in tensors)
     return Packed(weight.kind, n, k, weight.group, size, tensors, plain=weight)
 
 
-def quantize_activations(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Rows x [t, k] f32 to int8 codes and f32 scales [t, k / group], symmetric, scale = max|x| / 127, half to even.
+def quantize_activations(x: Tensor, group: int, bits: int = 8) -> tuple[Tensor, Tensor]:
+    """Rows x [t, k] f32 to integer codes (as f32) and f32 scales [t, k / group], symmetric, half to even.
 
-    One scale per group, not per token: one outlier channel must not cost the other channels their precision.
+    scale = max|x| / MOST[bits]. One scale per group, not per token: one outlier channel must not cost the other channels
+    their precision. 16 bits are two digits of base 255, each -127..127, so that kernels multiply bytes.
     """
+    most = MOST[bits]
     groups = x.reshape(x.shape[0], x.shape[1] // group, group)
     top = groups.abs().amax(-1)
-    scale = top / 127.0
-    inverse = torch.where(top > 0, 127.0 / top, torch.zeros_like(top))
-    codes = torch.round(groups * inverse[..., None]).clamp(-127, 127)
+    scale = top / most
+    inverse = torch.where(top > 2e-34, most / top, torch.zeros_like(top))  # of anything smaller it is infinite
+    codes = torch.round(groups * inverse[..., None]).clamp(-most, most)
     return codes.flatten(1), scale
