@@ -1,4 +1,4 @@
-"""Integer weights in all their forms: rows that do not depend on the batch, what is refused, and how exact 16 bits are."""
+"""Integer weights in all their forms: rows that do not depend on the batch, refusals, and how exact 16 bits are."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from quire.ops.weights import Weight
 
 CODES = {"int4": (-8, 8), "int8": (-128, 128), "table4": (0, 16)}
 TABLES = {1: (0, 1, 2, 3, 4, 6, 8, 12, -127, -1, -2, -3, -4, -6, -8, 127),
-          2: tuple(range(-32512, 32513, 4335)) + (255,)}  # fmt: skip
+          2: (*range(-32512, 32513, 4335), 255)}  # fmt: skip
 """Numbers of 4-bit codes that fit into one digit, and that take two."""
 
 

@@ -72,7 +72,7 @@ def _pack_parts(cpu: Cpu, weight: Weight, padded: int) -> dict[str, Tensor | Non
 
 
 def table_digits(table: Tensor) -> Tensor:
-    """The numbers of a table [16] int16 as bytes, 128 more: [16] when all fit, else their digits of base 255 [2 * 16]."""
+    """The numbers of a table [16] int16 as bytes, 128 more: [16] if all fit, else their digits of base 255 [2 * 16]."""
     numbers = table.long()
     if int(numbers.abs().max()) <= 127:
         return (numbers + 128).to(torch.uint8)

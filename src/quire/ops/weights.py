@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 MOST = {8: 127.0, 16: 127.0 * 256}
 """Largest code of an activation by its bits."""
 TABLE_MOST = 127 * 256
@@ -25,8 +24,8 @@ class Weight:
     `kind` "table4": `codes` [n, k] int8 0..15 stand for the numbers of `table` [16] int16, at most `TABLE_MOST` in
     magnitude; the value is table[code] * scale.
 
-    `order` [k] int32: column j multiplies activation order[j]. `activation_bits`: 8 or 16, the integers that activations
-    are rounded to, per group.
+    `order` [k] int32: column j multiplies activation order[j]. `activation_bits`: 8 or 16, of the integers that
+    activations are rounded to, per group.
     """
 
     kind: str
@@ -85,7 +84,7 @@ def plain_packed(weight: Weight) -> Packed:
 def quantize_activations(x: Tensor, group: int, bits: int = 8) -> tuple[Tensor, Tensor]:
     """Rows x [t, k] f32 to integer codes (as f32) and f32 scales [t, k / group], symmetric, half to even.
 
-    scale = max|x| / MOST[bits]. One scale per group, not per token: one outlier channel must not cost the other channels
+    scale = max|x| / MOST[bits]. One scale per group, not per token: one outlier channel must not cost the others
     their precision. 16 bits are two digits of base 255, each -127..127, so that kernels multiply bytes.
     """
     most = MOST[bits]
