@@ -77,8 +77,9 @@ class Grouped:
 
 def rows_of(w: Weight, rows: slice) -> Weight:
     """Some rows of a matrix in any format."""
-    tensors = {f.name: getattr(w, f.name) for f in fields(w)}
-    return replace(w, **{name: t[rows] for name, t in tensors.items() if isinstance(t, Tensor) and t.dim() == 2})
+    parts = {f.name: getattr(w, f.name) for f in fields(w)}
+    taken: dict[str, Any] = {name: t[rows] for name, t in parts.items() if isinstance(t, Tensor) and t.dim() == 2}
+    return replace(w, **taken)
 
 
 def padded_rows(n: int) -> Tensor:
@@ -227,7 +228,11 @@ def plain_grouped(g: Generator, kind: str, experts: int, n: int, k: int, group: 
 @cases("grouped_linear")
 def grouped_linear_cases(g: Generator) -> Iterator[Case]:
     for kind in ("f32", "bf16", "int8", "int4"):
-        for t, top_k, experts, n, k, group in ((1, 2, 4, 16, 64, 32), (21, 3, 7, 40, 128, 64), (70, 2, 4, 33, 128, 128)):
+        for t, top_k, experts, n, k, group in (
+            (1, 2, 4, 16, 64, 32),
+            (21, 3, 7, 40, 128, 64),
+            (70, 2, 4, 33, 128, 128),
+        ):
             w = plain_grouped(g, kind, experts, n, k, group, biased=t > 1)
             tokens, _, offsets = sort_by_expert(random_ids(g, t, top_k, experts), experts)
             yield {"x": normal(g, t, k), "w": w, "tokens": tokens, "offsets": offsets}

@@ -35,20 +35,23 @@ def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False) -> Packed:
         _pack_codes(cpu, weight, data, codes)
     except ValueError as error:
         raise _refusal(weight, str(error)) from None
-    buffers = [data]
+    buffers, shared = [data], [] if weight.order is None else [weight.order]
     handle: tuple[str | int, ...] = (f"linear_{weight.kind}", data.data_ptr())
     if weight.scales is not None:
         parts = _pack_parts(cpu, weight, padded)
         buffers += [t for t in parts.values() if t is not None]
         at = {name: 0 if t is None else t.data_ptr() for name, t in parts.items()}
-        wide = int(weight.scales.itemsize == 4), (1 if weight.activation_bits == 8 else 2)
+        order, wide = 0 if weight.order is None else weight.order.data_ptr(), int(weight.scales.itemsize == 4)
+        rest = (order, wide, 1 if weight.activation_bits == 8 else 2)
         if weight.table is not None:
-            handle += (at["scales"], at["table"], len(buffers[-1]) // 16, at["order"], *wide)
+            table = table_digits(weight.table)
+            shared.append(table)
+            handle += (at["scales"], table.data_ptr(), len(table) // 16, *rest)
         else:
-            handle += (at["scales"], at["zeros"], at["mins"], at["order"], *wide)
+            handle += (at["scales"], at["zeros"], at["mins"], *rest)
     size = sum(b.numel() for b in buffers)
     return Packed(
-        weight.kind, n, k, weight.group, size, tuple(buffers), handle=handle, plain=weight if keep_plain else None
+        weight.kind, n, k, weight.group, size, tuple(buffers), handle, weight if keep_plain else None, tuple(shared)
     )
 
 
@@ -62,13 +65,11 @@ def _pack_codes(cpu: Cpu, weight: Weight, data: Tensor, codes: Tensor) -> None:
 
 
 def _pack_parts(cpu: Cpu, weight: Weight, padded: int) -> dict[str, Tensor | None]:
-    """What kernels read beside the codes; the table comes last."""
+    """What kernels read per row and group beside the codes."""
     assert weight.scales is not None
     floats = "pack_scales16" if weight.scales.itemsize == 2 else "pack_scales32"
     parts = {"scales": (weight.scales, floats), "zeros": (weight.zeros, "pack_zeros"), "mins": (weight.mins, floats)}
-    packed = {name: None if t is None else _pack_groups(cpu, t, padded, op) for name, (t, op) in parts.items()}
-    order = None if weight.order is None else weight.order.contiguous()
-    return {**packed, "order": order, "table": None if weight.table is None else table_digits(weight.table)}
+    return {name: None if t is None else _pack_groups(cpu, t, padded, op) for name, (t, op) in parts.items()}
 
 
 def table_digits(table: Tensor) -> Tensor:
@@ -135,7 +136,9 @@ def _validate_parts(weight: Weight, refuse: Callable[[str], None]) -> None:
     if table is not None and (weight.zeros is not None or weight.mins is not None):
         refuse("a table has neither zeros nor minimums")
     k = weight.shape[1]
-    if order is not None and (order.dtype is not torch.int32 or not torch.equal(order.sort()[0], _counted(k))):
+    if order is not None and (
+        order.dtype is not torch.int32 or not order.is_contiguous() or not torch.equal(order.sort()[0], _counted(k))
+    ):
         refuse(f"its order of columns must be a permutation of {k} int32 numbers")
 
 

@@ -60,7 +60,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix in the layout a backend streams. `buffers` keeps its memory alive; `handle` is the backend's own."""
+    """A matrix in the layout a backend streams. `handle` is the backend's own.
+
+    `buffers` and `shared` keep its memory alive: what grows with the rows, and what does not (a table, an order).
+    """
 
     kind: str
     n: int
@@ -70,6 +73,7 @@ class Packed:
     buffers: tuple[Tensor, ...]
     handle: Any = None
     plain: Weight | None = None
+    shared: tuple[Tensor, ...] = ()
 
 
 def plain_packed(weight: Weight) -> Packed:

@@ -79,7 +79,7 @@ class RoundToNearest:
             c, s = self._round(w[rows].float().view(-1, w.shape[1] // group, group))
             codes[rows], scales[rows] = c.flatten(1), s
 
-        over_rows(*w.shape, work)
+        over_rows(w.shape[0], w.shape[1], work)
         return bool(torch.isfinite(scales).all())
 
     def _round(self, groups: Tensor) -> tuple[Tensor, Tensor]:
