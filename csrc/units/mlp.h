@@ -20,6 +20,7 @@ struct Rows {
     char* x;
     int64_t stride;  // bytes
     float* scales;   // [m][groups]
+    float* sums;
     int32_t* starts;
     int64_t groups;
 };
@@ -29,22 +30,21 @@ constexpr int64_t kMlpRows = 64, kMlpColumns = 128;
 Rows rows_for(const Matrix& w, int64_t m, Scratch codes, Scratch scales) {
     if (!w.group) {
         const int64_t stride = w.kind == WeightKind::kBf16 ? (w.k * 2 + 127) / 128 * 128 + 64 : w.k * 4;
-        return {static_cast<char*>(scratch(codes, static_cast<size_t>(m * stride))), stride, nullptr, nullptr, 0};
+        return {static_cast<char*>(scratch(codes, static_cast<size_t>(m * stride))), stride, nullptr, nullptr, nullptr, 0};
     }
     const int64_t stride = (w.k + 63) / 64 * 64 + 64, groups = w.k / w.group;
-    auto* numbers = static_cast<float*>(scratch(scales, static_cast<size_t>(m * groups) * 8));
+    auto* numbers = static_cast<float*>(scratch(scales, static_cast<size_t>(m * groups) * 12));
     return {static_cast<char*>(scratch(codes, static_cast<size_t>(m * stride))), stride, numbers,
-            reinterpret_cast<int32_t*>(numbers + m * groups), groups};
+            numbers + m * groups, reinterpret_cast<int32_t*>(numbers + 2 * m * groups), groups};
 }
 
 // Columns column .. column + count of row r, rounded or quantized from f32 numbers.
 QUIRE_INLINE void fill_rows(const Matrix& w, const Rows& to, int64_t r, int64_t column, const float* from, int64_t count) {
     char* row = to.x + r * to.stride;
     if (w.group) {
-        const bool four = w.kind == WeightKind::kInt4 || w.kind == WeightKind::kInt4Zeros;
         const int64_t at = r * to.groups + column / w.group;
-        quantize_row(reinterpret_cast<int8_t*>(row) + column, to.scales + at, to.starts + at, from, count, w.group,
-                     w.zeros ? -1 : -(four ? 8 : kStart8));
+        quantize_row<1>(reinterpret_cast<int8_t*>(row) + column, 0, to.scales + at, to.sums + at, to.starts + at, from, count, w.group,
+                        w.zeros ? -1 : -(is_int4(w.kind) ? 8 : kStart8));
     } else if (w.kind == WeightKind::kBf16) {
         auto* target = reinterpret_cast<uint16_t*>(row) + column;
         for_lanes(count, [&](int64_t i, int n) { bf16_store(target + i, load_lanes(from + i, n)); });
@@ -61,7 +61,7 @@ LinearCall call_of(const Matrix& w, const Rows& rows, float* out) {
 QUIRE_INLINE int64_t block_bytes_of(const Matrix& w) {
     if (w.kind == WeightKind::kF32) return w.k * 64;
     if (w.kind == WeightKind::kBf16) return (w.k + 1) / 2 * 64;
-    return w.kind == WeightKind::kInt8 || w.kind == WeightKind::kInt8Zeros ? w.k * 16 : w.k * 8;
+    return is_int8(w.kind) ? w.k * 16 : w.k * 8;
 }
 
 // f.template operator()<kind>() for the kind at hand.
@@ -71,11 +71,9 @@ QUIRE_INLINE void with_kind(WeightKind kind, const Fn& f) {
         case WeightKind::kF32: return f.template operator()<WeightKind::kF32>();
         case WeightKind::kBf16: return f.template operator()<WeightKind::kBf16>();
         case WeightKind::kInt8: return f.template operator()<WeightKind::kInt8>();
-        case WeightKind::kInt8Zeros: return f.template operator()<WeightKind::kInt8Zeros>();
         case WeightKind::kInt4: return f.template operator()<WeightKind::kInt4>();
-        case WeightKind::kInt4Zeros: return f.template operator()<WeightKind::kInt4Zeros>();
+        default: fail("gated_mlp: unknown kind of weights");
     }
-    fail("gated_mlp: unknown kind of weights");
 }
 
 // The call that computes columns first .. first + count (multiples of 16) of `c` for `rows` rows from `row` on.
@@ -131,10 +129,7 @@ Matrix matrix_of(int64_t kind, const char* weights, const char* scales, const in
     const bool grouped = kind >= 2;
     check_linear(1, n, k);
     if (grouped && (!scales || (group != 32 && group != 64 && group != 128) || k % group)) fail("gated_mlp: a group does not fit its matrix");
-    WeightKind full = kKinds[kind];
-    if (zeros && full == WeightKind::kInt8) full = WeightKind::kInt8Zeros;
-    if (zeros && full == WeightKind::kInt4) full = WeightKind::kInt4Zeros;
-    return {full, weights, scales, zeros, scales_f32 != 0, bias, n, k, grouped ? group : 0};
+    return {kKinds[kind], weights, scales, zeros, scales_f32 != 0, bias, n, k, grouped ? group : 0};
 }
 
 // Kinds: 0 f32, 1 bf16, 2 int8, 3 int4. gate_up [2 f, hidden], down [hidden, f]; f a multiple of 16 and of down's group.
