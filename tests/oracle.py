@@ -123,6 +123,15 @@ MODEL_OPS = {
     "softcap",
     "clip",
     "activation",
+    "route",
+    "sort_by_expert",
+    "grouped_linear",
+    "combine",
+    "clamped_swiglu",
+    "scale_by_sigmoid",
+    "head_linear",
+    "latent_rope_and_cache",
+    "latent_attention",
 }
 
 

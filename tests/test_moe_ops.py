@@ -1,4 +1,4 @@
-"""The ops of a mixture of experts on every instruction set: against their definitions, alone and in batches, replayed."""
+"""The ops of a mixture of experts on every instruction set: definitions, batches, replays."""
 
 from __future__ import annotations
 

@@ -36,6 +36,8 @@ namespace {
 #include "probe.h"
 #include "sample_rows.h"
 #include "moe.h"
+#include "latent_cache.h"
+#include "latent_attention.h"
 
 }  // namespace
 
@@ -68,6 +70,9 @@ constexpr OpEntry kOps[] = {
     op_entry<&clip>("clip"),
     op_entry<&sample>("sample"),
     op_entry<&top_logprobs>("top_logprobs"),
+    op_entry<&head_linear>("head_linear"),
+    op_entry<&latent_rope_and_cache>("latent_rope_and_cache"),
+    op_entry<&latent_attention>("latent_attention"),
     op_entry<&route>("route"),
     op_entry<&combine>("combine"),
     op_entry<&clamped_swiglu>("clamped_swiglu"),

@@ -45,6 +45,7 @@ def _model_rows(found: ModelFacts) -> Rows:
         ("folder", str(found.folder)),
         ("family", spec.family),
         ("parameters", f"{found.parameters:,} in {found.tensors} tensors"),
+        *_expert_rows(found),
         ("layers", f"{spec.layers}, hidden {spec.hidden}, intermediate {spec.intermediate}, {spec.activation}"),
         ("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}"),
         ("window", "none" if windows == [0] else ", ".join(map(str, windows))),
@@ -53,6 +54,17 @@ def _model_rows(found: ModelFacts) -> Rows:
         ("end tokens", ", ".join(map(str, found.generation.eos_token_ids)) or "none"),
         ("sampling", ", ".join(f"{k}={v}" for k, v in found.generation.sampling.items()) or "no defaults"),
         ("format", f"{found.scheme}, {found.dtype}"),
+    ]
+
+
+def _expert_rows(found: ModelFacts) -> Rows:
+    moe = found.spec.moe
+    if not any(moe.sparse):
+        return []
+    return [
+        ("active parameters", f"{found.active_parameters:,} for a token"),
+        ("experts", f"{moe.routing.top_k} of {moe.routing.experts}, intermediate {moe.intermediate}"),
+        ("layers with experts", str(sum(moe.sparse))),
     ]
 
 
@@ -93,12 +105,12 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits:
     scales = 16 / config.model.group_size
     for name in found.roles:
         role = ROLES[name]
-        bits: float = {"vector": 32, "table": dense_bits, "linear": dense_bits}[role.kind]
+        bits: float = {"vector": 32, "dense": 32, "table": dense_bits, "linear": dense_bits}[role.kind]
         if role.kind == "linear" and role.layer and found.matrix_bits:
             bits = found.matrix_bits + (int4_bits - 4 if found.matrix_bits < 8 else 0)
         if role.kind == "linear" and target is not None:
             bits = {"int8": 8, "int4": int4_bits}[(target.head if name == "head" else target).name] + scales
-        total += weight_bytes(prod(role.shape(spec)) * (spec.layers if role.layer else 1), bits)
+        total += weight_bytes(prod(role.shape(spec)) * role.copies(spec), bits)
     return total
 
 

@@ -24,12 +24,14 @@ from quire.model.hf_config import read_json
 from quire.model.load import Loader, Progress
 from quire.model.memory import kv_bytes_per_token
 from quire.model.opened import Opened
+from quire.model.rewrite import Rewritten
 from quire.model.roles import DISK_ROLES
 from quire.model.rope import shared_tables
 from quire.model.spec import ModelSpec
 from quire.model.stacked import Stacked
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
+from quire.ops.mla import LatentLayout
 from quire.quant.base import Quantizer
 from quire.quant.registry import detect, quantizer
 
@@ -42,8 +44,8 @@ KV_TYPES = DTYPES | {"float16": torch.float16, "int8": torch.int8, "fp8": torch.
 class ModelFacts:
     """What `describe` finds without reading a weight. Sizes in bytes, `dtype` as on disk, KV counted in bf16.
 
-    `roles`: those the model has for certain. `matrix_bits`: bits that a number of a quantized matrix takes when loaded,
-    0 where it is kept unquantized.
+    `active_parameters`: less those of the experts a token does not take. `roles`: those the model has for certain.
+    `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized.
     """
 
     name: str
@@ -55,6 +57,7 @@ class ModelFacts:
     dtype: str
     tensors: int
     parameters: int
+    active_parameters: int
     bytes_on_disk: int
     kv_bytes_per_token: int
     generation: GenerationDefaults
@@ -96,7 +99,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
     if load_format == "dummy":
         source = DummyWeights(spec, family, required, seed)
     else:
-        source = Checkpoint(folder) if gguf is None else gguf.source
+        source = Rewritten(Checkpoint(folder), family.rewrites) if gguf is None else gguf.source
     family = family.named_as(source.infos)
     if isinstance(source, GgufTensors):
         scheme, dtype = source.scheme, source.dtype
@@ -119,7 +122,9 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
 def describe(model: str, load_format: str = "auto") -> ModelFacts:
     """Facts of `model` from config and headers alone; no weight is read."""
     opened = open_model(model, load_format)
-    infos = opened.source.infos
+    infos, routing = opened.source.infos, opened.spec.moe.routing
+    total = opened.claim.parameters(infos, opened.scheme)
+    routed = opened.claim.parameters(infos, opened.scheme, experts_only=True)
     return ModelFacts(
         name=opened.name,
         folder=opened.folder,
@@ -129,7 +134,8 @@ def describe(model: str, load_format: str = "auto") -> ModelFacts:
         matrix_bits=opened.scheme.bits_per_number,
         dtype=dtype_name(opened.dtype),
         tensors=len(infos),
-        parameters=opened.claim.parameters(infos, opened.scheme),
+        parameters=total,
+        active_parameters=total - (routed // routing.experts * (routing.experts - routing.top_k) if routed else 0),
         bytes_on_disk=sum(i.nbytes for i in infos.values()),
         kv_bytes_per_token=kv_bytes_per_token(opened.spec, 2),
         generation=read_generation(opened.folder, opened.spec),
@@ -161,7 +167,15 @@ def compute_dtype(asked: str, on_disk: torch.dtype) -> tuple[torch.dtype, tuple[
 
 def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: torch.dtype) -> KVLayout:
     """How a layer's keys and values lie; "auto" keeps them in `dtype`, that of the unquantized weights."""
-    return KVLayout(cache.block_size, spec.kv_heads, spec.head_dim, KV_TYPES.get(cache.kv_cache_dtype, dtype))
+    kept = KV_TYPES.get(cache.kv_cache_dtype, dtype)
+    if not spec.mla.rank:
+        return KVLayout(cache.block_size, spec.kv_heads, spec.head_dim, kept)
+    if kept not in DTYPES.values():
+        raise ConfigError(
+            f"--kv-cache-dtype {cache.kv_cache_dtype}: latents are kept in {' or '.join(DTYPES)}",
+            param="kv_cache_dtype",
+        )
+    return LatentLayout(cache.block_size, 1, spec.mla.rope, kept, rank=spec.mla.rank)
 
 
 def max_model_len(asked: int, spec: ModelSpec) -> int:
@@ -221,6 +235,6 @@ def check_groups(opened: Opened, target: Quantizer, group: int) -> None:
             param="quantization",
         )
     for (role, _), parts in opened.claim.parts.items():
-        if DISK_ROLES[role].kind == "linear":
+        if DISK_ROLES[role].kind == "linear" and not DISK_ROLES[role].wide:
             scheme = target.head if role == "head" else target
             scheme.check(parts["weight"], DISK_ROLES[role].shape(opened.spec)[1], group)

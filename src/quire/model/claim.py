@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire.core.errors import ModelError
 from quire.model.checkpoint import TensorInfo
@@ -21,25 +22,35 @@ IGNORED = (".rotary_emb.inv_freq",)  # a buffer that old files carry; the table 
 SHOWN = 6
 
 
+class Place(NamedTuple):
+    """Where in a model a role is: its layer and expert, None for what is not of one."""
+
+    layer: int | None = None
+    expert: int | None = None
+
+
 @dataclass(frozen=True)
 class Claim:
-    """Which tensor on disk is which part of which role: (role, layer or None) -> {part: tensor name}."""
+    """Which tensor on disk is which part of which role: (role, place) -> {part: tensor name}."""
 
-    parts: Mapping[tuple[str, int | None], Mapping[str, str]]
+    parts: Mapping[tuple[str, Place], Mapping[str, str]]
 
-    def get(self, role: str, layer: int | None = None) -> Mapping[str, str]:
+    def get(self, role: str, layer: int | None = None, expert: int | None = None) -> Mapping[str, str]:
         """The parts of a role, empty when the checkpoint does not have it."""
-        return self.parts.get((role, layer), {})
+        return self.parts.get((role, Place(layer, expert)), {})
 
-    def holder(self, role: str, layer: int | None = None) -> str:
+    def holder(self, role: str, layer: int | None = None, expert: int | None = None) -> str:
         """The role itself, or the fused matrix that holds it on disk."""
-        fused = (name for name, roles in FUSED.items() if role in roles and (name, layer) in self.parts)
-        return role if (role, layer) in self.parts else next(fused, role)
+        place = Place(layer, expert)
+        fused = (name for name, roles in FUSED.items() if role in roles and (name, place) in self.parts)
+        return role if (role, place) in self.parts else next(fused, role)
 
-    def parameters(self, infos: Mapping[str, TensorInfo], scheme: QuantScheme) -> int:
-        """Numbers of the model: a matrix counts n * k, however it is kept on disk."""
+    def parameters(self, infos: Mapping[str, TensorInfo], scheme: QuantScheme, experts_only: bool = False) -> int:
+        """Numbers of the model, or of its routed experts: a matrix counts n * k, however it is kept on disk."""
         total = 0
-        for parts in self.parts.values():
+        for (_, place), parts in self.parts.items():
+            if experts_only and place.expert is None:
+                continue
             shapes = {s: infos[name].shape for s, name in parts.items()}
             total += math.prod(matrix_scheme(scheme, parts).shape(shapes)) + math.prod(shapes.get("bias", (0,)))
         return total
@@ -50,19 +61,28 @@ def scheme_of(role: Role, scheme: QuantScheme, base: str, names: Collection[str]
     return matrix_scheme(scheme, {s for s in scheme.parts if role.kind != "vector" and f"{base}.{s}" in names})
 
 
-def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, int | None, str]]:
-    """(role name, role, layer, base name on disk) of everything a checkpoint of this spec may hold."""
+def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, Place, str]]:
+    """(role name, role, place, base name on disk) of everything a checkpoint of this spec may hold."""
     for name, role in DISK_ROLES.items():
-        if name in family.names:
-            for layer in range(spec.layers) if role.layer else (None,):
-                prefix = "" if layer is None else family.names["layer"].format(layer)
-                if layer is None or name not in KEY_VALUE or spec.kv_layer(layer) == layer:
-                    yield name, role, layer, prefix + family.names[name]
+        if name not in family.names:
+            continue
+        base = family.names[name]
+        for layer in range(spec.layers) if role.layer else (None,):
+            if layer is not None and not role.where(spec, layer):
+                continue
+            if layer is not None and name in KEY_VALUE and spec.kv_layer(layer) != layer:
+                continue
+            prefix = "" if layer is None else family.names["layer"].format(layer)
+            for expert in range(spec.moe.routing.experts) if role.experts else (None,):
+                yield name, role, Place(layer, expert), prefix + (base if expert is None else base.format(expert))
 
 
 def unread(spec: ModelSpec, family: Family) -> tuple[str, ...]:
-    """Beginnings of the names of key and value tensors that layers reading another's may carry all the same."""
-    return tuple(
+    """Beginnings of the names of tensors that may be there and are not read.
+
+    They belong to parts that are not run, or are keys and values of layers that read another's.
+    """
+    return family.skipped + tuple(
         f"{family.names['layer'].format(layer)}{family.names[name]}."
         for layer in range(spec.layers)
         for name in KEY_VALUE
@@ -78,7 +98,7 @@ def disk_shape(role: Role, spec: ModelSpec, family: Family) -> tuple[int, ...]:
 
 def may_have_bias(role: Role, spec: ModelSpec) -> bool:
     """Whether a bias beside the weight means something."""
-    return role.kind == "linear" or (role.kind == "vector" and spec.norm in ("layer", "layer1p"))
+    return role.kind in ("linear", "dense") or (role.kind == "vector" and spec.norm in ("layer", "layer1p"))
 
 
 def claim(
@@ -89,11 +109,11 @@ def claim(
     scheme: QuantScheme,
 ) -> Claim:
     """Match tensors to roles from the headers alone; `required` names optional roles and biases that must be there."""
-    taken: dict[tuple[str, int | None], dict[str, str]] = {}
+    taken: dict[tuple[str, Place], dict[str, str]] = {}
     missing: list[str] = []
     wrong: list[str] = []
     present = _present_somewhere(infos, spec, family, scheme) | required
-    for name, role, layer, base in slots(spec, family):
+    for name, role, place, base in slots(spec, family):
         own = scheme_of(role, scheme, base, infos)
         may_have = (*own.parts, *own.optional, *(("bias",) if may_have_bias(role, spec) else ()))
         parts = {s: f"{base}.{s}" for s in may_have if f"{base}.{s}" in infos}
@@ -103,7 +123,7 @@ def claim(
         if needed <= set(parts) and parts:
             shapes = disk_shape(role, spec, family), role.shape(spec)[:1]
             wrong += _misfits(shapes, own, {s: infos[t] for s, t in parts.items()}, base)
-            taken[name, layer] = parts
+            taken[name, place] = parts
     left = set(infos).difference(*(p.values() for p in taken.values()))
     left = {n for n in left if not n.endswith((*IGNORED, *family.buffers)) and not n.startswith(unread(spec, family))}
     _fail("missing tensors", missing, "the download is incomplete, or config.json belongs to another model")

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.model.family import Family, sliding_windows, spec_facts
 from quire.model.hf_config import HfConfig
+from quire.model.mixtures import MIXTURES
 from quire.model.names import (
     BIAS_FLAGS,
     BLOOM,
@@ -309,6 +310,7 @@ FAMILIES: dict[str, Row] = {
         facts={"join": "post_norm", "interleaved_rope": True},
     ),
     **RELATIVES,
+    **MIXTURES,
 }
 
 

@@ -14,8 +14,8 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - prefix    a first part of all names but the head's that some files leave out.
 - stacks    roles whose tensor lies in numbered pieces -> name of a piece, with {} for the number.
 - buffers   endings of tensors that hold no weights (masks of old files) and are ignored.
-
-Where the axes that no row needs yet will go: MoE and MLA are further parts of the spec with roles of their own.
+- skipped   beginnings of tensors of parts that are not run, and ignored.
+- rewrites  tensors kept in another form than `base.part` of one matrix (`rewrite`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.model.hf_config import HfConfig
+from quire.model.rewrite import Rewrite
 from quire.model.roles import FUSED, ROLES
 from quire.model.rope import read_rope
 
@@ -62,6 +63,8 @@ class Family:
     prefix: str = ""
     buffers: tuple[str, ...] = ()
     stacks: Mapping[str, str] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
 
     def required_parts(self, config: HfConfig) -> frozenset[str]:
         """The optional roles and biases that this checkpoint must have."""

@@ -20,6 +20,8 @@ from quire.model.decoder import (
     sequential_block,
 )
 from quire.model.linear import Linear
+from quire.model.mla import load_latent
+from quire.model.moe import load_moe
 from quire.model.opened import Opened
 from quire.model.parts import (
     Clip,
@@ -45,6 +47,7 @@ from quire.model.roles import DISK_ROLES, disk_rows, shard
 from quire.model.rope import Rope
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
+from quire.ops.weights import Weight
 from quire.quant.base import Quantizer, QWeight
 from quire.quant.registry import matrix_scheme
 
@@ -114,20 +117,27 @@ class Loader:
         alibi = torch.tensor(spec.alibi) if spec.alibi else None
         own = spec.kv_layer(index) == index
         attn_norm, attn_post_norm, mlp_norm, mlp_post_norm = self.block_norms(index)
+        qkv, attention = (
+            load_latent(self, index)
+            if spec.mla.rank
+            else (self.linear(("q", "k", "v") if own else ("q",), index), own_attention if own else reading_attention)
+        )
         layer = Layer(
             attn_norm=attn_norm,
-            qkv=self.linear(("q", "k", "v") if own else ("q",), index),
+            qkv=qkv,
             qkv_steps=self.qkv_steps(index),
             qk_norms=None if q_norm is None else (q_norm, q_norm if k_norm is None else k_norm),
             eps=spec.norm_eps,
             rope=rope,
-            attend=AttentionSpec(spec.attention_scale, spec.windows[index], spec.softcap, alibi=alibi),
+            attend=AttentionSpec(
+                spec.attention_scale, spec.windows[index], spec.softcap, self.vector("sinks", index), alibi
+            ),
             o=self.linear(("o",), index),
             attn_post_norm=attn_post_norm,
             mlp_norm=mlp_norm,
             mlp=self.mlp(index),
             mlp_post_norm=mlp_post_norm,
-            attention=own_attention if own else reading_attention,
+            attention=attention,
         )
         self._progress(self._done, self._total, f"layer {index}")
         return layer
@@ -135,8 +145,6 @@ class Loader:
     def qkv_steps(self, index: int) -> tuple[Step, ...]:
         """What happens to queries, keys and values before rope, per-head norms of one weight aside."""
         spec, steps = self.opened.spec, list[Step]()
-        if spec.clip_qkv:
-            steps.append(Clip(spec.clip_qkv))
         d, keys = spec.head_dim, spec.heads * spec.head_dim
         for role, start, span in (
             ("q_row_norm", 0, keys), ("k_row_norm", keys, spec.kv_heads * d),
@@ -148,11 +156,15 @@ class Loader:
                     rows = disk_rows(role[0], role[0], spec, False, spec.rope[index].dim)
                     weight = weight.flatten()[rows]
                 steps.append(NormSpans(weight.flatten(), start, span, spec.norm == "layer", spec.norm_eps))
+        if spec.clip_qkv:
+            steps.append(Clip(spec.clip_qkv))
         return tuple(steps)
 
     def mlp(self, index: int) -> Mlp:
-        """The MLP of layer `index`; without a gate when the checkpoint has none."""
+        """The MLP or the experts of layer `index`; without a gate when the checkpoint has none."""
         activation = self.opened.spec.activation
+        if self.opened.spec.is_sparse(index):
+            return load_moe(self, index)
         if self.opened.claim.get(self.opened.claim.holder("gate", index), index):
             gate_up, down = self.linear(("gate", "up"), index), self.linear(("down",), index)
             fused = self.ops.fuses_mlp(gate_up.weight, down.weight)
@@ -225,18 +237,35 @@ class Loader:
         self.count(role, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
         return tensor
 
-    def linear(self, roles: tuple[str, ...], layer: int | None) -> Linear:
-        """The matrices of `roles` quantized, fused by rows and packed, with their biases (zeros where one has none)."""
-        holders = {role: self.opened.claim.holder(role, layer) for role in roles}
-        whole = {holder: self._whole(holder, layer) for holder in dict.fromkeys(holders.values())}
+    def linear(self, roles: tuple[str, ...], layer: int | None, rows: Tensor | None = None) -> Linear:
+        """The matrices of `roles` quantized, fused by rows, put in the order `rows` and packed, with their biases."""
+        weight, bias = self.matrix(roles, layer)
+        if rows is not None:
+            weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
+        packed = weight.pack(self.ops)
+        if bias is not None:
+            self.count("biases", "f32", bias.nbytes)
+        self.count("head" if roles == ("embed",) else "+".join(roles), weight.label, packed.nbytes)
+        return Linear(packed, bias)
+
+    def matrix(
+        self, roles: tuple[str, ...], layer: int | None, expert: int | None = None
+    ) -> tuple[QWeight, Tensor | None]:
+        """The matrices of `roles` quantized and fused by rows, and their biases (zeros where one has none)."""
+        holders = {role: self.opened.claim.holder(role, layer, expert) for role in roles}
+        whole = {holder: self._whole(holder, layer, expert) for holder in dict.fromkeys(holders.values())}
         parts = [self._part(role, holder, *whole[holder], layer) for role, holder in holders.items()]
-        packed = QWeight.cat_rows([w for w, _ in parts]).pack(self.ops)
         bias = None
         if any(b is not None for _, b in parts):
             bias = torch.cat([torch.zeros(w.shape[0]) if b is None else b for w, b in parts])
-            self.count("biases", "f32", bias.nbytes)
-        name = "head" if roles == ("embed",) else "+".join(roles)
-        self.count(name, parts[0][0].label, packed.nbytes)
+        return QWeight.cat_rows([w for w, _ in parts]), bias
+
+    def dense(self, role: str, layer: int) -> Linear:
+        """A matrix that stays f32: what a router sees must not be rounded, for its choice is all or nothing."""
+        names = self.opened.claim.get(role, layer)
+        packed = QWeight(Weight("f32", self._read(names["weight"]).float())).pack(self.ops)
+        bias = self._read(names["bias"]).float().clone() if "bias" in names else None
+        self.count(role, "f32", packed.nbytes + (0 if bias is None else bias.nbytes))
         return Linear(packed, bias)
 
     def _part(
@@ -251,9 +280,9 @@ class Loader:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
         return shard(weight, bias, role, spec, rank=0, world=1)
 
-    def _whole(self, holder: str, layer: int | None) -> tuple[QWeight, Tensor | None]:
+    def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Tensor | None]:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
-        names = self.opened.claim.get(holder, layer)
+        names = self.opened.claim.get(holder, layer, expert)
         raw = {s: self._read(name) for s, name in names.items() if s != "bias"}
         if self.opened.family.transposed and layer is not None:
             raw = {s: t.t().contiguous() for s, t in raw.items()}
@@ -261,7 +290,7 @@ class Loader:
         if holder == "head" and self.opened.spec.unit_head:
             raw["weight"] = torch.nn.functional.normalize(raw["weight"].float())
         try:
-            if self.target is None:
+            if self.target is None or DISK_ROLES[holder].wide:
                 weight = scheme.load(raw, self.dtype)
             else:
                 target = self.target.head if holder in ("head", "embed") else self.target

@@ -15,6 +15,9 @@ from quire.ops.backend import Ops
 Step = Callable[[Ops, Tensor, Batch], Tensor]
 """A change to rows [T, d] f32 of one step, in place or not; the result is returned."""
 
+Mlp = Callable[[Ops, Tensor], Tensor]
+"""rows [T, hidden] f32 -> [T, hidden] f32, none of which depends on another row."""
+
 
 class Norm(Protocol):
     """A norm of rows [T, d] f32."""

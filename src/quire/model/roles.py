@@ -7,7 +7,7 @@ column shards are partial sums, which one reduction adds (Megatron-LM, Shoeybi e
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,9 +23,10 @@ ROWS, COLUMNS, WHOLE = "rows", "columns", "whole"
 class Role:
     """`shape(spec)`: [n, k] of a matrix, [n] of a vector. `units(spec)`: pieces of the split axis that stay whole.
 
-    `kind`: "linear" (in the checkpoint's weight format, may have a bias), "table" (rows looked up, never quantized) or
-    "vector". `layer`: there is one per layer. `optional`: some families lack it,
-    but who has it has its `partner` too.
+    `kind`: "linear" (in the checkpoint's weight format, may have a bias), "dense" (a small matrix kept as f32 whatever
+    the format), "table" (rows looked up, never quantized) or "vector". `layer`: there is one per layer, or `experts`:
+    per layer and expert, in the layers `where` says. `wide`: never quantized at load. `optional`: some families lack
+    it, but who has it has its `partner` too.
     """
 
     kind: str
@@ -35,6 +36,44 @@ class Role:
     layer: bool = True
     optional: bool = False
     partner: str = ""
+    wide: bool = False
+    where: Callable[[ModelSpec, int], bool] = lambda s, layer: True
+    experts: bool = False
+
+    def copies(self, spec: ModelSpec) -> int:
+        """How many of it a model has."""
+        layers = sum(self.where(spec, i) for i in range(spec.layers)) if self.layer else 1
+        return layers * (spec.moe.routing.experts if self.experts else 1)
+
+
+def _sparse(spec: ModelSpec, layer: int) -> bool:
+    return spec.is_sparse(layer)
+
+
+def _plain(spec: ModelSpec, layer: int) -> bool:
+    return not spec.is_sparse(layer)
+
+
+def _with_shared(spec: ModelSpec, layer: int) -> bool:
+    return spec.is_sparse(layer) and spec.moe.shared > 0
+
+
+def _mlp(rows: bool, width: Callable[[ModelSpec], int], where: Callable[[ModelSpec, int], bool]) -> Role:
+    """Up ([width, hidden], `rows`) or down ([hidden, width]) of an MLP."""
+    shape = (lambda s: (width(s), s.hidden)) if rows else (lambda s: (s.hidden, width(s)))
+    return Role("linear", shape, ROWS if rows else COLUMNS, width, where=where)
+
+
+def _expert(rows: bool) -> Role:
+    return replace(_mlp(rows, lambda s: s.moe.intermediate, _sparse), experts=True)
+
+
+def _intermediate(spec: ModelSpec) -> int:
+    return spec.intermediate
+
+
+def _shared(spec: ModelSpec) -> int:
+    return spec.moe.shared
 
 
 ROLES: dict[str, Role] = {
@@ -52,12 +91,35 @@ ROLES: dict[str, Role] = {
     "k_row_norm": Role("vector", lambda s: (s.kv_heads * s.head_dim,), optional=True, partner="q_row_norm"),
     "q_head_norms": Role("vector", lambda s: (s.heads, s.head_dim), ROWS, lambda s: s.heads, optional=True),
     "k_head_norms": Role("vector", lambda s: (s.kv_heads, s.head_dim), ROWS, lambda s: s.kv_heads, optional=True),
-    "o": Role("linear", lambda s: (s.hidden, s.heads * s.head_dim), COLUMNS, lambda s: s.heads),
+    "sinks": Role("vector", lambda s: (s.heads,), ROWS, lambda s: s.heads, optional=True),
+    "q_a": Role("linear", lambda s: (s.mla.q_rank, s.hidden), optional=True),
+    "q_a_norm": Role("vector", lambda s: (s.mla.q_rank,), optional=True),
+    "q_b": Role("linear", lambda s: (s.heads * s.head_dim, s.mla.q_rank), ROWS, lambda s: s.heads, optional=True),
+    "kv_a": Role("linear", lambda s: (s.mla.rank + s.mla.rope, s.hidden), optional=True),
+    "kv_a_norm": Role("vector", lambda s: (s.mla.rank,), optional=True),
+    "kv_b": Role(
+        "linear",
+        lambda s: (s.heads * (s.mla.nope + s.mla.value), s.mla.rank),
+        ROWS,
+        lambda s: s.heads,
+        optional=True,
+        wide=True,
+    ),
+    "o": Role("linear", lambda s: (s.hidden, s.heads * s.value_dim), COLUMNS, lambda s: s.heads),
     "attn_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
     "mlp_norm": Role("vector", lambda s: (s.hidden,)),
-    "gate": Role("linear", lambda s: (s.intermediate, s.hidden), ROWS, lambda s: s.intermediate),
-    "up": Role("linear", lambda s: (s.intermediate, s.hidden), ROWS, lambda s: s.intermediate),
-    "down": Role("linear", lambda s: (s.hidden, s.intermediate), COLUMNS, lambda s: s.intermediate),
+    "gate": _mlp(True, _intermediate, _plain),
+    "up": _mlp(True, _intermediate, _plain),
+    "down": _mlp(False, _intermediate, _plain),
+    "router": Role("dense", lambda s: (s.moe.routing.experts, s.hidden), where=_sparse),
+    "router_bias": Role("vector", lambda s: (s.moe.routing.experts,), where=_sparse, optional=True),
+    "expert_gate": _expert(True),
+    "expert_up": _expert(True),
+    "expert_down": _expert(False),
+    "shared_gate": _mlp(True, _shared, _with_shared),
+    "shared_up": _mlp(True, _shared, _with_shared),
+    "shared_down": _mlp(False, _shared, _with_shared),
+    "shared_switch": Role("dense", lambda s: (1, s.hidden), where=_with_shared, optional=True),
     "mlp_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
     "final_norm": Role("vector", lambda s: (s.hidden,), layer=False),
     "project_out": Role("linear", lambda s: (s.embed_width, s.hidden), layer=False, optional=True),
@@ -67,15 +129,18 @@ ROLES: dict[str, Role] = {
 KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
 """Roles that a layer which reads another's keys and values does not have."""
 
-FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "expert_gate_up": ("expert_gate", "expert_up")}
 """Matrices that some families keep as one on disk: name -> the roles whose rows they hold."""
+
+ALTERNATING = ("expert_gate_up",)
+"""Those of them whose rows alternate between their roles instead of lying below each other (gpt-oss)."""
 
 
 def _fused(parts: tuple[str, ...]) -> Role:
     def shape(spec: ModelSpec) -> tuple[int, ...]:
         return sum(ROLES[p].shape(spec)[0] for p in parts), ROLES[parts[0]].shape(spec)[1]
 
-    return Role("linear", shape)
+    return replace(ROLES[parts[0]], shape=shape)
 
 
 DISK_ROLES = ROLES | {name: _fused(parts) for name, parts in FUSED.items()}
@@ -95,6 +160,9 @@ def disk_rows(role: str, holder: str, spec: ModelSpec, grouped: bool, rotated: i
     elif grouped:
         grid = torch.arange(DISK_ROLES[holder].shape(spec)[0]).view(spec.kv_heads, -1, d)
         rows = {"q": grid[:, :-2], "k": grid[:, -2], "v": grid[:, -1]}[role].flatten()
+    elif holder in ALTERNATING:
+        parts = FUSED[holder]
+        rows = torch.arange(n) * len(parts) + parts.index(role)
     else:
         before = FUSED[holder][: FUSED[holder].index(role)]
         rows = torch.arange(n) + sum(ROLES[p].shape(spec)[0] for p in before)
@@ -115,7 +183,7 @@ def parameter_count(spec: ModelSpec, roles: dict[str, Role] = ROLES) -> int:
         size = 1
         for n in role.shape(spec):
             size *= n
-        total += size * (spec.layers if role.layer else 1)
+        total += size * role.copies(spec)
     return total
 
 

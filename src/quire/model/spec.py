@@ -5,6 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.rope import Rope
+from quire.ops.moe import Routing
+
+
+@dataclass(frozen=True)
+class MoE:
+    """Experts in place of the MLP (Shazeer et al. 2017). Widths are those between up and down.
+
+    `sparse`: per layer, whether it has experts. `shared`: width of the expert that every token takes, 0 = none.
+    `clamp`: (alpha, limit) of gpt-oss's activation, or None for the model's.
+    """
+
+    routing: Routing
+    intermediate: int
+    sparse: tuple[bool, ...]
+    shared: int = 0
+    clamp: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class MLA:
+    """Sizes of multi-head latent attention (DeepSeek-AI 2024), all 0 for attention over keys and values per head.
+
+    `q_rank`: of the space queries pass through, 0 = none; `rank`: of latents; `nope` and `rope`: parts of a query's
+    head that do not and that do turn; `value`: of a head's result. `interleaved`: on disk, pairs (2i, 2i + 1) turn.
+    """
+
+    q_rank: int = 0
+    rank: int = 0
+    nope: int = 0
+    rope: int = 0
+    value: int = 0
+    interleaved: bool = True
+
+
+NO_EXPERTS = MoE(Routing(0, 0), 0, ())
 
 
 @dataclass(frozen=True)
@@ -52,6 +87,8 @@ class ModelSpec:
     embed_dim: int = 0
     unit_head: bool = False
     kv_source: tuple[int, ...] = ()
+    moe: MoE = NO_EXPERTS
+    mla: MLA = MLA()
 
     @property
     def embed_width(self) -> int:
@@ -66,6 +103,15 @@ class ModelSpec:
     def kv_layer(self, layer: int) -> int:
         """The layer whose keys and values `layer` reads: itself unless it shares another's."""
         return self.kv_source[layer] if self.kv_source else layer
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a head's result."""
+        return self.mla.value or self.head_dim
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether the layer has experts."""
+        return bool(self.moe.sparse) and self.moe.sparse[layer]
 
     @property
     def max_length(self) -> int:

@@ -14,6 +14,8 @@ from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops import cases as _cases  # noqa: F401  (registers the cases)
 from quire.ops import cpu as _cpu
+from quire.ops import mla as _mla  # noqa: F401  (registers the definitions)
+from quire.ops import mla_cpu as _mla_cpu  # noqa: F401  (registers the implementations)
 from quire.ops import moe as _moe  # noqa: F401  (registers the definitions)
 from quire.ops import reference as _reference  # noqa: F401  (registers the definitions)
 from quire.ops import rowwise as _rowwise  # noqa: F401  (registers the definitions)
@@ -31,6 +33,7 @@ from quire.ops.pack import pack
 from quire.ops.weights import Packed, Weight, plain_packed
 
 T = TypeVar("T")
+READ_WEIGHTS = ("linear", "grouped_linear", "head_linear")
 
 
 class Replay(Generic[T]):
@@ -95,7 +98,7 @@ class Ops:
         """`weight` in the layout `linear` reads."""
         if self.cpu is None:
             return plain_packed(weight)
-        return pack(self.cpu, weight, keep_plain="reference" in (self.chosen["linear"], self.chosen["grouped_linear"]))
+        return pack(self.cpu, weight, keep_plain=any(self.chosen[op] == "reference" for op in READ_WEIGHTS))
 
     def group(self, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
         """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""

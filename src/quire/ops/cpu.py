@@ -98,7 +98,7 @@ def linear(cpu: Cpu, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
 
 
 def linear_slots(w: Packed, bias: Tensor | None, at_out: int, at_x: int, rows: int) -> tuple[str, tuple[int, ...]]:
-    """The native op and its arguments for `rows` rows at `at_x` times w, to `at_out`. csrc/moe.cpp knows the order, too."""
+    """The native op, and its arguments for `rows` rows at `at_x` times w, to `at_out`; csrc/moe.cpp knows the order."""
     name, *where = w.handle
     return name, (at_out, at_x, *where, 0 if bias is None else bias.data_ptr(), rows, w.n, w.k, w.group)
 

@@ -1,9 +1,9 @@
 """Ops of a mixture of experts (Shazeer et al. 2017), with their cases.
 
-A router scores every expert for a token and the best `top_k` run. The pairs (token, choice) are sorted by expert, so that an
-expert's rows lie together and no row is padded; P = T * top_k pairs, whatever the router says. Every expert's product
-goes through the `linear` of its weight format, and a token's expert outputs are summed in the order of its choices:
-its result does not depend on the batch.
+A router scores every expert for a token and the best `top_k` run. The pairs (token, choice) are sorted by expert, so
+that an expert's rows lie together and no row is padded; P = T * top_k pairs, whatever the router says. Every expert's
+product goes through the `linear` of its weight format, and a token's expert outputs are summed in the order of its
+choices: its result does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SCORES = ("softmax", "sigmoid", "sparsemixer")
 class Routing:
     """How a router chooses `top_k` of `experts` and weighs them.
 
-    `score`: "softmax" over all experts, "sigmoid" of each, or "sparsemixer" (Phi-3.5-MoE, Liu et al. 2023: two experts, each
-    weighed by a softmax over the logits within 2 * `jitter` of the best of those left). `renormalize`: weights of the
-    chosen sum to 1 (a softmax over their logits alone is the same). `scale` multiplies weights. `groups` > 1: experts in
-    equal groups, of which those with the `top_groups` largest sums of their best `group_best` scores take part
-    (DeepSeek-V2 and V3).
+    `score`: "softmax" over all experts, "sigmoid" of each, or "sparsemixer" (Phi-3.5-MoE, Liu et al. 2023: two experts,
+    each weighed by a softmax over the logits within 2 * `jitter` of the best of those left). `renormalize`: weights of
+    the chosen sum to 1 (a softmax over their logits alone is the same). `scale` multiplies weights. `groups` > 1:
+    experts in equal groups, of which those with the `top_groups` largest sums of their best `group_best` scores take
+    part (DeepSeek-V2 and V3).
     """
 
     experts: int

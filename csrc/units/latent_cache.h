@@ -1,0 +1,156 @@
+// Latents in the cache (DeepSeek-AI 2024) and the small per-head products that carry queries into the latents' space and
+// results out of it. Every sum of a product ascends, whatever the tile it was computed in.
+#pragma once
+
+constexpr int64_t kLatentRows = 32;  // rows (tokens x heads) that share a pass over the keys
+constexpr int64_t kMostLatent = 1 << 16;
+
+// out[r][16 b ..] (+)= sum over steps of x[r][step] * w[b][step]: words of x are one f32 or two bf16, w has 64 bytes per step.
+struct Product {
+    float* out;
+    int64_t out_stride;
+    const char* x;
+    int64_t x_stride;  // bytes
+    const char* w;
+    int64_t w_stride;  // bytes from one block of 16 columns to the next
+    int64_t steps, n;
+    bool fresh;
+};
+
+template <bool kBf16, int R, int NB>
+void product_tile(const Product& p, int64_t row, int64_t block) {
+    F acc[R][NB];
+    for (int b = 0; b < NB; ++b) {
+        const int64_t column = (block + b) * 16;
+        const int lanes = static_cast<int>(p.n - column < 16 ? p.n - column : 16);
+        for (int r = 0; r < R; ++r)
+            acc[r][b] = p.fresh ? set1(0.0f) : load_lanes(p.out + (row + r) * p.out_stride + column, lanes);
+    }
+    const char* w = p.w + block * p.w_stride;
+    const char* x = p.x + row * p.x_stride;
+    for (int64_t s = 0; s < p.steps; ++s) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+            for (int b = 0; b < NB; ++b) {
+                const char* at = w + b * p.w_stride + s * 64;
+                if constexpr (kBf16) {
+                    acc[r][b] = dot_bf16(acc[r][b], load_u(at), set1_u(word(x + r * p.x_stride + s * 4)));
+                } else {
+                    acc[r][b] = fma(load(reinterpret_cast<const float*>(at)), set1(reinterpret_cast<const float*>(x + r * p.x_stride)[s]), acc[r][b]);
+                }
+            }
+        }
+    }
+    for (int b = 0; b < NB; ++b) {
+        const int64_t column = (block + b) * 16;
+        const int lanes = static_cast<int>(p.n - column < 16 ? p.n - column : 16);
+        for (int r = 0; r < R; ++r) store_lanes(p.out + (row + r) * p.out_stride + column, acc[r][b], lanes);
+    }
+}
+
+template <bool kBf16, int NB, int R>
+void product_rows(const Product& p, int64_t rows, int64_t row, int64_t block) {
+    if (rows == R) return product_tile<kBf16, R, NB>(p, row, block);
+    if constexpr (R > 1) return product_rows<kBf16, NB, R - 1>(p, rows, row, block);
+}
+
+template <bool kBf16>
+void product(const Product& p, int64_t rows) {
+    const int64_t blocks = (p.n + 15) / 16;
+    for (int64_t row = 0; row < rows; row += kFewRows) {
+        const int64_t some = rows - row < kFewRows ? rows - row : kFewRows;
+        int64_t block = 0;
+        for (; block + kFewBlocks <= blocks; block += kFewBlocks) product_rows<kBf16, kFewBlocks, kFewRows>(p, some, row, block);
+        for (; block < blocks; ++block) product_rows<kBf16, 1, kFewRows>(p, some, row, block);
+    }
+}
+
+// n numbers as the cache keeps them; the rest of the last word is zero.
+template <bool kBf16>
+QUIRE_INLINE void store_as(char* to, const float* from, int64_t n) {
+    if constexpr (!kBf16) {
+        std::memcpy(to, from, static_cast<size_t>(n) * 4);
+    } else {
+        for_lanes(n, [&](int64_t i, int lanes) {
+            uint16_t rounded[16];
+            bf16_store(rounded, load_lanes(from + i, lanes));
+            std::memcpy(to + i * 2, rounded, static_cast<size_t>(lanes) * 2);
+        });
+        if (n % 2) std::memset(to + n * 2, 0, 2);
+    }
+}
+
+// out [rows, heads * n]: head h of x (its first k of `width` numbers) times matrix h of w [heads][n to 16][k], packed.
+template <bool kBf16>
+void run_head_linear(float* out, const float* x, const char* w, int64_t rows, int64_t heads, int64_t width, int64_t n, int64_t k) {
+    const int64_t panels = (rows + kLatentRows - 1) / kLatentRows, words = kBf16 ? (k + 1) / 2 : k, blocks = (n + 15) / 16;
+    const int64_t bytes = (kLatentRows * words * 4 + 63) / 64 * 64;
+    auto* memory = static_cast<char*>(scratch(Scratch::kActivations, static_cast<size_t>(bytes * thread_count())));
+    parallel_for(heads * panels, [&](int64_t i, int thread) {
+        const int64_t head = i / panels, first = i % panels * kLatentRows;
+        const int64_t some = rows - first < kLatentRows ? rows - first : kLatentRows;
+        char* own = memory + thread * bytes;
+        for (int64_t r = 0; r < some; ++r) store_as<kBf16>(own + r * words * 4, x + ((first + r) * heads + head) * width, k);
+        product<kBf16>({out + (first * heads + head) * n, heads * n, own, words * 4, w + head * blocks * words * 64, words * 64, words, n, true}, some);
+    });
+}
+
+void head_linear(float* out, const float* x, const char* w, int64_t rows, int64_t heads, int64_t width, int64_t n, int64_t k, int64_t bf16) {
+    if (rows < 1 || heads < 1 || n < 1 || k < 1 || width < k || width > kMostLatent || n > kMostLatent || heads > kMostLatent)
+        fail("head_linear: the heads do not fit the rows");
+    if (bf16) run_head_linear<true>(out, x, w, rows, heads, width, n, k);
+    else run_head_linear<false>(out, x, w, rows, heads, width, n, k);
+}
+
+struct LatentCache {
+    char *keys, *values;  // [blocks, block_size, rope] and [blocks, block_size, rank]
+    int64_t rank, rope, block_size, blocks;
+    bool bf16;
+    int64_t width() const { return bf16 ? 2 : 4; }
+};
+
+void check_latent(const LatentCache& c) {
+    if (c.rank < 16 || c.rank % 16 || c.rank > kMostLatent || c.rope < 2 || c.rope % 2 || c.rope > kMostLatent)
+        fail("latent cache: the rank must be a multiple of 16, the rotated part even");
+    if (c.block_size < 1 || c.blocks < 1) fail("latent cache: needs blocks");
+}
+
+QUIRE_INLINE void rotate_pairs(float* x, const float* table, int64_t half) {
+    for_lanes(half, [&](int64_t i, int n) {
+        const F cosine = load_lanes(table + i, n), sine = load_lanes(table + half + i, n);
+        const F a = load_lanes(x + i, n), b = load_lanes(x + half + i, n);
+        store_lanes(x + i, sub(mul(a, cosine), mul(b, sine)), n);
+        store_lanes(x + half + i, add(mul(b, cosine), mul(a, sine)), n);
+    });
+}
+
+// q [rows, heads * width]: the last `rope` numbers of a head turn. kv [rows, rank + rope]: norm, turn, store.
+void latent_rope_and_cache(float* q, float* kv, const int32_t* positions, const float* table, const int64_t* slots, char* keys,
+                           char* values, const float* norm, int64_t rows, int64_t heads, int64_t width, int64_t rank, int64_t rope,
+                           int64_t max_positions, int64_t block_size, int64_t blocks, int64_t bf16, double eps) {
+    const LatentCache c{keys, values, rank, rope, block_size, blocks, bf16 != 0};
+    check_latent(c);
+    if (heads < 1 || width < rope) fail("latent_rope_and_cache: the heads are narrower than their rotated part");
+    for (int64_t r = 0; r < rows; ++r) {
+        if (positions[r] < 0 || positions[r] >= max_positions) fail("latent_rope_and_cache: a position lies outside the table");
+        if (slots[r] < 0 || slots[r] >= blocks * block_size) fail("latent_rope_and_cache: a slot lies outside the cache");
+    }
+    parallel_ranges(rows, 4 * rank + 4 * heads * rope, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const float* turn = table + int64_t{positions[r]} * rope;
+            for (int64_t h = 0; h < heads; ++h) rotate_pairs(q + (r * heads + h) * width + width - rope, turn, rope / 2);
+            float* latent = kv + r * (rank + rope);
+            norm_row(latent, latent, norm, rank, static_cast<float>(eps));
+            rotate_pairs(latent + rank, turn, rope / 2);
+            char *key = c.keys + slots[r] * rope * c.width(), *value = c.values + slots[r] * rank * c.width();
+            if (c.bf16) {
+                store_as<true>(value, latent, rank);
+                store_as<true>(key, latent + rank, rope);
+            } else {
+                store_as<false>(value, latent, rank);
+                store_as<false>(key, latent + rank, rope);
+            }
+        }
+    });
+}

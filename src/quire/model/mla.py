@@ -1,0 +1,129 @@
+"""Multi-head latent attention (DeepSeek-AI 2024): its part of a layer, how it is read, what config.json says of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quire.model.batch import Batch
+from quire.model.hf_config import HfConfig
+from quire.model.linear import Linear
+from quire.model.parts import RmsNorm
+from quire.model.rope import Rope, read_rope
+from quire.model.spec import MLA
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache
+from quire.ops.mla import EPS, Heads
+from quire.ops.moe import padded_rows
+from quire.ops.weights import Packed, Weight
+from quire.quant.base import FLOAT_KINDS
+
+if TYPE_CHECKING:
+    from quire.model.decoder import Layer
+    from quire.model.load import Loader
+
+Project = Callable[[Ops, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Attention of a layer whose `qkv` makes a token's latent and the key part that turns.
+
+    `query`: rows [T, hidden] -> [T, heads * (nope + rope)], by way of a smaller space or straight. `into` [rank, nope]
+    per head carries the part that does not turn into the latents' space; `out` [value, rank] carries results back. All
+    rows, of prompts too, take this absorbed way: another order of products would give other bits in other batches.
+    """
+
+    query: Project
+    heads: Heads
+    into: Packed
+    out: Packed
+    rank: int
+    value: int
+
+    def __call__(self, ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+        """h [T, hidden] -> [T, hidden]; latents and rotated keys of the rows are written to `cache`."""
+        q, kv = self.query(ops, h), layer.qkv(ops, h)
+        q = ops.latent_rope_and_cache(q, kv, batch.positions, layer.rope, batch.slots, cache, self.heads)
+        latent = ops.head_linear(q, self.into, self.heads.count, self.rank)
+        attended = ops.latent_attention(
+            latent, q, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend.scale
+        )
+        return layer.o(ops, ops.head_linear(attended, self.out, self.heads.count, self.value))
+
+
+def load_latent(loader: Loader, index: int) -> tuple[Linear, LatentAttention]:
+    """`qkv` and attention of layer `index`, packed."""
+    spec, mla = loader.opened.spec, loader.opened.spec.mla
+    turn = halves(mla.rope) if mla.interleaved else torch.arange(mla.rope)
+    down = loader.linear(("kv_a",), index, torch.cat((torch.arange(mla.rank), mla.rank + turn)))
+    per_head = torch.cat((torch.arange(mla.nope), mla.nope + turn))
+    rows = (torch.arange(spec.heads)[:, None] * spec.head_dim + per_head).flatten()
+    norm = loader.vector("kv_a_norm", index)
+    assert norm is not None
+    kv_b = loader.matrix(("kv_b",), index)[0].dequantize().view(spec.heads, mla.nope + mla.value, mla.rank)
+    into = _per_head(loader, kv_b[:, : mla.nope].transpose(1, 2))
+    out = _per_head(loader, kv_b[:, mla.nope :])
+    loader.count("kv_b", into.kind, into.nbytes + out.nbytes)
+    return down, LatentAttention(_query(loader, index, rows), Heads(spec.heads, norm), into, out, mla.rank, mla.value)
+
+
+def halves(dim: int) -> Tensor:
+    """Order in which pairs (2i, 2i + 1) of `dim` numbers become pairs (i, i + dim / 2)."""
+    return torch.cat((torch.arange(0, dim, 2), torch.arange(1, dim, 2)))
+
+
+def _query(loader: Loader, index: int, rows: Tensor) -> Project:
+    weight = loader.vector("q_a_norm", index)
+    if weight is None:
+        return loader.linear(("q",), index, rows)
+    down, up, norm = loader.linear(("q_a",), index), loader.linear(("q_b",), index, rows), RmsNorm(weight, EPS)
+    return lambda ops, h: up(ops, norm(ops, down(ops, h)))
+
+
+def _per_head(loader: Loader, matrices: Tensor) -> Packed:
+    """Matrices [heads, n, k] in the compute dtype below each other, as `head_linear` wants them."""
+    codes = matrices[:, padded_rows(matrices.shape[1])].flatten(0, 1).to(loader.dtype)
+    return loader.ops.pack(Weight(FLOAT_KINDS[loader.dtype], codes))
+
+
+def read_mla(config: HfConfig, layers: int) -> MLA:
+    """The sizes; a rank that the kernels cannot read is refused."""
+    rank, rope = config.integer("kv_lora_rank", high=1 << 16), config.integer("qk_rope_head_dim", high=1 << 12)
+    if rank % 16:
+        raise config.fail("kv_lora_rank", f"is {rank}, must be a multiple of 16")
+    return MLA(
+        config.integer("q_lora_rank", 0, high=1 << 16),
+        rank,
+        config.integer("qk_nope_head_dim", high=1 << 12),
+        rope,
+        config.integer("v_head_dim", high=1 << 12),
+        config.flag("rope_interleave", True),
+    )
+
+
+def latent_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """Only the shared part of a key turns."""
+    dim = config.integer("qk_rope_head_dim", high=1 << 12)
+    return (read_rope(config, dim, config.integer("max_position_embeddings"), "full_attention"),) * layers
+
+
+def latent_scale(config: HfConfig, layers: int) -> float:
+    """1 / sqrt(head size), times the square of what YaRN with `mscale_all_dim` multiplies queries and keys with."""
+    p = config.child("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
+    scale = float((config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")) ** -0.5)
+    weight, plain = p.number("mscale_all_dim", 0.0, low=-1), (p.text("rope_type", None) or p.text("type", "default"))
+    if plain == "default" or not weight:
+        return scale
+    factor = p.number("factor")
+    return scale * (0.1 * weight * math.log(factor) + 1.0) ** 2 if factor > 1 else scale
+
+
+def latent_head(config: HfConfig, layers: int) -> int:
+    """Numbers of a query's head."""
+    return config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")

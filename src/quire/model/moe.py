@@ -1,0 +1,133 @@
+"""A mixture of experts in place of the MLP: its part of a layer, how it is read, and what config.json says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quire.model.hf_config import HfConfig
+from quire.model.linear import Linear
+from quire.model.parts import GatedMlp
+from quire.model.spec import ModelSpec, MoE
+from quire.ops.backend import Ops
+from quire.ops.moe import Grouped, Routing, padded_rows
+from quire.quant.base import QWeight
+
+if TYPE_CHECKING:
+    from quire.model.load import Loader
+
+
+@dataclass(frozen=True)
+class MoeMlp:
+    """y = sum of weight_e * expert_e(x) over the experts the router chooses, plus the shared expert's output, if any.
+
+    `bias`: of the router's choice, f32 [experts], or None. `act`: [P, 2 f] -> [P, f]. `switch` scales the shared
+    expert's output by a sigmoid (Qwen2-MoE).
+    """
+
+    router: Linear
+    bias: Tensor | None
+    routing: Routing
+    gate_up: Grouped
+    act: Callable[[Ops, Tensor], Tensor]
+    down: Grouped
+    shared: GatedMlp | None
+    switch: Linear | None
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        ids, weights = ops.route(self.router(ops, x), self.bias, self.routing)
+        tokens, places, offsets = ops.sort_by_expert(ids, self.routing.experts)
+        inner = self.act(ops, ops.grouped_linear(x, self.gate_up, tokens, offsets))
+        y = ops.combine(ops.grouped_linear(inner, self.down, None, offsets), places, weights)
+        if self.shared is None:
+            return y  # type: ignore[no-any-return]
+        shared = self.shared(ops, x)
+        if self.switch is not None:
+            shared = ops.scale_by_sigmoid(shared, self.switch(ops, x))
+        return ops.add(y, shared)  # type: ignore[no-any-return]
+
+
+def load_moe(loader: Loader, index: int) -> MoeMlp:
+    """The experts of layer `index`, packed."""
+    spec, claim = loader.opened.spec, loader.opened.claim
+    shared = switch = None
+    if spec.moe.shared:
+        gate_up = loader.linear(("shared_gate", "shared_up"), index)
+        shared = GatedMlp(gate_up, loader.linear(("shared_down",), index), spec.activation)
+    if claim.get("shared_switch", index):
+        switch = loader.dense("shared_switch", index)
+    return MoeMlp(
+        loader.dense("router", index),
+        loader.vector("router_bias", index),
+        spec.moe.routing,
+        _grouped(loader, ("expert_gate", "expert_up"), index),
+        activation(spec),
+        _grouped(loader, ("expert_down",), index),
+        shared,
+        switch,
+    )
+
+
+def activation(spec: ModelSpec) -> Callable[[Ops, Tensor], Tensor]:
+    """What stands between up and down of an expert."""
+    kind, clamp = spec.activation, spec.moe.clamp
+    if clamp is None:
+        return lambda ops, x: ops.gated_activation(x, kind)
+    alpha, limit = clamp
+    return lambda ops, x: ops.clamped_swiglu(x, alpha, limit)
+
+
+def _grouped(loader: Loader, roles: tuple[str, ...], index: int) -> Grouped:
+    """One matrix of every expert. They are packed as one: a buffer each would be too small for huge pages."""
+    experts = loader.opened.spec.moe.routing.experts
+    parts = [loader.matrix(roles, index, e) for e in range(experts)]
+    n = parts[0][0].shape[0]
+    whole = QWeight.cat_rows([w if n == len(padded_rows(n)) else w.take_rows(padded_rows(n)) for w, _ in parts])
+    packed = whole.pack(loader.ops)
+    biases = [b for _, b in parts if b is not None]
+    bias = torch.stack(biases) if biases else None
+    if bias is not None:
+        loader.count("biases", "f32", bias.nbytes)
+    loader.count("+".join(roles), whole.label, packed.nbytes)
+    return loader.ops.group(packed, experts, n, bias)
+
+
+def read_moe(
+    score: str = "softmax", renormalize: bool | None = None, **fixed: object
+) -> Callable[[HfConfig, int], MoE]:
+    """A reader of the fields most families have; `renormalize` None: `norm_topk_prob` says.
+
+    `fixed` are further fields of Routing. Layers without experts: `mlp_only_layers`, those that `decoder_sparse_step`
+    leaves out, and the first `first_k_dense_replace`.
+    """
+
+    def read(config: HfConfig, layers: int) -> MoE:
+        experts = config.integer("num_experts", high=1024)
+        normal = config.flag("norm_topk_prob", False) if renormalize is None else renormalize
+        routing = Routing(
+            experts,
+            config.integer("num_experts_per_tok", high=experts),
+            score,
+            normal,
+            config.number("routed_scaling_factor", 1.0),
+            **fixed,  # type: ignore[arg-type]
+        )
+        width = config.integer("moe_intermediate_size", config.integer("intermediate_size", high=1 << 24), high=1 << 24)
+        shared = config.integer("shared_expert_intermediate_size", 0, low=0, high=1 << 24)
+        return MoE(routing, width, sparse_layers(config, layers), shared)
+
+    return read
+
+
+def sparse_layers(config: HfConfig, layers: int) -> tuple[bool, ...]:
+    """Which layers have experts."""
+    step, dense = config.integer("decoder_sparse_step", 1), config.integer("first_k_dense_replace", 0, low=0)
+    plain = config.raw.get("mlp_only_layers") or []
+    if not isinstance(plain, list) or not all(isinstance(i, int) and 0 <= i < layers for i in plain):
+        raise config.fail("mlp_only_layers", f"needs a list of layers from 0 to {layers - 1}")
+    return tuple(i >= dense and i not in plain and (i + 1) % step == 0 for i in range(layers))

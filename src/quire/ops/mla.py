@@ -1,0 +1,195 @@
+"""Ops of multi-head latent attention (DeepSeek-AI 2024), with their cases.
+
+The cache holds one latent of `rank` numbers and one rotated key of `rope` numbers per token, for all heads together.
+What carries a latent to a head's key and value is absorbed into its query and its result, by one small matrix per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from quire.ops.cases import normal, rope_table
+from quire.ops.layout import KVCache, KVLayout
+from quire.ops.moe import padded_rows
+from quire.ops.op import Case, cases, op
+from quire.ops.reference import rmsnorm
+from quire.ops.weights import Packed, Weight
+
+EPS = 1e-6
+"""Of the norm of latents, whatever config.json says of the others."""
+
+
+@dataclass(frozen=True)
+class LatentLayout(KVLayout):
+    """Layout of one layer's latents: keys [blocks, block_size, head_dim], values [blocks, block_size, rank].
+
+    `head_dim` is the size of the rotated key, which all heads share (`kv_heads` 1); the latents are the values, and the
+    rest of the keys.
+    """
+
+    rank: int = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token's latent and rotated key in one layer."""
+        return (self.rank + self.head_dim) * self.dtype.itemsize
+
+    def shapes(self, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the rotated keys and of the latents of `blocks` blocks."""
+        return (blocks, self.block_size, self.head_dim), (blocks, self.block_size, self.rank)
+
+
+def rank_of(cache: KVCache) -> int:
+    """Numbers of a latent; `TypeError` when the cache holds keys and values per head."""
+    if not isinstance(cache.layout, LatentLayout):
+        raise TypeError("a cache of latents is needed")
+    return cache.layout.rank
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """How many heads a layer's queries have, and the weight f32 [rank] of the norm of its latents."""
+
+    count: int
+    norm: Tensor
+
+
+@op(tolerance=2e-5)
+def head_linear(x: Tensor, w: Packed, heads: int, n: int) -> Tensor:
+    """Each head of x [T, heads * width] f32 times its own matrix [n, k], k <= width: f32 [T, heads * n].
+
+    `w` holds the matrices below each other in f32 or bf16, rows of each padded to a multiple of 16; a head's first k
+    numbers are read, and rounded to bf16 for bf16 matrices.
+    """
+    assert w.plain is not None
+    rows = x.view(len(x), heads, x.shape[1] // heads)[..., : w.k]
+    matrices = w.plain.codes.view(heads, w.n // heads, w.k)[:, :n].float()
+    if w.kind == "bf16":
+        rows = rows.bfloat16().float()
+    return torch.einsum("thk,hnk->thn", rows, matrices).flatten(1)
+
+
+@op(tolerance=2e-5)
+def latent_rope_and_cache(
+    q: Tensor, kv: Tensor, positions: Tensor, table: Tensor, slots: Tensor, cache: KVCache, heads: Heads
+) -> Tensor:
+    """Rotate the last r numbers of each head of q in place; norm latents, rotate keys, store both; returns q.
+
+    q [T, heads * width] f32; kv [T, rank + r] f32 is changed in place: rmsnorm of the latent, rotation of the key.
+    `table` [max_positions, 2, r / 2] f32: cosines and sines; `positions` [T] int32, `slots` [T] int64.
+    """
+    rank, r = rank_of(cache), 2 * table.shape[2]
+    cos, sin = table[positions.long()].unsqueeze(1).unbind(2)
+
+    def rotate(x: Tensor) -> None:
+        a, b = x.chunk(2, -1)
+        x.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), -1))
+
+    rotate(q.view(len(q), heads.count, q.shape[1] // heads.count)[..., -r:])
+    rotate(kv[:, None, rank:])
+    kv[:, :rank] = rmsnorm(kv[:, :rank], heads.norm, EPS)
+    size, dtype = cache.layout.block_size, cache.layout.dtype
+    cache.keys[slots // size, slots % size] = kv[:, rank:].to(dtype)
+    cache.values[slots // size, slots % size] = kv[:, :rank].to(dtype)
+    return q
+
+
+@op(tolerance=2e-2)
+def latent_attention(
+    latent: Tensor, q: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, scale: float
+) -> Tensor:
+    """Causal softmax(scale * (latent . c + q_rotated . k)) c over paged latents c and rotated keys k.
+
+    latent [T, heads * rank] f32: queries in the latents' space; q [T, heads * width] f32 holds their rotated part at
+    the end of each head. The batch is as in `attention`. Returns f32 [T, heads * rank].
+    """
+    rank, r, size = rank_of(cache), cache.layout.head_dim, cache.layout.block_size
+    heads = latent.shape[1] // rank
+    queries = torch.cat((latent.view(len(q), heads, rank), q.view(len(q), heads, q.shape[1] // heads)[..., -r:]), -1)
+    out = torch.zeros(len(q), heads, rank)
+    for s in range(len(context)):
+        begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
+        if begin == end:
+            continue
+        table = block_tables[s, : -(-length // size)].long()
+        values = cache.values[table].flatten(0, 1)[:length].float()
+        keys = torch.cat((values, cache.keys[table].flatten(0, 1)[:length].float()), -1)
+        scores = torch.einsum("thd,sd->hts", queries[begin:end], keys) * scale
+        row = torch.arange(length - (end - begin), length)[:, None]
+        scores = scores.masked_fill(torch.arange(length)[None] > row, -torch.inf)
+        out[begin:end] = torch.einsum("hts,sr->thr", scores.softmax(-1), values)
+    return out.flatten(1)
+
+
+def head_matrices(g: Generator, kind: str, heads: int, n: int, k: int) -> Weight:
+    """Random matrices of all heads as `head_linear` wants them."""
+    codes = normal(g, heads, n, k)[:, padded_rows(n)].flatten(0, 1)
+    return Weight(kind, codes if kind == "f32" else codes.bfloat16())
+
+
+@cases("head_linear")
+def head_linear_cases(g: Generator) -> Iterator[Case]:
+    for kind in ("f32", "bf16"):
+        for t, heads, width, n, k in ((1, 1, 16, 16, 16), (3, 4, 24, 20, 16), (70, 3, 33, 64, 33), (0, 2, 8, 8, 8)):
+            w = head_matrices(g, kind, heads, n, k)
+            yield {"x": normal(g, t, heads * width), "w": w, "heads": heads, "n": n}
+
+
+@cases("latent_rope_and_cache")
+def latent_rope_and_cache_cases(g: Generator) -> Iterator[Case]:
+    for t, heads, width, rank, r, size in ((1, 2, 24, 16, 8, 16), (9, 3, 12, 32, 12, 1), (40, 16, 192, 512, 64, 16)):
+        for dtype in (torch.bfloat16, torch.float32):
+            layout = LatentLayout(size, 1, r, dtype, rank=rank)
+            blocks = -(-t // size) + 2
+            yield {
+                "q": normal(g, t, heads * width),
+                "kv": normal(g, t, rank + r),
+                "positions": torch.randint(500, (t,), generator=g, dtype=torch.int32),
+                "table": rope_table(500, r // 2),
+                "slots": torch.randperm(blocks * size, generator=g)[:t],
+                "cache": layout.allocate(blocks),
+                "heads": Heads(heads, normal(g, rank)),
+            }
+
+
+def latent_case(g: Generator, layout: LatentLayout, heads: int, width: int, rows: tuple[tuple[int, int], ...]) -> Case:
+    """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots are NaN."""
+    size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
+    cache = layout.allocate(sum(blocks) + 2)
+    cache.keys.fill_(torch.nan)
+    cache.values.fill_(torch.nan)
+    order = torch.randperm(sum(blocks) + 2, generator=g)
+    tables = torch.full((len(rows), max(blocks) + 1), -1, dtype=torch.int32)
+    used = 0
+    for s, (_, context) in enumerate(rows):
+        tables[s, : blocks[s]] = order[used : used + blocks[s]].int()
+        used += blocks[s]
+        at = torch.arange(context)
+        where = tables[s, at // size].long(), at % size
+        cache.keys[where] = normal(g, context, layout.head_dim).to(layout.dtype)
+        cache.values[where] = normal(g, context, layout.rank).to(layout.dtype)
+    counts = torch.tensor([0, *(new for new, _ in rows)])
+    t = int(counts.sum())
+    return {
+        "latent": normal(g, t, heads * layout.rank),
+        "q": normal(g, t, heads * width),
+        "cache": cache,
+        "cu_q": counts.cumsum(0).int(),
+        "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
+        "block_tables": tables,
+        "scale": (layout.rank + layout.head_dim) ** -0.5,
+    }
+
+
+@cases("latent_attention")
+def latent_attention_cases(g: Generator) -> Iterator[Case]:
+    mixed = ((1, 1), (1, 70), (5, 5), (0, 40), (17, 90), (1, 600))
+    for dtype in (torch.bfloat16, torch.float32):
+        for size, heads, rank, r in ((1, 4, 16, 8), (16, 4, 32, 8), (16, 40, 64, 32), (128, 1, 16, 6)):
+            yield latent_case(g, LatentLayout(size, 1, r, dtype, rank=rank), heads, r + 8, mixed)
+        layout = LatentLayout(16, 1, 64, dtype, rank=512)
+        yield latent_case(g, layout, 16, 192, ((1, 1300), (40, 540)))

@@ -1,0 +1,123 @@
+"""Models with experts: logits equal transformers' however the tokens are cut; loading; counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
+from quire.core.errors import ModelError
+from quire.model.build import describe
+from quire.model.roles import ROLES
+from quire.ops.backend import Ops
+from test_model import CUTS, LONGROPE, TOLERANCE, Paged, load, ops, prompt
+
+__all__ = ["ops"]
+EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
+NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+SHARED = {"shared_expert_intermediate_size": 48}
+MSCALES = {"short_mscale": 1.2, "long_mscale": 1.2}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", EIGHT),
+    "mixtral_window": ("mixtral", {"num_local_experts": 3, "sliding_window": 5}),
+    "qwen2_moe": ("qwen2_moe", NARROW | SHARED),
+    "qwen2_moe_some_dense": ("qwen2_moe", NARROW | SHARED | {"decoder_sparse_step": 2, "norm_topk_prob": True}),
+    "qwen3_moe": ("qwen3_moe", NARROW | {"head_dim": 24, "norm_topk_prob": True}),
+    "qwen3_moe_some_dense": ("qwen3_moe", NARROW | {"head_dim": 16, "mlp_only_layers": [1], "attention_bias": True}),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "olmoe_clipped": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 6, "clip_qkv": 0.9, "norm_topk_prob": True}),
+    "phimoe": ("phimoe", EIGHT | {"router_jitter_noise": 0.1}),
+    "phimoe_biases": ("phimoe", EIGHT | {"attention_bias": True, "lm_head_bias": True}),
+    "gpt_oss": ("gpt_oss", EIGHT | {"head_dim": 16, "sliding_window": 5}),
+    "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
+                                 "layer_types": ["full_attention"] * 3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    oracle = write(tmp_path, family, **facts)
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    want = [logits(oracle, s) for s in sequences]
+    for block_size in (1, 16):
+        model = load(tmp_path, ops, block_size=block_size)
+        for name, cut in CUTS.items():
+            for got, expected in zip(Paged(model, sequences).run(cut), want, strict=True):
+                assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_dummy_weights_and_reports_fit(variant: str, tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    oracle = write(tmp_path, family, **facts)
+    found = describe(str(tmp_path))
+    made = describe(str(tmp_path), load_format="dummy")
+    assert made.parameters == found.parameters and made.tensors == found.tensors
+    assert found.parameters == sum(p.numel() for p in oracle.state_dict().values())
+    sizes = [int(torch.Size(ROLES[r].shape(found.spec)).numel()) * ROLES[r].copies(found.spec) for r in found.roles]
+    assert 0.9 * found.parameters <= sum(sizes) <= found.parameters
+    routing, sparse = found.spec.moe.routing, sum(found.spec.moe.sparse)
+    expert = sum(ROLES[r].shape(found.spec)[0] * found.spec.hidden for r in ("expert_gate", "expert_up", "expert_gate"))
+    idle = (routing.experts - routing.top_k) * sparse * expert
+    biases = found.parameters - found.active_parameters - idle
+    assert 0 <= biases <= 0.1 * idle and (biases == 0) == (family != "gpt_oss" or idle == 0)
+    model = load(tmp_path, backend("reference"))
+    assert model.weight_bytes - model.report["rope"][1] >= found.bytes_on_disk
+    (got,) = Paged(load(tmp_path, backend("reference"), load_format="dummy"), [prompt(9, 1)]).run([[9]])
+    assert bool(torch.isfinite(got).all())
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int4"}])
+@pytest.mark.parametrize("variant", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_native_logits_are_bit_equal_however_cut(variant: str, options: dict[str, Any], tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    whole_groups = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    write(tmp_path, family, **facts | {k: v for k, v in whole_groups.items() if k in facts}, dtype=torch.bfloat16)
+    model = load(tmp_path, backend("cpu"), **options)
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    want = Paged(model, sequences).run(CUTS["whole"])
+    for seed, cut in enumerate(CUTS.values()):
+        for got, expected in zip(Paged(model, sequences, seed).run(cut), want, strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_the_factor_of_a_long_rope_is_read(tmp_path: Path) -> None:
+    oracle = write(tmp_path, "phimoe", **EIGHT, rope_parameters=LONGROPE | MSCALES)
+    model = load(tmp_path, backend("reference"), max_model_len=16)
+    (got,) = Paged(model, [prompt(16, 1)]).run([[16]])
+    assert relative_error(got, logits(oracle, prompt(16, 1))) <= TOLERANCE
+    edit_config(tmp_path, rope_parameters=LONGROPE | MSCALES | {"long_mscale": 1.3})
+    with pytest.raises(ModelError, match="long_mscale"):
+        describe(str(tmp_path))
+
+
+def test_quantized_experts_are_near(tmp_path: Path) -> None:
+    # Every expert runs: a choice that rounding tips over would be another model's.
+    oracle = write(tmp_path, "mixtral", num_local_experts=4, num_experts_per_tok=4)
+    tokens = prompt(19, 1)
+    model = load(tmp_path, backend("reference"), quantization="int8")
+    assert model.report["expert_gate+expert_up"][0] == "int8 g32" and model.report["router"][0] == "f32"
+    (got,) = Paged(model, [tokens]).run([[19]])
+    assert relative_error(got, logits(oracle, tokens)) <= 0.05
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "mixtral", **EIGHT)
+    edit_config(tmp_path, num_local_experts=9)
+    with pytest.raises(ModelError, match=r"experts\.8\.w1\.weight"):
+        describe(str(tmp_path))
+    edit_config(tmp_path, num_local_experts=7)
+    with pytest.raises(ModelError, match=r"gate\.weight is \[8, 64\], config\.json asks for \[7, 64\]"):
+        describe(str(tmp_path))
+
+
+def test_more_choices_than_experts_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "mixtral", **EIGHT)
+    edit_config(tmp_path, num_experts_per_tok=9)
+    with pytest.raises(ModelError, match="num_experts_per_tok"):
+        describe(str(tmp_path))

@@ -1,0 +1,145 @@
+"""Latent attention: its ops on every instruction set, and models with it against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
+from quire.core.errors import ConfigError, ModelError
+from quire.model.build import describe
+from quire.model.memory import kv_bytes_per_token
+from quire.model.roles import ROLES
+from quire.ops import mla
+from quire.ops.backend import Ops
+from quire.ops.mla import LatentLayout, latent_case
+from quire.ops.op import REGISTRY
+from test_model import CUTS, TOLERANCE, YARN, Paged, load, ops, prompt
+from test_ops import UNITS_HERE, close, generator, ops_of, reference, run
+
+__all__ = ["ops"]
+OPS = [name for name, op in REGISTRY.items() if op.cases and op.cases.__module__ == mla.__name__]
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+@pytest.mark.parametrize("name", OPS)
+def test_equals_the_reference(name: str, isa: str) -> None:
+    definition = REGISTRY[name]
+    assert definition.cases is not None
+    for case in definition.cases(generator()):
+        exact = "cache" not in case or case["cache"].layout.dtype == torch.float32
+        for found, expected in zip(run(ops_of(isa), name, case), run(reference(), name, case), strict=True):
+            close(f"{name}/{isa}", found, expected, 2e-5 if exact else 2e-2)
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_row_does_not_depend_on_the_batch(dtype: torch.dtype, isa: str) -> None:
+    ops, rows = ops_of(isa), ((40, 1100), (3, 3), (1, 700))
+    case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows)
+    ops.begin_step()
+    whole = ops.latent_attention(**case).clone()
+    begin = 0
+    for s, (count, context) in enumerate(rows):
+        for first, last in ((0, 1), (count // 2, count), (count - 1, count)):
+            ops.begin_step()
+            at = slice(begin + first, begin + last)
+            part = ops.latent_attention(
+                case["latent"][at], case["q"][at], case["cache"],
+                torch.tensor([0, last - first], dtype=torch.int32),
+                torch.tensor([context - count + last], dtype=torch.int32),
+                case["block_tables"][s : s + 1].contiguous(), case["scale"],
+            )  # fmt: skip
+            assert torch.equal(part, whole[at]), (s, first, last)
+        begin += count
+
+
+SIZES = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": 40,
+         "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+         "num_key_value_heads": 4, "first_k_dense_replace": 1}  # fmt: skip
+GROUPS = {"n_group": 4, "topk_group": 2}
+MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.2}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("deepseek_v2", SIZES | {"routed_scaling_factor": 1.5}),
+    "deepseek_v2_groups": ("deepseek_v2", SIZES | GROUPS | {"topk_method": "group_limited_greedy"}),
+    "deepseek_v2_straight": ("deepseek_v2", SIZES | {"q_lora_rank": None, "attention_bias": True}),
+    "deepseek_v3": ("deepseek_v3", SIZES | GROUPS),
+    "deepseek_v3_yarn": ("deepseek_v3", SIZES | GROUPS | {"rope_parameters": YARN | MSCALE, "norm_topk_prob": False}),
+    "deepseek_v3_halves": ("deepseek_v3", SIZES | GROUPS | {"rope_interleave": False, "attention_bias": True}),
+    "deepseek_v3_dense": ("deepseek_v3", SIZES | GROUPS | {"first_k_dense_replace": 3, "q_lora_rank": None}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    oracle = write(tmp_path, family, **facts)
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    want = [logits(oracle, s) for s in sequences]
+    for block_size in (1, 16):
+        model = load(tmp_path, ops, block_size=block_size)
+        for name, cut in CUTS.items():
+            for got, expected in zip(Paged(model, sequences).run(cut), want, strict=True):
+                assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_dummy_weights_and_reports_fit(variant: str, tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    oracle = write(tmp_path, family, **facts)
+    found, made = describe(str(tmp_path)), describe(str(tmp_path), load_format="dummy")
+    assert made.parameters == found.parameters and made.tensors == found.tensors
+    assert found.parameters == sum(p.numel() for p in oracle.state_dict().values())
+    sizes = [int(torch.Size(ROLES[r].shape(found.spec)).numel()) * ROLES[r].copies(found.spec) for r in found.roles]
+    assert 0.98 * found.parameters <= sum(sizes) <= found.parameters
+    (got,) = Paged(load(tmp_path, backend("reference"), load_format="dummy"), [prompt(9, 1)]).run([[9]])
+    assert bool(torch.isfinite(got).all())
+
+
+def test_a_token_costs_a_latent_and_a_rotated_key(tmp_path: Path) -> None:
+    write(tmp_path, "deepseek_v3", **SIZES, **GROUPS)
+    model = load(tmp_path, backend("reference"))
+    assert sum(layout.bytes_per_token for layout in model.layouts) == 3 * (32 + 8) * 4
+    assert kv_bytes_per_token(model.spec, 2) == describe(str(tmp_path)).kv_bytes_per_token == 3 * (32 + 8) * 2
+    cache = model.layouts[0].allocate(5)
+    assert (cache.keys.nbytes + cache.values.nbytes) == 5 * 16 * model.layouts[0].bytes_per_token
+    with pytest.raises(ConfigError, match="latents are kept in"):
+        load(tmp_path, backend("reference"), kv_cache_dtype="int8")
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}])
+def test_native_logits_are_bit_equal_however_cut(options: dict[str, Any], tmp_path: Path) -> None:
+    whole_groups = {"q_lora_rank": 64, "v_head_dim": 24, "num_attention_heads": 8}
+    write(tmp_path, "deepseek_v3", **SIZES | GROUPS | whole_groups, dtype=torch.bfloat16)
+    model = load(tmp_path, backend("cpu"), **options)
+    assert model.report["kv_b"][0] == ("f32" if options.get("dtype") == "float32" else "bf16")
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    want = Paged(model, sequences).run(CUTS["whole"])
+    for seed, cut in enumerate(CUTS.values()):
+        for got, expected in zip(Paged(model, sequences, seed).run(cut), want, strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_layers_that_predict_ahead_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "deepseek_v3", **SIZES | GROUPS | {"num_hidden_layers": 3})
+    edit_config(tmp_path, num_hidden_layers=2, num_nextn_predict_layers=1)
+    model = load(tmp_path, backend("reference"))
+    assert len(model.decoder.layers) == 2
+    edit_config(tmp_path, num_hidden_layers=2, num_nextn_predict_layers=0)
+    with pytest.raises(ModelError, match=r"model\.layers\.2"):
+        describe(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("moe_layer_freq", 2), ("n_group", 3), ("kv_lora_rank", 24), ("topk_group", 9), ("num_experts_per_tok", 7)],
+)
+def test_what_cannot_be_computed_is_refused(field: str, value: int, tmp_path: Path) -> None:
+    write(tmp_path, "deepseek_v3", **SIZES, **GROUPS)
+    edit_config(tmp_path, **{field: value})
+    with pytest.raises(ModelError, match=field if field != "num_experts_per_tok" else "n_group"):
+        describe(str(tmp_path))
