@@ -112,7 +112,7 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"experts\.8\.w1\.weight"):
         describe(str(tmp_path))
     edit_config(tmp_path, num_local_experts=7)
-    with pytest.raises(ModelError, match=r"gate\.weight is \[8, 64\], config\.json asks for \[7, 64\]"):
+    with pytest.raises(ModelError, match=r"gate\.weight is \[8, 64\], the config asks for \[7, 64\]"):
         describe(str(tmp_path))
 
 

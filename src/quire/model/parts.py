@@ -149,9 +149,6 @@ class PlainMlp:
         return self.down(ops, ops.activation(self.up(ops, x), self.activation))
 
 
-Mlp = GatedMlp | FusedGatedMlp | PlainMlp
-
-
 @dataclass(frozen=True)
 class Scale:
     """x * factor."""
