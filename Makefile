@@ -35,7 +35,7 @@ bench: bench-kernels  ## speed of the ops and of the engine on this machine; not
 bench-kernels: build  ## every op beside the machine's own limits
 	$(BIN)/python benchmarks/kernels.py
 
-bench-peers: build  ## beside llama.cpp, OpenVINO GenAI and vLLM, each in an environment of its own (first run: an hour)
+bench-peers: build  ## beside llama.cpp, OpenVINO GenAI and vLLM, each in an environment of its own (built by the first run)
 	$(BIN)/python benchmarks/peers.py
 
 bench-serving: build  ## quire serve beside llama.cpp's server

@@ -37,6 +37,9 @@ MEASURES: dict[str, dict[str, Any]] = {
     },
 }
 USUAL = ["prefill 512", "decode x1", "decode x16"]
+PAUSE = (
+    0.3  # before each command: OpenMP threads of the engine that has just answered may still spin (Intel's for 0.2 s)
+)
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ class Process:
 
     def rate(self, command: dict[str, Any]) -> float:
         """Tokens/s for one command."""
+        time.sleep(PAUSE)
         return float(self.ask(command)["rate"])
 
     def close(self) -> None:

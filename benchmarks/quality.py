@@ -9,7 +9,9 @@ each norm's output 300 times larger and the columns that read it 300 times small
 (Dettmers et al. 2022, LLM.int8(), https://arxiv.org/abs/2208.07339).
 
 KL(float32 || format) in nats, mean over positions; float32 is quire's, and "llama.cpp f32" shows that both engines
-compute the same model. llama.cpp's files are made by its own quantizer from the same float32 weights.
+compute the same model. Formats run as they are served: quire's with bf16 embedding, norms and KV cache, llama.cpp's from
+files that its own quantizer makes of the same float32 weights, with its f16 KV cache. MB: weights in memory (a tied
+embedding counts twice where quire keeps it beside the head), or the file.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from environments import environment
@@ -43,9 +45,10 @@ OUTLIER = 300.0
 CHANNEL = 100
 QUIRE: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": "bfloat16"},
-    **{f"int8 g{g}": {"quantization": "int8", "group_size": g} for g in (32, 128)},
-    **{f"int4 g{g}": {"quantization": "int4", "group_size": g} for g in (32, 64, 128)},
+    **{f"int8 g{g}": {"quantization": "int8", "group_size": g, "dtype": "bfloat16"} for g in (32, 128)},
+    **{f"int4 g{g}": {"quantization": "int4", "group_size": g, "dtype": "bfloat16"} for g in (32, 64, 128)},
     "f32, int8 KV": {"dtype": "float32", "kv_cache_dtype": "int8"},
+    "f32, fp8 KV": {"dtype": "float32", "kv_cache_dtype": "fp8"},
     "f32, bf16 KV": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
 }
 LLAMA_CPP = {"llama.cpp f32": None, "llama.cpp bf16": "bf16", "llama.cpp q8_0": "q8_0", "llama.cpp q4_0": "q4_0",
@@ -64,8 +67,15 @@ class Spy:
         return self.sampler(logits, rows)
 
 
-def quire_logits(folder: Path, options: dict[str, Any], windows: list[list[int]]) -> list[Tensor]:
-    """Logits [len(window), vocabulary] f32 after every token of each window, through the whole engine."""
+class Run(NamedTuple):
+    """Logits [len(window), vocabulary] f32 after every token of each window, and the size of the weights."""
+
+    logits: list[Tensor]
+    nbytes: int
+
+
+def run_quire(folder: Path, options: dict[str, Any], windows: list[list[int]]) -> Run:
+    """Every window through the whole engine. Raises `QuireError` when the engine refuses the options."""
     engine = LocalEngine(flat_config(model=str(folder), enable_prefix_caching=False, max_model_len=512, **options))
     runner: Any = engine.engine.runner
     spy = runner.sampler = Spy(runner.sampler)
@@ -78,10 +88,10 @@ def quire_logits(folder: Path, options: dict[str, Any], windows: list[list[int]]
             pass
         found.append(torch.cat(spy.kept).float())
         assert len(found[-1]) == len(window)
-    return found
+    return Run(found, engine.info.weight_bytes)
 
 
-def llama_cpp_logits(work: Path, folder: Path, fmt: str | None, windows: list[list[int]]) -> list[Tensor]:
+def run_llama_cpp(work: Path, folder: Path, fmt: str | None, windows: list[list[int]]) -> Run:
     """The same from llama.cpp, on a file made from the float32 weights in `folder`."""
     import numpy as np
 
@@ -101,7 +111,7 @@ def llama_cpp_logits(work: Path, folder: Path, fmt: str | None, windows: list[li
         process.ask({"do": "logits", "tokens": window, "out": str(out)})
         found.append(torch.from_numpy(np.load(out)))
     process.close()
-    return found
+    return Run(found, file.stat().st_size)
 
 
 def compare(exact: list[Tensor], found: list[Tensor]) -> dict[str, float]:
@@ -181,18 +191,18 @@ def measure(args: argparse.Namespace, name: str, folder: Path) -> Iterable[dict[
     """A row for every format of one model. A format that this model cannot have gives a row with the reason."""
     config = write_model(name, folder, args.layers)
     windows = text_windows(args.windows) if name == "pydoc" else random_windows(args.windows, config["vocab_size"])
-    exact = quire_logits(folder, {"dtype": "float32", "kv_cache_dtype": "float32"}, windows)
+    exact = run_quire(folder, {"dtype": "float32", "kv_cache_dtype": "float32"}, windows).logits
     for label in args.format:
         row: dict[str, Any] = {"model": name, "format": label, "positions": sum(map(len, windows))}
         try:
             if label in QUIRE:
-                found = quire_logits(folder, QUIRE[label], windows)
+                found = run_quire(folder, QUIRE[label], windows)
             else:
-                found = llama_cpp_logits(args.work, folder, LLAMA_CPP[label], windows)
+                found = run_llama_cpp(args.work, folder, LLAMA_CPP[label], windows)
         except QuireError as error:
             yield row | {"refused": error.message}
         else:
-            yield row | compare(exact, found)
+            yield row | compare(exact, found.logits) | {"weight_bytes": found.nbytes}
 
 
 def main() -> None:
@@ -215,7 +225,8 @@ def main() -> None:
             for row in measure(args, name, Path(folder)):
                 rows.append(row)
                 figures = row.get("refused") or (
-                    f"KL {row['kl']:.6f}  p99 {row['kl_p99']:.5f}  top-1 {100 * row['top1']:.2f} %"
+                    f"KL {row['kl']:.6f}  p99 {row['kl_p99']:.5f}  top-1 {100 * row['top1']:.2f} %  "
+                    f"{row['weight_bytes'] / 1e6:.1f} MB"
                 )
                 print(f"{name:8s} {row['format']:18s} {figures}", flush=True)
     args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -34,10 +34,10 @@ def test_planted_outlier_channel(quality: Any, tmp_path: Path) -> None:
     other channels of its group: the smaller the group, the less is lost; bf16 loses nothing."""
     plain, planted = (small_model(quality, tmp_path / name, plant=name == "planted") for name in ("plain", "planted"))
     windows = quality.random_windows(2, 1000)
-    exact = quality.quire_logits(plain, {"dtype": "float32"}, windows)
+    exact = quality.run_quire(plain, {"dtype": "float32"}, windows).logits
 
     def cost(**options: Any) -> float:
-        return float(quality.compare(exact, quality.quire_logits(planted, options, windows))["kl"])
+        return float(quality.compare(exact, quality.run_quire(planted, options, windows).logits)["kl"])
 
     assert cost(dtype="float32") < 1e-6
     assert cost(dtype="bfloat16") < 2e-5
