@@ -9,9 +9,9 @@ each norm's output 300 times larger and the columns that read it 300 times small
 (Dettmers et al. 2022, LLM.int8(), https://arxiv.org/abs/2208.07339).
 
 KL(float32 || format) in nats, mean over positions; float32 is quire's, and "llama.cpp f32" shows that both engines
-compute the same model. Formats run as they are served: quire's with bf16 embedding, norms and KV cache, llama.cpp's from
-files that its own quantizer makes of the same float32 weights, with its f16 KV cache. MB: weights in memory (a tied
-embedding counts twice where quire keeps it beside the head), or the file.
+compute the same model. Formats run as they are served: quire's with bf16 embedding, norms and KV cache; llama.cpp's
+from files that its own quantizer makes of the same float32 weights, with its f16 KV cache. MB: weights in memory (an
+embedding tied to a quantized head counts twice), or the file.
 """
 
 from __future__ import annotations
