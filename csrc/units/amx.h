@@ -30,3 +30,27 @@ class TileScope {
     TileScope(const TileScope&) = delete;
     TileScope& operator=(const TileScope&) = delete;
 };
+
+// The instructions with the numbers of the tiles as template arguments (compilers' intrinsics take literals only).
+template <int kTile>
+QUIRE_INLINE void tile_zero() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
+}
+template <int kTile>
+QUIRE_INLINE void tile_load(const void* from, int64_t stride) {
+    asm volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(kTile), "r"(from), "r"(stride) : "memory");
+}
+template <int kTile>
+QUIRE_INLINE void tile_store(void* to, int64_t stride) {
+    asm volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(kTile), "r"(to), "r"(stride) : "memory");
+}
+// sum += a times b, a of signed bytes [rows][k], b of signed bytes [k / 4][columns][4].
+template <int kSum, int kA, int kB>
+QUIRE_INLINE void tile_dot_s8() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kA), "i"(kB));
+}
+// sum += a times b, a of bf16 [rows][k], b of bf16 [k / 2][columns][2].
+template <int kSum, int kA, int kB>
+QUIRE_INLINE void tile_dot_bf16() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kA), "i"(kB));
+}

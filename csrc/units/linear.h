@@ -192,9 +192,35 @@ QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
     f.template operator()<kTileRows / kDigits, (kTileBlocks + kPlanes - 1) / kPlanes>();
 }
 
+// Bytes from one row of bf16 activations to the next: room for zeros up to a multiple of 32, and an odd multiple of 64, so that
+// rows fall into different cache sets.
+constexpr int64_t bf16_stride(int64_t k) { return (k * 2 + 127) / 128 * 128 + 64; }
+
+// `count` numbers rounded to bf16, and zeros behind them up to a multiple of 32.
+QUIRE_INLINE void round_row(uint16_t* to, const float* from, int64_t count) {
+    for_lanes(count, [&](int64_t i, int lanes) { bf16_store(to + i, load_lanes(from + i, lanes)); });
+    if (count % 32 && count % 32 <= 16) bf16_store(to + (count + 15) / 16 * 16, set1(0.0f));
+}
+
+#if defined(QUIRE_AMX)
+#include "linear_amx_bf16.h"
+#endif
+
+// A panel by the fastest tiles of this unit.
+template <WeightKind kKind, int R, int NB>
+QUIRE_INLINE void best_panel(const LinearCall& c, int64_t m, Panel p) {
+#if defined(QUIRE_AMX)
+    if constexpr (kKind == WeightKind::kBf16) return amx_bf16_panel(c, p);
+#endif
+    run_panel<kKind, R, NB>(c, m, p);
+}
+
 // All rows and column blocks; a panel of rows that stays in the second-level cache and one group of blocks per task.
 template <WeightKind kKind>
 void run_linear(const LinearCall& c, int64_t m) {
+#if defined(QUIRE_AMX)
+    if constexpr (kKind == WeightKind::kBf16) return amx_bf16(c, m);
+#endif
     with_tile<kKind>(m, [&]<int R, int NB>() {
         const int64_t blocks = (c.n + 15) / 16, column_groups = (blocks + NB - 1) / NB;
         int64_t panel = kPanelBytes / (is_float(kKind) ? steps_of_part<kKind, R>(c, m) * 4 : c.x_stride) / R * R;
@@ -216,13 +242,10 @@ void check_linear(int64_t m, int64_t n, int64_t k) {
 void linear_bf16(float* out, const float* x, const char* weights, Optional<const float> bias, int64_t m, int64_t n,
                  int64_t k, int64_t /*group*/) {
     check_linear(m, n, k);
-    const int64_t stride = (k * 2 + 127) / 128 * 128 + 64;
+    const int64_t stride = bf16_stride(k);
     auto* rounded = static_cast<char*>(scratch(Scratch::kActivations, static_cast<size_t>(m * stride)));
     parallel_ranges(m, k, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-            auto* row = reinterpret_cast<uint16_t*>(rounded + r * stride);
-            for_lanes(k, [&](int64_t i, int lanes) { bf16_store(row + i, load_lanes(x + r * k + i, lanes)); });
-        }
+        for (int64_t r = begin; r < end; ++r) round_row(reinterpret_cast<uint16_t*>(rounded + r * stride), x + r * k, k);
     });
     const LinearCall c{out, n, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false, rounded, stride, nullptr, nullptr};
     run_linear<WeightKind::kBf16>(c, m);

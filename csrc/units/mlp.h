@@ -10,6 +10,7 @@ struct Matrix {
     const char* weights;
     const char* scales;
     const int8_t* zeros;
+    const char* mins;
     bool scales_f32;
     const float* bias;
     int64_t n, k, group;
@@ -19,49 +20,54 @@ struct Matrix {
 struct Rows {
     char* x;
     int64_t stride;  // bytes
-    float* scales;   // [m][groups]
+    float* scales;   // [m][groups], as are sums and starts
     float* sums;
     int32_t* starts;
     int64_t groups;
 };
 
-constexpr int64_t kMlpRows = 64, kMlpColumns = 128;
+constexpr int64_t kMlpColumns = 128;
+#if defined(QUIRE_AMX)
+constexpr int64_t kMlpRows = kAmxPanelRows;
+#else
+constexpr int64_t kMlpRows = 64;
+#endif
 
 Rows rows_for(const Matrix& w, int64_t m, Scratch codes, Scratch scales) {
     if (!w.group) {
-        const int64_t stride = w.kind == WeightKind::kBf16 ? (w.k * 2 + 127) / 128 * 128 + 64 : w.k * 4;
+        const int64_t stride = w.kind == WeightKind::kBf16 ? bf16_stride(w.k) : w.k * 4;
         return {static_cast<char*>(scratch(codes, static_cast<size_t>(m * stride))), stride, nullptr, nullptr, nullptr, 0};
     }
-    const int64_t stride = (w.k + 63) / 64 * 64 + 64, groups = w.k / w.group;
+    const int64_t stride = (w.k + 63) / 64 * 64 | 64, groups = w.k / w.group;
     auto* numbers = static_cast<float*>(scratch(scales, static_cast<size_t>(m * groups) * 12));
-    return {static_cast<char*>(scratch(codes, static_cast<size_t>(m * stride))), stride, numbers,
-            numbers + m * groups, reinterpret_cast<int32_t*>(numbers + 2 * m * groups), groups};
+    return {static_cast<char*>(scratch(codes, static_cast<size_t>(m * stride))), stride, numbers, numbers + m * groups,
+            reinterpret_cast<int32_t*>(numbers + 2 * m * groups), groups};
 }
 
 // Columns column .. column + count of row r, rounded or quantized from f32 numbers.
 QUIRE_INLINE void fill_rows(const Matrix& w, const Rows& to, int64_t r, int64_t column, const float* from, int64_t count) {
     char* row = to.x + r * to.stride;
     if (w.group) {
-        const int64_t at = r * to.groups + column / w.group;
-        quantize_row<1>(reinterpret_cast<int8_t*>(row) + column, 0, to.scales + at, to.sums + at, to.starts + at, from, count, w.group,
-                        w.zeros ? -1 : -(is_int4(w.kind) ? 8 : kStart8));
+        const int64_t at = r * to.groups + column / w.group, offset = w.kind == WeightKind::kInt8 ? kStart8 : w.mins ? 0 : 8;
+        quantize_row<1>(reinterpret_cast<int8_t*>(row) + column, 0, to.scales + at, to.sums + at, to.starts + at, from, count,
+                        w.group, w.zeros ? -1 : static_cast<int32_t>(-offset));
     } else if (w.kind == WeightKind::kBf16) {
-        auto* target = reinterpret_cast<uint16_t*>(row) + column;
-        for_lanes(count, [&](int64_t i, int n) { bf16_store(target + i, load_lanes(from + i, n)); });
+        round_row(reinterpret_cast<uint16_t*>(row) + column, from, count);
     } else {
         std::memcpy(reinterpret_cast<float*>(row) + column, from, static_cast<size_t>(count) * 4);
     }
 }
 
 LinearCall call_of(const Matrix& w, const Rows& rows, float* out) {
-    return {out, w.n, w.weights, w.scales, w.zeros, w.bias, w.n, w.k, w.group, rows.groups, w.scales_f32, rows.x, rows.stride, rows.scales, rows.starts};
+    return {out, w.n, w.weights, w.scales, w.zeros, w.bias, w.n, w.k, w.group, rows.groups, w.scales_f32, rows.x, rows.stride,
+            rows.scales, rows.starts, w.mins, rows.sums};
 }
 
 // Bytes of 16 packed rows of the matrix.
 QUIRE_INLINE int64_t block_bytes_of(const Matrix& w) {
     if (w.kind == WeightKind::kF32) return w.k * 64;
     if (w.kind == WeightKind::kBf16) return (w.k + 1) / 2 * 64;
-    return is_int8(w.kind) ? w.k * 16 : w.k * 8;
+    return w.kind == WeightKind::kInt8 ? w.k * 16 : w.k * 8;
 }
 
 // f.template operator()<kind>() for the kind at hand.
@@ -86,6 +92,7 @@ QUIRE_INLINE LinearCall part_of(const LinearCall& c, const Matrix& w, int64_t ro
     part.weights += block * block_bytes_of(w);
     if (w.scales) part.scales += block * c.groups * 16 * (c.scales_f32 ? 4 : 2);
     if (w.zeros) part.zeros += block * c.groups * 16;
+    if (w.mins) part.mins += block * c.groups * 16 * (c.scales_f32 ? 4 : 2);
     if (w.bias) part.bias += first;
     return part;
 }
@@ -111,8 +118,8 @@ void gated_rows(const LinearCall& c, const Matrix& w, const Matrix& down, const 
             const int64_t first = index % pieces * kMlpColumns, count = f - first < kMlpColumns ? f - first : kMlpColumns;
             auto* buffer = static_cast<float*>(scratch(Scratch::kTile, static_cast<size_t>(kMlpRows * 2 * kMlpColumns) * 4));
             const Panel panel{row, end, 0, count / 16};
-            run_panel<kKind, R, NB>(part_of(c, w, row, first, count, buffer, 2 * count), m, panel);
-            run_panel<kKind, R, NB>(part_of(c, w, row, f + first, count, buffer + count, 2 * count), m, panel);
+            best_panel<kKind, R, NB>(part_of(c, w, row, first, count, buffer, 2 * count), m, panel);
+            best_panel<kKind, R, NB>(part_of(c, w, row, f + first, count, buffer + count, 2 * count), m, panel);
             for (int64_t r = row; r < end; ++r) {
                 float* gate = buffer + (r - row) * 2 * count;
                 act(gate, gate + count, count);
@@ -122,26 +129,38 @@ void gated_rows(const LinearCall& c, const Matrix& w, const Matrix& down, const 
     });
 }
 
-Matrix matrix_of(int64_t kind, const char* weights, const char* scales, const int8_t* zeros, int64_t scales_f32, const float* bias,
-                 int64_t n, int64_t k, int64_t group) {
+// A matrix as arguments of an op: kind (0 f32, 1 bf16, 2 int8, 3 int4), then what it comes with.
+struct MatrixArgs {
+    int64_t kind;
+    const char* weights;
+    Optional<const char> scales;
+    Optional<const int8_t> zeros;
+    Optional<const char> mins;
+    int64_t scales_f32;
+    Optional<const float> bias;
+    int64_t group;
+};
+
+Matrix matrix_of(const MatrixArgs& a, int64_t n, int64_t k) {
     constexpr WeightKind kKinds[] = {WeightKind::kF32, WeightKind::kBf16, WeightKind::kInt8, WeightKind::kInt4};
-    if (kind < 0 || kind > 3) fail("gated_mlp: unknown kind of weights");
-    const bool grouped = kind >= 2;
+    if (a.kind < 0 || a.kind > 3) fail("gated_mlp: unknown kind of weights");
+    const bool grouped = a.kind >= 2, fits = a.group == 16 || a.group == 32 || a.group == 64 || a.group == 128;
     check_linear(1, n, k);
-    if (grouped && (!scales || (group != 32 && group != 64 && group != 128) || k % group)) fail("gated_mlp: a group does not fit its matrix");
-    return {kKinds[kind], weights, scales, zeros, scales_f32 != 0, bias, n, k, grouped ? group : 0};
+    if (grouped && (!a.scales.ptr || !fits || k % a.group)) fail("gated_mlp: a group does not fit its matrix");
+    return {kKinds[a.kind], a.weights, a.scales.ptr, a.zeros.ptr, a.mins.ptr, a.scales_f32 != 0, a.bias.ptr, n, k, grouped ? a.group : 0};
 }
 
-// Kinds: 0 f32, 1 bf16, 2 int8, 3 int4. gate_up [2 f, hidden], down [hidden, f]; f a multiple of 16 and of down's group.
+// gate_up [2 f, hidden], down [hidden, f]; f a multiple of 16.
 void gated_mlp(float* out, const float* x, int64_t kind, const char* weights, Optional<const char> scales, Optional<const int8_t> zeros,
-               int64_t scales_f32, Optional<const float> bias, int64_t group, int64_t down_kind, const char* down_weights,
-               Optional<const char> down_scales, Optional<const int8_t> down_zeros, int64_t down_scales_f32, Optional<const float> down_bias,
-               int64_t down_group, int64_t m, int64_t hidden, int64_t f, int64_t act) {
+               Optional<const char> mins, int64_t scales_f32, Optional<const float> bias, int64_t group, int64_t down_kind,
+               const char* down_weights, Optional<const char> down_scales, Optional<const int8_t> down_zeros,
+               Optional<const char> down_mins, int64_t down_scales_f32, Optional<const float> down_bias, int64_t down_group,
+               int64_t m, int64_t hidden, int64_t f, int64_t act) {
     check_linear(m, f, hidden);
     if (f % 16) fail("gated_mlp: the inner size must be a multiple of 16");
     if (act < 0 || act >= kActivations) fail("gated_mlp: unknown activation");
-    const Matrix w = matrix_of(kind, weights, scales.ptr, zeros.ptr, scales_f32, bias.ptr, 2 * f, hidden, group);
-    const Matrix down = matrix_of(down_kind, down_weights, down_scales.ptr, down_zeros.ptr, down_scales_f32, down_bias.ptr, hidden, f, down_group);
+    const Matrix w = matrix_of({kind, weights, scales, zeros, mins, scales_f32, bias, group}, 2 * f, hidden);
+    const Matrix down = matrix_of({down_kind, down_weights, down_scales, down_zeros, down_mins, down_scales_f32, down_bias, down_group}, hidden, f);
     const Rows input = rows_for(w, m, Scratch::kActivations, Scratch::kScales);
     const Rows inner = rows_for(down, m, Scratch::kHidden, Scratch::kHiddenScales);
     parallel_ranges(m, hidden, [&](int64_t begin, int64_t end) {

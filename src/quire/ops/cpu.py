@@ -211,24 +211,24 @@ def gated_mlp(
 
 
 def _matrix(w: Packed, bias: Tensor | None) -> tuple[int, ...]:
-    """A matrix as the arguments of `gated_mlp`: kind, codes, scales, zeros, whether scales are f32, bias, group."""
+    """A matrix as the arguments of `gated_mlp`: kind, codes, scales, zeros, minimums, whether scales are f32, bias, group."""
     _, codes, *rest = w.handle
-    scales, zeros, _, _, scales_f32, _ = rest or (0,) * 6
+    scales, zeros, mins, _, wide, _ = rest or (0,) * 6
     at_bias = 0 if bias is None else check(bias, "gated_mlp bias", F32, w.n).data_ptr()
-    return (FUSED_KINDS.index(w.kind), codes, scales, zeros, scales_f32, at_bias, w.group)
+    return (FUSED_KINDS.index(w.kind), codes, scales, zeros, mins, wide, at_bias, w.group)
 
 
 def fuses_mlp(gate_up: Packed, down: Packed) -> bool:
-    """Whether the native `gated_mlp` takes these matrices."""
-    return _is_plain(gate_up) and _is_plain(down) and down.k % 16 == 0
+    """Whether the native `gated_mlp` takes these matrices: no tables, columns in order, int8 activations."""
+    return down.k % 16 == 0 and all(_fuses(w) for w in (gate_up, down))
 
 
-def _is_plain(w: Packed) -> bool:
-    """Whether a matrix has neither a table, minimums, an order of columns, groups of 16 nor activations of 16 bits."""
-    if w.kind not in FUSED_KINDS or not w.group:
-        return w.kind in FUSED_KINDS
-    _, _, _, _, mins, order, _, digits = w.handle
-    return not mins and not order and digits == 1 and w.group > 16
+def _fuses(w: Packed) -> bool:
+    if w.kind not in FUSED_KINDS:
+        return False
+    _, _, *rest = w.handle
+    _, _, _, order, _, digits = rest or (0, 0, 0, 0, 0, 1)
+    return order == 0 and digits == 1
 
 
 FUSED_KINDS = ("f32", "bf16", "int8", "int4")

@@ -1,0 +1,121 @@
+// bf16 weights by tile registers: 32 rows by 32 columns of sums at a time, for any number of rows.
+//
+// The packed layout [n / 16][k / 2][16][2] is the one the instruction reads, so a tile of weights is 1 KiB of it. A sum is one
+// chain over k in steps of 32 whatever the number of rows, as everywhere in linear.h; between parts of k it waits in memory.
+#pragma once
+
+constexpr int kAmxRows = 16, kAmxPartTiles = 16;  // a part: 16 tiles of two blocks are 32 KiB of the first-level cache
+constexpr int64_t kAmxPanelRows = 256, kAmxBlocks = 16;
+
+// Tiles 0 to 3: sums of (row tile, block) 00 01 10 11; 4, 5: activations; 6, 7: weights.
+template <int RT, int NB>
+QUIRE_INLINE void bf16_sums(const char* x0, const char* x1, int64_t x_stride, const char* w0, const char* w1, int64_t tiles) {
+    for (int64_t t = 0; t < tiles; ++t) {
+        if constexpr (RT == 1) {
+            for (int64_t i = 0; i < 1024; i += 64) {
+                prefetch(w0 + t * 1024 + i + kAhead);
+                if constexpr (NB == 2) prefetch(w1 + t * 1024 + i + kAhead);
+            }
+        }
+        tile_load<4>(x0 + t * 64, x_stride);
+        tile_load<6>(w0 + t * 1024, 64);
+        tile_dot_bf16<0, 4, 6>();
+        if constexpr (NB == 2) {
+            tile_load<7>(w1 + t * 1024, 64);
+            tile_dot_bf16<1, 4, 7>();
+        }
+        if constexpr (RT == 2) {
+            tile_load<5>(x1 + t * 64, x_stride);
+            tile_dot_bf16<2, 5, 6>();
+            if constexpr (NB == 2) tile_dot_bf16<3, 5, 7>();
+        }
+    }
+}
+
+template <int kTile>
+QUIRE_INLINE void begin_sum(const float* from, bool first) {
+    if (first) tile_zero<kTile>();
+    else tile_load<kTile>(from, 64);
+}
+
+// A part of k of one or two row tiles by one or two blocks. sums: [2 blocks][256] of each row tile.
+template <int RT, int NB>
+void bf16_step(const LinearCall& c, const int64_t (&rows)[2], int64_t block, int64_t begin, int64_t end, float* (&sums)[2]) {
+    const int64_t pairs = (c.k + 1) / 2, whole = pairs / 16, block_bytes = pairs * 64;
+    const char* w = c.weights + block * block_bytes + begin * 1024;
+    const char* x0 = c.x + rows[0] * c.x_stride + begin * 64;
+    const char* x1 = c.x + rows[1] * c.x_stride + begin * 64;
+    begin_sum<0>(sums[0], begin == 0);
+    if constexpr (NB == 2) begin_sum<1>(sums[0] + 256, begin == 0);
+    if constexpr (RT == 2) begin_sum<2>(sums[1], begin == 0);
+    if constexpr (RT == 2 && NB == 2) begin_sum<3>(sums[1] + 256, begin == 0);
+    const int64_t tiles = (end < whole ? end : whole) - begin;
+    bf16_sums<RT, NB>(x0, x1, c.x_stride, w, w + block_bytes, tiles);
+    if (end > whole) {  // the last tile is not full: activations end in zeros, and so must the weights
+        alignas(64) char rest[2][1024] = {};
+        for (int b = 0; b < NB; ++b)
+            std::memcpy(rest[b], w + b * block_bytes + tiles * 1024, static_cast<size_t>(pairs - whole * 16) * 64);
+        bf16_sums<RT, NB>(x0 + tiles * 64, x1 + tiles * 64, c.x_stride, rest[0], rest[1], 1);
+    }
+    tile_store<0>(sums[0], 64);
+    if constexpr (NB == 2) tile_store<1>(sums[0] + 256, 64);
+    if constexpr (RT == 2) tile_store<2>(sums[1], 64);
+    if constexpr (RT == 2 && NB == 2) tile_store<3>(sums[1] + 256, 64);
+}
+
+// Sums of a row tile and block to where they belong, with the bias.
+QUIRE_INLINE void store_sums(const LinearCall& c, const float* sums, int64_t row, int rows, int64_t block) {
+    const int64_t column = block * 16;
+    const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
+    const F bias = c.bias ? load_lanes(c.bias + column, lanes) : set1(0.0f);
+    for (int r = 0; r < rows; ++r) {
+        const F sum = load(sums + r * 16);
+        store_lanes(c.out + (row + r) * c.out_stride + column, c.bias ? add(sum, bias) : sum, lanes);
+    }
+}
+
+// At most kAmxPanelRows rows. The last row tile overlaps the one before it when rows are not a multiple of 16: its sums are the
+// same again.
+void amx_bf16_panel(const LinearCall& c, const Panel& p) {
+    const int64_t count = p.rows_end - p.row, row_tiles = (count + kAmxRows - 1) / kAmxRows, blocks = p.blocks_end - p.block;
+    const int rows = count < kAmxRows ? static_cast<int>(count) : kAmxRows;
+    const auto row_of = [&](int64_t t) { return t * kAmxRows + rows <= count ? p.row + t * kAmxRows : p.rows_end - rows; };
+    auto* area = static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(row_tiles * (blocks + 1)) * 1024));
+    TileShapes shapes;
+    for (int i = 0; i < 6; ++i) shapes.set(i, rows, 64);
+    for (int i = 6; i < 8; ++i) shapes.set(i, 16, 64);
+    const TileScope scope(shapes);
+    const int64_t tiles = ((c.k + 1) / 2 + 15) / 16, part = row_tiles > 2 ? kAmxPartTiles : tiles;
+    const auto sums_of = [&](int64_t t, int64_t b) { return area + (t * (blocks + 1) + b) * 256; };
+    for (int64_t begin = 0; begin < tiles; begin += part) {
+        const int64_t end = begin + part < tiles ? begin + part : tiles;
+        for (int64_t b = 0; b < blocks; b += 2) {
+            for (int64_t t = 0; t < row_tiles; t += 2) {
+                const bool two = t + 1 < row_tiles;
+                const int64_t at[2] = {row_of(t), row_of(two ? t + 1 : t)};
+                float* sums[2] = {sums_of(t, b), sums_of(two ? t + 1 : t, b)};
+                if (b + 1 < blocks) {
+                    if (two) bf16_step<2, 2>(c, at, p.block + b, begin, end, sums);
+                    else bf16_step<1, 2>(c, at, p.block + b, begin, end, sums);
+                } else {
+                    if (two) bf16_step<2, 1>(c, at, p.block + b, begin, end, sums);
+                    else bf16_step<1, 1>(c, at, p.block + b, begin, end, sums);
+                }
+            }
+        }
+    }
+    for (int64_t t = 0; t < row_tiles; ++t)
+        for (int64_t b = 0; b < blocks; ++b) store_sums(c, sums_of(t, b), row_of(t), rows, p.block + b);
+}
+
+// Few rows stream weights: two blocks per task. Many share a block's weights among a panel of rows.
+void amx_bf16(const LinearCall& c, int64_t m) {
+    const int64_t blocks = (c.n + 15) / 16, panels = (m + kAmxPanelRows - 1) / kAmxPanelRows;
+    int64_t width = blocks * panels / (4 * thread_count()) / 2 * 2;
+    width = m <= kAmxRows || width < 2 ? 2 : width < kAmxBlocks ? width : kAmxBlocks;
+    const int64_t columns = (blocks + width - 1) / width;
+    parallel_for(panels * columns, [&](int64_t index, int) {
+        const int64_t row = index / columns * kAmxPanelRows, block = index % columns * width;
+        amx_bf16_panel(c, {row, row + kAmxPanelRows < m ? row + kAmxPanelRows : m, block, block + width < blocks ? block + width : blocks});
+    });
+}
