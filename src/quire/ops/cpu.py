@@ -211,7 +211,7 @@ def gated_mlp(
 
 
 def _matrix(w: Packed, bias: Tensor | None) -> tuple[int, ...]:
-    """A matrix as the arguments of `gated_mlp`: kind, codes, scales, zeros, minimums, whether scales are f32, bias, group."""
+    """A matrix as arguments of `gated_mlp`: kind, codes, scales, zeros, minimums, scales in f32 or not, bias, group."""
     _, codes, *rest = w.handle
     scales, zeros, mins, _, wide, _ = rest or (0,) * 6
     at_bias = 0 if bias is None else check(bias, "gated_mlp bias", F32, w.n).data_ptr()
