@@ -34,7 +34,8 @@ class Peer:
 
     def facts(self) -> dict[str, str]:
         """What runs."""
-        return {"version": f"quire {quire.__version__}", "cpu": self.engine.info.backend}
+        info = self.engine.info
+        return {"version": f"quire {quire.__version__}", "cpu": f"{info.backend}, {info.isa}, {info.threads} threads"}
 
     def submit(self, length: int, tokens: int) -> None:
         """One request of `length` arbitrary tokens."""

@@ -7,6 +7,7 @@ Both servers are loaded and idle; the load is put on one at a time. The client i
 same prompts (token ids), lengths and arrival times for both, streamed, temperature 0, ends of text ignored. Both keep
 prefixes. llama-server runs with a slot per request that --slots allows at once and one KV buffer for all of them
 (--kv-unified), so that a slot may be as long as it needs to be; quire with its defaults and as many sequences.
+llama-server finds a prefix again in the slot that computed it, so each slot computes it once; quire computes it once.
 """
 
 from __future__ import annotations
