@@ -111,6 +111,7 @@ MODEL_OPS = {
     "linear",
     "rope_and_cache",
     "rope_queries",
+    "lora",
     "attention",
     "gated_activation",
     "take_rows",

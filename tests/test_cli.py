@@ -88,7 +88,7 @@ def test_help_names_every_option(run: Run, command: list[str], structs: list[typ
         (["serve", "--port", "70000"], 2, ["--port", "70000"]),
         (["serve", "--block-size", "3"], 2, ["--block-size 3", "power of two"]),
         (["serve", "--tensor-parallel-size", "2"], 2, ["--tensor-parallel-size 2", "not built"]),
-        (["serve", "--enable-lora"], 2, ["--enable-lora", "not built"]),
+        (["serve", "--lora-modules", "a=b"], 2, ["--lora-modules", "--enable-lora"]),
         (["serve", "a", "--model", "b"], 2, ["'a'", "'b'"]),
         (["serve", "--max-model-len", "long"], 2, ["--max-model-len", "auto"]),
         (["serve", "-ctk", "f32", "-ctv", "bf16"], 2, ["bfloat16", "float32"]),

@@ -31,6 +31,7 @@ namespace {
 #include "mlp.h"
 #include "rope.h"
 #include "rope_queries.h"
+#include "lora.h"
 #include "attention.h"
 #include "attention_op.h"
 #include "probe.h"
@@ -56,6 +57,8 @@ constexpr OpEntry kOps[] = {
     op_entry<&gated_mlp>("gated_mlp"),
     op_entry<&rope_and_cache>("rope_and_cache"),
     op_entry<&rope_queries>("rope_queries"),
+    op_entry<&lora_shrink>("lora_shrink"),
+    op_entry<&lora_expand>("lora_expand"),
     op_entry<&attention>("attention"),
     op_entry<&gated_activation>("gated_activation"),
     op_entry<&activation>("activation"),

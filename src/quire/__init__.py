@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from quire.engine.beam import BeamSearchOutput as BeamSearchOutput
     from quire.engine.beam import BeamSearchParams as BeamSearchParams
     from quire.engine.llm import LLM as LLM
+    from quire.engine.llm import LoRARequest as LoRARequest
     from quire.engine.outputs import CompletionOutput as CompletionOutput
     from quire.engine.outputs import RequestOutput as RequestOutput
 
@@ -22,6 +23,7 @@ _HOMES = {
     "BeamSearchOutput": "quire.engine.beam",
     "BeamSearchParams": "quire.engine.beam",
     "LLM": "quire.engine.llm",
+    "LoRARequest": "quire.engine.llm",
     "CompletionOutput": "quire.engine.outputs",
     "RequestOutput": "quire.engine.outputs",
 }

@@ -68,5 +68,7 @@ class PrefixCache:
         return keys[:count]
 
     def _root(self, seq: Sequence) -> bytes:
-        salt = seq.request.cache_salt.encode()
+        # Keys and values depend on the adapter: a name is hashed with its length, so that no salt can imitate one.
+        adapter = seq.request.adapter.encode()
+        salt = len(adapter).to_bytes(4, "little") + adapter + seq.request.cache_salt.encode()
         return hashlib.blake2b(salt, key=self._secret, digest_size=KEY_BYTES).digest()

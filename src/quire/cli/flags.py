@@ -20,6 +20,7 @@ from quire.core.config import (
     CacheConfig,
     DeviceConfig,
     EngineConfig,
+    LoraConfig,
     ModelConfig,
     SchedulerConfig,
 )
@@ -34,6 +35,7 @@ ENGINE: dict[str, Struct] = {
     "KV cache": CacheConfig,
     "Scheduler": SchedulerConfig,
     "Device": DeviceConfig,
+    "LoRA": LoraConfig,
 }
 SERVER: dict[str, Struct] = {"Server": ServerOptions}
 
@@ -79,6 +81,10 @@ HELP = {
     "isa": "Force an instruction set of the native kernels.",
     "ops": "Choose one op's implementation, as in linear=reference; may be given several times.",
     "enforce_eager": "Run decode steps op by op instead of replaying a recording.",
+    "enable_lora": "Make room for LoRA adapters.",
+    "lora_modules": "Adapter to load, as name=folder, chosen by requests as their model; may be given several times.",
+    "max_loras": "Adapters that can be loaded at one time; at least as many as --lora-modules names.",
+    "max_lora_rank": "Largest rank of an adapter.",
     "host": "Address to listen on; 0.0.0.0 = all.",
     "port": "Port to listen on; 0 = a free one.",
     "api_key": "Key that clients must send as a bearer token; may be given several times.",

@@ -80,6 +80,15 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False
 
 
+class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Low-rank adapters. `lora_modules`: "name=folder" of those loaded at start; `max_loras`: room for that many."""
+
+    enable_lora: bool = False
+    lora_modules: tuple[str, ...] = ()
+    max_loras: int = 1
+    max_lora_rank: int = 16
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine needs to start; crosses to the engine process as JSON."""
 
@@ -87,6 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = msgspec.field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = msgspec.field(default_factory=SchedulerConfig)
     device: DeviceConfig = msgspec.field(default_factory=DeviceConfig)
+    lora: LoraConfig = msgspec.field(default_factory=LoraConfig)
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
@@ -105,6 +115,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--max-num-batched-tokens must be at least --max-num-seqs, or sequences would starve")
         if self.model.group_size not in (32, 64, 128):
             raise ConfigError(f"--group-size {self.model.group_size} must be 32, 64 or 128", param="group_size")
+        if self.lora.lora_modules and not self.lora.enable_lora:
+            raise ConfigError("--lora-modules needs --enable-lora", param="lora_modules")
+        if not (1 <= self.lora.max_loras <= 1024 and 1 <= self.lora.max_lora_rank <= 512):
+            raise ConfigError("--max-loras must lie in [1, 1024] and --max-lora-rank in [1, 512]", param="max_loras")
         if self.device.threads < 0 or self.model.max_model_len < 0 or self.cache.kv_cache_memory_bytes < 0:
             raise ConfigError("--threads, --max-model-len and --kv-cache-memory-bytes must not be negative")
 
@@ -112,7 +126,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 def flat_config(**options: object) -> EngineConfig:
     """An `EngineConfig` from flat option names (`block_size=32`), as the CLI and `LLM` take them."""
     parts: dict[str, dict[str, object]] = {}
-    sections = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "device": DeviceConfig}
+    sections = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "device": DeviceConfig,
+                "lora": LoraConfig}  # fmt: skip
     for name, value in options.items():
         owner = next((s for s, t in sections.items() if name in t.__struct_fields__), None)
         if owner is None:

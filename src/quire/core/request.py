@@ -16,7 +16,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `seed` is always set (drawn at the edge when the caller gave none), so that a replayed request draws the same again.
     `eos_token_ids` and `bad_words_ids` are token ids because the engine knows no tokenizer.
-    `cache_salt` separates tenants in the prefix cache; `arrival` is in seconds of `time.monotonic`.
+    `adapter`: name of a loaded LoRA adapter, "" = the model itself. `cache_salt` separates tenants in the prefix cache;
+    `arrival` is in seconds of `time.monotonic`.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -36,6 +36,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str
     generation_defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     implementations: dict[str, str] = msgspec.field(default_factory=dict)
+    adapters: tuple[str, ...] = ()
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

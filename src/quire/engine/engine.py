@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig
-from quire.core.errors import ConfigError, QuireError
+from quire.core.errors import BadRequest, ConfigError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.budget import plan_blocks
@@ -61,10 +62,23 @@ class Engine:
     def submit(self, request: Request) -> Output | None:
         """Queue a request; one that can never run ends at once with an error output."""
         try:
+            if request.adapter and request.adapter not in self.adapters:
+                raise BadRequest(f"adapter: {request.adapter!r} is not loaded", param="adapter")
             self.scheduler.add(request)
         except QuireError as error:
             return Output(request_id=request.id, finish_reason="error", error=error.message)
         return None
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the loaded LoRA adapters."""
+        return tuple(self.model.adapters.names) if self.model.adapters is not None else ()
+
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter between steps; `ConfigError` or `ModelError` when it cannot be."""
+        if self.model.adapters is None:
+            raise ConfigError("there is no room for LoRA adapters: set enable_lora", param="enable_lora")
+        self.model.adapters.load(name, Path(folder).expanduser())
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks; unknown ids are ignored."""
@@ -139,5 +153,6 @@ class Engine:
             quantization=config.model.quantization or "none",
             kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
             generation_defaults=model.generation_defaults,
+            adapters=self.adapters,
             implementations=dict(self.ops.chosen),
         )

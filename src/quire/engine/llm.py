@@ -28,6 +28,18 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """A LoRA adapter in PEFT's format, loaded from the folder `lora_path` when it is first used.
+
+    `lora_int_id` is what vLLM asks for; adapters are told apart by `lora_name` here.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What a step adds: `text` of continuation `index` of prompt number `prompt`; `output` once that prompt is done."""
 
@@ -94,13 +106,14 @@ class LLM:
         use_tqdm: bool = True,
         *,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt: a text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, or a list of them.
 
-        One `sampling_params` for all, or one each; None takes the model's defaults. `use_tqdm` shows a progress bar on
-        a terminal. Raises `BadRequest` before anything runs if one prompt cannot.
+        One `sampling_params` or `lora_request` for all, or one each; None takes the model's defaults, or no adapter.
+        `use_tqdm` shows a progress bar on a terminal. Raises `BadRequest` before anything runs if one prompt cannot.
         """
-        builders = self._builders(prompts, sampling_params, priority)
+        builders = self._builders(prompts, sampling_params, priority, lora_request)
         with counting_bar(len(builders), "prompts", use_tqdm) as count:
             for delta in self._run(builders):
                 if delta.output is not None:
@@ -113,7 +126,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Generator[Delta, None, None]:
         """As `generate`, but texts come as they grow. Closing the iterator ends what still runs."""
-        return self._run(self._builders(prompts, sampling_params, None))
+        return self._run(self._builders(prompts, sampling_params))
 
     def chat(
         self,
@@ -204,7 +217,8 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None,
+        priority: Sequence[int] | None = None,
+        lora: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestBuilder]:
         """Check everything and make the requests."""
         items = _prompt_list(prompts)
@@ -212,14 +226,27 @@ class LLM:
             params = self.get_default_sampling_params()
         each = [params] * len(items) if isinstance(params, SamplingParams) else list(params)
         ranks = [0] * len(items) if priority is None else list(priority)
-        for name, values in (("sampling_params", each), ("priority", ranks)):
+        adapters = [lora] * len(items) if lora is None or isinstance(lora, LoRARequest) else list(lora)
+        named: tuple[tuple[str, list[Any]], ...] = (
+            ("sampling_params", each), ("priority", ranks), ("lora_request", adapters),
+        )  # fmt: skip
+        for name, values in named:
             if len(values) != len(items):
                 raise BadRequest(f"{name}: {len(values)} for {len(items)} prompts; give one, or one each", param=name)
         if any(ranks) and self.config.scheduler.scheduling_policy != "priority":
             raise BadRequest('priority: has no effect without scheduling_policy="priority"', param="priority")
-        return [self._builder(*row) for row in zip(items, each, ranks, strict=True)]
+        names = [self._adapter(a) for a in adapters]
+        return [self._builder(*row) for row in zip(items, each, ranks, names, strict=True)]
 
-    def _builder(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestBuilder:
+    def _adapter(self, lora: LoRARequest | None) -> str:
+        """The name of an adapter, which is loaded if it was not."""
+        if lora is None:
+            return ""
+        if lora.lora_name not in self.engine.engine.adapters:
+            self.engine.engine.load_adapter(lora.lora_name, lora.lora_path)
+        return lora.lora_name
+
+    def _builder(self, prompt: Prompt, params: SamplingParams, priority: int, adapter: str) -> RequestBuilder:
         text, ids = self._tokens(prompt)
         tokenizer = self.get_tokenizer() if params.detokenize or params.bad_words else None
         request = make_request(
@@ -230,6 +257,7 @@ class LLM:
             request_id=secrets.token_hex(8),
             seed=self._seeds.next(),
             priority=priority,
+            adapter=adapter,
         )
         return RequestBuilder(request, text, tokenizer)
 

@@ -10,18 +10,18 @@ from quire.core.config import (
     CacheConfig,
     DeviceConfig,
     EngineConfig,
+    LoraConfig,
     ModelConfig,
     SchedulerConfig,
     flat_config,
 )
 from quire.core.errors import ConfigError
 
-SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig)
+SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig, LoraConfig)
 KNOWN = tuple(name for section in SECTIONS for name in section.__struct_fields__)
 
 _ONE_DEVICE = "running on several devices is not built yet"
 _SPECULATION = "speculative decoding is not built yet"
-_LORA = "LoRA adapters are not built yet"
 _OFFLOAD = "offloading is not built yet"
 _TOOLS = "tool calling is not built yet"
 
@@ -49,10 +49,6 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "cpu_offload_gb": ((0,), _OFFLOAD),
     "kv_offloading_size": ((None, 0), _OFFLOAD),
-    "enable_lora": ((False,), _LORA),
-    "lora_modules": ((None,), _LORA),
-    "max_loras": ((None, 1), _LORA),
-    "max_lora_rank": ((None, 16), _LORA),
     "enable_auto_tool_choice": ((False,), _TOOLS),
     "tool_call_parser": ((None,), _TOOLS),
     "reasoning_parser": ((None,), "splitting off reasoning is not built yet"),

@@ -52,7 +52,7 @@ def make_request(
     request_id: str,
     seed: int,
     priority: int = 0,
-    cache_salt: str = "",
+    adapter: str = "",
 ) -> Request:
     """Check lengths, ranges and token ids, and fix what the engine must not have to find out.
 
@@ -79,7 +79,7 @@ def make_request(
         eos_token_ids=info.eos_token_ids,
         bad_words_ids=bad_words_ids(tokenizer, params.bad_words) if tokenizer is not None else (),
         priority=priority,
-        cache_salt=cache_salt,
+        adapter=adapter,
     )
 
 

@@ -89,7 +89,7 @@ class Runner:
 
     def _fill(self, chunks: tuple[Chunk, ...]) -> list[LogitRow]:
         """Write the step's arrays; returns the rows that want logits, in batch order."""
-        arrays, at = self.arrays, 0
+        arrays, adapters, at = self.arrays, self.model.adapters, 0
         rows: list[LogitRow] = []
         for s, chunk in enumerate(chunks):
             seq, start, count = chunk.seq, chunk.start, chunk.count
@@ -98,6 +98,8 @@ class Runner:
                 seq.tokens[start:end] if end <= len(seq.tokens) else (seq.tokens + seq.draft)[start:end]
             )
             self._fill_blocks(s, chunk, at)
+            if adapters is not None:
+                adapters.rows[at:stop] = adapters.slot(seq.request.adapter)
             arrays.context[s] = end
             arrays.cu_q[s + 1] = stop
             for position in range(end - chunk.logits + 1, end + 1):

@@ -22,6 +22,7 @@ from quire.model.generation import GenerationDefaults, read_generation
 from quire.model.gguf import GgufModel, GgufTensors
 from quire.model.hf_config import read_json
 from quire.model.load import Loader, Progress
+from quire.model.lora import Adapters, parse_modules
 from quire.model.memory import kv_bytes_per_token
 from quire.model.opened import Opened
 from quire.model.rewrite import Rewritten
@@ -84,6 +85,7 @@ class Model:
     generation_defaults: dict[str, float]
     folder: Path
     notes: tuple[str, ...]
+    adapters: Adapters | None = None
 
 
 def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
@@ -202,10 +204,15 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     if target is not None:
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, spec, dtype)
-    loader = Loader(opened, ops, dtype, target, options.group_size, progress)
+    adapters = load_room(config, opened)
+    loader = Loader(opened, ops, dtype, target, options.group_size, progress, adapters)
     ropes = shared_tables(spec.rope, length)
     decoder = loader.decoder(ropes)
     loader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
+    if adapters is not None:
+        loader.count("adapters", "f32", adapters.nbytes)
+        for name, folder in parse_modules(config.lora.lora_modules).items():
+            adapters.load(name, folder)
     notes = opened.notes + notes
     for note in notes:
         log.warning("%s: %s", opened.folder, note)
@@ -224,7 +231,17 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
         generation_defaults=generation.sampling,
         folder=opened.folder,
         notes=notes,
+        adapters=adapters,
     )
+
+
+def load_room(config: EngineConfig, opened: Opened) -> Adapters | None:
+    """Room for LoRA adapters, or None when they were not asked for."""
+    lora = config.lora
+    if not lora.enable_lora:
+        return None
+    slots = max(lora.max_loras, len(lora.lora_modules))
+    return Adapters(opened, slots, lora.max_lora_rank, config.scheduler.max_num_batched_tokens)
 
 
 def check_groups(opened: Opened, target: Quantizer, group: int) -> None:

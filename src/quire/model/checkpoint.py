@@ -80,14 +80,15 @@ def _download(name: str) -> Path:
 class Checkpoint:
     """The safetensors of one folder. Headers are read at once, tensors are views of the mapped files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, only: str = "") -> None:
+        """`only`: the one file to read, instead of the model's."""
         self.folder = folder
         self.infos: dict[str, TensorInfo] = {}
         self._open: dict[str, Any] = {}
         index = folder / "model.safetensors.index.json"
-        for file in self._files(index):
+        for file in [only] if only else self._files(index):
             self._read_header(file)
-        if index.is_file():
+        if index.is_file() and not only:
             self._check_index(index)
 
     @property

@@ -6,17 +6,22 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from quire.model.lora import Piece
 from quire.ops.backend import Ops
 from quire.ops.weights import Packed
 
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x W^T + bias, W packed in any format. Adapters (LoRA) will be one more field, added after the bias."""
+    """y = x W^T + bias, W packed in any format, and what the rows' adapters add (none where there is no room)."""
 
     weight: Packed
     bias: Tensor | None = None
+    adapters: tuple[Piece, ...] = ()
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         """x [T, k] f32 -> [T, n] f32."""
-        return ops.linear(x, self.weight, self.bias)  # type: ignore[no-any-return]
+        y: Tensor = ops.linear(x, self.weight, self.bias)
+        for piece in self.adapters:
+            y = piece.add(ops, x, y)
+        return y

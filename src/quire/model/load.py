@@ -20,6 +20,7 @@ from quire.model.decoder import (
     sequential_block,
 )
 from quire.model.linear import Linear
+from quire.model.lora import ADAPTED, Adapters
 from quire.model.mla import load_latent
 from quire.model.moe import load_moe
 from quire.model.opened import Opened
@@ -72,12 +73,14 @@ class Loader:
         target: Quantizer | None,
         group: int,
         progress: Progress | None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.opened = opened
         self.ops = ops
         self.dtype = dtype
         self.target = target
         self.group = group
+        self.adapters = adapters
         self.report: dict[str, tuple[str, int]] = {}
         self._progress = progress or (lambda done, total, what: None)
         self._done = 0
@@ -246,7 +249,9 @@ class Loader:
         if bias is not None:
             self.count("biases", "f32", bias.nbytes)
         self.count("head" if roles == ("embed",) else "+".join(roles), weight.label, packed.nbytes)
-        return Linear(packed, bias)
+        if self.adapters is None or layer is None or rows is not None or not ADAPTED.issuperset(roles):
+            return Linear(packed, bias)
+        return Linear(packed, bias, self.adapters.make_room(roles, layer))
 
     def matrix(
         self, roles: tuple[str, ...], layer: int | None, expert: int | None = None

@@ -156,15 +156,16 @@ def _model_card(service: Service, name: str) -> dict[str, Any]:
         "created": service.created,
         "owned_by": "quire",
         "root": info.model,
-        "parent": None,
+        "parent": service.names[0] if name in info.adapters else None,
         "max_model_len": info.max_model_len,
         "permission": [],
     }
 
 
 async def models(service: Service, request: Request) -> Response:
-    """The served model under each of its names."""
-    return _json({"object": "list", "data": [_model_card(service, name) for name in service.names]})
+    """The served model under each of its names, and its adapters."""
+    names = (*service.names, *service.engine.info.adapters)
+    return _json({"object": "list", "data": [_model_card(service, name) for name in names]})
 
 
 async def model(service: Service, request: Request) -> Response:

@@ -143,7 +143,7 @@ class _Writer:
         chunk = ChatCompletionChunk(
             id=self._id,
             created=self._created,
-            model=self._service.names[0],
+            model=self._service.answering(self._body.model),
             system_fingerprint=self._service.fingerprint,
             choices=choices,
             usage=usage,
@@ -211,7 +211,7 @@ class _Writer:
         completion = ChatCompletion(
             id=self._id,
             created=self._created,
-            model=self._service.names[0],
+            model=self._service.answering(self._body.model),
             system_fingerprint=self._service.fingerprint,
             choices=choices,
             usage=self._generation.usage(),

@@ -167,7 +167,7 @@ class _Writer:
         return Completion(
             id=self._id,
             created=self._created,
-            model=self._service.names[0],
+            model=self._service.answering(self._body.model),
             system_fingerprint=self._service.fingerprint,
             choices=choices,
             usage=usage,

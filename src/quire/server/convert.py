@@ -138,6 +138,7 @@ def build_requests(
             bad_words_ids=banned,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            adapter=body.model if body.model in info.adapters else "",
         )
         for prompt, param in zip(prompts, params, strict=True)
     ]

@@ -38,6 +38,10 @@ class Service:
         """The names clients may call the model by; the first is the one in replies."""
         return self.options.served_model_name or (self.engine.info.served_name,)
 
+    def answering(self, name: str | None) -> str:
+        """The name in a reply to a request that names `name`: an adapter's own, else the model's first."""
+        return name if name is not None and name in self.engine.info.adapters else self.names[0]
+
     @cached_property
     def fingerprint(self) -> str:
         """Changes when answers to the same seed may: another version, backend or number format."""
@@ -55,6 +59,6 @@ class Service:
         return sampling_defaults(self.engine.info, self.options.generation_config)
 
     def check_model(self, name: str | None) -> None:
-        """A request must name the served model, or none."""
-        if name is not None and name not in self.names:
+        """A request must name the served model or one of its adapters, or none."""
+        if name is not None and name not in (*self.names, *self.engine.info.adapters):
             raise ModelNotFound(f"model: {name[:200]!r} is not served here; this is {self.names[0]!r}", param="model")

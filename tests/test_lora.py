@@ -1,0 +1,171 @@
+"""LoRA adapters: logits equal those of merged weights, rows with unlike adapters in one batch, refusals by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from oracle import BACKENDS, backend, logits, relative_error, write
+from quire import LLM, LoRARequest, SamplingParams
+from quire.core.config import flat_config
+from quire.core.errors import ConfigError, QuireError
+from quire.model.build import Model, load_model
+from test_model import CUTS, TOLERANCE, Paged, prompt
+from tiny_model import OPTIONS, write_tiny
+
+TARGETS = {
+    "llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "gpt2": ("c_attn", "c_proj", "c_fc"),
+    "cohere": ("q_proj", "v_proj", "down_proj"),
+    "gpt_neox": ("query_key_value",),
+}
+
+
+def write_adapter(folder: Path, oracle: PreTrainedModel, targets: tuple[str, ...], seed: int, **config: Any) -> Path:
+    """A PEFT folder of random matrices for every module of `oracle` whose last name is in `targets`."""
+    generator = torch.Generator().manual_seed(seed)
+    rank = config.setdefault("r", 4)
+    tensors: dict[str, Tensor] = {}
+    for name, module in oracle.named_modules():
+        if name.rsplit(".", 1)[-1] in targets:
+            n, k = module.weight.shape[::-1] if type(module).__name__ == "Conv1D" else module.weight.shape
+            base = f"base_model.model.{name}"
+            tensors[f"{base}.lora_A.weight"] = torch.randn(rank, k, generator=generator) * 0.2
+            tensors[f"{base}.lora_B.weight"] = torch.randn(n, rank, generator=generator) * 0.2
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "lora_alpha": 6, "target_modules": list(targets), "bias": "none"} | config
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def merged(oracle: PreTrainedModel, folder: Path, scale: float) -> PreTrainedModel:
+    """`oracle` with W + scale B A in place of W, added in float64."""
+    tensors, model = load_file(folder / "adapter_model.safetensors"), copy.deepcopy(oracle)
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            a = tensors.get(f"base_model.model.{name}.lora_A.weight")
+            if a is not None:
+                delta = scale * tensors[f"base_model.model.{name}.lora_B.weight"].double() @ a.double()
+                delta = delta.t() if type(module).__name__ == "Conv1D" else delta
+                module.weight.copy_((module.weight.double() + delta).float())
+    return model
+
+
+def run(model: Model, sequences: list[list[int]], adapters: list[str], cut: list[list[int]]) -> list[Tensor]:
+    """Logits of every sequence with its adapter."""
+    paged, rows = Paged(model, sequences), []
+    assert model.adapters is not None
+    for counts in cut:
+        slots = [model.adapters.slot(a) for a, n in zip(adapters, counts, strict=True) for _ in range(n)]
+        model.adapters.rows[: len(slots)] = torch.tensor(slots, dtype=torch.int32)
+        rows.append(paged.step(counts))
+    return [torch.cat(parts) for parts in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("family", TARGETS)
+def test_logits_equal_merged_weights_in_mixed_batches(family: str, name: str, tmp_path: Path) -> None:
+    oracle = write(tmp_path / "m", family)
+    one = write_adapter(tmp_path / "a", oracle, TARGETS[family], 1)
+    two = write_adapter(tmp_path / "b", oracle, TARGETS[family][:1], 2, r=9, use_rslora=True)
+    modules = (f"one={one}", f"two={two}")
+    ops = backend(name)
+    model = load_model(flat_config(model=str(tmp_path / "m"), enable_lora=True, lora_modules=modules), ops)
+    oracles = [merged(oracle, one, 6 / 4), merged(oracle, two, 6 / 3), oracle]
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    names = ["one", "two", ""]
+    for cut in CUTS.values():
+        for got, tokens, want in zip(run(model, sequences, names, cut), sequences, oracles, strict=True):
+            assert relative_error(got, logits(want, tokens)) <= TOLERANCE
+    mixed = run(model, sequences, names, CUTS["whole"])
+    for i, cut in enumerate([[[19]], [[7]], [[1]]]):
+        (alone,) = run(model, sequences[i : i + 1], names[i : i + 1], cut)
+        assert name == "reference" or torch.equal(alone, mixed[i]), "a row must not depend on its batch"
+
+
+def greedy(llm: LLM, prompts: list[list[int]], lora: Any = None) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detokenize=False)
+    found = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False, lora_request=lora)
+    return [list(f.outputs[0].token_ids) for f in found]
+
+
+def test_requests_choose_adapters_and_share_no_prefix(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    oracle = write(folder, "llama", vocab_size=99)
+    loras: list[LoRARequest | None] = [None]
+    for i in (1, 2):
+        path = write_adapter(tmp_path / str(i), oracle, TARGETS["llama"], i)
+        loras.append(LoRARequest(f"adapter{i}", i, str(path)))
+    prompts = [prompt(20, 5)] * 3
+    with LLM(folder, enable_lora=True, max_loras=2, num_blocks=64, block_size=4, max_num_seqs=8) as llm:
+        mixed = greedy(llm, prompts, loras)
+        assert len({tuple(t) for t in mixed}) == 3, "the adapters are meant to change the text"
+        for lora, want in zip(loras, mixed, strict=True):
+            assert greedy(llm, prompts[:1], lora) == [want], "a warm prefix of another adapter must not be found"
+        merged(oracle, tmp_path / "1", 6 / 4).save_pretrained(tmp_path / "merged")
+        with pytest.raises(ConfigError, match="max-loras 2"):
+            greedy(llm, prompts[:1], LoRARequest("third", 3, str(tmp_path / "1")))
+    with LLM(tmp_path / "merged", num_blocks=64, block_size=4) as llm:
+        assert greedy(llm, prompts[:1]) == [mixed[1]]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "dora": ({"use_dora": True}, "use_dora"),
+    "bias": ({"bias": "all"}, "bias"),
+    "modules_to_save": ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    "alpha_pattern": ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern"),
+    "kind": ({"peft_type": "IA3"}, "peft_type"),
+    "rank": ({"r": 32}, "max-lora-rank 16"),
+    "alpha": ({"lora_alpha": None}, "lora_alpha"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_supported_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    config, message = REFUSED[case]
+    oracle = write(tmp_path / "m", "llama")
+    folder = write_adapter(tmp_path / "a", oracle, ("q_proj",), 1, **config)
+    options = flat_config(model=str(tmp_path / "m"), enable_lora=True, lora_modules=(f"a={folder}",))
+    with pytest.raises(QuireError, match=message):
+        load_model(options, backend("reference"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("layers.0.self_attn.q_proj", "layers.0.self_attn.r_proj", "r_proj: no matrix"),
+        ("layers.0.self_attn.q_proj", "layers.7.self_attn.q_proj", "layers.7"),
+        ("q_proj.lora_A", "q_proj.lora_embedding_A", "neither a lora_A"),
+        ("q_proj.lora_B", "k_proj.lora_B", "only one of"),
+        ("self_attn.q_proj", "self_attn.v_proj", "do not fit"),
+        ("model.layers.0.self_attn.q_proj", "lm_head", "lm_head: no matrix"),
+    ],
+)
+def test_tensors_that_fit_nowhere_are_named(old: str, new: str, message: str, tmp_path: Path) -> None:
+    oracle = write(tmp_path / "m", "llama")
+    path = write_adapter(tmp_path / "a", oracle, ("q_proj",), 1) / "adapter_model.safetensors"
+    save_file({name.replace(old, new): tensor for name, tensor in load_file(path).items()}, path)
+    options = flat_config(model=str(tmp_path / "m"), enable_lora=True, lora_modules=(f"a={tmp_path / 'a'}",))
+    with pytest.raises(QuireError, match=message):
+        load_model(options, backend("reference"))
+
+
+def test_modules_need_room(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--enable-lora"):
+        flat_config(lora_modules=("a=b",))
+    with pytest.raises(ConfigError, match="name=folder"):
+        load_model(
+            flat_config(model=str(write_tiny(tmp_path)), enable_lora=True, lora_modules=("a",), load_format="dummy"),
+            backend("reference"),
+        )
+    assert OPTIONS
