@@ -113,6 +113,8 @@ def test_requests_choose_adapters_and_share_no_prefix(tmp_path: Path) -> None:
         for lora, want in zip(loras, mixed, strict=True):
             assert greedy(llm, prompts[:1], lora) == [want], "a warm prefix of another adapter must not be found"
         merged(oracle, tmp_path / "1", 6 / 4).save_pretrained(tmp_path / "merged")
+        with pytest.raises(ConfigError, match="another folder"):
+            greedy(llm, prompts[:1], LoRARequest("adapter1", 1, str(tmp_path / "2")))
         with pytest.raises(ConfigError, match="max-loras 2"):
             greedy(llm, prompts[:1], LoRARequest("third", 3, str(tmp_path / "1")))
     with LLM(tmp_path / "merged", num_blocks=64, block_size=4) as llm:

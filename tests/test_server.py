@@ -359,3 +359,12 @@ def test_other_names_of_the_model() -> None:
         assert server.complete("a", model="beta", max_tokens=1)["model"] == "alpha"
         assert [m["id"] for m in server.http.get("/v1/models").json()["data"]] == ["alpha", "beta"]
         assert server.post("/v1/completions", {"prompt": "a", "model": "stub"}).status_code == 404
+
+
+def test_an_adapter_is_a_model_of_its_own() -> None:
+    with live(StubEngine(stub_info(adapters=("sql",)))) as server:
+        cards = server.http.get("/v1/models").json()["data"]
+        assert [(c["id"], c["parent"]) for c in cards] == [("stub", None), ("sql", "stub")]
+        assert server.complete("a", model="sql", max_tokens=1)["model"] == "sql"
+        assert server.complete("a", max_tokens=1)["model"] == "stub"
+        assert [r.adapter for r in server.stub.submitted] == ["sql", ""]

@@ -235,16 +235,8 @@ class LLM:
                 raise BadRequest(f"{name}: {len(values)} for {len(items)} prompts; give one, or one each", param=name)
         if any(ranks) and self.config.scheduler.scheduling_policy != "priority":
             raise BadRequest('priority: has no effect without scheduling_policy="priority"', param="priority")
-        names = [self._adapter(a) for a in adapters]
+        names = ["" if a is None else self.engine.with_adapter(a.lora_name, a.lora_path) for a in adapters]
         return [self._builder(*row) for row in zip(items, each, ranks, names, strict=True)]
-
-    def _adapter(self, lora: LoRARequest | None) -> str:
-        """The name of an adapter, which is loaded if it was not."""
-        if lora is None:
-            return ""
-        if lora.lora_name not in self.engine.engine.adapters:
-            self.engine.engine.load_adapter(lora.lora_name, lora.lora_path)
-        return lora.lora_name
 
     def _builder(self, prompt: Prompt, params: SamplingParams, priority: int, adapter: str) -> RequestBuilder:
         text, ids = self._tokens(prompt)

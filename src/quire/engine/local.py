@@ -22,6 +22,11 @@ class LocalEngine:
         """Facts about the loaded model."""
         return self._info
 
+    def with_adapter(self, name: str, folder: str) -> str:
+        """`name`, once the LoRA adapter in `folder` is loaded under it."""
+        self.engine.load_adapter(name, folder)
+        return name
+
     def submit(self, request: Request) -> None:
         """Queue a request; a refusal is reported by the next `poll`."""
         refused = self.engine.submit(request)

@@ -61,6 +61,7 @@ class Adapters:
     def __init__(self, opened: Opened, slots: int, max_rank: int, max_rows: int) -> None:
         self.rows = torch.full((max_rows,), NONE, dtype=torch.int32)
         self.names: dict[str, int] = {}
+        self._folders: dict[str, Path] = {}
         self._opened = opened
         self._slots = slots
         self._rank = max_rank
@@ -87,9 +88,14 @@ class Adapters:
         return self.names[name] if name else NONE
 
     def load(self, name: str, folder: Path) -> None:
-        """Read a PEFT folder into a free slot; `ConfigError` or `ModelError` naming what does not fit."""
+        """Read a PEFT folder into a free slot; `ConfigError` or `ModelError` naming what does not fit.
+
+        Nothing happens when that folder is loaded under that name already.
+        """
+        if self._folders.get(name) == folder.resolve():
+            return
         if not name or name in self.names:
-            raise ConfigError(f"adapter {name!r} is loaded already; give each one a name of its own")
+            raise ConfigError(f"adapter {name!r} is loaded from another folder; give each one a name of its own")
         if len(self.names) == self._slots:
             raise ConfigError(f"--max-loras {self._slots}: no room for {name!r} beside {', '.join(self.names)}")
         scale = self._scale(HfConfig(read_json(folder / "adapter_config.json"), str(folder / "adapter_config.json")))
@@ -100,14 +106,12 @@ class Adapters:
         for base, (a_name, b_name) in found.items():
             if base not in bases:
                 known = ", ".join(sorted({b.rsplit(".", 1)[-1] for b in bases}))
-                raise ModelError(
-                    f"{folder}: {base}: no matrix of that name can be adapted; known: {known}"
-                )
+                raise ModelError(f"{folder}: {base}: no matrix of that name can be adapted; known: {known}")
             a, b = tensors.tensor(a_name).float(), tensors.tensor(b_name).float() * scale
             self._store(slot, bases[base], a, b, f"{folder}: {base}")
         if not found:
             raise ModelError(f"{folder}: adapter_model.safetensors holds no lora_A and lora_B")
-        self.names[name] = slot
+        self.names[name], self._folders[name] = slot, folder.resolve()
 
     def _scale(self, config: HfConfig) -> float:
         if (kind := config.text("peft_type", "LORA")) != "LORA":

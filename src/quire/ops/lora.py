@@ -19,9 +19,9 @@ def lora(x: Tensor, y: Tensor, a: Tensor, b: Tensor, rows: Tensor, start: int) -
     may be longer: the step's array). Returns y. A row's numbers depend on that row alone (Hu et al. 2021).
     """
     slots = rows[: len(x)].long()
-    for slot in slots.unique().tolist():
-        if slot >= 0:
-            at = slots == slot
+    for slot in range(len(a)):
+        at = slots == slot
+        if bool(at.any()):
             y[at, start : start + b.shape[2]] += x[at] @ a[slot].t() @ b[slot]
     return y
 
