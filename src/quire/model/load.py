@@ -170,7 +170,7 @@ class Loader:
             return load_moe(self, index)
         if self.opened.claim.get(self.opened.claim.holder("gate", index), index):
             gate_up, down = self.linear(("gate", "up"), index), self.linear(("down",), index)
-            fused = self.ops.fuses_mlp(gate_up.weight, down.weight)
+            fused = self.adapters is None and self.ops.fuses_mlp(gate_up.weight, down.weight)
             return (FusedGatedMlp if fused else GatedMlp)(gate_up, down, activation)
         return PlainMlp(self.linear(("up",), index), self.linear(("down",), index), activation)
 
