@@ -10,19 +10,33 @@
 constexpr float kLog2E = 1.44269504f;
 constexpr int64_t kTile = 64;
 constexpr int64_t kSplit = 512;
-constexpr int64_t kQueryRows = 32;  // rows (tokens x heads of a group) that share a pass over the keys
+// Rows (tokens x heads of a group) that share a pass over the keys, rows beyond them that a pass may touch, and the multiple
+// that head sizes are padded to.
+#if defined(QUIRE_AMX)
+constexpr int64_t kQueryRows = 64, kSpareRows = 15, kDimStep = 32;
+#else
+constexpr int64_t kQueryRows = 32, kSpareRows = 0, kDimStep = 16;
+#endif
 
 struct AttentionCall {
     float* out;
     const float* qkv;
     const char *keys, *values;
     const int32_t *cu_q, *context, *tables;
+    const uint64_t* tree;  // per row its ancestors in the draft, or null
     int64_t heads, group, max_blocks, window;
     float scale, softcap;        // softcap 0: none
     const float *sinks, *alibi;  // per head, or null
     CacheShape cache;
-    int64_t padded;  // head_dim rounded up to 16
+    int64_t padded;  // head_dim rounded up to kDimStep
 
+    uint64_t ancestors(int64_t row) const { return tree ? tree[row] : 0; }
+    // Rows of sequence s before its draft.
+    int64_t undrafted(int64_t s) const {
+        int64_t rows = cu_q[s + 1] - cu_q[s];
+        while (tree && rows > 0 && tree[cu_q[s] + rows - 1]) --rows;
+        return rows;
+    }
     // Scores need more than a factor. `factor` takes those that `softmax_rows` reads to powers of two.
     bool adjusted() const { return softcap > 0.0f || alibi; }
     float factor() const { return adjusted() ? 1.0f : scale * kLog2E; }
@@ -37,8 +51,11 @@ struct AttentionTask {
 // The state of `rows` rows over some range of keys: maximum, sum and unnormalized output.
 struct State {
     float *most, *sum, *acc;
-    static int64_t floats(int64_t rows, int64_t padded) { return rows * (padded + 2); }
-    static State at(float* p, int64_t rows, int64_t padded) { return {p + rows * padded, p + rows * (padded + 1), p}; }
+    static int64_t floats(int64_t rows, int64_t padded) { return (rows + kSpareRows) * (padded + 2); }
+    static State at(float* p, int64_t rows, int64_t padded) {
+        const int64_t all = rows + kSpareRows;
+        return {p + all * padded, p + all * (padded + 1), p};
+    }
 };
 
 // Where the keys (16 tokens each) and values (a pair or one token each) of a tile lie.
@@ -63,6 +80,10 @@ struct AttentionBuffers {
 #include "attention_tiles.h"
 #include "attention_pages.h"
 #include "attention_softmax.h"
+#include "attention_tree.h"
+#if defined(QUIRE_AMX)
+#include "attention_amx.h"
+#endif
 
 // All rows against one tile, a few rows at a time; the first few ask for the next tile.
 template <bool kBf16, bool kAsk>
@@ -72,37 +93,77 @@ QUIRE_INLINE void run_rows(const AttentionCall& c, AttentionBuffers& b, int64_t 
     if (c.cache.scaled()) scale_scores(b, r, n);
     if (c.adjusted())
         for (int64_t i = r; i < r + n; ++i) adjust_scores(c, b, i, start);
-    softmax_rows<kBf16>(c, b, r, n, start);
+    softmax_rows<kBf16>(c, b, r, n, start, kTile);
     value_rows<kBf16, kAsk>(n, b.split.acc + r * c.padded, c.padded, b.rescale + r, b.p + r * kTile * width, b.tile, b.next, steps,
                             kBf16 && (visible & 1));
 }
 
-// One split: the state of all rows over positions [split * 512, split * 512 + 512) that any of them sees.
+// Rows [first, last) against b.tile, which begins at position `start`, in vector registers. `ask`: for the next tile.
+template <bool kBf16>
+void run_vectors(const AttentionCall& c, AttentionBuffers& b, int64_t first, int64_t last, int64_t start, bool ask) {
+    int64_t visible = 0;
+    for (int64_t r = first; r < last; ++r) visible = b.to[r] - start > visible ? b.to[r] - start : visible;
+    visible = visible < kTile ? visible : kTile;
+    for (int64_t r = first; r < last; r += kAttentionRows) {
+        const int64_t n = last - r < kAttentionRows ? last - r : kAttentionRows;
+        if (r == first && ask) {
+            run_rows<kBf16, true>(c, b, r, n, start, visible);
+        } else {
+            run_rows<kBf16, false>(c, b, r, n, start, visible);
+        }
+    }
+}
+
+template <bool kBf16>
+void run_tile(const AttentionCall& c, AttentionBuffers& b, int64_t first, int64_t last, int64_t start, bool ask) {
+#if defined(QUIRE_AMX)
+    if constexpr (kBf16) {
+        run_passes(c, b, first, last, start);
+        return;
+    } else
+#endif
+        run_vectors<kBf16>(c, b, first, last, start, ask);
+}
+
+// A tile that holds a draft from position `root` on: each token sees its own.
+template <bool kBf16>
+void run_drafted(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task, const Pages& pages, int64_t start, int64_t root) {
+    for (int64_t token = task.first; token < task.last; ++token) {
+        const int64_t r = (token - task.first) * c.group;
+        if (b.to[r] <= start) continue;
+        locate_tile<kBf16>(c, b, pages, start, b.tile);
+        if (const uint64_t mask = c.ancestors(c.cu_q[task.sequence] + token)) graft(c, b, pages, start, root, mask);
+        run_tile<kBf16>(c, b, r, r + c.group, start, false);
+    }
+}
+
+// One split: the state of all rows over positions [split * 512, split * 512 + 512) that any of them sees. The draft begins at
+// position `root`.
 template <bool kBf16>
 void run_split(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task, int64_t split, int64_t rows,
-               int64_t first_block) {
+               int64_t first_block, int64_t root) {
     const Pages pages{c.tables + task.sequence * c.max_blocks, c.context[task.sequence], first_block,
                       __builtin_ctzll(static_cast<unsigned long long>(c.cache.block_size)), task.head, c.cache.kv_heads,
                       c.cache.d * c.cache.width(), c.cache.piece()};
-    const int64_t low = b.from[0] > split * kSplit ? b.from[0] / kTile * kTile : split * kSplit;
-    const int64_t end = (split + 1) * kSplit, high = b.to[rows - 1] < end ? b.to[rows - 1] : end;
-    const bool copied = c.cache.narrow() || c.cache.block_size < 16 || c.cache.d != c.padded;
+    int64_t from = b.from[0], to = b.to[0];
+    for (int64_t r = 1; r < rows; ++r) {
+        from = b.from[r] < from ? b.from[r] : from;
+        to = b.to[r] > to ? b.to[r] : to;
+    }
+    const int64_t low = from > split * kSplit ? from / kTile * kTile : split * kSplit;
+    const int64_t end = (split + 1) * kSplit, high = to < end ? to : end;
+    const bool ahead = reads_in_place<kBf16>(c);
     clear(b.split, rows, c.padded);
     std::memset(b.lanes, 0, static_cast<size_t>(rows) * 64);
-    locate_tile(c, b, pages, low, b.tile);
+    if (ahead) locate_tile<kBf16>(c, b, pages, low, b.tile);
     for (int64_t start = low; start < high; start += kTile) {
-        if (copied && start > low) locate_tile(c, b, pages, start, b.tile);
-        if (!copied) locate_tile(c, b, pages, start + kTile, b.next);
-        const int64_t visible = high - start < kTile ? high - start : kTile;
-        for (int64_t r = 0; r < rows; r += kAttentionRows) {
-            const int64_t n = rows - r < kAttentionRows ? rows - r : kAttentionRows;
-            if (r == 0 && !copied) {
-                run_rows<kBf16, true>(c, b, r, n, start, visible);
-            } else {
-                run_rows<kBf16, false>(c, b, r, n, start, visible);
-            }
+        if (start + kTile > root) {
+            run_drafted<kBf16>(c, b, task, pages, start, root);
+            continue;
         }
-        b.tile = b.next;
+        locate_tile<kBf16>(c, b, pages, ahead ? start + kTile : start, ahead ? b.next : b.tile);
+        run_tile<kBf16>(c, b, 0, rows, start, ahead);
+        if (ahead) b.tile = b.next;
     }
     for (int64_t r = 0; r < rows; ++r) b.split.sum[r] = hsum(load(b.lanes + r * 16));
 }
@@ -121,10 +182,18 @@ void run_task(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& 
     const int64_t begin = c.cu_q[task.sequence], rows = (task.last - task.first) * c.group;
     const int64_t base = c.context[task.sequence] - (c.cu_q[task.sequence + 1] - begin);
     const int64_t row_floats = (c.heads + 2 * c.cache.kv_heads) * c.cache.d;
+    const int64_t undrafted = c.undrafted(task.sequence), drafted = c.cu_q[task.sequence + 1] - begin - undrafted;
+    const int64_t root = drafted ? base + undrafted : INT64_MAX / 2;
     b.head = task.head * c.group;
+#if defined(QUIRE_AMX)
+    const TileShapes shapes = attention_tiles();
+    const TileScope tiles(shapes);
+    std::memset(b.q, 0, static_cast<size_t>((rows + kSpareRows) * c.padded * 2));
+#endif
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t token = task.first + r / c.group;
-        b.to[r] = base + token + 1;
+        const uint64_t mask = c.ancestors(begin + token);
+        b.to[r] = mask ? root + __builtin_popcountll(mask) : base + token + 1;
         b.from[r] = c.window > 0 && b.to[r] > c.window ? b.to[r] - c.window : 0;
         const float* q = c.qkv + (begin + token) * row_floats + (task.head * c.group + r % c.group) * c.cache.d;
         for_lanes(c.cache.d, [&](int64_t i, int n) {
@@ -139,7 +208,7 @@ void run_task(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& 
     clear(b.total, rows, c.padded);
     for (int64_t split = task.split_begin; split < task.split_end; ++split) {
         if (task.partial) b.split = State::at(task.partial + (split - task.split_begin) * State::floats(rows, c.padded), rows, c.padded);
-        run_split<kBf16>(c, b, task, split, rows, first_visible / c.cache.block_size);
+        run_split<kBf16>(c, b, task, split, rows, first_visible / c.cache.block_size, root);
         if (task.partial) continue;
         for (int64_t r = 0; r < rows; ++r) merge_row(b.total, b.split, r, c.padded);
     }

@@ -13,7 +13,8 @@ struct Pieces {
     }
 };
 
-AttentionBuffers thread_buffers(Pieces& pieces, int64_t rows, int64_t padded) {
+AttentionBuffers thread_buffers(Pieces& pieces, int64_t most, int64_t padded) {
+    const int64_t rows = most + kSpareRows;
     AttentionBuffers b{};
     const int64_t state = State::floats(rows, padded);
     b.split = State::at(pieces.take<float>(state), rows, padded);
@@ -34,6 +35,21 @@ AttentionBuffers thread_buffers(Pieces& pieces, int64_t rows, int64_t padded) {
     return b;
 }
 
+// Bit j of a drafted row's mask: it sees the draft's token j. Its own bit is the highest, the others are its parent's mask.
+void check_tree(const AttentionCall& c, int64_t s) {
+    const int64_t undrafted = c.undrafted(s), drafted = c.cu_q[s + 1] - c.cu_q[s] - undrafted;
+    const uint64_t* masks = c.tree + c.cu_q[s];
+    if (drafted > 64) fail("attention: a draft has more than 64 tokens");
+    for (int64_t i = 0; i < undrafted; ++i)
+        if (masks[i]) fail("attention: the rows of a draft must be the last of their sequence");
+    masks += undrafted;
+    for (int64_t i = 0; i < drafted; ++i) {
+        const uint64_t own = uint64_t{1} << i, before = masks[i] ^ own;
+        if (!(masks[i] & own) || before > own) fail("attention: a drafted row must see itself and no later token of the draft");
+        if (before && masks[63 - __builtin_clzll(before)] != before) fail("attention: a drafted row must see what its parent sees");
+    }
+}
+
 void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences) {
     check_cache(c.cache);
     if (c.heads < 1 || c.heads % c.cache.kv_heads) fail("attention: heads must be a multiple of kv_heads");
@@ -45,6 +61,7 @@ void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences) {
         const int64_t count = int64_t{c.cu_q[s + 1]} - c.cu_q[s], context = c.context[s];
         if (count < 0) fail("attention: cu_q must ascend");
         if (count == 0) continue;
+        if (c.tree) check_tree(c, s);
         if (context < count) fail("attention: a context is shorter than the rows it includes");
         if (context > c.max_blocks * c.cache.block_size) fail("attention: a context is longer than its block table");
         const int64_t lowest = context - count + 1 - c.window;
@@ -64,7 +81,8 @@ void for_tasks(const AttentionCall& c, int64_t sequences, const Visit& visit) {
         const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.context[s] - count;
         for (int64_t head = 0; head < c.cache.kv_heads; ++head) {
             for (int64_t first = 0; first < count; first += tokens) {
-                const int64_t last = first + tokens < count ? first + tokens : count, lowest = base + first + 1 - c.window;
+                const int64_t last = first + tokens < count ? first + tokens : count;
+                const int64_t lowest = base + (c.tree ? 0 : first) + 1 - c.window;  // a drafted row may lie before its slot
                 const int64_t from = c.window > 0 && lowest > 0 ? lowest : 0;
                 visit(AttentionTask{s, head, first, last, from / kSplit, (base + last + kSplit - 1) / kSplit, nullptr});
             }
@@ -130,10 +148,10 @@ void run_attention(const AttentionCall& c, int64_t sequences) {
 void attention(float* out, const float* qkv, const char* keys, const char* values, const int32_t* cu_q, const int32_t* context,
                const int32_t* tables, int64_t rows, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t d,
                int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t format, int64_t window, double scale,
-               double softcap, Optional<const float> sinks, Optional<const float> alibi) {
-    const AttentionCall c{out, qkv, keys, values, cu_q, context, tables, heads, kv_heads > 0 ? heads / kv_heads : 0, max_blocks, window,
+               double softcap, Optional<const float> sinks, Optional<const float> alibi, Optional<const uint64_t> tree) {
+    const AttentionCall c{out, qkv, keys, values, cu_q, context, tables, tree.ptr, heads, kv_heads > 0 ? heads / kv_heads : 0, max_blocks, window,
                           static_cast<float>(scale), static_cast<float>(softcap), sinks.ptr, alibi.ptr, {kv_heads, d, block_size, blocks, format},
-                          (d + 15) / 16 * 16};
+                          (d + kDimStep - 1) / kDimStep * kDimStep};
     check_attention(c, rows, sequences);
     if (c.cache.bf16()) {
         run_attention<true>(c, sequences);

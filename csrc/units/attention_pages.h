@@ -45,11 +45,13 @@ void copy_keys(const AttentionCall& c, const AttentionBuffers& b, const Pages& p
         for (int64_t i = 0; i < words; ++i) std::memcpy(copy + i * 64 + lane * 4, from[lane] + i * kLanes * 4, kLanes * 4);
 }
 
-// Keys of 16 tokens of a narrow cache; asks for those of the next tile.
-void widen_keys(const AttentionCall& c, const Pages& pages, int64_t start, char* copy) {
+// Keys of 16 tokens from larger blocks; of a narrow cache, asks for those of the next tile.
+void copy_group(const AttentionCall& c, const Pages& pages, int64_t start, char* copy) {
     const int64_t at = pages.at(start), next = pages.at(start + kTile);
     if (at < 0) {
         std::memset(copy, 0, static_cast<size_t>(16 * c.cache.d * c.cache.wide()));
+    } else if (!c.cache.narrow()) {
+        std::memcpy(copy, c.keys + at, static_cast<size_t>(16 * c.cache.d * c.cache.wide()));
     } else {
         widen(c.cache, copy, c.keys + at, c.keys + (next < 0 ? at : next), 16 * c.cache.d);
     }
@@ -57,14 +59,16 @@ void widen_keys(const AttentionCall& c, const Pages& pages, int64_t start, char*
 
 void copy_key_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
     for (int64_t j = 0; j < kTile / 16; ++j) {
-        char* copy = b.keys + j * c.cache.d / c.cache.pair() * 64;
+        const int64_t words = c.cache.d / c.cache.pair(), all = c.padded / c.cache.pair();
+        char* copy = b.keys + j * all * 64;
         tile.keys[j] = copy;
+        std::memset(copy + words * 64, 0, static_cast<size_t>(all - words) * 64);
         switch (c.cache.lanes()) {
             case 1: copy_keys<1>(c, b, pages, start + 16 * j, copy); break;
             case 2: copy_keys<2>(c, b, pages, start + 16 * j, copy); break;
             case 4: copy_keys<4>(c, b, pages, start + 16 * j, copy); break;
             case 8: copy_keys<8>(c, b, pages, start + 16 * j, copy); break;
-            default: widen_keys(c, pages, start + 16 * j, copy);
+            default: copy_group(c, pages, start + 16 * j, copy);
         }
     }
 }
@@ -113,22 +117,52 @@ void copy_scales(const AttentionCall& c, const AttentionBuffers& b, const Pages&
     }
 }
 
+#if defined(QUIRE_AMX)
+void gather_values(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start);
+void clear_behind(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start);
+constexpr bool kTileRegisters = true;
+#else
+constexpr bool kTileRegisters = false;
+#endif
+
+bool keys_in_place(const AttentionCall& c) {
+    return !c.cache.narrow() && c.cache.block_size >= 16 && c.cache.d % (kTileRegisters && c.cache.bf16() ? 32 : 1) == 0;
+}
+bool values_side_by_side(const AttentionCall& c) {
+    return !c.cache.narrow() && c.cache.vpair() == c.cache.pair() && c.cache.d == c.padded;
+}
+// Whether no tile is copied, so that the next one can be located, and asked for, before its turn.
+template <bool kBf16>
+bool reads_in_place(const AttentionCall& c) {
+    return !(kTileRegisters && kBf16) && keys_in_place(c) && values_side_by_side(c);
+}
+
 // Points `tile` at the keys and values that begin at position `start`. Blocks that must not be read are zeros. Narrow caches,
-// layouts with fewer than 16 keys side by side, single values and odd head sizes are copied.
+// layouts with fewer than 16 keys side by side, single values and odd head sizes are copied; tile registers want all values
+// of a tile side by side.
+template <bool kBf16>
 void locate_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
     const CacheShape& s = c.cache;
     const int64_t step = s.block_size < kTile ? s.block_size : kTile, pair = s.pair();
-    const bool keys_in_place = !s.narrow() && s.block_size >= 16;
-    const bool values_in_place = !s.narrow() && s.vpair() == pair && s.d == c.padded;
+    const bool keys_stay = keys_in_place(c), values_stay = values_side_by_side(c) && !(kTileRegisters && kBf16);
     if (s.scaled()) copy_scales(c, b, pages, start);
-    if (!keys_in_place) copy_key_tile(c, b, pages, start, tile);
-    if (!values_in_place) copy_value_tile(c, b, pages, start, tile);
-    if (!keys_in_place && !values_in_place) return;
+    if (!keys_stay) copy_key_tile(c, b, pages, start, tile);
+#if defined(QUIRE_AMX)
+    if (kBf16 && values_side_by_side(c)) {
+        for (int64_t i = 0; i < kTile / pair; ++i) tile.values[i] = b.values + i * c.padded * 4;
+        gather_values(c, b, pages, start);
+    }
+#endif
+    if (!values_stay && !(kTileRegisters && kBf16 && values_side_by_side(c))) copy_value_tile(c, b, pages, start, tile);
+#if defined(QUIRE_AMX)
+    if (kBf16) clear_behind(c, b, pages, start);
+#endif
+    if (!keys_stay && !values_stay) return;
     for (int64_t t = 0; t < kTile; t += step) {
         const int64_t at = pages.at(start + t);
         const int64_t key_bytes = at < 0 ? 0 : 16 * pages.token_bytes, value_bytes = at < 0 ? 0 : pair * pages.token_bytes;
         const char *keys = at < 0 ? b.zeros : c.keys + at, *values = at < 0 ? b.zeros : c.values + at;
-        for (int64_t j = 0; keys_in_place && j < step / 16; ++j) tile.keys[t / 16 + j] = keys + j * key_bytes;
-        for (int64_t i = 0; values_in_place && i < step / pair; ++i) tile.values[t / pair + i] = values + i * value_bytes;
+        for (int64_t j = 0; keys_stay && j < step / 16; ++j) tile.keys[t / 16 + j] = keys + j * key_bytes;
+        for (int64_t i = 0; values_stay && i < step / pair; ++i) tile.values[t / pair + i] = values + i * value_bytes;
     }
 }

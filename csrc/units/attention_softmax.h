@@ -30,38 +30,43 @@ QUIRE_INLINE F with_sink(float sink, float most, float sum) {
     return div(own, fma(set1(sum), own, exp2(set1(sink - top))));
 }
 
-// The largest score of a row in a tile; scores that the row does not see become -inf. False when it sees none.
-QUIRE_INLINE bool largest(const AttentionBuffers& b, F factor, int64_t r, int64_t start, float& found) {
+// The largest of a row's first `keys` scores in a tile, times `factor`; scores that the row does not see become -inf. False
+// when it sees none.
+QUIRE_INLINE bool largest(const AttentionBuffers& b, float factor, int64_t r, int64_t start, int64_t keys, float& found) {
     const int64_t from = b.from[r] - start, to = b.to[r] - start;
     float* scores = b.scores + r * kTile;
     if (from >= kTile || to <= 0) return false;
     if (from > 0 || to < kTile)
-        for (int64_t j = 0; j < kTile; j += 16) {
+        for (int64_t j = 0; j < keys; j += 16) {
             const int low = static_cast<int>(from > j ? from - j : 0), high = static_cast<int>(to < j ? 0 : to - j);
             store(scores + j, keep(load(scores + j), low, high, set1(-INFINITY)));
         }
-    F top = mul(load(scores), factor);
+    F top = load(scores);
 #pragma GCC unroll 4
-    for (int64_t j = 16; j < kTile; j += 16) top = vmax(mul(load(scores + j), factor), top);
-    found = hmax(top);
+    for (int64_t j = 16; j < keys; j += 16) top = vmax(load(scores + j), top);
+    found = hmax(top) * factor;
     return true;
 }
 
+// How far (in powers of two) scores may exceed the running maximum before it follows: what was summed before is then rarely
+// rescaled, and 2^8 more changes no relative error.
+constexpr float kSlack = 8.0f;
+
 // Scores of n rows and a tile to probabilities, times the scales of the values if they have any; updates maxima, lane sums and the factors for what was summed
-// before. Three passes over the rows: each has independent work where one row alone would wait for its maximum.
+// before. Keys from `keys` (a multiple of 16) on are not seen. Three passes over the rows: each has independent work where one row alone would wait for its maximum.
 template <bool kBf16>
-QUIRE_INLINE void softmax_rows(const AttentionCall& c, AttentionBuffers& b, int64_t first, int64_t n, int64_t start) {
+QUIRE_INLINE void softmax_rows(const AttentionCall& c, AttentionBuffers& b, int64_t first, int64_t n, int64_t start, int64_t keys) {
     static_assert(kAttentionRows <= 16);
     const F factor = set1(c.factor());
     float change[16] = {};
-    bool seen[kAttentionRows];
+    bool seen[16];
     for (int64_t i = 0; i < n; ++i) {
         float found;
-        seen[i] = largest(b, factor, first + i, start, found);
+        seen[i] = largest(b, c.factor(), first + i, start, keys, found);
         if (!seen[i]) continue;
         float& most = b.split.most[first + i];
         const float before = most;
-        most = found > before ? found : before;
+        most = found > before + kSlack ? found : before;
         change[i] = before - most;
     }
     const F factors = exp2_below<false>(load(change));
@@ -73,11 +78,11 @@ QUIRE_INLINE void softmax_rows(const AttentionCall& c, AttentionBuffers& b, int6
             std::memset(p, 0, kTile * (kBf16 ? 2 : 4));
             continue;
         }
-        const F most = set1(b.split.most[r]);
+        const F most = set1(-b.split.most[r]);
         F sum = mul(load(b.lanes + r * 16), set1(b.rescale[r]));
 #pragma GCC unroll 4
-        for (int64_t j = 0; j < kTile; j += 16) {
-            const F e = exp2_below<kBf16>(sub(mul(load(b.scores + r * kTile + j), factor), most));
+        for (int64_t j = 0; j < keys; j += 16) {
+            const F e = exp2_below<kBf16>(fma(load(b.scores + r * kTile + j), factor, most));
             sum = add(sum, e);
             if constexpr (kBf16) {
                 bf16_store(reinterpret_cast<uint16_t*>(p) + j, c.cache.scaled() ? mul(e, load(b.value_scales + j)) : e);
@@ -85,6 +90,7 @@ QUIRE_INLINE void softmax_rows(const AttentionCall& c, AttentionBuffers& b, int6
                 store(reinterpret_cast<float*>(p) + j, e);
             }
         }
+        if (kBf16 && keys % 32) bf16_store(reinterpret_cast<uint16_t*>(p) + keys, set1(0.0f));
         store(b.lanes + r * 16, sum);
     }
 }

@@ -17,7 +17,7 @@ QUIRE_INLINE F exp2(F x) {
     return mul(p, exp2_int(n));
 }
 
-// 2^x for x <= 0, exactly 1 at 0; NaN stays NaN. Relative error below 2e-7, or 4e-6 when `kCoarse`: enough for what is
+// 2^x for x <= 16, exactly 1 at 0; NaN stays NaN. Relative error below 2e-7, or 4e-6 when `kCoarse`: enough for what is
 // rounded to bf16 next.
 template <bool kCoarse>
 QUIRE_INLINE F exp2_below(F x) {

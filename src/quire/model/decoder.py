@@ -48,7 +48,7 @@ def own_attention(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCach
     for step in layer.qkv_steps:
         qkv = step(ops, qkv, batch)
     qkv = ops.rope_and_cache(qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps)
-    attended = ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend)
+    attended = ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend, batch.tree)
     return layer.o(ops, attended)
 
 
@@ -61,7 +61,9 @@ def reading_attention(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KV
     qkv = ops.rope_queries(
         q, batch.positions, layer.rope, 2 * cache.layout.kv_heads, cache.layout.head_dim, norm, layer.eps
     )
-    return layer.o(ops, ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend))
+    return layer.o(
+        ops, ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend, batch.tree)
+    )
 
 
 def sequential_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:

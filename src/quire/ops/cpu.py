@@ -146,6 +146,7 @@ def attention(
     context: Tensor,
     block_tables: Tensor,
     spec: AttentionSpec,
+    tree: Tensor | None = None,
 ) -> Tensor:
     rows, width = check(qkv, "attention qkv", F32, -1, -1).shape
     sequences = len(check(context, "attention context", I32, -1))
@@ -157,6 +158,8 @@ def attention(
     for name, numbers in (("sinks", spec.sinks), ("alibi", spec.alibi)):
         if numbers is not None:
             check(numbers, f"attention {name}", F32, heads)
+    if tree is not None:
+        check(tree, "attention tree", I64, rows)
     out = cpu.arena.empty(rows, heads * layout.head_dim)
     if rows:
         cpu.call(
@@ -164,6 +167,7 @@ def attention(
             block_tables.data_ptr(), rows, sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
             blocks, max_blocks, layout.format, spec.window, spec.scale, spec.softcap,
             0 if spec.sinks is None else spec.sinks.data_ptr(), 0 if spec.alibi is None else spec.alibi.data_ptr(),
+            0 if tree is None else tree.data_ptr(),
         )  # fmt: skip
     return out
 

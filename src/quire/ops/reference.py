@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.layout import KVCache
+from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import op
 from quire.ops.weights import Packed, quantize_activations
 
@@ -109,6 +109,7 @@ def attention(
     context: Tensor,
     block_tables: Tensor,
     spec: AttentionSpec,
+    tree: Tensor | None = None,
 ) -> Tensor:
     """Causal softmax(scores) v over paged keys and values; `spec` says what a score is.
 
@@ -117,6 +118,11 @@ def attention(
     its blocks are block_tables[s] (int32 [S, max_blocks]). Query heads share keys in groups of heads / kv_heads (GQA,
     Ainslie et al. 2023). Blocks wholly before the window are never read. The last entry of cu_q is T; S = len(context)
     and sequences with no rows are allowed. Returns f32 [T, heads * head_dim].
+
+    `tree` (int64 [T] of bit masks, as unsigned) lets the last rows of a sequence, at most 64, be a draft that branches
+    (token trees, Miao et al. 2023): 0 for other rows; bit j of a drafted row: it sees the draft's token j. A row sees
+    itself (its highest bit) and what its parent sees; its position is that of the draft's first row plus its number of
+    ancestors, and so are those of its ancestors, as if they were the only draft.
     """
     d, hk, block_size = cache.layout.head_dim, cache.layout.kv_heads, cache.layout.block_size
     q = qkv.view(len(qkv), qkv.shape[1] // d, d)[:, : -2 * hk]
@@ -134,6 +140,9 @@ def attention(
             t.transpose(0, 1).flatten(1, 2)[:, : length - at].float().repeat_interleave(repeat, 0)
             for t in cache.logical(table)
         )
+        if tree is not None and bool(tree[begin:end].any()):
+            out[begin:end] = _attend_tree(qkv[begin:end], cache, length, block_tables[s], spec, tree[begin:end])
+            continue
         scores = q[begin:end].transpose(0, 1) @ k.transpose(1, 2) * spec.scale
         if softcap:
             scores = torch.tanh(scores / softcap) * softcap
@@ -148,6 +157,27 @@ def attention(
         probs = scores.softmax(-1)[..., : length - at]
         out[begin:end] = (probs @ v).transpose(0, 1)
     return out.flatten(1)
+
+
+def _attend_tree(qkv: Tensor, cache: KVCache, length: int, table: Tensor, spec: AttentionSpec, tree: Tensor) -> Tensor:
+    """The rows of one sequence with a tree: each is the last token of a sequence of its own, in a cache of its own."""
+    at, masks = cache.layout, [mask & (1 << 64) - 1 for mask in tree.tolist()]
+    start = length - len(masks)
+    root = start + sum(mask == 0 for mask in masks)
+    first = max(0, start - spec.window + 1) // at.block_size if spec.window else 0
+    k, v = (t.transpose(1, 2).flatten(0, 1) for t in cache.logical(table[first : -(-length // at.block_size)].long()))
+    plain = KVLayout(at.block_size, at.kv_heads, at.head_dim, torch.float32)
+    rows = []
+    for i, mask in enumerate(masks):
+        seen = (
+            list(range(root)) + [root + j for j in range(64) if mask >> j & 1] if mask else list(range(start + i + 1))
+        )
+        kept = torch.tensor([p - first * at.block_size for p in seen if p >= first * at.block_size])
+        own = plain.allocate(-(-len(seen) // at.block_size))
+        own.write(torch.arange(len(seen) - len(kept), len(seen)), k[kept], v[kept])
+        one, blocks = torch.tensor([0, 1]), torch.arange(len(own.keys))[None]
+        rows.append(attention(qkv[i : i + 1], own, one, torch.tensor([len(seen)]), blocks, spec))
+    return torch.cat(rows).view(len(masks), -1, at.head_dim)
 
 
 @op(tolerance=2e-6)

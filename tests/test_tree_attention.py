@@ -1,0 +1,149 @@
+"""Attention over drafts that branch: each row as if its ancestors were the only draft, bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+import torch
+
+from quire.core.config import DeviceConfig
+from quire.ops import cases
+from quire.ops.backend import Ops, select
+from quire.ops.layout import KV_FORMATS, KVLayout
+from quire.ops.native import load_native
+from quire.ops.op import Case
+
+native = load_native()
+UNITS_HERE: list[str] = native.units() if native else []
+
+
+@functools.cache
+def ops_of(isa: str) -> Ops:
+    return select(DeviceConfig(device="reference") if isa == "reference" else DeviceConfig(isa=isa, threads=2))
+
+
+def as_int64(mask: int) -> int:
+    return mask - (1 << 64) if mask >> 63 else mask
+
+
+def random_tree(count: int, seed: int) -> list[int]:
+    """Masks of `count` drafted rows; a row's parent is any earlier one, or none."""
+    rng, masks = random.Random(seed), list[int]()
+    for i in range(count):
+        parent = rng.randrange(-1, i) if i else -1
+        masks.append((masks[parent] if parent >= 0 else 0) | 1 << i)
+    return masks
+
+
+def tree_case(layout: KVLayout, heads: int, window: int, extras: str, seed: int = 0) -> tuple[Case, list[list[int]]]:
+    """A decode, a prefill chunk that ends in a draft, drafts alone over contexts short and long, a draft of 64."""
+    rows, drafted = ((1, 90), (20, 100), (9, 9), (12, 700), (64, 580)), (0, 6, 9, 12, 64)
+    g = torch.Generator().manual_seed(seed)
+    case = cases.attention_case(g, layout, heads, rows, window, extras=extras)
+    masks = [[0] * (n - d) + random_tree(d, seed + i) for i, ((n, _), d) in enumerate(zip(rows, drafted, strict=True))]
+    case["tree"] = torch.tensor([as_int64(m) for own in masks for m in own])
+    return case, masks
+
+
+def branch(case: Case, masks: list[list[int]], s: int, row: int) -> Case:
+    """Row `row` of sequence `s` as a decode after its ancestors alone: a cache of its own, in plain order."""
+    cache, size = case["cache"], case["cache"].layout.block_size
+    begin, end, context = int(case["cu_q"][s]), int(case["cu_q"][s + 1]), int(case["context"][s])
+    mask = masks[s][row]
+    root = context - (end - begin) + sum(m == 0 for m in masks[s])
+    seen = (
+        [*range(root), *(root + j for j in range(64) if mask >> j & 1)]
+        if mask
+        else [*range(context - (end - begin) + row + 1)]
+    )
+    slots = [int(case["block_tables"][s, p // size]) * size + p % size for p in seen]
+    own = cache.layout.allocate(-(-len(seen) // size))
+    for kind in ("keys", "values"):
+        source, to = getattr(cache, kind), getattr(own, kind)
+        views = [(getattr(cache.layout, f"{kind[:-1]}_codes")(t)) for t in (source, to)]
+        side = cache.layout.lanes if kind == "keys" else cache.layout.vpair
+        for position, slot in enumerate(slots):
+            at, of = slot % size, position % size
+            picked = views[0][slot // size, :, at // side]
+            placed = views[1][position // size, :, of // side]
+            placed[:, :, of % side] = picked[:, :, at % side]
+            if cache.layout.scaled:
+                cache.layout.scales(to)[position // size, :, of] = cache.layout.scales(source)[slot // size, :, at]
+    return {
+        "qkv": case["qkv"][begin + row : begin + row + 1].contiguous(),
+        "cache": own,
+        "cu_q": torch.tensor([0, 1], dtype=torch.int32),
+        "context": torch.tensor([len(seen)], dtype=torch.int32),
+        "block_tables": torch.arange(len(own.keys), dtype=torch.int32)[None],
+        "spec": case["spec"],
+    }
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+@pytest.mark.parametrize("dtype", KV_FORMATS)
+@pytest.mark.parametrize(
+    ("block_size", "d", "window", "extras"),
+    [
+        (16, 64, 0, ""),
+        (1, 24, 70, "softcap"),
+        (4, 80, 0, "alibi"),
+        (64, 32, 530, "sinks alibi"),
+        (128, 16, 3, "softcap sinks alibi"),
+    ],
+)
+def test_a_branch_equals_the_same_tokens_alone(
+    block_size: int, d: int, window: int, extras: str, dtype: torch.dtype, isa: str
+) -> None:
+    ops = ops_of(isa)
+    case, masks = tree_case(KVLayout(block_size, 2, d, dtype), 6, window, extras)
+    ops.begin_step()
+    whole = ops.attention(**case).clone()
+    for s, own in enumerate(masks):
+        for row in range(0, len(own), 1 if len(own) < 20 else 7):
+            ops.begin_step()
+            alone = ops.attention(**branch(case, masks, s, row))
+            assert torch.equal(alone[0], whole[int(case["cu_q"][s]) + row]), (s, row)
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+@pytest.mark.parametrize("dtype", KV_FORMATS)
+def test_equals_the_reference(dtype: torch.dtype, isa: str) -> None:
+    for block_size, d, window, extras in ((16, 64, 0, ""), (1, 40, 70, "softcap"), (32, 32, 0, "sinks alibi")):
+        case, _ = tree_case(KVLayout(block_size, 1, d, dtype), 3, window, extras, seed=3)
+        want = ops_of("reference").attention(**case)
+        ops_of(isa).begin_step()
+        found = ops_of(isa).attention(**case)
+        assert (want - found).abs().max() <= (2e-6 if dtype is torch.float32 else 2e-2) * want.abs().max()
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+def test_a_chain_is_a_draft_without_branches(isa: str) -> None:
+    case = cases.attention_case(torch.Generator().manual_seed(1), KVLayout(16, 2, 64, torch.bfloat16), 4, ((64, 600),))
+    ops = ops_of(isa)
+    ops.begin_step()
+    plain = ops.attention(**case).clone()
+    chain = torch.tensor([as_int64((2 << i) - 1) for i in range(64)])
+    assert torch.equal(ops.attention(**case, tree=chain), plain)
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ([0, 1, 0], "last of their sequence"),
+        ([0, 1, 1], "see itself"),
+        ([1, 3, 6], "what its parent sees"),
+        ([0, 3, 2], "no later token"),
+    ],
+)
+def test_masks_that_are_no_tree_are_refused(masks: list[int], message: str) -> None:
+    case = cases.attention_case(torch.Generator().manual_seed(0), KVLayout(16, 1, 16, torch.float32), 1, ((3, 9),))
+    with pytest.raises(ValueError, match=message):
+        ops_of("auto").attention(**case, tree=torch.tensor(masks))
+
+
+def test_a_draft_has_at_most_64_tokens() -> None:
+    case = cases.attention_case(torch.Generator().manual_seed(0), KVLayout(16, 1, 16, torch.float32), 1, ((65, 70),))
+    with pytest.raises(ValueError, match="more than 64"):
+        ops_of("auto").attention(**case, tree=torch.ones(65, dtype=torch.int64))
