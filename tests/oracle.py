@@ -114,6 +114,7 @@ MODEL_OPS = {
     "lora",
     "attention",
     "gated_activation",
+    "gated_mlp",
     "take_rows",
     "layernorm",
     "add_layernorm",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from quire.core.errors import ModelError
@@ -104,6 +105,35 @@ def test_quantized_experts_are_near(tmp_path: Path) -> None:
     assert model.report["expert_gate+expert_up"][0] == "int8 g32" and model.report["router"][0] == "f32"
     (got,) = Paged(model, [tokens]).run([[19]])
     assert relative_error(got, logits(oracle, tokens)) <= 0.05
+
+
+def test_mxfp4_experts_are_read_as_they_are(ops: Ops, tmp_path: Path) -> None:
+    oracle = write(tmp_path, "gpt_oss", **VARIANTS["gpt_oss"][1])
+    g, path, numbers = torch.Generator().manual_seed(5), tmp_path / "model.safetensors", [0.0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    tensors = load_file(path)
+    book = torch.tensor(numbers + [-n for n in numbers])
+    for name, p in oracle.named_parameters():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            continue
+        e, k, n = tensors.pop(name).shape
+        blocks = torch.randint(256, (e, n, k // 32, 16), generator=g, dtype=torch.uint8)
+        scales = torch.randint(120, 124, (e, n, k // 32), generator=g, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        values = book[torch.stack((blocks & 15, blocks >> 4), -1).flatten(3).long()] * 2.0 ** (
+            scales[..., None] - 127.0
+        )
+        with torch.no_grad():
+            p.copy_(values.flatten(2).transpose(1, 2))
+    save_file(tensors, path)
+    edit_config(tmp_path, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    tokens = prompt(19, 1)
+    model = load(tmp_path, ops)
+    assert model.report["expert_gate+expert_up"][0].startswith("table4")
+    (got,) = Paged(model, [tokens]).run([[19]])
+    assert relative_error(got, logits(oracle, tokens)) <= 1e-3
+    save_file(tensors | {"model.layers.0.mlp.experts.down_proj_scales": scales[:, :-1].contiguous()}, path)
+    with pytest.raises(ModelError, match=r"experts\.0\.down_proj"):
+        describe(str(tmp_path))
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:

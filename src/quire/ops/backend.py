@@ -34,7 +34,7 @@ from quire.ops.pack import pack
 from quire.ops.weights import Packed, Weight, plain_packed
 
 T = TypeVar("T")
-READ_WEIGHTS = ("linear", "grouped_linear", "head_linear")
+READ_WEIGHTS = ("linear", "gated_mlp", "grouped_linear", "head_linear")
 
 
 class Replay(Generic[T]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from quire.core.errors import ConfigError
-from quire.quant import awq, compressed, fp8, gptq
+from quire.quant import awq, compressed, fp8, gptq, mxfp4
 from quire.quant.base import Fields, Quantizer, QuantScheme
 from quire.quant.dense import Dense
 from quire.quant.gguf import Gguf
@@ -16,6 +16,7 @@ READERS: dict[str, Callable[[Fields, Collection[str]], QuantScheme]] = {
     "gptq": gptq.read,
     "awq": awq.read,
     "compressed-tensors": compressed.read,
+    "mxfp4": mxfp4.read,
     "fp8": fp8.read,
     "fbgemm_fp8": fp8.read,
 }

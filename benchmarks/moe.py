@@ -1,0 +1,142 @@
+"""A layer of experts as quire runs it, beside a loop over experts in Python, and attention over latents.
+
+    python benchmarks/moe.py [--threads N] [--isa avx512] [--seconds 0.5] [--kinds int4 bf16] [--experts 128]
+
+The layer has the sizes of Qwen3-30B-A3B (hidden 2,048, 128 experts of width 768, 8 a token). The loop takes the same
+native linear for each expert in use and torch for the rest, which is what an engine without a grouped op does. Both are
+timed in turn and the median of the ratios is given, and the bytes of weights read per second (an estimate of those in
+use).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from quire.core.config import DeviceConfig
+from quire.ops import cases
+from quire.ops.backend import Ops, select
+from quire.ops.mla import LatentLayout, latent_case
+from quire.ops.moe import Grouped, Routing
+from quire.ops.weights import Weight
+
+HIDDEN, WIDTH, TOP_K = 2048, 768, 8
+ROWS = (1, 16, 512)
+GROUP = 128
+
+
+class Layer:
+    """Experts of one weight kind: one packed buffer for the grouped op, one `Packed` each for the loop."""
+
+    def __init__(self, ops: Ops, kind: str, experts: int) -> None:
+        g = torch.Generator().manual_seed(0)
+        self.ops, self.routing = ops, Routing(experts, TOP_K, renormalize=True)
+        up = [cases.random_weight(g, kind, 2 * WIDTH, HIDDEN, GROUP) for _ in range(2)]
+        down = [cases.random_weight(g, kind, HIDDEN, WIDTH, GROUP) for _ in range(2)]
+        self.up = [ops.pack(up[e % 2]) for e in range(experts)]
+        self.down = [ops.pack(down[e % 2]) for e in range(experts)]
+        self.gate_up, self.back = self._grouped(up, experts), self._grouped(down, experts)
+        self.expert_bytes = self.up[0].nbytes + self.down[0].nbytes
+
+    def _grouped(self, pair: list[Weight], experts: int) -> Grouped:
+        first, n = pair[0], pair[0].shape[0]
+        codes = torch.cat([pair[e % 2].codes for e in range(experts)])
+        stacked = [w.scales for w in (pair[e % 2] for e in range(experts)) if w.scales is not None]
+        scales = torch.cat(stacked) if stacked else None
+        packed = self.ops.pack(Weight(first.kind, codes, scales, group=first.group))
+        return self.ops.group(packed, experts, n, None)
+
+    def grouped(self, x: Tensor, logits: Tensor) -> Tensor:
+        """As `model.moe` does."""
+        ops = self.ops
+        ids, weights = ops.route(logits, None, self.routing)
+        tokens, places, offsets = ops.sort_by_expert(ids, self.routing.experts)
+        inner = ops.gated_activation(ops.grouped_linear(x, self.gate_up, tokens, offsets), "silu")
+        return ops.combine(ops.grouped_linear(inner, self.back, None, offsets), places, weights)  # type: ignore[no-any-return]
+
+    def loop(self, x: Tensor, logits: Tensor) -> Tensor:
+        """One expert after the other, as far as any token wants it."""
+        ops, out = self.ops, torch.zeros_like(x)
+        weights, ids = logits.softmax(-1).topk(TOP_K)
+        weights = weights / weights.sum(-1, keepdim=True)
+        for e in ids.unique().tolist():
+            token, choice = torch.where(ids == e)
+            y = ops.linear(x[token], self.up[e], None)
+            y = ops.linear(ops.gated_activation(y, "silu"), self.down[e], None)
+            out.index_add_(0, token, y * weights[token, choice, None])
+        return out
+
+
+def timed(ops: Ops, fn: Callable[[], Tensor]) -> float:
+    """Seconds of one call."""
+    ops.begin_step()
+    started = time.perf_counter()
+    fn()
+    return time.perf_counter() - started
+
+
+def compare(ops: Ops, layer: Layer, rows: int, seconds: float) -> tuple[float, float, float]:
+    """Median seconds of the grouped op and of the loop, and the median of their ratios (loop / grouped)."""
+    g = torch.Generator().manual_seed(rows)
+    x, logits = cases.normal(g, rows, HIDDEN), cases.normal(g, rows, layer.routing.experts)
+    ops.begin_step()
+    found, expected = layer.grouped(x, logits).clone(), layer.loop(x, logits)
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-3
+    pairs: list[tuple[float, float]] = []
+    end = time.perf_counter() + seconds
+    while len(pairs) < 5 or time.perf_counter() < end:
+        x.copy_(torch.randn(rows, HIDDEN, generator=g))
+        logits.copy_(torch.randn(logits.shape, generator=g))  # other experts, so that weights come from memory
+        pairs.append((timed(ops, lambda: layer.grouped(x, logits)), timed(ops, lambda: layer.loop(x, logits))))
+    grouped, loop = (statistics.median(p[i] for p in pairs) for i in range(2))
+    return grouped, loop, statistics.median(b / a for a, b in pairs)
+
+
+def latents(ops: Ops, seconds: float) -> Iterator[str]:
+    """Attention of DeepSeek-V2-Lite (16 heads) and V3 (128 heads) over bf16 latents."""
+    for heads in (16, 128):
+        for name, rows in (("decode 1 x 4096", ((1, 4096),)), ("decode 16 x 1024", ((1, 1024),) * 16),
+                           ("prefill 512", ((512, 512),))):  # fmt: skip
+            layout = LatentLayout(16, 1, 64, torch.bfloat16, rank=512)
+            case = latent_case(torch.Generator().manual_seed(0), layout, heads, 192, rows)
+            times = [timed(ops, lambda case=case: ops.latent_attention(**case)) for _ in range(3)]  # type: ignore[misc]
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                times.append(timed(ops, lambda case=case: ops.latent_attention(**case)))  # type: ignore[misc]
+            seen = sum(new * (context - new) + new * (new + 1) / 2 for new, context in rows)
+            took = statistics.median(times)
+            work, size = 2 * heads * seen * (512 + 64 + 512), sum(c for _, c in rows) * layout.bytes_per_token
+            yield (f"{heads:4d} heads, {name:16s} {took * 1e6:10.0f} us {work / took / 1e9:8.0f} GFLOP/s "
+                   f"{size / took / 1e9:7.1f} GB/s")  # fmt: skip
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--threads", type=int, default=0, help="threads (0: all cores)")
+    parser.add_argument("--isa", default="auto", help="instruction-set unit")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time per measurement")
+    parser.add_argument("--kinds", nargs="*", default=["int4", "int8", "bf16"], help="weight kinds")
+    parser.add_argument("--experts", type=int, default=128, help="experts of the layer (128 of bf16 take 1.2 GB twice)")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    ops = select(DeviceConfig(device="cpu", threads=options.threads, isa=options.isa))
+    for kind in options.kinds:
+        layer = Layer(ops, kind, options.experts)
+        for rows in ROWS:
+            grouped, loop, ratio = compare(ops, layer, rows, options.seconds)
+            used = layer.expert_bytes * options.experts * (1 - (1 - TOP_K / options.experts) ** rows)
+            print(f"{kind:5s} rows {rows:4d}: grouped {grouped * 1e6:9.0f} us ({used / grouped / 1e9:5.1f} GB/s), "
+                  f"loop {loop * 1e6:9.0f} us, ratio {ratio:.2f}")  # fmt: skip
+        del layer
+    for line in latents(ops, options.seconds):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
