@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=["int4", "int8", "bf16"], help="weight kinds")
     parser.add_argument("--experts", type=int, default=128, help="experts of the layer (128 of bf16 take 1.2 GB twice)")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads or torch.get_num_threads())
+    torch.set_num_threads(1)  # its pool would spin against the native one
     ops = select(DeviceConfig(device="cpu", threads=options.threads, isa=options.isa))
     for kind in options.kinds:
         layer = Layer(ops, kind, options.experts)
