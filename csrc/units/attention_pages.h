@@ -77,7 +77,20 @@ void copy_key_tile(const AttentionCall& c, const AttentionBuffers& b, const Page
 // asks for those of the next tile.
 void copy_value_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
     const CacheShape& s = c.cache;
-    const int64_t pair = s.pair(), bytes = s.vpair() * s.d * s.wide();
+    const int64_t pair = s.pair(), bytes = s.vpair() * s.d * s.wide(), step = s.block_size < kTile ? s.block_size : kTile;
+    if (s.narrow() && s.vpair() == pair && s.d == c.padded) {  // a block's values lie as they are wanted
+        for (int64_t i = 0; i < kTile / pair; ++i) tile.values[i] = b.values + i * c.padded * 4;
+        for (int64_t t = 0; t < kTile; t += step) {
+            const int64_t at = pages.at(start + t), next = pages.at(start + t + kTile);
+            char* copy = b.values + t / pair * c.padded * 4;
+            if (at < 0) {
+                std::memset(copy, 0, static_cast<size_t>(step / pair * c.padded * 4));
+            } else {
+                widen(s, copy, c.values + at, c.values + (next < 0 ? at : next), step * s.d);
+            }
+        }
+        return;
+    }
     for (int64_t i = 0; i < kTile / pair; ++i) {
         char* copy = b.values + i * c.padded * 4;
         tile.values[i] = copy;
