@@ -146,3 +146,18 @@ def test_without_the_extension_auto_warns_and_cpu_is_refused(monkeypatch: pytest
     assert ops.name == "reference" and set(ops.chosen.values()) == {"reference"}
     with pytest.raises(ConfigError, match="not built"):
         select(DeviceConfig(device="cpu"))
+
+
+def test_layers_take_turns_in_the_arena() -> None:
+    arena = Arena(Native("portable", 1))
+    kept = arena.empty(8, 8).fill_(1)
+    rows: list[torch.Tensor] = []
+    for layer in range(6):
+        arena.next_layer()
+        rows.append(arena.empty(100, 1000).fill_(layer))
+        arena.empty(600, 1000)  # outgrows the area: what was handed out stays valid
+        assert float(rows[-1].amin()) == layer == float(rows[-1].amax())
+        if layer:
+            assert float(rows[-2].amin()) == layer - 1 == float(rows[-2].amax())
+    assert float(kept.amin()) == 1 and sum(b.numel() for b in arena.buffers) < 40 * HUGE
+    assert rows[-1].data_ptr() == rows[-3].data_ptr()

@@ -44,6 +44,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int = 32
     max_model_len: int = 0
     load_format: str = "auto"
+    cache_packed: str = "off"
     seed: int = 0
     chat_template: str | None = None
     generation_config: str = "auto"
@@ -143,6 +144,11 @@ def flat_config(**options: object) -> EngineConfig:
     return config
 
 
+def cpu_set() -> set[int]:
+    """CPUs this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def cpu_count() -> int:
-    """Cores this process may run on (cgroup-pinned affinity counts, hyper-threads are not told apart)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many they are (hyper-threads are not told apart; `quire.core.machine` does)."""
+    return len(cpu_set())

@@ -55,6 +55,7 @@ class Engine:
             max_model_len=self.max_model_len,
             capture=not config.device.enforce_eager,
         )
+        self.runner.warm_up()
         self.load_seconds = time.monotonic() - started
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.step_tokens, self.step_seconds = 0, 0.0

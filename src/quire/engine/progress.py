@@ -6,7 +6,16 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 
 
 def _console() -> Console:
@@ -17,7 +26,10 @@ def _console() -> Console:
 def loading_bar(show: bool = True) -> Iterator[Callable[[int, int, str], None]]:
     """A callback (done bytes, total bytes, what) that draws how far a model is loaded."""
     console = _console()
-    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), DownloadColumn(),
+        TransferSpeedColumn(), TimeElapsedColumn(),
+    )  # fmt: skip
     with Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal)) as bar:
         task = bar.add_task("model", total=None)
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

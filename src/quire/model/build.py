@@ -25,6 +25,7 @@ from quire.model.load import Loader, Progress
 from quire.model.lora import Adapters, parse_modules
 from quire.model.memory import kv_bytes_per_token
 from quire.model.opened import Opened
+from quire.model.packed_cache import packed_cache
 from quire.model.rewrite import Rewritten
 from quire.model.roles import DISK_ROLES
 from quire.model.rope import shared_tables
@@ -206,8 +207,13 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     layout = kv_layout(config.cache, spec, dtype)
     adapters = load_room(config, opened)
     loader = Loader(opened, ops, dtype, target, options.group_size, progress, adapters)
+    loader.cache = cache = packed_cache(options, opened, ops, dtype, target)
+    if cache is not None:
+        cache.load(progress or (lambda done, total, what: None))
     ropes = shared_tables(spec.rope, length)
     decoder = loader.decoder(ropes)
+    if cache is not None:
+        cache.save()
     loader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     if adapters is not None:
         loader.count("adapters", "f32", adapters.nbytes)

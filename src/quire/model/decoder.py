@@ -115,8 +115,10 @@ class Decoder:
         x = ops.embedding(batch.tokens, self.embed)
         for step in self.embed_steps:
             x = step(ops, x, batch)
+        ops.next_layer()
         delta = self.block(ops, first, x, first.attn_norm(ops, x), view, cache)
         for layer, cache, view in zip(rest, others, later, strict=True):
+            ops.next_layer()
             h = layer.attn_norm.add(ops, x, delta)
             delta = self.block(ops, layer, x, h, view, cache)
         logits = self.head(ops, self.final_norm(ops, ops.take_rows(x, delta, batch.logit_rows)))

@@ -24,6 +24,7 @@ from quire.model.lora import ADAPTED, Adapters
 from quire.model.mla import load_latent
 from quire.model.moe import load_moe
 from quire.model.opened import Opened
+from quire.model.packed_cache import PackedCache, find
 from quire.model.parts import (
     Clip,
     FusedGatedMlp,
@@ -81,6 +82,7 @@ class Loader:
         self.target = target
         self.group = group
         self.adapters = adapters
+        self.cache: PackedCache | None = None
         self.report: dict[str, tuple[str, int]] = {}
         self._progress = progress or (lambda done, total, what: None)
         self._done = 0
@@ -242,13 +244,19 @@ class Loader:
 
     def linear(self, roles: tuple[str, ...], layer: int | None, rows: Tensor | None = None) -> Linear:
         """The matrices of `roles` quantized, fused by rows, put in the order `rows` and packed, with their biases."""
-        weight, bias = self.matrix(roles, layer)
-        if rows is not None:
-            weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-        packed = weight.pack(self.ops)
+        kept = find(self.cache, self.opened.spec, roles, layer, rows)
+        if kept is not None:
+            packed, bias, label = kept.packed, kept.bias, kept.label
+        else:
+            weight, bias = self.matrix(roles, layer)
+            if rows is not None:
+                weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
+            packed, label = weight.pack(self.ops), weight.label
+            if self.cache is not None:
+                self.cache.put(f"{layer}.{'+'.join(roles)}", packed, bias)
         if bias is not None:
             self.count("biases", "f32", bias.nbytes)
-        self.count("head" if roles == ("embed",) else "+".join(roles), weight.label, packed.nbytes)
+        self.count("head" if roles == ("embed",) else "+".join(roles), label, packed.nbytes)
         if self.adapters is None or layer is None or rows is not None or not ADAPTED.issuperset(roles):
             return Linear(packed, bias)
         return Linear(packed, bias, self.adapters.make_room(roles, layer))

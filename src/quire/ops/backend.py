@@ -58,7 +58,7 @@ class Replay(Generic[T]):
             native.recording = None
             self._keep = (self._cpu.held, self._cpu.arena.buffers)
             self._cpu.held = []
-        self._used = self._cpu.arena.used
+        self._used = self._cpu.arena.mark()
 
     def run(self) -> T:
         """Repeat the step; returns `output`, which holds the new values."""
@@ -66,14 +66,15 @@ class Replay(Generic[T]):
             self.output = self._fn()
             return self.output
         self._program.run()
-        self._cpu.arena.used = max(self._cpu.arena.used, self._used)
+        self._cpu.arena.resume(self._used)
         return self.output
 
 
 class Ops:
     """One callable attribute per op, with the reference's arguments; `chosen` maps op -> implementation.
 
-    Outputs of the cpu backend live in an arena: they are valid until the next `begin_step`.
+    Outputs of the cpu backend live in an arena: they are valid until the next `begin_step`, those of a layer until the
+    second `next_layer` after them.
     """
 
     def __init__(self, name: str, cpu: Cpu | None, overrides: tuple[str, ...]) -> None:
@@ -124,6 +125,11 @@ class Ops:
         """Take back the memory of all outputs."""
         if self.cpu is not None:
             self.cpu.arena.begin()
+
+    def next_layer(self) -> None:
+        """Outputs of the layer before the one that ends here are taken back; those made before the first layer stay."""
+        if self.cpu is not None:
+            self.cpu.arena.next_layer()
 
     def capture(self, fn: Callable[[], T]) -> Replay[T]:
         """Run `fn` once and record its native calls; valid while its tensors keep their shapes and addresses."""

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from quire.core.errors import ConfigError
+from quire.core.machine import cores
 
 UNITS = ("amx", "avx512", "avx2", "portable")
 
@@ -56,7 +57,7 @@ class Native:
             raise ConfigError(f"--isa {isa}: this machine or build has only {', '.join(available)}", param="isa")
         self.isa = available[0] if isa == "auto" else isa
         self.ids: dict[str, int] = self.module.ops(self.isa)
-        self.module.set_threads(threads)
+        self.module.set_threads(threads or cores().threads)
         self.threads: int = self.module.threads()
         self.recording: Any = None
 

@@ -55,6 +55,34 @@ def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False) -> Packed:
     )
 
 
+def is_plain(packed: Packed) -> bool:
+    """Whether `assemble` can put the matrix together again: no minimums, table or order, activations of 8 bits."""
+    return packed.kind != "table4" and not packed.shared and (not packed.group or packed.handle[4:] in PLAIN_ENDS)
+
+
+PLAIN_ENDS = ((0, 0, 0, 1), (0, 0, 1, 1))
+"""What ends the handle of a plain matrix: no minimums, no order, scales f16 or f32, activations of 8 bits."""
+
+
+def buffer_sizes(kind: str, n: int, k: int, group: int, wide: bool, zeros: bool) -> tuple[int, int, int]:
+    """Bytes of codes, scales (f32 when `wide`, else f16) and zeros of a plain packed matrix [n, k]; 0 for none."""
+    together, padded = TOGETHER[kind], -(-n // LANES) * LANES
+    codes = padded * (-(-k // together) * together) * BITS[kind] // 8
+    groups = padded * (k // group) if group else 0
+    return codes, groups * (4 if wide else 2), groups if zeros else 0
+
+
+def assemble(
+    kind: str, n: int, k: int, group: int, wide: bool, data: Tensor, scales: Tensor | None, zeros: Tensor | None
+) -> Packed:
+    """The plain packed matrix [n, k] from buffers (uint8) of `buffer_sizes` bytes that are filled already."""
+    buffers = tuple(b for b in (data, scales, zeros) if b is not None)
+    handle: tuple[str | int, ...] = (f"linear_{kind}", data.data_ptr())
+    if scales is not None:
+        handle += (scales.data_ptr(), 0 if zeros is None else zeros.data_ptr(), *PLAIN_ENDS[wide])
+    return Packed(kind, n, k, group, sum(b.numel() for b in buffers), buffers, handle)
+
+
 def _pack_codes(cpu: Cpu, weight: Weight, data: Tensor, codes: Tensor) -> None:
     n, k = weight.shape
     if BITS[weight.kind] == 4:

@@ -1,0 +1,60 @@
+"""How many threads are worth starting: cores that this process may use, hyper-threads and quotas taken into account."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.core.config import cpu_set
+
+CPUS = Path("/sys/devices/system/cpu")
+GROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Cores:
+    """`logical`: CPUs of the affinity mask; `physical`: cores they belong to; `quota`: CPUs' worth of time, or None."""
+
+    logical: int
+    physical: int
+    quota: float | None
+
+    @property
+    def threads(self) -> int:
+        """Threads for the kernels: one per physical core, not more than the quota pays for.
+
+        Two hyper-threads share the vector units and the way to memory that one kernel thread fills; more threads than
+        quota would all be stopped in the middle of a step.
+        """
+        return self.physical if self.quota is None else max(1, min(self.physical, math.floor(self.quota + 0.25)))
+
+    def __str__(self) -> str:
+        quota = "no quota" if self.quota is None else f"a quota of {self.quota:g} CPUs"
+        return f"{self.physical} cores with {self.logical} CPUs in the affinity mask, {quota}"
+
+
+def cores(cpus: Path = CPUS, group: Path = GROUP) -> Cores:
+    """Those of this process now."""
+    mine = cpu_set()
+    siblings = {_siblings(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list", cpu) for cpu in mine}
+    return Cores(len(mine), len(siblings), _quota(group))
+
+
+def _siblings(path: Path, cpu: int) -> str:
+    """What names the core of a CPU; the CPU itself where the system does not tell."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _quota(group: Path) -> float | None:
+    """CPUs' worth of time of the control group (version 2 or 1), or None."""
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((group / file).read_text() for file in files).split()
+            return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):
+            continue
+    return None

@@ -1,0 +1,202 @@
+"""Keeps a model's packed matrices on disk, so that the next start neither converts nor quantizes (`--cache-packed`).
+
+The file is never trusted: it must come from the same model files, options and code, its checksums must be right, and
+each matrix must have the shape that the model's config asks for. Otherwise the weights are made anew and the file is
+replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import quire
+from quire.core.config import ModelConfig
+from quire.core.errors import ConfigError
+from quire.model.opened import Opened
+from quire.model.packed_file import Damaged, Entry, Progress, read_data, read_index, write
+from quire.model.roles import DISK_ROLES
+from quire.model.spec import ModelSpec
+from quire.ops.arena import huge_bytes
+from quire.ops.backend import Ops
+from quire.ops.cpu import Cpu
+from quire.ops.pack import BITS, GROUPS, assemble, buffer_sizes, is_plain, pack
+from quire.ops.weights import Packed, Weight
+from quire.quant.base import Quantizer
+
+log = logging.getLogger(__name__)
+HEADER_BYTES = 1 << 16
+FOLDER = ".quire"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A packed matrix and its bias [n] f32."""
+
+    packed: Packed
+    bias: Tensor | None
+
+    @property
+    def label(self) -> str:
+        """Kind and group for reports."""
+        return f"{self.packed.kind} g{self.packed.group}" if self.packed.group else self.packed.kind
+
+
+class PackedCache:
+    """The packed matrices of one model under one set of options, by name; `load` fills it, or else the loader does."""
+
+    def __init__(self, path: Path, source: str, cpu: Cpu) -> None:
+        self.path = path
+        self._source = source
+        self._cpu = cpu
+        self._kept: dict[str, Kept] = {}
+        self._changed = False
+
+    def load(self, progress: Progress) -> None:
+        """Read the file when there is one that can be used; otherwise say why not and hold nothing."""
+        try:
+            index, offset = read_index(self.path)
+            if index.source != self._source:
+                log.info("%s belongs to other weights, options or another version; making it anew", self.path)
+                return
+            data = huge_bytes(self._cpu.native, max(1, index.size))[: index.size]
+            read_data(self.path, offset, index, data, progress)
+            self._kept = {name: self._restore(entry, data) for name, entry in index.entries.items()}
+        except FileNotFoundError:
+            return
+        except (Damaged, OSError) as error:
+            log.warning("packed weights in %s cannot be used: %s; making them anew", self.path, error)
+
+    def get(self, name: str, n: int, k: int) -> Kept | None:
+        """The matrix `name`, when it is there with the shape [n, k] that the model asks for."""
+        kept = self._kept.get(name)
+        if kept is None or (kept.packed.n, kept.packed.k) == (n, k):
+            return kept
+        log.warning("%s: %s has another shape than [%d, %d]; making it anew", self.path, name, n, k)
+        return None
+
+    def put(self, name: str, packed: Packed, bias: Tensor | None) -> None:
+        """Take a matrix that was made just now; formats with minimums, tables or orders are made at every start."""
+        if is_plain(packed):
+            self._kept[name] = Kept(packed, bias)
+            self._changed = True
+
+    def save(self) -> None:
+        """Write the file if something is new. A failure (no space, no permission) is said and does not stop serving."""
+        if not self._changed:
+            return
+        try:
+            write(self.path, self._source, {name: _described(kept) for name, kept in self._kept.items()})
+        except OSError as error:
+            size = sum(kept.packed.nbytes for kept in self._kept.values())
+            log.warning(
+                "packed weights were not kept: %s: %s; serving goes on. Free %s bytes there or choose another folder "
+                "with --cache-packed",
+                self.path,
+                error.strerror or error,
+                f"{size:,}",
+            )
+        else:
+            log.info("packed weights are kept in %s", self.path)
+
+    def _restore(self, entry: Entry, data: Tensor) -> Kept:
+        """The matrix of `entry` as views of `data`."""
+        grouped = entry.kind in ("int8", "int4")
+        if entry.kind not in BITS or min(entry.n, entry.k) < 1 or grouped != (entry.group in GROUPS):
+            raise Damaged(f"there is a matrix of kind {entry.kind}, shape [{entry.n}, {entry.k}], group {entry.group}")
+        sizes = buffer_sizes(entry.kind, entry.n, entry.k, entry.group, entry.wide, entry.sizes[2] > 0)
+        if sizes != entry.sizes[:3] or entry.sizes[3] not in (0, 4 * entry.n):
+            raise Damaged(f"a {entry.kind} matrix of shape [{entry.n}, {entry.k}] has buffers of {entry.sizes} bytes")
+        codes, scales, zeros, bias = (
+            data[a : a + s] if s else None for a, s in zip(entry.at, entry.sizes, strict=True)
+        )
+        assert codes is not None
+        packed = assemble(entry.kind, entry.n, entry.k, entry.group, entry.wide, codes, scales, zeros)
+        return Kept(packed, None if bias is None else bias.view(torch.float32))
+
+
+def _described(kept: Kept) -> tuple[Entry, list[Tensor | None]]:
+    packed = kept.packed
+    buffers = [*packed.buffers, *[None] * (3 - len(packed.buffers)), kept.bias]
+    sizes = [0 if b is None else b.numel() * b.element_size() for b in buffers]
+    entry = Entry(
+        kind=packed.kind, n=packed.n, k=packed.k, group=packed.group,
+        wide=bool(packed.group and packed.handle[-2]), at=(0, 0, 0, 0),
+        sizes=(sizes[0], sizes[1], sizes[2], sizes[3]),
+    )  # fmt: skip
+    return entry, buffers
+
+
+def find(
+    cache: PackedCache | None, spec: ModelSpec, roles: tuple[str, ...], layer: int | None, rows: Tensor | None
+) -> Kept | None:
+    """The matrix of `roles` (the rows `rows` of it) as an earlier start packed it, or None."""
+    if cache is None:
+        return None
+    shapes = [DISK_ROLES[role].shape(spec) for role in roles]
+    n = sum(shape[0] for shape in shapes) if rows is None else len(rows)
+    return cache.get(f"{layer}.{'+'.join(roles)}", n, shapes[0][1])
+
+
+def packed_cache(
+    options: ModelConfig, opened: Opened, ops: Ops, dtype: torch.dtype, target: Quantizer | None
+) -> PackedCache | None:
+    """The cache that `--cache-packed` asks for, or None. `ConfigError` when there is nothing it could keep."""
+    if options.cache_packed == "off":
+        return None
+    if ops.cpu is None or ops.chosen["linear"] != "cpu":
+        raise ConfigError(
+            "--cache-packed keeps weights in the layout of the native kernels, but linear runs on the torch reference; "
+            "leave one of the two options out",
+            param="cache_packed",
+        )
+    if options.load_format == "dummy":
+        raise ConfigError("--cache-packed: made-up weights (--load-format dummy) are not kept", param="cache_packed")
+    name = f"packed-{options.quantization or 'none'}-g{options.group_size}-{str(dtype).removeprefix('torch.')}"
+    files = sorted({info.file for info in opened.source.infos.values()})
+    base = opened.folder.parent if opened.folder.is_file() else opened.folder
+    paths = [base / file for file in files]
+    folder = _folder(options.cache_packed, base)
+    name += f"-{hashlib.blake2b(str(paths[0].resolve()).encode(), digest_size=6).hexdigest()}.safetensors"
+    facts = [quire.__version__, name, target.name if target else "", repr(opened.spec), _layout(ops.cpu, target)]
+    return PackedCache(folder / name, _fingerprint(facts, paths), ops.cpu)
+
+
+def _folder(choice: str, base: Path) -> Path:
+    """`choice` itself; "auto": beside the model, or among the user's caches where that cannot be written."""
+    if choice != "auto":
+        return Path(choice).expanduser()
+    return base / FOLDER if os.access(base, os.W_OK) else Path.home() / ".cache" / "quire" / "packed"
+
+
+def _fingerprint(facts: list[str], paths: list[Path]) -> str:
+    """A digest of `facts` and of each file's name, size, time of change and first bytes (its header)."""
+    found = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
+    for path in paths:
+        status = path.stat()
+        with path.open("rb") as file:
+            start = hashlib.blake2b(file.read(HEADER_BYTES), digest_size=16).hexdigest()
+        found.update(json.dumps([path.name, status.st_size, status.st_mtime_ns, start]).encode())
+    return found.hexdigest()
+
+
+def _layout(cpu: Cpu, target: Quantizer | None) -> str:
+    """A digest of small matrices as packed and quantized now: a layout or a rounding that changed is another source."""
+    found = hashlib.blake2b(digest_size=16)
+    numbers = torch.arange(24 * 256, dtype=torch.float32).view(24, 256).sin()
+    codes = (numbers * 7).round().to(torch.int8)
+    scales, zeros = numbers[:, :8].half(), codes[:, :8].contiguous()
+    samples = [Weight("f32", numbers), Weight("bf16", numbers.bfloat16()), Weight("int8", codes, scales, None, 32),
+               Weight("int4", codes, scales.float(), zeros, 32)]  # fmt: skip
+    samples += [q.quantize(numbers, 32).weight for q in ((target, target.head) if target else ())]
+    for weight in samples:
+        for buffer in pack(cpu, weight).buffers:
+            found.update(buffer.numpy().data)
+    return found.hexdigest()

@@ -1,0 +1,59 @@
+"""Threads by default, and what an engine costs while it has nothing to do."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from quire.core.config import flat_config
+from quire.core.machine import Cores, cores
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.engine.local import LocalEngine
+from quire.ops.native import load_native
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"), [("max 100000", None), ("150000 100000", 1.5), ("50000 100000", 0.5), ("nonsense", None)]
+)
+def test_quota_is_read_from_the_control_group(text: str, quota: float | None, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert cores(group=tmp_path).quota == quota
+
+
+def test_old_control_groups_and_none_at_all(tmp_path: Path) -> None:
+    assert cores(group=tmp_path).quota is None
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
+    assert cores(group=tmp_path).quota is None
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("300000")
+    assert cores(group=tmp_path).quota == 3.0
+
+
+def test_siblings_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.core.machine.cpu_set", lambda: {0, 1, 2, 5})
+    for cpu, siblings in ((0, "0,4"), (1, "1,5"), (5, "1,5")):
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(siblings + "\n")
+    assert cores(cpus=tmp_path, group=tmp_path) == Cores(logical=4, physical=3, quota=None)
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(None, 8), (0.5, 1), (1.9, 2), (2.5, 2), (64.0, 8)])
+def test_threads_stay_within_cores_and_quota(quota: float | None, threads: int) -> None:
+    assert Cores(16, 8, quota).threads == threads
+
+
+@pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
+def test_an_idle_engine_takes_no_processor_time() -> None:
+    """The pool's threads spin for microseconds after a step and then sleep."""
+    engine = LocalEngine(flat_config(max_model_len=64, threads=4))
+    engine.submit(Request(id="a", prompt=(5, 6, 7), params=SamplingParams(max_tokens=4), seed=0, arrival=0.0))
+    while engine.poll(0.0) is not None:
+        pass
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1

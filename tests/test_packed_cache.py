@@ -1,0 +1,203 @@
+"""The packed cache: a second start reads what the first one packed; anything wrong with the file makes a new one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from oracle import write
+from quire.core.config import DeviceConfig, flat_config
+from quire.core.errors import ConfigError
+from quire.model import packed_file
+from quire.model.build import Model, load_model
+from quire.model.load import Loader
+from quire.ops.backend import select
+from quire.ops.native import load_native
+from quire.ops.pack import DTYPES, assemble, buffer_sizes, is_plain, pack
+from quire.ops.weights import Weight
+from test_model import Paged, prompt
+
+pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
+
+
+def load(folder: Path, **options: Any) -> Model:
+    config = flat_config(**({"model": str(folder), "cache_packed": "auto", "quantization": "int4"} | options))
+    return load_model(config, select(config.device))
+
+
+def logits(model: Model) -> torch.Tensor:
+    return Paged(model, [prompt(19, 1)]).run([[19]])[0].clone()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path, "llama", attention_bias=True)
+    return tmp_path
+
+
+def file_of(folder: Path) -> Path:
+    (path,) = (folder / ".quire").glob("packed-*.safetensors")
+    return path
+
+
+def made_anew(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The matrices that the loader packs from now on."""
+    made: list[object] = []
+    make = Loader.matrix
+
+    def counted(self: Loader, *which: Any) -> Any:
+        made.append(which)
+        return make(self, *which)
+
+    monkeypatch.setattr(Loader, "matrix", counted)
+    return made
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"quantization": None, "dtype": "bfloat16"}])
+def test_second_start_packs_nothing_and_gives_the_same_bits(
+    folder: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load(folder, **options)
+    made = made_anew(monkeypatch)
+    second = load(folder, **options)
+    assert not made
+    assert torch.equal(logits(first), logits(second))
+    assert first.report == second.report
+    assert torch.equal(logits(first), logits(load(folder, **options | {"cache_packed": "off"})))
+    with safe_open(file_of(folder), framework="pt") as opened:  # other tools can read it
+        assert "0.q+k+v.codes" in opened.keys()  # noqa: SIM118
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("with_zeros", [False, True])
+def test_assembling_is_the_inverse_of_packing(kind: str, wide: bool, with_zeros: bool) -> None:
+    cpu = select(DeviceConfig(device="cpu")).cpu
+    assert cpu is not None
+    codes = torch.ones((40, 64), dtype=DTYPES[kind])
+    scales = torch.ones((40, 2), dtype=torch.float32 if wide else torch.float16)
+    zeros = torch.ones((40, 2), dtype=torch.int8) if with_zeros else None
+    weight = Weight(kind, codes, scales, zeros, 32) if kind in ("int8", "int4") else Weight(kind, codes)
+    made = pack(cpu, weight)
+    assert is_plain(made)
+    buffers = [*made.buffers, None, None][:3]
+    assert buffers[0] is not None
+    again = assemble(kind, 40, 64, weight.group, wide and bool(weight.group), buffers[0], *buffers[1:])
+    assert again == made
+    sizes = buffer_sizes(kind, 40, 64, weight.group, wide, weight.zeros is not None)
+    assert sizes == tuple(0 if b is None else b.numel() for b in buffers)
+
+
+def damage_bit(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    path.write_bytes(raw)
+
+
+def damage_cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def damage_header(path: Path) -> None:
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+
+
+def damage_empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def damage_shape(path: Path) -> None:
+    """A well-formed file whose index describes other matrices."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    index = json.loads(header["__metadata__"]["quire"])
+    for entry in index["entries"].values():
+        entry["n"] += 64
+    header["__metadata__"]["quire"] = json.dumps(index)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+
+
+@pytest.mark.parametrize("damage", [damage_bit, damage_cut, damage_header, damage_empty, damage_shape])
+def test_a_damaged_file_is_noticed_and_replaced(
+    folder: Path, damage: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = logits(load(folder))
+    damage(file_of(folder))
+    made = made_anew(monkeypatch)
+    assert torch.equal(logits(load(folder)), want)
+    assert len(made) == 13 and "making them anew" in caplog.text
+    made.clear()
+    load(folder)
+    assert not made
+
+
+def test_other_weights_or_options_are_not_taken_for_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(folder)
+    made = made_anew(monkeypatch)
+    weights = folder / "model.safetensors"
+    stamp = weights.stat()
+    os.utime(weights, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
+    load(folder)
+    assert len(made) == 13
+    made.clear()
+    load(folder, dtype="bfloat16")
+    assert len(made) == 13
+    made.clear()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    load(folder)
+    assert len(made) == 13
+
+
+def test_a_changed_layout_is_another_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(folder)
+    made = made_anew(monkeypatch)
+    monkeypatch.setattr("quire.model.packed_cache._layout", lambda *_: "another")
+    load(folder)
+    assert len(made) == 13
+
+
+def test_a_full_disk_is_said_and_serving_goes_on(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(packed_file.os, "fsync", full)
+    load(folder)
+    assert "No space left on device" in caplog.text and "serving goes on" in caplog.text
+    assert list((folder / ".quire").iterdir()) == []
+
+
+def test_writers_at_once_leave_one_whole_file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(packed_file.write, folder / "x", "s", {}) for _ in range(16)]
+        for each in found:
+            each.result()
+    assert packed_file.read_index(folder / "x")[0].source == "s"
+    assert not list(folder.glob(".x.*"))
+
+
+def test_a_chosen_folder_is_used_and_nonsense_is_refused(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    other = tmp_path_factory.mktemp("cache")
+    load(folder, cache_packed=str(other))
+    assert len(list(other.glob("packed-int4-*.safetensors"))) == 1 and str(other) in caplog.text
+    assert not (folder / ".quire").exists()
+    for options in ({"load_format": "dummy"}, {"device": "reference"}):
+        with pytest.raises(ConfigError, match="--cache-packed"):
+            load(folder, **options)
