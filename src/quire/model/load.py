@@ -76,11 +76,8 @@ class Loader:
         progress: Progress | None,
         adapters: Adapters | None = None,
     ) -> None:
-        self.opened = opened
-        self.ops = ops
-        self.dtype = dtype
-        self.target = target
-        self.group = group
+        self.opened, self.ops, self.dtype = opened, ops, dtype
+        self.target, self.group = target, group
         self.adapters = adapters
         self.cache: PackedCache | None = None
         self.report: dict[str, tuple[str, int]] = {}
