@@ -38,6 +38,11 @@ class Format:
     config: dict[str, Any]
     dtype: torch.dtype = F16
 
+    @property
+    def becomes(self) -> str:
+        """The kernels' format; no recipe here rounds activations, so they keep 16 bits."""
+        return f"int{self.bits} g{128 if self.group == -1 else self.group} a16"
+
     def convert(self, w: Tensor) -> tuple[foreign.Parts, Tensor]:
         codes = foreign.quantize(w, self.bits, self.group, self.symmetric, self.dtype)
         return self.pack(*codes), foreign.dequantize(*codes)
@@ -104,7 +109,7 @@ def test_the_numbers_are_those_that_were_stored(form: Format) -> None:
     assert scheme.shape({s: tuple(t.shape) for s, t in parts.items()}) == (48, 256)
     weight = scheme.load(parts, torch.float32)
     assert torch.equal(weight.dequantize(), values)
-    assert weight.label == f"int{form.bits} g{128 if form.group == -1 else form.group}"
+    assert weight.label == form.becomes
     assert (weight.weight.zeros is None) == form.symmetric, "symmetric weights must take the faster kernels"
 
 
@@ -122,38 +127,44 @@ def round_inputs(oracle: torch.nn.Module, group: int, dense: str) -> None:
 
 
 @every_format
-def test_logits_near_those_of_the_dequantized_model(form: Format, tmp_path: Path) -> None:
-    """Weights are equal, so what is left is the kernels' rounding of activations to int8: 0.7 % per linear layer.
-
-    With the same rounding in transformers' model the difference is that of float32 sums in another order: 5e-7, but for
-    the one sequence in some that holds an activation on the border between two codes, one step of 127 apart (2e-2).
-    """
+def test_logits_are_those_of_the_dequantized_model(form: Format, tmp_path: Path) -> None:
+    """Weights are equal and activations keep 16 bits: what is left is their rounding, 4e-5 per linear layer."""
     down = "model.layers.1.mlp.down_proj"
     oracle = foreign.replace_linears(tmp_path, form.config, form.convert, dense=(f"{down}.weight",))
     texts = [prompt(4, seed) for seed in range(9)]
-    exact = [logits(oracle, tokens) for tokens in texts]
-    round_inputs(oracle, 128 if form.group == -1 else form.group, down)
-    want = [logits(oracle, tokens) for tokens in texts]
     for name in BACKENDS:
         model = load(tmp_path, name)
         got = Paged(model, texts).run([[4] * 9])
+        assert max(relative_error(g, logits(oracle, t)) for g, t in zip(got, texts, strict=True)) < 2e-4
+        assert model.report["q+k+v"][0] == form.becomes
+        assert model.report["head"][0] == model.report["down"][0] == "f32", "matrices left dense are loaded dense"
+
+
+@pytest.mark.parametrize("form", [FORMATS[2], FORMATS[4], FORMATS[12]], ids=lambda f: f.label)
+def test_activations_of_eight_bits_on_request(form: Format, tmp_path: Path) -> None:
+    """With the same rounding in transformers' model the difference is that of float32 sums in another order: 5e-7.
+
+    The wider bound: in one or two sequences an activation lies so near the border of two codes that it moves over it.
+    """
+    oracle = foreign.replace_linears(tmp_path, form.config, form.convert)
+    texts = [prompt(4, seed) for seed in range(9)]
+    exact = [logits(oracle, tokens) for tokens in texts]
+    round_inputs(oracle, form.group, "")
+    want = [logits(oracle, tokens) for tokens in texts]
+    for name in BACKENDS:
+        got = Paged(load(tmp_path, name, activations="int8"), texts).run([[4] * 9])
         errors = sorted(relative_error(g, w) for g, w in zip(got, want, strict=True))
         assert errors[6] < 5e-6 and errors[-1] < 0.05
         assert 1e-3 < max(relative_error(g, e) for g, e in zip(got, exact, strict=True)) < 0.1
-        assert model.report["q+k+v"][0] == f"int{form.bits} g{128 if form.group == -1 else form.group}"
-        assert model.report["head"][0] == model.report["down"][0] == "f32", "matrices left dense are loaded dense"
-    assert model.dtype == "float32"
 
 
 @pytest.mark.parametrize("form", [FORMATS[1], FORMATS[8], FORMATS[10]], ids=lambda f: f.label)
 def test_matrices_that_are_fused_on_disk(form: Format, tmp_path: Path) -> None:
     """Phi-3 keeps q, k, v and gate, up as one matrix each: rows are taken out of codes, scales and zeros."""
     oracle = foreign.replace_linears(tmp_path, form.config, form.convert, family="phi3")
-    round_inputs(oracle, form.group, "")
     texts = [prompt(4, seed) for seed in range(9)]
     got = Paged(load(tmp_path, BACKENDS[-1]), texts).run([[4] * 9])
-    errors = sorted(relative_error(g, logits(oracle, t)) for g, t in zip(got, texts, strict=True))
-    assert errors[6] < 5e-6 and errors[-1] < 0.05
+    assert max(relative_error(g, logits(oracle, t)) for g, t in zip(got, texts, strict=True)) < 2e-4
 
 
 def test_a_zero_of_zero_survives_the_first_gptq_format() -> None:
@@ -192,12 +203,10 @@ def test_groups_of_other_sizes_are_cut_into_those_of_the_kernels() -> None:
     scales, zeros = torch.rand(3, 2).half(), torch.randint(-8, 8, (3, 2), dtype=torch.int8)
     weight = grouped(4, codes, scales, zeros, 256)
     assert weight.weight.group == 64
-    full = (codes - zeros.repeat_interleave(256, 1)[:, :448]).float() * scales.float().repeat_interleave(256, 1)[
-        :, :448
-    ]
-    assert torch.equal(weight.dequantize(), full)
-    for group in (16, 48):
-        with pytest.raises(ModelError, match="not cut by 32"):
+    zero, scale = (t.float().repeat_interleave(256, 1)[:, :448] for t in (zeros, scales))
+    assert torch.equal(weight.dequantize(), (codes - zero) * scale)
+    for group in (8, 24):
+        with pytest.raises(ModelError, match="not cut by 16"):
             grouped(4, codes[:, :96], torch.rand(3, 96 // group).half(), None, group)
     with pytest.raises(ModelError, match="nan or inf"):
         grouped(4, codes, scales * torch.inf, None, 256)
@@ -284,7 +293,8 @@ def test_what_describe_says(tmp_path: Path) -> None:
 
 COMPRESSED = FORMATS[9].config
 REFUSED = [
-    ({"quant_method": "bitsandbytes"}, "quant_method: 'bitsandbytes' cannot be read; known: gptq, awq"),
+    ({"quant_method": "bitsandbytes"}, "load_in_4bit: and load_in_8bit are both false"),
+    ({"quant_method": "quip"}, "quant_method: 'quip' cannot be read; known: gptq, awq"),
     ({"bits": 4}, "quant_method: is missing"),
     (FORMATS[0].config | {"bits": 3}, "bits: is 3, only 4 and 8"),
     (FORMATS[0].config | {"bits": "4"}, "bits: is '4'"),
@@ -304,7 +314,7 @@ REFUSED = [
                    | {"b": COMPRESSED["config_groups"]["group_0"]}}, "config_groups: layers in different formats"),
     (foreign.compressed_config("pack-quantized", num_bits=3, strategy="channel"), "weights: num_bits: is 3"),
     (foreign.compressed_config("int-quantized", num_bits=8, strategy="token"), "strategy: 'token'"),
-    (foreign.compressed_config("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group"), "format"),
+    (foreign.compressed_config("mxfp8-quantized", num_bits=8, type="float", strategy="group"), "format"),
     (foreign.compressed_config("float-quantized", num_bits=4, type="float", strategy="group"), "float of 4 bits"),
     (BLOCKS | {"fmt": "e5m2"}, "fmt: only e4m3"),
     (BLOCKS | {"weight_block_size": [128]}, "weight_block_size: is .*needs two positive integers"),
@@ -322,7 +332,7 @@ def cut(name: str) -> Callable[[foreign.Parts], foreign.Parts]:
 
 
 def scattered(parts: foreign.Parts) -> foreign.Parts:
-    return parts | {"g_idx": parts["g_idx"].flip(0).contiguous()}
+    return parts | {"g_idx": parts["g_idx"].clamp(max=0).contiguous()}
 
 
 def without(name: str) -> Callable[[foreign.Parts], foreign.Parts]:
@@ -330,11 +340,11 @@ def without(name: str) -> Callable[[foreign.Parts], foreign.Parts]:
 
 
 DAMAGED: list[tuple[Format, Callable[[foreign.Parts], foreign.Parts], str]] = [
-    (FORMATS[0], scattered, r"q_proj.*g_idx is not in order \(act-order.*desc_act false.*--quantization"),
+    (FORMATS[0], scattered, "q_proj.*g_idx does not give each group its 128 columns"),
     (FORMATS[0], without("scales"), "missing tensors.*proj.scales"),
     (FORMATS[0], cut("scales"), r"scales is float16 \[1, 256\], needs float16 or bfloat16 or float32 \[2, 256\]"),
     (FORMATS[0], cut("qzeros"), "qzeros is int32"),
-    (FORMATS[0], cut("qweight"), "config.json asks for"),
+    (FORMATS[0], cut("qweight"), "asks for"),
     (FORMATS[0], lambda p: p | {"scales": p["scales"] * torch.nan}, "nan or inf"),
     (FORMATS[0], lambda p: p | {"scales": p["scales"].int()}, "needs floating-point"),
     (FORMATS[0], lambda p: p | {"qweight": p["qweight"].long()}, "qweight is int64"),

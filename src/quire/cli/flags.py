@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from quire.core.config import (
+    ACTIVATIONS,
     DEVICES,
     DTYPES,
     KV_ALIASES,
@@ -49,7 +50,8 @@ CHOICES = {
     "device": DEVICES,
     "generation_config": GENERATION_CONFIGS,
     "isa": ("auto", "amx", "avx512", "avx2", "portable"),
-    "quantization": ("none", "int8", "int4"),
+    "quantization": ("none", "int8", "int4", "nf4", "mxfp4"),
+    "activations": ACTIVATIONS,
     "group_size": ("32", "64", "128"),
 }
 
@@ -61,6 +63,7 @@ HELP = {
     "quantization": "Quantize 16-bit weights while loading.",
     "group_size": "Columns that share one scale when quantizing.",
     "max_model_len": "Longest sequence in tokens, or auto: what the model was made for.",
+    "activations": "Integers that activations become before quantized weights; auto = as the file asks.",
     "load_format": "dummy makes up random weights for the shapes in config.json.",
     "cache_packed": "Keep packed weights for the next start: auto = beside the model, off, or a folder.",
     "seed": "Start of the random numbers for requests that bring no seed.",

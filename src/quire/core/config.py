@@ -24,6 +24,7 @@ KV_ALIASES = {
 }
 """How others spell them."""
 POLICIES = ("fcfs", "priority")
+ACTIVATIONS = ("auto", "int8", "int16")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DEVICES = ("auto", "cpu", "reference")
 
@@ -42,6 +43,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     quantization: str | None = None
     group_size: int = 32
+    activations: str = "auto"
     max_model_len: int = 0
     load_format: str = "auto"
     cache_packed: str = "off"
@@ -102,6 +104,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
         _choice("dtype", self.model.dtype, DTYPES)
+        _choice("activations", self.model.activations, ACTIVATIONS)
         _choice("load_format", self.model.load_format, LOAD_FORMATS)
         _choice("kv_cache_dtype", self.cache.kv_cache_dtype, KV_DTYPES)
         _choice("scheduling_policy", self.scheduler.scheduling_policy, POLICIES)

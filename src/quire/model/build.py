@@ -206,7 +206,7 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, spec, dtype)
     adapters = load_room(config, opened)
-    loader = Loader(opened, ops, dtype, target, options.group_size, progress, adapters)
+    loader = Loader(opened, ops, dtype, target, options.group_size, progress, adapters, options.activations)
     loader.cache = cache = packed_cache(options, opened, ops, dtype, target)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))

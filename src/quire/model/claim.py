@@ -161,7 +161,7 @@ def _misfits(
             yield f"{base}.{suffix} is {parts[suffix].dtype}, needs {needed} numbers"
     shapes = {s: i.shape for s, i in parts.items()}
     have = scheme.shape(shapes)
-    if have != want[0]:
+    if have not in (want[0], (math.prod(want[0]),)):
         yield f"{base}.weight is {list(have)}, the config asks for {list(want[0])}"
     if "bias" in shapes and shapes["bias"] != want[1]:
         yield f"{base}.bias is {list(shapes['bias'])}, the config asks for {list(want[1])}"

@@ -75,11 +75,13 @@ class Loader:
         group: int,
         progress: Progress | None,
         adapters: Adapters | None = None,
+        activations: str = "auto",
     ) -> None:
         self.opened, self.ops, self.dtype = opened, ops, dtype
         self.target, self.group = target, group
         self.adapters = adapters
         self.cache: PackedCache | None = None
+        self.activations = activations
         self.report: dict[str, tuple[str, int]] = {}
         self._progress = progress or (lambda done, total, what: None)
         self._done = 0
@@ -307,6 +309,12 @@ class Loader:
                 weight = target.quantize(raw["weight"], self.group)
         except ModelError as error:
             raise ModelError(f"{self.opened.folder}: {next(iter(names.values()))}: {error.message}") from None
+        if weight.shape != (want := DISK_ROLES[holder].shape(self.opened.spec)):
+            raise ModelError(
+                f"{self.opened.folder}: {names} is {list(weight.shape)}, config.json asks for {list(want)}"
+            )
+        if self.activations != "auto":
+            weight = weight.with_activations(int(self.activations.removeprefix("int")))
         bias = self._read(names["bias"]).float().clone() if "bias" in names else None
         return weight, bias
 

@@ -164,6 +164,7 @@ def packed_cache(
     base = opened.folder.parent if opened.folder.is_file() else opened.folder
     paths = [base / file for file in files]
     folder = _folder(options.cache_packed, base)
+    name += "" if options.activations == "auto" else f"-a{options.activations}"
     name += f"-{hashlib.blake2b(str(paths[0].resolve()).encode(), digest_size=6).hexdigest()}.safetensors"
     facts = [quire.__version__, name, target.name if target else "", repr(opened.spec), _layout(ops.cpu, target)]
     return PackedCache(folder / name, _fingerprint(facts, paths), ops.cpu)

@@ -1,7 +1,8 @@
 """AWQ checkpoints (Lin et al. 2023) as AutoAWQ writes them, version "gemm".
 
 `qweight` int32 [k, n / 8], `qzeros` int32 [groups, n / 8], both packed along the rows with interleaved nibbles: nibble
-i of a word holds column `ORDER[i]` of its eight. `scales` [groups, n]. The value is (code - zero) * scale.
+i of a word holds column `ORDER[i]` of its eight. `scales` [groups, n]. The value is (code - zero) * scale. Activations
+have 16 bits.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Awq:
             codes[part.start * 8 : part.stop * 8] = _columns(words[:, part])
 
         over_rows(n // 8, 8 * k, work)
-        return grouped(4, codes, scales.t().contiguous(), _columns(qzeros).contiguous(), self.group)
+        zeros = _columns(qzeros).contiguous()
+        return grouped(4, codes, scales.t().contiguous(), zeros, self.group, activation_bits=16)
 
 
 def _columns(words: Tensor) -> Tensor:

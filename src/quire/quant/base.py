@@ -33,63 +33,65 @@ class QWeight:
 
     @property
     def label(self) -> str:
-        """Kind and group for reports: "bf16", "int4 g32"."""
-        return f"{self.weight.kind} g{self.weight.group}" if self.weight.group else self.weight.kind
+        """Kind, group and bits of activations where these are 16, for reports: "bf16", "int4 g32", "int8 g128 a16"."""
+        w = self.weight
+        wide = f" a{w.activation_bits}" if w.group and w.activation_bits != 8 else ""
+        return f"{w.kind} g{w.group}{wide}" if w.group else w.kind
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the numbers themselves: codes at their bit width, scales, zeros."""
+        """Bytes of the numbers themselves: codes at their bit width, scales, zeros, minimums."""
         n, k = self.shape
-        bits = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}[self.weight.kind]
-        extra = (t for t in (self.weight.scales, self.weight.zeros) if t is not None)
-        return n * k * bits // 8 + sum(t.numel() * t.element_size() for t in extra)
+        bits = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4, "table4": 4}[self.weight.kind]
+        return n * k * bits // 8 + sum(t.numel() * t.element_size() for t in self._groups().values())
+
+    def _groups(self) -> dict[str, Tensor]:
+        """What a weight has per row and group."""
+        w = self.weight
+        return {name: t for name, t in (("scales", w.scales), ("zeros", w.zeros), ("mins", w.mins)) if t is not None}
+
+    def _changed(self, codes: Tensor, groups: dict[str, Tensor]) -> QWeight:
+        changes: dict[str, Any] = groups
+        return QWeight(replace(self.weight, codes=codes, **changes))
+
+    def with_activations(self, bits: int) -> QWeight:
+        """The weight with activations rounded to `bits` (8 or 16), where they are rounded to integers at all."""
+        return QWeight(replace(self.weight, activation_bits=bits)) if self.weight.group else self
 
     def take_rows(self, rows: slice | Tensor) -> QWeight:
         """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
-        w = self.weight
-        pick = [None if t is None else t[rows] for t in (w.scales, w.zeros)]
-        return QWeight(replace(w, codes=w.codes[rows], scales=pick[0], zeros=pick[1]))
+        return self._changed(self.weight.codes[rows], {name: t[rows] for name, t in self._groups().items()})
 
     def slice_cols(self, start: int, stop: int) -> QWeight:
         """The columns start..stop; both must lie on group borders, otherwise `ConfigError`."""
         w = self.weight
+        if w.order is not None:
+            raise ConfigError("columns in an order of their own (act-order) cannot be split; use one device")
         if w.group and (start % w.group or stop % w.group):
             raise ConfigError(
                 f"columns {start}..{stop} of a weight with groups of {w.group} do not lie on group borders; "
                 f"use a smaller --group-size"
             )
         groups = slice(start // w.group, stop // w.group) if w.group else slice(0, 0)
-        pick = [None if t is None else t[:, groups] for t in (w.scales, w.zeros)]
-        return QWeight(replace(w, codes=w.codes[:, start:stop], scales=pick[0], zeros=pick[1]))
+        return self._changed(w.codes[:, start:stop], {name: t[:, groups] for name, t in self._groups().items()})
 
     @staticmethod
     def cat_rows(parts: Sequence[QWeight]) -> QWeight:
-        """Stack matrices of one kind, group and width below each other."""
+        """Stack matrices of one kind, group, width, table and order of columns below each other."""
         if len(parts) == 1:
             return parts[0]
-        first = parts[0].weight
-        if any((p.weight.kind, p.weight.group, p.shape[1]) != (first.kind, first.group, first.shape[1]) for p in parts):
+        first = parts[0]
+        if any(_format(p) != _format(first) for p in parts) or not all(_same_shared(p, first) for p in parts):
             raise ConfigError(
                 f"cannot fuse weights of formats {', '.join(p.label for p in parts)}: matrices that read the same "
-                "input (q, k and v; gate and up) must be in one format; use the unquantized "
+                "input (q, k and v; gate and up) must be in one format and order of columns; use the unquantized "
                 "checkpoint and --quantization"
             )
-
-        def stack(tensors: list[Tensor | None]) -> Tensor | None:
-            present = [t for t in tensors if t is not None]
-            return torch.cat(present) if present else None
-
-        zeros = [p.weight.zeros for p in parts]
-        if any(z is not None for z in zeros):
-            zeros = [_no_zeros(p) if z is None else z for p, z in zip(parts, zeros, strict=True)]
-        return QWeight(
-            replace(
-                first,
-                codes=torch.cat([p.weight.codes for p in parts]),
-                scales=stack([p.weight.scales for p in parts]),
-                zeros=stack(zeros),
-            )
-        )
+        groups = [p._groups() for p in parts]
+        if any("zeros" in g for g in groups):
+            groups = [g | {"zeros": g.get("zeros", torch.zeros_like(g["scales"], dtype=torch.int8))} for g in groups]
+        stacked = {name: torch.cat([g[name] for g in groups]) for name in groups[0]}
+        return first._changed(torch.cat([p.weight.codes for p in parts]), stacked)
 
     def pack(self, ops: Ops) -> Packed:
         """The weight in the layout that the backend streams."""
@@ -100,9 +102,15 @@ class QWeight:
         return self.weight.dequantize()
 
 
-def _no_zeros(part: QWeight) -> Tensor | None:
-    scales = part.weight.scales
-    return None if scales is None else torch.zeros_like(scales, dtype=torch.int8)
+def _format(part: QWeight) -> tuple[object, ...]:
+    w = part.weight
+    return w.kind, w.group, w.activation_bits, part.shape[1], w.mins is None
+
+
+def _same_shared(a: QWeight, b: QWeight) -> bool:
+    """Whether two weights have the same table and order of columns."""
+    pairs = ((a.weight.table, b.weight.table), (a.weight.order, b.weight.order))
+    return all(x is y if x is None or y is None else torch.equal(x, y) for x, y in pairs)
 
 
 class Fields(Protocol):

@@ -1,4 +1,4 @@
-"""Checkpoints in the compressed-tensors format of llm-compressor: packed or plain integers, and float8.
+"""Checkpoints in the compressed-tensors format of llm-compressor: packed or plain integers, and floats of 8 and 4 bits.
 
 pack-quantized: `weight_packed` int32 [n, k * bits / 32], `weight_scale` [n, groups], `weight_shape` int64 [2] and, when
 asymmetric, `weight_zero_point` int32 [n * bits / 32, groups] packed down the columns (older files: int8 [n, groups]).
@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelError
+from quire.quant import fp4
 from quire.quant.base import Fields, QuantScheme, QWeight
 from quire.quant.fp8 import Fp8, block_size
 from quire.quant.packed import (
     KINDS,
     SCALES,
-    check_order,
     expect,
     group_count,
     grouped,
     loaded_bits,
+    order_of,
     signed,
     unpack,
     unpack_rows,
@@ -38,7 +39,8 @@ STRATEGIES = ("group", "channel", "tensor")
 class Compressed:
     """Integer weights. `group` columns share a scale (-1: the whole row, `whole`: the whole matrix).
 
-    Static scales of activations are not used: activations are rounded by the kernels, each group at its own scale.
+    `activation_bits`: 16 unless the file says that activations are quantized. Static scales of activations are not
+    used: activations are rounded by the kernels, each group at its own scale.
     """
 
     bits: int
@@ -46,6 +48,7 @@ class Compressed:
     packed: bool
     symmetric: bool
     whole: bool
+    activation_bits: int = 16
     notes: tuple[str, ...] = ()
 
     @property
@@ -85,9 +88,11 @@ class Compressed:
         if self.whole:
             raw = {name: t.reshape(1, 1).expand(n, 1) if t.numel() == 1 else t for name, t in raw.items()}
         scales = expect(raw, "weight_scale", (n, groups), *SCALES)
+        order = None
         if "weight_g_idx" in raw:
-            check_order(expect(raw, "weight_g_idx", (k,), torch.int32, torch.int64), k, self.group)
-        return grouped(self.bits, codes, scales, self._zeros(raw, n, groups), self.group)
+            order = order_of(expect(raw, "weight_g_idx", (k,), torch.int32, torch.int64), k, self.group)
+        zeros = self._zeros(raw, n, groups)
+        return grouped(self.bits, codes, scales, zeros, self.group, order, self.activation_bits)
 
     def _codes(self, raw: Mapping[str, Tensor]) -> Tensor:
         if self.packed:
@@ -142,6 +147,8 @@ def _read_group(group: Fields, form: str) -> QuantScheme:
                 "num_bits", f"float of {bits} bits by {strategy}; 8 bits by tensor, channel or block can be"
             )
         return Fp8(block=block_size(weights, "block_structure") if strategy == "block" else None)
+    if kind == "float" and form in fp4.FORMS:
+        return fp4.FORMS[form]
     if kind != "int" or form not in (PACKED, PLAIN, "naive-quantized"):
         raise group.fail("format", f"{form!r} of {kind} cannot be read, only {PACKED}, {PLAIN} and {FLOAT}")
     if bits not in KINDS:
@@ -149,4 +156,5 @@ def _read_group(group: Fields, form: str) -> QuantScheme:
     if strategy not in STRATEGIES:
         raise weights.fail("strategy", f"{strategy!r} cannot be read, only {', '.join(STRATEGIES)}")
     size = weights.integer("group_size") if strategy == "group" else -1
-    return Compressed(bits, size, form == PACKED, weights.flag("symmetric", True), strategy == "tensor")
+    rounded = 8 if group.child("input_activations").raw else 16
+    return Compressed(bits, size, form == PACKED, weights.flag("symmetric", True), strategy == "tensor", rounded)

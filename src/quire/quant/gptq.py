@@ -2,7 +2,7 @@
 
 `qweight` int32 [k * bits / 32, n] packed down the columns; `qzeros` int32 [groups, n * bits / 32] packed along the
 rows; `scales` [groups, n]; `g_idx` int32 [k], the group of each column. The value is (code - zero) * scale.
-Checkpoint format "gptq" (v1) stores zero - 1, "gptq_v2" the zero itself.
+Checkpoint format "gptq" (v1) stores zero - 1, "gptq_v2" the zero itself. Activations have 16 bits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from quire.quant.base import Fields, QWeight
 from quire.quant.packed import (
     KINDS,
     SCALES,
-    check_order,
     expect,
     group_count,
     grouped,
     loaded_bits,
+    order_of,
     signed,
     unpack,
     unpack_rows,
@@ -71,13 +71,15 @@ class Gptq:
         words = expect(raw, "qweight", (k * self.bits // 32, n), torch.int32)
         qzeros = expect(raw, "qzeros", (groups, n * self.bits // 32), torch.int32)
         scales = expect(raw, "scales", (groups, n), *SCALES)
+        order = None
         if "g_idx" in raw:
-            check_order(expect(raw, "g_idx", (k,), torch.int32, torch.int64), k, self.group)
+            order = order_of(expect(raw, "g_idx", (k,), torch.int32, torch.int64), k, self.group)
         if self.first:
             # Over the whole word, with carry: writers subtract one from the word, with borrow where a zero is 0.
             qzeros = qzeros + ONES[self.bits]
         zeros = signed(unpack(qzeros, self.bits), self.bits).t().contiguous()
-        return grouped(self.bits, unpack_rows(words.t(), self.bits), scales.t().contiguous(), zeros, self.group)
+        codes = unpack_rows(words.t(), self.bits)
+        return grouped(self.bits, codes, scales.t().contiguous(), zeros, self.group, order, activation_bits=16)
 
 
 def read(config: Fields, names: Collection[str]) -> Gptq:

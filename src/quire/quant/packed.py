@@ -17,7 +17,7 @@ from quire.quant.base import QWeight
 from quire.quant.rows import over_rows
 
 KINDS = {4: "int4", 8: "int8"}
-GROUPS = (128, 64, 32)
+GROUPS = (128, 64, 32, 16)
 """Groups the kernels take, largest first: fewer scales to read."""
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -66,19 +66,28 @@ def loaded_bits(bits: int, group: int, zeros: bool) -> float:
     return bits + (16 + 8 * zeros) / width
 
 
-def grouped(bits: int, codes: Tensor, scales: Tensor, zeros: Tensor | None, group: int) -> QWeight:
+def grouped(
+    bits: int,
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    group: int,
+    order: Tensor | None = None,
+    activation_bits: int = 8,
+) -> QWeight:
     """The weight (codes - zeros) * scales in groups that the kernels take.
 
     codes [n, k] int8; scales [n, `group_count`] f16, bf16 or f32 (bf16 is kept as f32, which holds it exactly); zeros
     int8 or None. A scale of more columns than the kernels' groups is repeated: the numbers are the same, the
-    activations are rounded more finely. Zeros that are all 0 are dropped: symmetric kernels are faster.
+    activations are rounded more finely. Zeros that are all 0 are dropped: symmetric kernels are faster. `order` [k]
+    int64: the group of 'group' columns each that column order[j] is in is that of place j.
     """
     k = codes.shape[1]
     width = k if group == -1 else group
     native = next((g for g in GROUPS if width % g == 0 and k % g == 0), None)
     if native is None:
         raise ModelError(
-            f"has {k} columns in groups of {width}, which are not cut by 32, as the kernels need it; "
+            f"has {k} columns in groups of {width}, which are not cut by 16, as the kernels need it; "
             "use the unquantized checkpoint and --quantization"
         )
     if not bool(torch.isfinite(scales).all()):
@@ -89,23 +98,25 @@ def grouped(bits: int, codes: Tensor, scales: Tensor, zeros: Tensor | None, grou
     if width != native:
         scales = _repeat(scales, width // native, k // native)
         zeros = None if zeros is None else _repeat(zeros, width // native, k // native)
-    return QWeight(Weight(KINDS[bits], codes, scales, zeros, native))
+    if order is not None:
+        codes, order = codes[:, order].contiguous(), order.int()
+    return QWeight(Weight(KINDS[bits], codes, scales, zeros, native, order=order, activation_bits=activation_bits))
 
 
 def _repeat(values: Tensor, times: int, wanted: int) -> Tensor:
     return values.repeat_interleave(times, 1)[:, :wanted].contiguous()
 
 
-def check_order(g_idx: Tensor, columns: int, group: int) -> None:
-    """`g_idx` [k] int32, the group of each column, must be that of contiguous groups; otherwise `ModelError`.
+def order_of(g_idx: Tensor, columns: int, group: int) -> Tensor | None:
+    """The order of columns [k] int64 in which groups lie together; None when they do already.
 
-    With act-order (`desc_act`) each matrix has columns in an order of its own, so that every linear would first have to
-    permute its activations; there is no such kernel.
+    `g_idx` [k] is the group of each column; with act-order (`desc_act`) columns were quantized in the order of falling
+    activation and groups are scattered. Each group must have its number of columns, otherwise `ModelError`.
     """
     width = columns if group == -1 else group
-    if not torch.equal(g_idx.long(), torch.arange(columns) // width):
-        raise ModelError(
-            "g_idx is not in order (act-order, desc_act: true): columns of a group are scattered, which no kernel "
-            "reads; quantize with desc_act false or with static groups, or use the unquantized checkpoint and "
-            "--quantization"
-        )
+    if torch.equal(g_idx.long(), torch.arange(columns) // width):
+        return None
+    order = g_idx.long().argsort(stable=True)
+    if not torch.equal(g_idx.long()[order], torch.arange(columns) // width):
+        raise ModelError(f"g_idx does not give each group its {width} columns; the file is damaged")
+    return order

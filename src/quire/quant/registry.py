@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from quire.core.errors import ConfigError
-from quire.quant import awq, compressed, fp8, gptq, mxfp4
+from quire.quant import awq, bitsandbytes, compressed, fp8, gptq, mxfp4
 from quire.quant.base import Fields, Quantizer, QuantScheme
+from quire.quant.codebook import MXFP4, NF4
 from quire.quant.dense import Dense
 from quire.quant.gguf import Gguf
 from quire.quant.rtn import INT4, INT8
@@ -17,11 +18,12 @@ READERS: dict[str, Callable[[Fields, Collection[str]], QuantScheme]] = {
     "awq": awq.read,
     "compressed-tensors": compressed.read,
     "mxfp4": mxfp4.read,
+    "bitsandbytes": bitsandbytes.read,
     "fp8": fp8.read,
     "fbgemm_fp8": fp8.read,
 }
 """`quant_method` of a checkpoint -> its format from the fields beside it and the names of the tensors."""
-QUANTIZERS: dict[str, Quantizer] = {q.name: q for q in (INT8, INT4)}
+QUANTIZERS: dict[str, Quantizer] = {q.name: q for q in (INT8, INT4, NF4, MXFP4)}
 
 
 def detect(names: Collection[str], config: Fields) -> QuantScheme:

@@ -1,0 +1,96 @@
+"""4-bit code books: sixteen numbers, of which every weight is one, times a scale per group of columns.
+
+NF4 (Dettmers et al. 2023, QLoRA): quantiles of a normal distribution, in [-1, 1]. FP4 of bitsandbytes: sign, 2 bits of
+exponent, 1 of mantissa, in [-1, 1]. MXFP4 (Open Compute Project, Microscaling Formats 1.0): e2m1 with a power of two
+per 32 columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ConfigError, ModelError
+from quire.ops.weights import Weight
+from quire.quant.base import QWeight
+from quire.quant.rows import over_rows
+from quire.quant.rtn import INT8, RoundToNearest
+
+
+@dataclass(frozen=True)
+class CodeBook:
+    """The numbers of codes are `digits` / `unit`; kernels multiply the digits. `powers`: scales are powers of two."""
+
+    name: str
+    digits: tuple[int, ...]
+    unit: int
+    powers: bool = False
+
+    @property
+    def table(self) -> Tensor:
+        """The integers [16] int16."""
+        return torch.tensor(self.digits, dtype=torch.int16)
+
+    @property
+    def head(self) -> RoundToNearest:
+        """The output head keeps 8 bits, as it does beside int4."""
+        return INT8
+
+    def weight(self, codes: Tensor, scales: Tensor, group: int, activation_bits: int = 16) -> QWeight:
+        """numbers[codes] * scales: codes [n, k] int8 0..15, scales [n, k / group] f32."""
+        if not bool(torch.isfinite(scales).all()):
+            raise ModelError("a scale is nan or inf; the file is damaged")
+        scales = fewest_bytes(scales.float() / self.unit)
+        return QWeight(Weight("table4", codes, scales, group=group, table=self.table, activation_bits=activation_bits))
+
+    def check(self, what: str, columns: int, group: int) -> None:
+        """Rows must be a whole number of groups, as for integers."""
+        INT8.check(what, columns, group)
+
+    def quantize(self, w: Tensor, group: int) -> QWeight:
+        """w [n, k] to the nearest number of the book, scaled by the largest magnitude of each group of columns."""
+        n, k = w.shape
+        if k % group:
+            raise ConfigError(f"{k} columns are not a multiple of --group-size {group}", param="group_size")
+        values, places = self.table.float().sort(stable=True)
+        borders = (values[1:] + values[:-1]) / 2
+        codes, scales = torch.empty((n, k), dtype=torch.int8), torch.empty((n, k // group))
+
+        def work(rows: slice) -> None:
+            groups = w[rows].float().view(-1, k // group, group)
+            scale = self._scale(groups.abs().amax(-1))
+            scaled = groups * torch.where(scale > 0, self.unit / scale, 0.0)[..., None]
+            codes[rows] = places[torch.bucketize(scaled, borders)].to(torch.int8).flatten(1)
+            scales[rows] = scale
+
+        over_rows(n, k, work)
+        if not bool(torch.isfinite(scales).all()):
+            raise ModelError("a weight holds nan or inf and cannot be quantized")
+        return self.weight(codes, scales, group, activation_bits=8)
+
+    def _scale(self, top: Tensor) -> Tensor:
+        """The scale of groups whose largest magnitude is `top`: `top` itself, or the power of two of e2m1's range."""
+        if not self.powers:
+            return top
+        return torch.where(top == 0, 0.0, torch.exp2(torch.floor(torch.log2(top)) - 2))
+
+
+def fewest_bytes(scales: Tensor) -> Tensor:
+    """Scales as f16 when that holds every one of them exactly, else as f32."""
+    half = scales.half()
+    return half if torch.equal(half.float(), scales) else scales
+
+
+NF4_NUMBERS = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+NF4_UNIT = 127 * 256
+"""A number of two digits of base 255 is within 2e-5 of that of the book, relative to the largest."""
+NF4 = CodeBook("nf4", tuple(round(x * NF4_UNIT) for x in NF4_NUMBERS), NF4_UNIT)
+FP4 = CodeBook("fp4", (0, 1, 128, 192, 64, 96, 32, 48, 0, -1, -128, -192, -64, -96, -32, -48), 192)
+"""bitsandbytes' numbers are multiples of 1 / 192."""
+MXFP4 = CodeBook("mxfp4", (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), 2, powers=True)

@@ -1,0 +1,73 @@
+"""Checkpoints of 4-bit floats (e2m1) in the compressed-tensors format: MXFP4 and NVFP4.
+
+`weight_packed` uint8 [n, k / 2], two codes to a byte with the first in the low half. MXFP4: `weight_scale` uint8
+[n, k / 32], the exponent of a power of two plus 127 (Open Compute Project, Microscaling Formats 1.0). NVFP4:
+`weight_scale` float8 e4m3 [n, k / 16], divided by the one number of `weight_global_scale`. Activations, which these
+recipes round to 4 bits or not at all, keep 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.quant.base import QWeight
+from quire.quant.codebook import MXFP4
+from quire.quant.packed import expect
+
+EXPONENT_NAN = 255
+
+
+@dataclass(frozen=True)
+class Fp4:
+    """`group` columns share a scale: 32 in MXFP4, 16 in NVFP4, which has a scale of the whole matrix as well."""
+
+    name: str
+    group: int
+    parts: Mapping[str, bool]
+    bits_per_number: float
+    optional: Mapping[str, bool] = field(default_factory=lambda: {"input_global_scale": True})
+    notes: tuple[str, ...] = ()
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """(n, k) from the codes."""
+        data = shapes["weight_packed"]
+        return (data[0], data[1] * 2) if len(data) == 2 else data
+
+    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+        """The weight, without a change to its numbers but the rounding of an NVFP4 scale to float32."""
+        n, k = self.shape({"weight_packed": tuple(raw["weight_packed"].shape)})
+        data = expect(raw, "weight_packed", (n, k // 2), torch.uint8)
+        if k % self.group:
+            raise ModelError(f"has rows of {k} numbers in groups of {self.group}; the last group is cut")
+        codes = torch.stack((data & 15, data >> 4), -1).view(n, k).view(torch.int8)
+        return MXFP4.weight(codes, self._scales(raw, n, k // self.group), self.group)
+
+    def _scales(self, raw: Mapping[str, Tensor], n: int, groups: int) -> Tensor:
+        if "weight_global_scale" in self.parts:
+            whole = raw["weight_global_scale"].float().reshape(-1)
+            if whole.numel() != 1 or not float(whole):
+                raise ModelError("weight_global_scale is not one number other than 0; the file is damaged")
+            return expect(raw, "weight_scale", (n, groups), torch.float8_e4m3fn).float() / whole
+        return powers_of_two(expect(raw, "weight_scale", (n, groups), torch.uint8))
+
+
+def powers_of_two(exponents: Tensor) -> Tensor:
+    """2^(e - 127) as f32 of exponents uint8 (e8m0); `ModelError` for the code of NaN."""
+    if bool((exponents == EXPONENT_NAN).any()):
+        raise ModelError("a scale is nan; the file is damaged")
+    return torch.exp2(exponents.float() - 127.0)
+
+
+_PACKED = {"weight_packed": False}
+FORMS = {
+    "mxfp4-pack-quantized": Fp4("mxfp4", 32, {**_PACKED, "weight_scale": False}, 4.5),
+    "nvfp4-pack-quantized": Fp4(
+        "nvfp4", 16, {**_PACKED, "weight_scale": True, "weight_global_scale": True}, 4 + 32 / 16
+    ),
+}
+"""`format` of a compressed-tensors file -> how its weights are kept."""
