@@ -163,9 +163,17 @@ QUIRE_INLINE int64_t steps_of_part(const LinearCall& c, int64_t m) {
     return is_float(kKind) && m > R && steps > kPartSteps ? kPartSteps : steps;
 }
 
+#if defined(QUIRE_AMX)
+#include "linear_amx.h"
+#endif
+
 // A panel in tiles of up to R rows by NB blocks, one group of blocks after the other.
 template <WeightKind kKind, int R, int NB>
 void run_panel(const LinearCall& c, int64_t m, Panel p) {
+#if defined(QUIRE_AMX)
+    if constexpr (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4)
+        if (tiles_serve<kKind>(c, p.rows_end - p.row)) return run_tile_panel<kKind>(c, p);
+#endif
     const int64_t steps = kKind == WeightKind::kBf16 ? (c.k + 1) / 2 : c.k, part_steps = steps_of_part<kKind, R>(c, m);
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         for (int64_t begin = 0; begin < steps; begin += part_steps) {
@@ -220,6 +228,8 @@ template <WeightKind kKind>
 void run_linear(const LinearCall& c, int64_t m) {
 #if defined(QUIRE_AMX)
     if constexpr (kKind == WeightKind::kBf16) return amx_bf16(c, m);
+    if constexpr (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4)
+        if (tiles_serve<kKind>(c, m)) return run_tile_linear<kKind>(c, m);
 #endif
     with_tile<kKind>(m, [&]<int R, int NB>() {
         const int64_t blocks = (c.n + 15) / 16, column_groups = (blocks + NB - 1) / NB;
