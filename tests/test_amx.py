@@ -1,4 +1,4 @@
-"""Integer weights through tile registers: the bits of the other units, whatever the number of rows, groups or columns."""
+"""Integer linears through tile registers: the bits of the other units, for every number of rows."""
 
 from __future__ import annotations
 
