@@ -77,15 +77,12 @@ class Loader:
         adapters: Adapters | None = None,
         activations: str = "auto",
     ) -> None:
-        self.opened, self.ops, self.dtype = opened, ops, dtype
-        self.target, self.group = target, group
-        self.adapters = adapters
+        self.opened, self.ops, self.dtype, self.target, self.group = opened, ops, dtype, target, group
+        self.adapters, self.activations = adapters, activations
         self.cache: PackedCache | None = None
-        self.activations = activations
         self.report: dict[str, tuple[str, int]] = {}
         self._progress = progress or (lambda done, total, what: None)
-        self._done = 0
-        self._total = sum(i.nbytes for i in opened.source.infos.values())
+        self._done, self._total = 0, sum(i.nbytes for i in opened.source.infos.values())
 
     def count(self, role: str, kind: str, nbytes: int) -> None:
         """Add `nbytes` of `kind` to the account of `role`."""
@@ -307,17 +304,19 @@ class Loader:
             else:
                 target = self.target.head if holder in ("head", "embed") else self.target
                 weight = target.quantize(raw["weight"], self.group)
+            weight = _fitted(weight, DISK_ROLES[holder].shape(self.opened.spec), self.activations)
         except ModelError as error:
             raise ModelError(f"{self.opened.folder}: {next(iter(names.values()))}: {error.message}") from None
-        if weight.shape != (want := DISK_ROLES[holder].shape(self.opened.spec)):
-            raise ModelError(
-                f"{self.opened.folder}: {names} is {list(weight.shape)}, config.json asks for {list(want)}"
-            )
-        if self.activations != "auto":
-            weight = weight.with_activations(int(self.activations.removeprefix("int")))
         bias = self._read(names["bias"]).float().clone() if "bias" in names else None
         return weight, bias
 
     def _read(self, name: str) -> Tensor:
         self._done += self.opened.source.infos[name].nbytes
         return self.opened.source.tensor(name)
+
+
+def _fitted(weight: QWeight, shape: tuple[int, ...], activations: str) -> QWeight:
+    """The weight with the activations `--activations` asks for; `ModelError` when it is not of `shape`."""
+    if weight.shape != shape:
+        raise ModelError(f"is {list(weight.shape)}, the config asks for {list(shape)}")
+    return weight if activations == "auto" else weight.with_activations(int(activations.removeprefix("int")))
