@@ -119,6 +119,7 @@ MODEL_OPS = {
     "layernorm",
     "add_layernorm",
     "norm_spans",
+    "join_columns",
     "add",
     "add_positions",
     "scale",

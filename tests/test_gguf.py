@@ -39,7 +39,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
-READABLE = ["Q4_0", "Q5_0", "Q8_0"]
 
 
 def load(path: Path, name: str = "reference", **options: Any) -> Model:
@@ -62,8 +61,6 @@ def test_families_equal_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_numbers_equal_those_of_the_gguf_package(name: str) -> None:
-    if name not in READABLE:
-        pytest.skip("no kernel yet")
     kind = Type[name]
     raw = random_blocks((5, 768), kind, seed=3)
     want = gguf.quants.dequantize(raw, kind)
@@ -73,13 +70,27 @@ def test_numbers_equal_those_of_the_gguf_package(name: str) -> None:
 
 
 @pytest.mark.parametrize("device", BACKENDS)
-@pytest.mark.parametrize("name", READABLE)
+@pytest.mark.parametrize("name", TYPES)
 def test_quantized_files(name: str, device: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     oracle = write_gguf(path, quantize=lambda tensor: Type[name], **WIDE)
     model, tokens = load(path, device, dtype="float32"), prompt(19, 1)
     assert describe(str(path)).scheme == f"gguf {name}" and describe(str(path)).dtype == "bfloat16"
     assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 0.05  # activations are rounded to int8
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_files_that_mix_formats(device: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    kinds = {"attn_v": Type.Q8_0, "attn_k": Type.Q5_0, "ffn_up": Type.F16, "output": None}
+
+    def kind(name: str) -> Any:
+        return next((kinds[part] for part in kinds if part in name), Type.Q4_0)
+
+    oracle = write_gguf(path, quantize=kind, **WIDE | {"attention_bias": True})
+    model, tokens = load(path, device, dtype="float32"), prompt(19, 1)
+    assert describe(str(path)).scheme == "gguf Q4_0 + Q5_0 + Q8_0"
+    assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 0.05
 
 
 @pytest.mark.parametrize("name", ["F16", "BF16"])

@@ -59,6 +59,14 @@ void add_rows(float* x, const float* delta, int64_t rows, int64_t d) {
     parallel_ranges(rows, d, [&](int64_t begin, int64_t end) { add_row(x + begin * d, delta + begin * d, (end - begin) * d); });
 }
 
+// x [rows, d] into columns at .. at + d of out [rows, width].
+void place_columns(float* out, const float* x, int64_t rows, int64_t d, int64_t width, int64_t at) {
+    if (at < 0 || at + d > width) fail("place_columns: the columns do not fit the row");
+    parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) std::memcpy(out + r * width + at, x + r * d, static_cast<size_t>(d) * sizeof(float));
+    });
+}
+
 // table [entries, d] of f32 (bf16 = 0) or bf16.
 void add_positions(float* x, const int32_t* positions, const void* table, int64_t rows, int64_t d, int64_t entries, int64_t offset,
                    int64_t bf16) {

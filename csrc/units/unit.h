@@ -67,6 +67,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&layernorm>("layernorm"),
     op_entry<&add_layernorm>("add_layernorm"),
     op_entry<&norm_spans>("norm_spans"),
+    op_entry<&place_columns>("place_columns"),
     op_entry<&add_rows>("add"),
     op_entry<&add_positions>("add_positions"),
     op_entry<&scale>("scale"),

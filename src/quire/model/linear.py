@@ -13,15 +13,21 @@ from quire.ops.weights import Packed
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x W^T + bias, W packed in any format, and what the rows' adapters add (none where there is no room)."""
+    """y = x W^T + bias, W packed in any format, and what the rows' adapters add (none where there is no room).
+
+    `more`: the rows of W below these, where they are in another format (GGUF files often keep v in more bits than q).
+    """
 
     weight: Packed
     bias: Tensor | None = None
     adapters: tuple[Piece, ...] = ()
+    more: tuple[Linear, ...] = ()
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         """x [T, k] f32 -> [T, n] f32."""
         y: Tensor = ops.linear(x, self.weight, self.bias)
         for piece in self.adapters:
             y = piece.add(ops, x, y)
+        if self.more:
+            y = ops.join_columns((y, *(part(ops, x) for part in self.more)))
         return y

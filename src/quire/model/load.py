@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -50,7 +52,7 @@ from quire.model.rope import Rope
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.weights import Weight
-from quire.quant.base import Quantizer, QWeight
+from quire.quant.base import Quantizer, QuantScheme, QWeight
 from quire.quant.registry import matrix_scheme
 
 Progress = Callable[[int, int, str], None]
@@ -168,7 +170,8 @@ class Loader:
             return load_moe(self, index)
         if self.opened.claim.get(self.opened.claim.holder("gate", index), index):
             gate_up, down = self.linear(("gate", "up"), index), self.linear(("down",), index)
-            fused = self.adapters is None and self.ops.fuses_mlp(gate_up.weight, down.weight)
+            plain = self.adapters is None and not gate_up.more
+            fused = plain and self.ops.fuses_mlp(gate_up.weight, down.weight)
             return (FusedGatedMlp if fused else GatedMlp)(gate_up, down, activation)
         return PlainMlp(self.linear(("up",), index), self.linear(("down",), index), activation)
 
@@ -229,17 +232,16 @@ class Loader:
 
     def table(self, role: str) -> Tensor:
         """A look-up table in the compute dtype, copied out of the mapped file."""
-        names = self.opened.claim.get(role)
-        raw = {s: self._read(name) for s, name in names.items()}
-        if "weight" in raw:
-            tensor = raw["weight"].to(self.dtype, copy=True)
-        else:
-            tensor = matrix_scheme(self.opened.scheme, names).load(raw, self.dtype).dequantize().to(self.dtype)
+        raw = {s: self._read(name) for s, name in self.opened.claim.get(role).items()}
+        tensor = _as_table(raw, matrix_scheme(self.opened.scheme, raw), self.dtype)
         self.count(role, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
         return tensor
 
     def linear(self, roles: tuple[str, ...], layer: int | None, rows: Tensor | None = None) -> Linear:
         """The matrices of `roles` quantized, fused by rows, put in the order `rows` and packed, with their biases."""
+        if rows is None and len(runs := _runs(self.opened, roles, layer)) > 1:
+            first, *more = [self.linear(run, layer) for run in runs]
+            return replace(first, more=tuple(more))
         kept = find(self.cache, self.opened.spec, roles, layer, rows)
         if kept is not None:
             packed, bias, label = kept.packed, kept.bias, kept.label
@@ -320,3 +322,18 @@ def _fitted(weight: QWeight, shape: tuple[int, ...], activations: str) -> QWeigh
     if weight.shape != shape:
         raise ModelError(f"is {list(weight.shape)}, the config asks for {list(shape)}")
     return weight if activations == "auto" else weight.with_activations(int(activations.removeprefix("int")))
+
+
+def _runs(opened: Opened, roles: tuple[str, ...], layer: int | None) -> list[tuple[str, ...]]:
+    """`roles` cut where the format on disk changes, so that each run can be one matrix."""
+
+    def form(role: str) -> str:
+        names = opened.claim.get(opened.claim.holder(role, layer), layer)
+        return matrix_scheme(opened.scheme, names).name
+
+    return [tuple(run) for _, run in groupby(roles, key=form)]
+
+
+def _as_table(raw: Mapping[str, Tensor], scheme: QuantScheme, dtype: torch.dtype) -> Tensor:
+    """The numbers of a look-up table, which are copied or taken out of their format."""
+    return raw["weight"].to(dtype, copy=True) if "weight" in raw else scheme.load(raw, dtype).dequantize().to(dtype)

@@ -42,6 +42,12 @@ def norm_spans(x: Tensor, weight: Tensor, start: int, span: int, centered: bool,
 
 
 @op(tolerance=0.0)
+def join_columns(parts: tuple[Tensor, ...]) -> Tensor:
+    """Matrices [T, d_i] f32 beside each other: [T, sum of d_i]."""
+    return torch.cat(parts, 1)
+
+
+@op(tolerance=0.0)
 def add(x: Tensor, delta: Tensor) -> Tensor:
     """x += delta in place, both [T, d] f32; returns x."""
     return x.add_(delta)
@@ -113,6 +119,12 @@ def norm_spans_cases(g: Generator) -> Iterator[Case]:
             x = normal(g, t, width)
             weight = normal(g, count)
             yield {"x": x, "weight": weight, "start": start, "span": span, "centered": centered, "eps": 1e-5}
+
+
+@cases("join_columns")
+def join_columns_cases(g: Generator) -> Iterator[Case]:
+    for t, d in SHAPES:
+        yield {"parts": (normal(g, t, d), normal(g, t, 7), normal(g, t, 32))}
 
 
 @cases("add")

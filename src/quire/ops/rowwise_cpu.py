@@ -41,6 +41,18 @@ def norm_spans(cpu: Cpu, x: Tensor, weight: Tensor, start: int, span: int, cente
     return x
 
 
+@impl("join_columns", "cpu")
+def join_columns(cpu: Cpu, parts: tuple[Tensor, ...]) -> Tensor:
+    rows, width, at = parts[0].shape[0], sum(part.shape[1] for part in parts), 0
+    out = cpu.arena.empty(rows, width)
+    for part in parts:
+        d = check(part, "join_columns part", F32, rows, -1).shape[1]
+        if rows:
+            cpu.call("place_columns", out.data_ptr(), part.data_ptr(), rows, d, width, at)
+        at += d
+    return out
+
+
 @impl("add", "cpu")
 def add(cpu: Cpu, x: Tensor, delta: Tensor) -> Tensor:
     rows, d = check(x, "add x", F32, -1, -1).shape

@@ -61,20 +61,23 @@ class Block:
         """The weight; `ModelError` for scales that are nan or inf."""
         data, form = raw[self.name], self.form
         n, k = self.shape({self.name: tuple(data.shape)})
-        if form.mins or form.table or form.group == 16:
-            raise ModelError(f"{self.name} cannot be multiplied yet; use a file in Q4_0, Q5_0 or Q8_0")
         codes = torch.empty((n, k), dtype=torch.int8)
-        groups = k // form.group
-        scales = torch.empty((n, groups), dtype=torch.float32 if form.wide else torch.float16)
+        floats = torch.float32 if form.wide else torch.float16
+        scales = torch.empty((n, k // form.group), dtype=floats)
+        mins = torch.empty_like(scales) if form.mins else None
 
         def work(rows: slice) -> None:
-            c, s, _ = form.split(data[rows].reshape(-1, k // self.type.numbers, self.type.nbytes))
+            c, s, m = form.split(data[rows].reshape(-1, k // self.type.numbers, self.type.nbytes))
             codes[rows], scales[rows] = c.flatten(1), s.flatten(1)
+            if mins is not None and m is not None:
+                mins[rows] = m.flatten(1)
 
         over_rows(n, k, work)
-        if not bool(torch.isfinite(scales).all()):
-            raise ModelError("a scale is nan or inf; the file is damaged")
-        return QWeight(Weight(KINDS[form.bits], codes, scales, group=form.group))
+        if not bool(torch.isfinite(scales).all()) or not (mins is None or bool(torch.isfinite(mins).all())):
+            raise ModelError("a scale or minimum is nan or inf; the file is damaged")
+        table = torch.tensor(form.table, dtype=torch.int16) if form.table else None
+        kind = "table4" if form.table else KINDS[form.bits]
+        return QWeight(Weight(kind, codes, scales, group=form.group, mins=mins, table=table))
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 IQ4_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The code book of IQ4_NL and IQ4_XS."""
-E2M1_TABLE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The 4-bit floats of MXFP4 (OCP Microscaling 1.0)."""
+E2M1_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the 4-bit floats of MXFP4 (OCP Microscaling 1.0), so that all are whole."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +23,21 @@ class Form:
     """`split` takes bytes uint8 [r, blocks, bytes of a block] apart into (codes [r, blocks, numbers], scales, mins).
 
     Value = code * scale + minimum, with scales and minimums [r, blocks, groups]; minimums None where the format has
-    none. Codes are int8, `bits` 4 (-8..7, or 0..15 with `table`, or with `offset` 8 less than the format's) or 8.
+    none. Codes are int8: `bits` 8, or 4: 0..15 with minimums or a `table` (value = table[code] * scale), -8..7
+    without. `wide`: scales and minimums are float32.
     """
 
     split: Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
     bits: int
     group: int
-    offset: int = 0
     mins: bool = False
     wide: bool = False
-    table: tuple[float, ...] = ()
+    table: tuple[int, ...] = ()
 
     @property
     def loaded_bits(self) -> float:
         """Bits a number takes once loaded: its code and its part of what the group has."""
-        scale = 32 if self.wide else 16
-        return self.bits + (scale + 32 * self.mins + 8 * bool(self.offset)) / self.group
+        return self.bits + (32 if self.wide else 16) * (1 + self.mins) / self.group
 
 
 def _half(raw: Tensor, at: int) -> Tensor:
@@ -72,7 +71,7 @@ def _q4_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
 
 
 def _q4_1(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _int8(_nibbles(raw[..., 4:20]), 8), _half(raw, 0), _half(raw, 2).float()
+    return _int8(_nibbles(raw[..., 4:20]), 0), _half(raw, 0), _half(raw, 2)
 
 
 def _q5_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -80,7 +79,7 @@ def _q5_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
 
 
 def _q5_1(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _int8(_nibbles(raw[..., 8:24]) | _fifth(raw[..., 4:8]), 0), _half(raw, 0), _half(raw, 2).float()
+    return _int8(_nibbles(raw[..., 8:24]) | _fifth(raw[..., 4:8]), 0), _half(raw, 0), _half(raw, 2)
 
 
 def _q8_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -117,7 +116,7 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scales, mins = _six_bits(raw[..., 4:16])
-    return _int8(_pairs(raw[..., 16:], 32), 8), _half(raw, 0).float() * scales, -(_half(raw, 2).float() * mins)
+    return _int8(_pairs(raw[..., 16:], 32), 0), _half(raw, 0).float() * scales, -(_half(raw, 2).float() * mins)
 
 
 def _q5_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,18 +147,18 @@ def _iq4_xs(raw: Tensor) -> tuple[Tensor, Tensor, None]:
 
 
 def _mxfp4(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    return _int8(_nibbles(raw[..., 1:]), 0), torch.exp2(raw[..., :1].float() - 127), None
+    return _int8(_nibbles(raw[..., 1:]), 0), torch.exp2(raw[..., :1].float() - 128), None
 
 
 FORMS = {
     "Q4_0": Form(_q4_0, 4, 32),
-    "Q4_1": Form(_q4_1, 4, 32, offset=8, mins=True),
+    "Q4_1": Form(_q4_1, 4, 32, mins=True),
     "Q5_0": Form(_q5_0, 8, 32),
     "Q5_1": Form(_q5_1, 8, 32, mins=True),
     "Q8_0": Form(_q8_0, 8, 32),
     "Q2_K": Form(_q2_k, 4, 16, mins=True, wide=True),
     "Q3_K": Form(_q3_k, 4, 16, wide=True),
-    "Q4_K": Form(_q4_k, 4, 32, offset=8, mins=True, wide=True),
+    "Q4_K": Form(_q4_k, 4, 32, mins=True, wide=True),
     "Q5_K": Form(_q5_k, 8, 32, mins=True, wide=True),
     "Q6_K": Form(_q6_k, 8, 16, wide=True),
     "IQ4_NL": Form(_iq4_nl, 4, 32, table=IQ4_TABLE),
