@@ -5,7 +5,6 @@ from __future__ import annotations
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from quire.model.build import Model, load_model
 from quire.model.checkpoint import EMBEDDED
 from quire.model.families import read_spec
 from quire.model.memory import kv_bytes_per_token, weight_bytes
-from quire.model.roles import COLUMNS, ROLES, parameter_count, shard
+from quire.model.roles import COLUMNS, ROLES, ROWS, WHOLE, parameter_count, shard
 from quire.model.spec import MLA, MoE
 from quire.ops.backend import Ops
 from quire.ops.moe import Routing
@@ -170,7 +169,8 @@ def test_shards_of_every_linear_role_make_the_whole(role: str, make: Any) -> Non
         w, b = shard(weight, bias, role, SPEC, rank, 2)
         cut = x.chunk(2, 1)[rank] if ROLES[role].shard == COLUMNS else x
         parts.append(cut @ w.dequantize().t() + (0 if b is None else b))
-    got = parts[0] + parts[1] if ROLES[role].shard == COLUMNS else torch.cat(parts, 1)
+    joined = {COLUMNS: lambda: parts[0] + parts[1], ROWS: lambda: torch.cat(parts, 1), WHOLE: lambda: parts[1]}
+    got = joined[ROLES[role].shard]()
     torch.testing.assert_close(got, want)
 
 
@@ -183,10 +183,9 @@ def test_shard_never_cuts_a_head_and_replicates_few_kv_heads() -> None:
 
 
 def test_memory_formulas() -> None:
-    seven = SimpleNamespace(layers=32, kv_heads=32, head_dim=128)
-    assert kv_bytes_per_token(seven, 2) * 4096 == 2 << 30  # type: ignore[arg-type]
     llama = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
     spec = read_spec(llama | {"intermediate_size": 11008, "vocab_size": 32000}, "config.json")[0]
+    assert kv_bytes_per_token(spec, 2) * 4096 == 2 << 30
     assert parameter_count(spec) == 6_738_415_616
     assert weight_bytes(parameter_count(spec), 16) == 2 * 6_738_415_616
     assert weight_bytes(1 << 20, 4 + 16 / 32) == (1 << 20) * 9 // 16

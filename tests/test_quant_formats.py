@@ -135,7 +135,7 @@ def test_logits_are_those_of_the_dequantized_model(form: Format, tmp_path: Path)
     for name in BACKENDS:
         model = load(tmp_path, name)
         got = Paged(model, texts).run([[4] * 9])
-        assert max(relative_error(g, logits(oracle, t)) for g, t in zip(got, texts, strict=True)) < 2e-4
+        assert max(relative_error(g, logits(oracle, t)) for g, t in zip(got, texts, strict=True)) < 4e-4
         assert model.report["q+k+v"][0] == form.becomes
         assert model.report["head"][0] == model.report["down"][0] == "f32", "matrices left dense are loaded dense"
 
@@ -164,7 +164,7 @@ def test_matrices_that_are_fused_on_disk(form: Format, tmp_path: Path) -> None:
     oracle = foreign.replace_linears(tmp_path, form.config, form.convert, family="phi3")
     texts = [prompt(4, seed) for seed in range(9)]
     got = Paged(load(tmp_path, BACKENDS[-1]), texts).run([[4] * 9])
-    assert max(relative_error(g, logits(oracle, t)) for g, t in zip(got, texts, strict=True)) < 2e-4
+    assert max(relative_error(g, logits(oracle, t)) for g, t in zip(got, texts, strict=True)) < 4e-4
 
 
 def test_a_zero_of_zero_survives_the_first_gptq_format() -> None:
