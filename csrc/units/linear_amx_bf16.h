@@ -17,6 +17,13 @@ QUIRE_INLINE void bf16_sums(const char* x0, const char* x1, int64_t x_stride, co
                 if constexpr (NB == 2) prefetch(w1 + t * 1024 + i + kAhead);
             }
         }
+        if constexpr (RT == 2) {
+            // A tile of activations is 16 lines of 16 rows, which no hardware prefetcher follows.
+            for (int64_t r = 0; r < kAmxRows; ++r) {
+                prefetch(x0 + (t + 2) * 64 + r * x_stride);
+                prefetch(x1 + (t + 2) * 64 + r * x_stride);
+            }
+        }
         tile_load<4>(x0 + t * 64, x_stride);
         tile_load<6>(w0 + t * 1024, 64);
         tile_dot_bf16<0, 4, 6>();
