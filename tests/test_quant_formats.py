@@ -135,7 +135,7 @@ def test_logits_are_those_of_the_dequantized_model(form: Format, tmp_path: Path)
     for name in BACKENDS:
         model = load(tmp_path, name)
         got = Paged(model, texts).run([[4] * 9])
-        assert max(relative_error(g, logits(oracle, t)) for g, t in zip(got, texts, strict=True)) < 4e-4
+        assert max(relative_error(g, logits(oracle, t)) for g, t in zip(got, texts, strict=True)) < 2.5e-4
         assert model.report["q+k+v"][0] == form.becomes
         assert model.report["head"][0] == model.report["down"][0] == "f32", "matrices left dense are loaded dense"
 
