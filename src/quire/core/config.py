@@ -26,7 +26,7 @@ KV_ALIASES = {
 POLICIES = ("fcfs", "priority")
 ACTIVATIONS = ("auto", "int8", "int16")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
-DEVICES = ("auto", "cpu", "reference")
+DEVICES = ("auto", "cuda", "cpu", "reference")
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
@@ -25,12 +26,14 @@ from quire.ops import sampling as _sampling  # noqa: F401  (registers the defini
 from quire.ops import sampling_cpu as _sampling_cpu  # noqa: F401  (registers the implementations)
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
-from quire.ops.layout import KVCache, KVLayout
+from quire.ops.gpu import Gpu, open_gpu, why_no_gpu
+from quire.ops.layout import KVCache, KVLayout, PlainLayout
 from quire.ops.moe import Grouped
 from quire.ops.moe_cpu import group
 from quire.ops.native import Native, load_native
 from quire.ops.op import REGISTRY, choose
 from quire.ops.pack import pack
+from quire.ops.triton.pack import pack as gpu_pack
 from quire.ops.weights import Packed, Weight, plain_packed
 
 T = TypeVar("T")
@@ -77,14 +80,15 @@ class Ops:
     second `next_layer` after them.
     """
 
-    def __init__(self, name: str, cpu: Cpu | None, overrides: tuple[str, ...]) -> None:
+    def __init__(self, name: str, state: Cpu | Gpu | None, overrides: tuple[str, ...]) -> None:
         self.name = name
-        self.cpu = cpu
-        own = {op: _bind(cpu, d.impls["cpu"]) for op, d in REGISTRY.items() if cpu and "cpu" in d.impls}
-        table = choose(name, own, overrides)
+        self.cpu = state if isinstance(state, Cpu) else None
+        self.gpu = state if isinstance(state, Gpu) else None
+        self.device = torch.device("cpu") if self.gpu is None else self.gpu.device
+        table = choose(name, _own(name, state), overrides)
         self.chosen = {op: which for op, (which, _) in table.items()}
-        self.isa = cpu.native.isa if cpu else "torch"
-        self.threads = cpu.native.threads if cpu else 1
+        self.isa = self.cpu.native.isa if self.cpu else self.gpu.name if self.gpu else "torch"
+        self.threads = self.cpu.native.threads if self.cpu else 1
         for op, (_, fn) in table.items():
             setattr(self, op, fn)
 
@@ -96,11 +100,18 @@ class Ops:
         """Whether every op runs in the native extension."""
         return self.cpu is not None and set(self.chosen.values()) == {"cpu"}
 
+    @property
+    def _refers(self) -> bool:
+        """Whether an op that was overridden with its reference reads weights, as they are before packing."""
+        return any(self.chosen[op] == "reference" for op in READ_WEIGHTS)
+
     def pack(self, weight: Weight) -> Packed:
         """`weight` in the layout `linear` reads."""
+        if self.gpu is not None:
+            return gpu_pack(self.gpu, weight, keep_plain=self._refers)
         if self.cpu is None:
             return plain_packed(weight)
-        return pack(self.cpu, weight, keep_plain=any(self.chosen[op] == "reference" for op in READ_WEIGHTS))
+        return pack(self.cpu, weight, keep_plain=self._refers)
 
     def group(self, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
         """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""
@@ -108,12 +119,18 @@ class Ops:
 
     def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
         """Whether `gated_mlp` takes these matrices."""
-        return self.cpu is None or _cpu.fuses_mlp(gate_up, down)
+        return self.gpu is None and (self.cpu is None or _cpu.fuses_mlp(gate_up, down))
+
+    @property
+    def layout(self) -> type[KVLayout]:
+        """How the backend's attention wants keys and values to lie."""
+        return KVLayout if self.gpu is None else PlainLayout
 
     def allocate_cache(self, layout: KVLayout, blocks: int) -> KVCache:
         """Zeroed key and value caches; in huge pages on the cpu backend (measured: 38 instead of 33 GB/s)."""
         if self.cpu is None:
-            return layout.allocate(blocks)
+            with self.device:
+                return layout.allocate(blocks)
         native = self.cpu.native
         keys, values = (
             huge_bytes(native, math.prod(shape) * layout.element.itemsize, zeroed=True).view(layout.element).view(shape)
@@ -138,9 +155,17 @@ class Ops:
 
     def describe(self) -> dict[str, Any]:
         """What `quire inspect` shows: backend, instruction set, threads, implementation of each op."""
-        unit = {"cpu": f"cpu/{self.isa}", "reference": "reference"}
+        unit = {"cpu": f"cpu/{self.isa}", "triton": f"triton/{self.isa}", "reference": "reference"}
         ops = {op: unit[which] for op, which in sorted(self.chosen.items())}
         return {"backend": self.name, "isa": self.isa, "threads": self.threads, "ops": ops}
+
+
+def _own(name: str, state: Cpu | Gpu | None) -> dict[str, Callable[..., Any]]:
+    """The backend's implementations, bound to its state."""
+    impls = {op: d.impls[name] for op, d in REGISTRY.items() if state is not None and name in d.impls}
+    if isinstance(state, Cpu):
+        return {op: _bind(state, fn) for op, fn in impls.items()}
+    return {op: functools.partial(fn, state) for op, fn in impls.items()}
 
 
 def _bind(cpu: Cpu, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,10 +181,13 @@ def _bind(cpu: Cpu, fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def select(device: DeviceConfig) -> Ops:
-    """The backend for `device`: "cpu" native, "reference" torch, "auto" native if built, else torch with a warning."""
+    """The backend for `device`: "cuda" Triton kernels, "cpu" native, "reference" torch.
+
+    "auto": the GPU if torch sees one and Triton is there, else native if built, else torch with a warning.
+    """
     name = device.device
     if name == "auto":
-        name = "cpu" if load_native() is not None else "reference"
+        name = "cuda" if not why_no_gpu() else "cpu" if load_native() is not None else "reference"
         if name == "reference":
             warnings.warn(
                 "quire._native is not built: running on the slow torch reference (install g++ and reinstall quire)",
@@ -168,6 +196,8 @@ def select(device: DeviceConfig) -> Ops:
             )
     if name == "reference":
         return Ops("reference", None, device.ops)
+    if name == "cuda":
+        return Ops("triton", open_gpu(), device.ops)
     if name != "cpu":
-        raise ConfigError(f"--device {name!r} is not one of auto, cpu, reference", param="device")
+        raise ConfigError(f"--device {name!r} is not one of auto, cuda, cpu, reference", param="device")
     return Ops("cpu", _cpu.Cpu(Native(device.isa, device.threads)), device.ops)

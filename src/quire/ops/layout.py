@@ -110,6 +110,29 @@ class KVLayout:
 
 
 @dataclass(frozen=True)
+class PlainLayout(KVLayout):
+    """Keys and values in the logical order [blocks, kv_heads, block_size, head_dim], as a GPU's tiles are loaded.
+
+    Scaled caches hold the codes of a (block, head) in that order and then their scales, as in `KVLayout`.
+    """
+
+    @property
+    def lanes(self) -> int:
+        """One token after the other."""
+        return 1
+
+    @property
+    def pair(self) -> int:
+        """All numbers of a key side by side."""
+        return self.head_dim
+
+    @property
+    def vpair(self) -> int:
+        """One value after the other."""
+        return 1
+
+
+@dataclass(frozen=True)
 class KVCache:
     """One layer's keys and values, in the shapes that `layout` says."""
 

@@ -1,0 +1,122 @@
+"""What the implementations of the GPU backend share: the device, memory, tuned sizes, and ways to and from the host."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire.core.errors import ConfigError
+
+CONFIGS = Path(__file__).parent / "triton" / "configs"
+"""One file per kernel: a list of rows {"device": name or "", "when": {fact: [low, high]}, "use": {size: number}}."""
+
+
+class Gpu:
+    """One device. Under Triton's interpreter (TRITON_INTERPRET=1) it is the CPU, for tests: same kernels, no GPU.
+
+    `name` is the device's own, which chooses rows of `CONFIGS`; `interpreted` says that kernels run as Python.
+    """
+
+    def __init__(self, device: torch.device, name: str, interpreted: bool) -> None:
+        self.device, self.name, self.interpreted = device, name, interpreted
+        self._rows: dict[str, list[dict[str, Any]]] = {}
+        self._chosen: dict[tuple[Any, ...], dict[str, int]] = {}
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """An uninitialized tensor; inside a capture its memory belongs to the graph."""
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def config(self, kernel: str, **facts: int) -> dict[str, int]:
+        """Sizes (block shapes, num_warps, num_stages) of `kernel` for `facts` (n=4096): those of the first row that fits.
+
+        Rows of this device come before those of any; a row fits when each fact it names lies in its range. Results must
+        not depend on facts of the batch that change the order of a sum. `ConfigError` when no row fits.
+        """
+        key = (kernel, *facts.items())
+        found = self._chosen.get(key)
+        if found is None:
+            found = self._chosen[key] = choose_row(self._table(kernel), self.name, kernel, facts)
+        return found
+
+    def _table(self, kernel: str) -> list[dict[str, Any]]:
+        rows = self._rows.get(kernel)
+        if rows is None:
+            rows = self._rows[kernel] = json.loads((CONFIGS / f"{kernel}.json").read_text())
+        return rows
+
+    def upload(self, array: NDArray[Any]) -> Tensor:
+        """A copy of `array` on the device, in the order of the stream; `array` may be changed afterwards."""
+        host = torch.from_numpy(array.copy())
+        if self.device.type == "cpu":
+            return host
+        return host.pin_memory().to(self.device, non_blocking=True)
+
+    def download(self, *tensors: Tensor) -> list[NDArray[Any]]:
+        """The tensors as arrays of the host: all copies are queued, then waited for once."""
+        if self.device.type == "cpu":
+            return [t.numpy() for t in tensors]
+        hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
+        torch.cuda.current_stream(self.device).synchronize()
+        return [host.numpy() for host in hosts]
+
+
+def choose_row(rows: list[dict[str, Any]], device: str, kernel: str, facts: dict[str, int]) -> dict[str, int]:
+    """The sizes of the first row that fits, rows of `device` first."""
+    for name in (device, ""):
+        for row in rows:
+            ranges = row.get("when", {})
+            if row.get("device", "") == name and all(low <= facts[f] <= high for f, (low, high) in ranges.items()):
+                sizes: dict[str, int] = row["use"]
+                return sizes
+    raise ConfigError(f"ops/triton/configs/{kernel}.json has no row for {facts}; its last row must fit everything")
+
+
+def load_kernels() -> None:
+    """Import every module of ops/triton, which registers its implementations."""
+    package = importlib.import_module("quire.ops.triton")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"quire.ops.triton.{module.name}")
+
+
+def interpreting() -> bool:
+    """Whether kernels would run as Python. Imports Triton."""
+    knobs = importlib.import_module("triton.knobs")
+    return bool(knobs.runtime.interpret)
+
+
+def why_no_gpu() -> str:
+    """Why the GPU backend cannot run here; empty when it can. Imports Triton only if a GPU is there."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install 'quire[gpu]'"
+    if not torch.cuda.is_available():
+        built = "sees no GPU" if torch.version.cuda or torch.version.hip else "was built without CUDA"
+        return f"this torch ({torch.__version__}) {built}"
+    return ""
+
+
+def open_gpu() -> Gpu:
+    """The current GPU, or the CPU under Triton's interpreter; `ConfigError` with the reason when there is neither."""
+    reason = why_no_gpu()
+    if not reason:
+        device = torch.device("cuda", torch.cuda.current_device())
+        gpu = Gpu(device, torch.cuda.get_device_name(device), interpreting())
+    elif importlib.util.find_spec("triton") is not None and interpreting():
+        gpu = Gpu(torch.device("cpu"), "interpreter", True)
+    else:
+        raise ConfigError(f"--device cuda: {reason}", param="device")
+    load_kernels()
+    return gpu
+
+
+def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Records as the bytes they are, for `Gpu.upload`."""
+    return np.ascontiguousarray(array).view(np.uint8)

@@ -1,0 +1,48 @@
+"""Every kernel of the GPU backend against its definition: under the interpreter, or on a GPU (TRITON_INTERPRET=0)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from quire.core.errors import ConfigError
+from quire.ops.gpu import choose_row
+from quire.ops.op import REGISTRY
+from triton_ops import TRITON_OPS, close, needs_triton, run_gpu, run_reference
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # numpy's, of inf and nan under the interpreter
+@pytest.mark.parametrize("name", TRITON_OPS)
+def test_equals_the_reference(name: str) -> None:
+    definition = REGISTRY[name]
+    assert definition.cases is not None
+    for case in definition.cases(torch.Generator().manual_seed(0)):
+        found, expected = run_gpu(name, case), run_reference(name, case)
+        assert len(found) == len(expected)
+        # 16-bit caches may round to the neighbour
+        cached = "cache" in name and case["cache"].layout.dtype != torch.float32
+        for f, e in zip(found, expected, strict=True):
+            close(name, f, e, 2**-8 if cached and f.dim() > 2 else definition.tolerance)
+
+
+def test_nothing_imports_triton_before_it_is_chosen() -> None:
+    program = (
+        "import sys; from quire.ops.backend import select; from quire.core.config import DeviceConfig;"
+        "import quire.engine.llm, quire.cli.app; select(DeviceConfig(device='reference'));"
+        "sys.exit(any(name.split('.')[0] == 'triton' for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_first_row_that_fits_gives_the_sizes() -> None:
+    rows = [{"when": {"n": [1, 64]}, "use": {"BLOCK": 16}}, {"use": {"BLOCK": 64}}]
+    rows.append({"device": "NVIDIA H200", "when": {"n": [4096, 4096]}, "use": {"BLOCK": 128}})
+    assert choose_row(rows, "other", "linear", {"n": 64})["BLOCK"] == 16
+    assert choose_row(rows, "other", "linear", {"n": 4096})["BLOCK"] == 64
+    assert choose_row(rows, "NVIDIA H200", "linear", {"n": 4096})["BLOCK"] == 128
+    with pytest.raises(ConfigError, match=r"linear\.json has no row for \{'n': 65\}"):
+        choose_row(rows[:1], "other", "linear", {"n": 65})

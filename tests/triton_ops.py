@@ -1,0 +1,130 @@
+"""Ops of the GPU backend in tests: on the GPU when one is there and TRITON_INTERPRET=0, else under the interpreter."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.core.config import DeviceConfig
+from quire.ops.backend import Ops, select
+from quire.ops.gpu import load_kernels, open_gpu
+from quire.ops.layout import KVCache, KVLayout, PlainLayout
+from quire.ops.op import REGISTRY, Case
+from quire.ops.weights import Weight
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed (pip install 'quire[gpu]')")
+if HAS_TRITON:
+    load_kernels()
+TRITON_OPS = sorted(name for name, definition in REGISTRY.items() if "triton" in definition.impls)
+
+
+@functools.cache
+def gpu_ops() -> Ops:
+    """The GPU backend; ops it has no kernel for run their reference."""
+    missing = tuple(f"{name}=reference" for name in REGISTRY if name not in TRITON_OPS)
+    return Ops("triton", open_gpu(), missing)
+
+
+@functools.cache
+def reference() -> Ops:
+    return select(DeviceConfig(device="reference"))
+
+
+def plain(layout: KVLayout) -> KVLayout:
+    """The GPU's layout of the same numbers; a layout of latents is the same on every backend."""
+    if type(layout) is not KVLayout:
+        return layout
+    return PlainLayout(layout.block_size, layout.kv_heads, layout.head_dim, layout.dtype)
+
+
+def on_gpu(value: Any, ops: Ops, dtype: torch.dtype = torch.float32) -> Any:
+    """A copy of an argument of a case on the device: f32 matrices as `dtype`, caches in the GPU's layout.
+
+    Which arguments are activations is told by their shape alone: f32 tensors of two dimensions.
+    """
+    if isinstance(value, Weight):
+        return ops.pack(value)
+    if isinstance(value, Tensor):
+        narrow = value.dtype is torch.float32 and value.dim() == 2
+        return value.to(ops.device, dtype if narrow else value.dtype, copy=True)
+    if isinstance(value, KVCache):
+        layout = plain(value.layout)
+        found = layout.allocate(len(value.keys))
+        if layout is value.layout:
+            found = KVCache(layout, value.keys.clone(), value.values.clone())
+        else:
+            copy_cache(value, found)
+        return KVCache(layout, found.keys.to(ops.device), found.values.to(ops.device))
+    if isinstance(value, (tuple, list)):
+        return type(value)(on_gpu(v, ops, dtype) for v in value)
+    return value
+
+
+def copy_cache(source: KVCache, target: KVCache) -> None:
+    """Bits of `source` into the layout of `target`, codes and scales."""
+    at, to = source.layout, target.layout
+    shape = (len(source.keys), at.kv_heads, at.block_size, at.head_dim)
+    keys = at.key_codes(source.keys).permute(0, 1, 2, 4, 3, 5).reshape(shape)
+    values = at.value_codes(source.values).permute(0, 1, 2, 4, 3).reshape(shape)
+    to.key_codes(target.keys).copy_(keys.view(to.key_codes(target.keys).shape))
+    to.value_codes(target.values).copy_(values.view(to.value_codes(target.values).shape))
+    if at.scaled:
+        to.scales(target.keys).copy_(at.scales(source.keys))
+        to.scales(target.values).copy_(at.scales(source.values))
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Every tensor of an output or an argument; caches as what they mean, f32 [blocks, kv_heads, block_size, head_dim]."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, KVCache):
+        if type(value.layout) in (KVLayout, PlainLayout):
+            return list(value.logical(torch.arange(len(value.keys), device=value.keys.device)))
+        return [value.keys, value.values]
+    if isinstance(value, (tuple, list)):
+        return [t for v in value for t in tensors(v)]
+    return [torch.from_numpy(value)] if type(value).__module__ == "numpy" and value.dtype.names is None else []
+
+
+def run_gpu(name: str, case: Case, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """The output and all arguments after the call on the GPU backend, as f32 on the host."""
+    ops = gpu_ops()
+    ops.begin_step()
+    args = {k: on_gpu(v, ops, dtype) for k, v in case.items()}
+    out = getattr(ops, name)(**args)
+    return [t.float().cpu() for t in tensors([out, list(args.values())])]
+
+
+def run_reference(name: str, case: Case, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """The same by the definition in f32, of activations rounded to `dtype`."""
+    ops = reference()
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Weight):
+            return ops.pack(value)
+        if isinstance(value, Tensor):
+            return value.to(dtype).float() if value.dtype is torch.float32 and value.dim() == 2 else value.clone()
+        if isinstance(value, KVCache):
+            return KVCache(value.layout, value.keys.clone(), value.values.clone())
+        return type(value)(copied(v) for v in value) if isinstance(value, (tuple, list)) else value
+
+    args = {k: copied(v) for k, v in case.items()}
+    out = getattr(ops, name)(**args)
+    return [t.float() for t in tensors([out, list(args.values())])]
+
+
+def close(name: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Whether the largest error is at most `tolerance` of the largest number, NaN in the same places."""
+    assert found.shape == expected.shape, f"{name}: {list(found.shape)} instead of {list(expected.shape)}"
+    if expected.numel() == 0:
+        return
+    assert torch.equal(found.isnan(), expected.isnan()), f"{name}: NaN in other places than the reference"
+    size = expected.nan_to_num().abs().max().clamp(min=1e-30)
+    error = ((found - expected).nan_to_num().abs().max() / size).item()
+    assert error <= tolerance, f"{name}: relative error {error:.2e} > {tolerance:.0e}"
