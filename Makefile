@@ -13,10 +13,10 @@ demo: build  ## serve the embedded model and ask it a few things over HTTP
 serve: build  ## the embedded model on http://127.0.0.1:8000
 	$(BIN)/quire serve
 
-test: build
+test: build .venv/triton
 	$(BIN)/python -m pytest
 
-test-slow: build
+test-slow: build .venv/triton
 	$(BIN)/python -m pytest -m slow
 
 lint: build
@@ -54,6 +54,11 @@ build: .venv/built
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
 	$(PIP) scikit-build-core nanobind ninja cmake
+	touch $@
+
+# The GPU's kernels are tested on the CPU, by Triton's interpreter; nothing else wants it without a GPU.
+.venv/triton: .venv/dependencies
+	$(PIP) --no-deps triton
 	touch $@
 
 .venv/built: .venv/dependencies pyproject.toml $(NATIVE)

@@ -140,6 +140,7 @@ def test_doctor_names_the_backend(run: Run) -> None:
     code, out, _ = run("doctor", "--device", "reference")
     assert code == 0
     assert "quire" in out and "native kernels" in out and "reference" in out
+    assert "cuda" in out, "why there is no GPU backend, or what it runs on"
 
 
 def test_generate_prints_every_text_in_order(run: Run, folder: str) -> None:

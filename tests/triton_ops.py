@@ -80,7 +80,7 @@ def copy_cache(source: KVCache, target: KVCache) -> None:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """Every tensor of an output or an argument; caches as what they mean, f32 [blocks, kv_heads, block_size, head_dim]."""
+    """Every tensor of an output or an argument; caches as the numbers they hold, in the logical order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, KVCache):

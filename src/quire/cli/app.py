@@ -9,8 +9,9 @@ import typer
 import quire
 from quire.cli.bench import bench
 from quire.cli.demo import demo
+from quire.cli.doctor import doctor
 from quire.cli.evaluate import evaluate
-from quire.cli.inspect import doctor, inspect
+from quire.cli.inspect import inspect
 from quire.cli.serve import serve
 from quire.cli.talk import chat, generate
 

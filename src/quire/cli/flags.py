@@ -80,7 +80,7 @@ HELP = {
     "scheduling_policy": "Who runs first.",
     "max_num_queued_reqs": "Sequences accepted and not finished at most; more are refused (HTTP 429).",
     "static_batching": "Admit no sequence while others run: the baseline to compare with.",
-    "device": "cpu = native kernels, reference = torch (slow), auto = cpu if it was built.",
+    "device": "cuda = GPU kernels, cpu = native kernels, reference = torch (slow), auto = the first that can run.",
     "threads": "CPU threads; 0 = one per physical core, as far as the quota goes.",
     "isa": "Force an instruction set of the native kernels.",
     "ops": "Choose one op's implementation, as in linear=reference; may be given several times.",

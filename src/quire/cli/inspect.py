@@ -1,24 +1,16 @@
-"""`quire inspect` and `quire doctor`: what would run, before anything is loaded."""
+"""`quire inspect`: what a model is and needs, and what would run it, before anything is loaded."""
 
 from __future__ import annotations
 
-import platform
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-import quire
 from quire.cli.flags import ENGINE, to_engine, with_flags
-from quire.core.config import DeviceConfig, cpu_count
-from quire.core.errors import ConfigError
+from quire.cli.show import Rows, show, size
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.model.build import ModelFacts
     from quire.ops.backend import Ops
-
-Rows = list[tuple[str, str]]
 
 
 @with_flags(ENGINE)
@@ -30,10 +22,10 @@ def inspect(options: dict[str, Any]) -> None:
 
     found = describe(config.model.model, config.model.load_format)
     ops = select(config.device)
-    _print("model", _model_rows(found))
-    _print("memory", _memory_rows(config, found, ops))
-    _print("runs on", [("backend", ops.name), ("instruction set", ops.isa), ("threads", str(ops.threads))])
-    _print("ops", [(op, which) for op, which in sorted(ops.describe()["ops"].items())])
+    show("model", _model_rows(found))
+    show("memory", _memory_rows(config, found, ops))
+    show("runs on", [("backend", ops.name), ("instruction set", ops.isa), ("threads", str(ops.threads))])
+    show("ops", [(op, which) for op, which in sorted(ops.describe()["ops"].items())])
     for note in found.notes:
         print(f"note: {note}")
 
@@ -78,14 +70,14 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, ops: Ops) -> Rows:
     per_token = kv_layout(config.cache, found.spec, dtype).bytes_per_token * found.spec.layers
     length = max_model_len(config.model.max_model_len, found.spec)
     blocks, fits = plan_blocks(config, per_token, length)
-    size = config.cache.block_size
+    block = config.cache.block_size
     return [
-        ("weights on disk", _size(found.bytes_on_disk)),
-        ("weights in memory", "about " + _size(_packed(config, found, 8 * dtype.itemsize, 4 if ops.cpu else 8))),
-        ("KV cache per token", _size(per_token)),
-        ("KV cache", f"{blocks:,} blocks of {size} tokens, {_size(blocks * size * per_token)}"),
+        ("weights on disk", size(found.bytes_on_disk)),
+        ("weights in memory", "about " + size(_packed(config, found, 8 * dtype.itemsize, 4 if ops.cpu else 8))),
+        ("KV cache per token", size(per_token)),
+        ("KV cache", f"{blocks:,} blocks of {block} tokens, {size(blocks * block * per_token)}"),
         ("longest sequence", f"{fits:,} tokens"),
-        ("memory available", _size(available_memory())),
+        ("memory available", size(available_memory())),
     ]
 
 
@@ -112,71 +104,3 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits:
             bits = {"int8": 8, "int4": int4_bits}[(target.head if name == "head" else target).name] + scales
         total += weight_bytes(prod(role.shape(spec)) * role.copies(spec), bits)
     return total
-
-
-def doctor(
-    device: Annotated[str, typer.Option(help="auto, cpu or reference.")] = "auto",
-    isa: Annotated[str, typer.Option(help="Instruction set to ask for.")] = "auto",
-) -> None:
-    """What runs on this machine and why not something else. Exits with 1 when only the slow reference would run."""
-    import torch
-
-    _print(
-        "versions",
-        [
-            ("quire", quire.__version__),
-            ("python", f"{platform.python_version()} ({sys.executable})"),
-            ("torch", torch.__version__),
-            ("machine", f"{platform.machine()}, {cpu_count()} cores for this process"),
-        ],
-    )
-    _print("native kernels", _unit_rows())
-    ops = _select(DeviceConfig(device=device, isa=isa))
-    _print("would run", [("backend", ops.name), ("instruction set", ops.isa), ("threads", str(ops.threads))])
-    _print(
-        "GPU", [("cuda", "torch sees one, but there is no GPU backend yet" if torch.cuda.is_available() else "none")]
-    )
-    if ops.name == "reference" and device == "auto":
-        print("quire: only the slow torch reference would run; install g++ 12 or newer and install quire again")
-        raise typer.Exit(1)
-
-
-def _select(device: DeviceConfig) -> Ops:
-    import warnings
-
-    from quire.ops.backend import select
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # doctor says the same in its own words
-        return select(device)
-
-
-def _unit_rows() -> Rows:
-    """Every instruction-set unit of the extension, and why one cannot run."""
-    from quire.ops.native import UNITS, Native, load_native
-
-    if load_native() is None:
-        return [("quire._native", "was not built: there was no C++20 compiler at installation")]
-    rows: Rows = []
-    for unit in UNITS:
-        try:
-            rows.append((unit, f"runs, {len(Native(unit).ids)} ops"))
-        except ConfigError as error:
-            rows.append((unit, error.message))
-    return rows
-
-
-def _print(title: str, rows: Rows) -> None:
-    print(title)
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"  {name:<{width}}  {value}")
-
-
-def _size(count: float) -> str:
-    """Bytes with a binary unit."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return f"{count:,.2f} GiB"

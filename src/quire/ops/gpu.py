@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import pkgutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,9 @@ class Gpu:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def config(self, kernel: str, **facts: int) -> dict[str, int]:
-        """Sizes (block shapes, num_warps, num_stages) of `kernel` for `facts` (n=4096): those of the first row that fits.
+        """Sizes (block shapes, num_warps, num_stages) of `kernel` for `facts` (n=4096): those of the row that fits.
 
-        Rows of this device come before those of any; a row fits when each fact it names lies in its range. Results must
+        Rows of this device come before those of any; the first whose named facts lie in its ranges fits. Results must
         not depend on facts of the batch that change the order of a sum. `ConfigError` when no row fits.
         """
         key = (kernel, *facts.items())
@@ -115,6 +117,33 @@ def open_gpu() -> Gpu:
         raise ConfigError(f"--device cuda: {reason}", param="device")
     load_kernels()
     return gpu
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What `quire doctor` shows of a GPU; memory in bytes. `tuned`: whose sizes the kernels would use."""
+
+    name: str
+    architecture: str
+    processors: int
+    free: int
+    total: int
+    triton: str
+    tuned: str
+
+
+def gpu_facts() -> GpuFacts:
+    """Of the current GPU, which must be there."""
+    device = torch.cuda.current_device()
+    found = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    own = [
+        p.stem for p in CONFIGS.glob("*.json") if any(r.get("device") == found.name for r in json.loads(p.read_text()))
+    ]
+    architecture = getattr(found, "gcnArchName", "") or f"sm_{found.major}{found.minor}"
+    version = importlib.metadata.version("triton")
+    tuned = f"for this device: {', '.join(sorted(own))}" if own else "none for this device; those of any are used"
+    return GpuFacts(found.name, architecture, found.multi_processor_count, free, total, version, tuned)
 
 
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -1,0 +1,86 @@
+"""`quire doctor`: which backend would run on this machine, and why not another."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import quire
+from quire.cli.show import Rows, show, size
+from quire.core.config import DEVICES, DeviceConfig
+from quire.core.errors import ConfigError
+from quire.core.machine import cores
+
+if TYPE_CHECKING:
+    from quire.ops.backend import Ops
+
+
+def doctor(
+    device: Annotated[str, typer.Option(help=f"Backend to ask for: {', '.join(DEVICES)}.")] = "auto",
+    isa: Annotated[str, typer.Option(help="Instruction set to ask for.")] = "auto",
+) -> None:
+    """What runs on this machine and why not something else. Exits with 1 when only the slow reference would run."""
+    import torch
+
+    from quire.engine.budget import available_memory
+
+    show(
+        "versions",
+        [
+            ("quire", quire.__version__),
+            ("python", f"{platform.python_version()} ({sys.executable})"),
+            ("torch", torch.__version__),
+        ],
+    )
+    show("machine", [("processor", f"{platform.machine()}, {cores()}"), ("memory", f"{size(available_memory())} free")])
+    show("native kernels", _unit_rows())
+    show("GPU", _gpu_rows())
+    ops = _select(DeviceConfig(device=device, isa=isa))
+    show("would run", [("backend", ops.name), ("kernels for", ops.isa), ("threads", f"{ops.threads}, of {cores()}")])
+    if ops.name == "reference" and device == "auto":
+        print("quire: only the slow torch reference would run; install g++ 12 or newer and install quire again")
+        raise typer.Exit(1)
+
+
+def _select(device: DeviceConfig) -> Ops:
+    import warnings
+
+    from quire.ops.backend import select
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # doctor says the same in its own words
+        return select(device)
+
+
+def _unit_rows() -> Rows:
+    """Every instruction-set unit of the extension, and why one cannot run."""
+    from quire.ops.native import UNITS, Native, load_native
+
+    if load_native() is None:
+        return [("quire._native", "was not built: there was no C++20 compiler at installation")]
+    rows: Rows = []
+    for unit in UNITS:
+        try:
+            rows.append((unit, f"runs, {len(Native(unit).ids)} ops"))
+        except ConfigError as error:
+            rows.append((unit, error.message))
+    return rows
+
+
+def _gpu_rows() -> Rows:
+    """The GPU that `--device cuda` would take, or why there is none."""
+    from quire.ops.gpu import gpu_facts, why_no_gpu
+
+    reason = why_no_gpu()
+    if reason:
+        return [("cuda", f"cannot run: {reason}")]
+    facts = gpu_facts()
+    return [
+        ("device", f"{facts.name}, {facts.architecture}, {facts.processors} multiprocessors"),
+        ("memory", f"{size(facts.free)} free of {size(facts.total)}"),
+        ("triton", facts.triton),
+        ("tuned sizes", facts.tuned),
+    ]
