@@ -85,7 +85,7 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits:
     """Bytes of the packed weights: matrices in the target format with their scales, tables dense, norms f32.
 
     A tied head is packed a second time, because the embedding table stays as it is for look-ups. The torch reference
-    spends a whole byte on a 4-bit code.
+    spends a whole byte on a 4-bit code. Where no roles are known, every parameter is counted as a matrix's.
     """
     from math import prod
 
@@ -95,6 +95,9 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits:
 
     target, spec, total = quantizer(config.model.quantization), found.spec, 0
     scales = 16 / config.model.group_size
+    if not found.roles:
+        bits = dense_bits if target is None else {"int8": 8, "int4": int4_bits}.get(target.name, int4_bits) + scales
+        return weight_bytes(found.parameters, bits)
     for name in found.roles:
         role = ROLES[name]
         bits: float = {"vector": 32, "dense": 32, "table": dense_bits, "linear": dense_bits}[role.kind]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
@@ -61,7 +59,7 @@ class Runner:
         self.caches = [self.own_caches[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
         self.arrays = Arrays(max_tokens, max_seqs, -(-max_model_len // self.block_size))
         self.sampler = Sampler(ops, model.spec.vocab_size)
-        self.capture = capture
+        self.capture = capture and model.decoder.recordable
         self.numeric_errors = 0
         self._graphs: dict[int, Replay[torch.Tensor]] = {}
         self._table_owner: list[tuple[Sequence, int] | None] = [None] * max_seqs
@@ -69,8 +67,8 @@ class Runner:
     def warm_up(self) -> None:
         """Fault in what the first step touches: its memory between ops, scratch of all threads, the first KV blocks.
 
-        One prompt of made-up tokens runs through two layers, which take the same memory as all do; the blocks that it
-        wrote are zeroed again, in every layer. No counter sees it.
+        The decoder warms up on one prompt of made-up tokens; the blocks that it wrote are zeroed again, in every
+        layer. No counter sees it.
         """
         arrays, size = self.arrays, self.block_size
         blocks = min(self.caches[0].keys.shape[0], arrays.block_tables.shape[1], len(arrays.tokens) // size)
@@ -80,9 +78,8 @@ class Runner:
         arrays.positions[:tokens] = arrays.slots[:tokens] = np.arange(tokens)
         arrays.block_tables[0, :blocks] = np.arange(blocks)
         arrays.context[0] = arrays.cu_q[1] = tokens
-        layers = self.model.decoder.layers[:2]
         self.ops.begin_step()
-        replace(self.model.decoder, layers=layers)(arrays.batch(tokens, 1, 1), self.caches[: len(layers)])
+        self.model.decoder.warm_up(arrays.batch(tokens, 1, 1), self.caches)
         self.ops.zero_blocks(list(self.own_caches.values()), tuple(range(blocks)))
 
     def run(self, plan: StepPlan) -> list[ChunkResult]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
+
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +30,25 @@ class Batch:
     block_tables: Tensor
     logit_rows: Tensor
     tree: Tensor | None = None
+
+
+class Forward(Protocol):
+    """Tokens to logits: a decoder of the table's families, or one that runs by other code."""
+
+    @property
+    def ops(self) -> Ops:
+        """The ops that it calls."""
+        ...
+
+    @property
+    def recordable(self) -> bool:
+        """Whether all of a step is native calls, so that it may be recorded and replayed."""
+        ...
+
+    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
+        """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all rows are written to `caches`."""
+        ...
+
+    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
+        """Touch the memory that a step like `batch` needs; may write to `caches` what `batch` says."""
+        ...

@@ -13,9 +13,11 @@ import torch
 
 from quire.core.config import CacheConfig, EngineConfig
 from quire.core.errors import ConfigError, ModelError
+from quire.model.batch import Forward
+from quire.model.borrowed.found import Borrowed, find_borrowed
+from quire.model.borrowed.load import load_borrowed
 from quire.model.checkpoint import Checkpoint, Source, float_dtype, resolve
 from quire.model.claim import claim
-from quire.model.decoder import Decoder
 from quire.model.dummy import DummyWeights
 from quire.model.families import read_spec
 from quire.model.generation import GenerationDefaults, read_generation
@@ -75,7 +77,7 @@ class Model:
 
     name: str
     spec: ModelSpec
-    decoder: Decoder
+    decoder: Forward
     layouts: tuple[KVLayout, ...]
     max_model_len: int
     dtype: str
@@ -117,13 +119,14 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
         claimed = claim(source.infos, spec, family, required, scheme)
     except ModelError as error:
         raise ModelError(f"{folder}: {error.message}") from None
-    own_name = folder.name if gguf is None else folder.stem
-    name = model if "/" in model and not Path(model).exists() else own_name
-    return Opened(name, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes))
+    return Opened(own_name(model, folder), folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes))
 
 
 def describe(model: str, load_format: str = "auto") -> ModelFacts:
     """Facts of `model` from config and headers alone; no weight is read."""
+    borrowed = find_borrowed(resolve(model))
+    if borrowed is not None:
+        return _describe_borrowed(model, borrowed)
     opened = open_model(model, load_format)
     infos, routing = opened.source.infos, opened.spec.moe.routing
     total = opened.claim.parameters(infos, opened.scheme)
@@ -144,6 +147,32 @@ def describe(model: str, load_format: str = "auto") -> ModelFacts:
         generation=read_generation(opened.folder, opened.spec),
         notes=opened.notes,
     )
+
+
+def _describe_borrowed(model: str, found: Borrowed) -> ModelFacts:
+    infos = found.checkpoint.infos
+    parameters = sum(int(torch.Size(i.shape).numel()) for i in infos.values())
+    return ModelFacts(
+        name=own_name(model, found.folder),
+        folder=found.folder,
+        spec=found.spec,
+        roles=(),
+        scheme="unquantized",
+        matrix_bits=0,
+        dtype=dtype_name(found.dtype),
+        tensors=len(infos),
+        parameters=parameters,
+        active_parameters=parameters,
+        bytes_on_disk=found.checkpoint.nbytes,
+        kv_bytes_per_token=kv_bytes_per_token(found.spec, 2),
+        generation=read_generation(found.folder, found.spec),
+        notes=found.notes,
+    )
+
+
+def own_name(model: str, folder: Path) -> str:
+    """A hub name as it was given, otherwise that of the folder or file."""
+    return model if "/" in model and not Path(model).exists() else folder.stem if folder.is_file() else folder.name
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -198,6 +227,9 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     """
     options = config.model
     target = quantizer(options.quantization)
+    borrowed = find_borrowed(resolve(options.model))
+    if borrowed is not None:
+        return _load_borrowed(config, ops, borrowed, target)
     opened = open_model(options.model, options.load_format, options.seed)
     spec = opened.spec
     dtype, notes = compute_dtype(options.dtype, opened.dtype)
@@ -238,6 +270,43 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
         folder=opened.folder,
         notes=notes,
         adapters=adapters,
+    )
+
+
+def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quantizer | None) -> Model:
+    """A model by transformers' code; options that only the table's families have are refused."""
+    options = config.model
+    for given, name in (
+        (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
+        (options.cache_packed != "off", "cache_packed"), (options.activations != "auto", "activations"),
+    ):  # fmt: skip
+        if given:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} needs a family of the table; {found.spec.family!r} runs by the code of "
+                "transformers",
+                param=name,
+            )
+    dtype, notes = compute_dtype(options.dtype, found.dtype)
+    length = max_model_len(options.max_model_len, found.spec)
+    layout = kv_layout(config.cache, found.spec, dtype)
+    decoder, spec, layouts, report = load_borrowed(found, ops, dtype, target, options.group_size, layout)
+    for note in (*found.notes, *notes):
+        log.warning("%s: %s", found.folder, note)
+    generation = read_generation(found.folder, spec)
+    return Model(
+        name=own_name(options.model, found.folder),
+        spec=spec,
+        decoder=decoder,
+        layouts=layouts,
+        max_model_len=length,
+        dtype=dtype_name(dtype),
+        weight_bytes=sum(size for _, size in report.values()),
+        report=report,
+        eos_token_ids=generation.eos_token_ids,
+        bos_token_id=generation.bos_token_id,
+        generation_defaults=generation.sampling,
+        folder=found.folder,
+        notes=(*found.notes, *notes),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -103,6 +103,7 @@ class Decoder:
     head: Linear
     head_steps: tuple[Step, ...] = ()
     block: Block = sequential_block
+    recordable: bool = True
 
     def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
         """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all T rows are written to `caches`.
@@ -125,3 +126,8 @@ class Decoder:
         for step in self.head_steps:
             logits = step(ops, logits, batch)
         return logits
+
+    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
+        """Run `batch` through two layers, which take the same memory between ops as all do."""
+        layers = self.layers[:2]
+        replace(self, layers=layers)(batch, caches[: len(layers)])

@@ -319,7 +319,12 @@ def find_family(config: HfConfig) -> tuple[str, Family]:
     name = config.text("model_type")
     if name not in FAMILIES:
         code = " (the code that auto_map points to is never run)" if config.has("auto_map") else ""
-        raise config.fail("model_type", f"{name!r} is not supported{code}; supported: {', '.join(sorted(FAMILIES))}")
+        known = ", ".join(sorted(FAMILIES))
+        raise config.fail(
+            "model_type",
+            f"{name!r} is not supported{code}; supported: {known}; other causal models run, slowly, by the code of an "
+            "installed transformers that has them (pip install 'quire[transformers]')",
+        )
     row = FAMILIES[name]
     return name, row(config) if callable(row) else row
 
