@@ -96,8 +96,8 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits:
     target, spec, total = quantizer(config.model.quantization), found.spec, 0
     scales = 16 / config.model.group_size
     if not found.roles:
-        bits = dense_bits if target is None else {"int8": 8, "int4": int4_bits}.get(target.name, int4_bits) + scales
-        return weight_bytes(found.parameters, bits)
+        made = {"int8": 8}.get(target.name, int4_bits) + scales if target is not None else dense_bits
+        return weight_bytes(found.parameters, made)
     for name in found.roles:
         role = ROLES[name]
         bits: float = {"vector": 32, "dense": 32, "table": dense_bits, "linear": dense_bits}[role.kind]

@@ -50,7 +50,7 @@ class PackedExperts:
         """x [T, hidden], ids and weights [T, k] -> [T, hidden]; what is between the matrices is `module`'s."""
         choices = ids.shape[1]
         flat, out = ids.flatten(), torch.empty(ids.numel(), x.shape[1])
-        for expert in flat.unique().tolist():
+        for expert in sorted(set(flat.tolist())):
             rows = (flat == expert).nonzero()[:, 0]
             inner = self.up[expert](x[rows // choices])
             inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)

@@ -48,7 +48,7 @@ def try_out(found: Borrowed, model: Any, bridge: Bridge) -> None:
             for batch, counts in _batches(tokens, bridge.block_size):
                 bridge.ops.begin_step()
                 bridge.begin(batch)
-                for rows, part in zip(got, forward(model, batch).split(counts), strict=True):
+                for rows, part in zip(got, torch.split(forward(model, batch), counts), strict=True):
                     rows.append(part)
     except ModelError as error:
         raise ModelError(f"{where}: {name} cannot run over our cache: {error.message}") from None
