@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from quire.core.config import DeviceConfig
 from quire.ops.backend import Ops, select
 from quire.ops.gpu import load_kernels, open_gpu
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
+from quire.ops.moe import Grouped
 from quire.ops.op import REGISTRY, Case
+from quire.ops.triton.pack import keeps_activations
 from quire.ops.weights import Weight
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -50,6 +53,10 @@ def on_gpu(value: Any, ops: Ops, dtype: torch.dtype = torch.float32) -> Any:
     """
     if isinstance(value, Weight):
         return ops.pack(value)
+    if isinstance(value, Grouped):
+        assert value.packed.plain is not None
+        bias = None if value.bias is None else value.bias.to(ops.device)
+        return ops.group(ops.pack(value.packed.plain), value.experts, value.n, bias)
     if isinstance(value, Tensor):
         narrow = value.dtype is torch.float32 and value.dim() == 2
         return value.to(ops.device, dtype if narrow else value.dtype, copy=True)
@@ -107,7 +114,10 @@ def run_reference(name: str, case: Case, dtype: torch.dtype = torch.float32) -> 
 
     def copied(value: Any) -> Any:
         if isinstance(value, Weight):
-            return ops.pack(value)
+            return ops.pack(replace(value, activation_bits=0) if keeps_activations(value) else value)
+        if isinstance(value, Grouped):
+            assert value.packed.plain is not None
+            return replace(value, packed=copied(value.packed.plain))
         if isinstance(value, Tensor):
             return value.to(dtype).float() if value.dtype is torch.float32 and value.dim() == 2 else value.clone()
         if isinstance(value, KVCache):

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import op
-from quire.ops.weights import Packed, quantize_activations
+from quire.ops.weights import Packed, quantize_activations, quantize_to_float8
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -50,16 +50,20 @@ def linear(x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
 
     f32 weights: f32 products. bf16 weights: x is rounded to bf16, products are accumulated in f32. Integer codes and
     tables: x is quantized to 8 or 16 bits per group of the weight's group size (after its columns were put into the
-    weight's order), the integer dot product of a group is exact, and the groups are summed in f32 in ascending order.
+    weight's order), the integer dot product of a group is exact, and the groups are summed in f32 in ascending order;
+    with `activation_bits` 0 x stays as it is. Float8 codes: as 8-bit integers, with x in float8.
     """
     assert w.plain is not None
     if w.kind == "f32":
         out = x @ w.plain.codes.t()
-    elif w.kind == "bf16":
-        out = x.bfloat16().float() @ w.plain.codes.float().t()
+    elif w.kind in ("bf16", "f16"):
+        out = x.to(w.plain.codes.dtype).float() @ w.plain.codes.float().t()
+    elif not w.plain.activation_bits:
+        out = x @ w.plain.dequantize().t()
     else:
         order = w.plain.order
-        codes, scale = quantize_activations(x if order is None else x[:, order], w.group, w.plain.activation_bits)
+        quantize = quantize_to_float8 if w.kind == "fp8" else quantize_activations
+        codes, scale = quantize(x if order is None else x[:, order], w.group, w.plain.activation_bits)
         rounded = (codes.view(*scale.shape, w.group) * scale[..., None]).flatten(1)
         out = (rounded if order is None else rounded[:, order.argsort()]) @ w.plain.dequantize().t()
     return out if bias is None else out + bias

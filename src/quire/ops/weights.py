@@ -11,21 +11,26 @@ from torch import Tensor
 MOST = {8: 127.0, 16: 127.0 * 256}
 """Largest code of an activation by its bits."""
 TABLE_MOST = 127 * 256
+E4M3_MOST = 448.0
+"""Largest number of float8_e4m3fn."""
 
 
 @dataclass(frozen=True)
 class Weight:
     """A matrix [n, k] in its plain (unpacked) form.
 
-    `kind` "f32" | "bf16": `codes` is the matrix itself.
+    `kind` "f32" | "bf16" | "f16": `codes` is the matrix itself (the GPU backend alone takes f16).
     `kind` "int8" | "int4": `codes` [n, k] int8 holds signed codes (int4: -8..7), `scales` [n, k / group] float16 or
     float32; the value is code * scale. With `zeros` [n, k / group] int8 the value is (code - zero) * scale; with `mins`
     [n, k / group] of the scales' dtype it is code * scale + min, and int4 codes are 0..15.
     `kind` "table4": `codes` [n, k] int8 0..15 stand for the numbers of `table` [16] int16, at most `TABLE_MOST` in
     magnitude; the value is table[code] * scale.
 
+    `kind` "fp8" (the GPU backend alone): `codes` [n, k] float8_e4m3fn, `scales` [n, k / group] float32; the value is
+    code * scale. A scale of a block of rows is repeated for each.
+
     `order` [k] int32: column j multiplies activation order[j]. `activation_bits`: 8 or 16, of the integers that
-    activations are rounded to, per group.
+    activations are rounded to, per group; 0: they stay floats. Those of fp8 are rounded to float8.
     """
 
     kind: str
@@ -98,3 +103,12 @@ def quantize_activations(x: Tensor, group: int, bits: int = 8) -> tuple[Tensor, 
     inverse = torch.where(top > 2e-34, most / top, torch.zeros_like(top))  # of anything smaller it is infinite
     codes = torch.round(groups * inverse[..., None]).clamp(-most, most)
     return codes.flatten(1), scale
+
+
+def quantize_to_float8(x: Tensor, group: int, bits: int = 8) -> tuple[Tensor, Tensor]:
+    """As `quantize_activations`, with codes in float8_e4m3fn (as f32): scale = max|x| / 448."""
+    groups = x.reshape(x.shape[0], x.shape[1] // group, group)
+    top = groups.abs().amax(-1)
+    inverse = torch.where(top > 2e-34, E4M3_MOST / top, torch.zeros_like(top))
+    codes = (groups * inverse[..., None]).to(torch.float8_e4m3fn)
+    return codes.float().flatten(1), top / E4M3_MOST

@@ -1,0 +1,84 @@
+"""Triton's interpreter, where it would compute something else than a device does.
+
+It runs kernels as numpy programs, which is how they are tested without a GPU. Three things of version 3.6 are mended:
+f32 becomes bf16 by rounding to the nearest, ties to even, instead of cutting off; bf16 operands of a dot are numbers
+instead of their bit patterns; and bounds of loops may be loaded numbers under numpy 2.4. A kernel's calls of other
+functions no longer patch the language anew, which took half of the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton import knobs
+from triton.runtime import interpreter as its
+
+
+def repair() -> None:
+    """Make the changes, once; nothing when kernels are compiled."""
+    if not knobs.runtime.interpret or getattr(its, "quire_repaired", False):
+        return
+    its.quire_repaired = True
+    _round_to_bf16(its.InterpreterBuilder)
+    _multiply_bf16(its.InterpreterBuilder)
+    patch_tensor = its._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    its._patch_lang_tensor = patched
+    _patch_once()
+
+
+def _patch_once() -> None:
+    """Calls of device functions patch what their kernel's start left unpatched, and it is all restored at its end."""
+    patch_lang, open_scopes = its._patch_lang, dict[tuple[bool, bool], Any]()
+
+    def patched(fn: Any) -> Any:
+        modules = fn.__globals__.values()
+        which = (any(m is tl for m in modules), any(m is tl.core for m in modules))
+        if which in open_scopes:
+            return its._LangPatchScope()
+        scope = patch_lang(fn)
+        if not open_scopes:
+            scope.restore = restore
+        open_scopes[which] = scope
+        return scope
+
+    def restore() -> None:
+        for scope in reversed(open_scopes.values()):
+            its._LangPatchScope.restore(scope)
+        open_scopes.clear()
+
+    its._patch_lang = patched
+
+
+def _round_to_bf16(builder: Any) -> None:
+    cast = builder.cast_impl
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
+            bits = np.ascontiguousarray(src.data).view(np.uint32)
+            rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+            return its.TensorHandle(np.where(np.isnan(src.data), np.uint16(0x7FC0), rounded), tl.bfloat16)
+        return cast(self, src, dst_type)
+
+    builder.cast_impl = cast_impl
+
+
+def _multiply_bf16(builder: Any) -> None:
+    multiply = builder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+        a, b = (
+            its.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+            if x.dtype.scalar == tl.bfloat16
+            else x
+            for x in (a, b)
+        )
+        return multiply(self, a, b, d, input_precision, max_num_imprecise_acc)
+
+    builder.create_dot = create_dot

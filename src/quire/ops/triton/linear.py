@@ -1,0 +1,191 @@
+"""The Triton backend's products: `linear` in every weight form, one per head, one per expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.ops.gpu import Gpu
+from quire.ops.moe import Grouped
+from quire.ops.op import impl
+from quire.ops.triton import linear_kernels as kernels
+from quire.ops.triton.pack import Matrix
+from quire.ops.weights import E4M3_MOST, MOST, Packed
+
+PLAIN, HEADS, EXPERTS = (mode.value for mode in (kernels.PLAIN, kernels.HEADS, kernels.EXPERTS))
+CODED = {"int4": kernels.INT4, "table4": kernels.TABLE4, "e2m1": kernels.E2M1, "int8": kernels.INT8}
+SHARED_TILES = {"table4": "int4", "e2m1": "int4"}
+"""Forms that have the tiles of another."""
+STEP = 256
+"""Runs of columns are a multiple of this many, so that every kernel's steps fit into them."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """x times each of `count` matrices [n, k] that lie `rows` rows apart; `mode` says which rows and columns one reads.
+
+    m: rows of the output. `x_step`: columns of a head. `tokens`: the row of x that a row of the output reads.
+    """
+
+    m: int
+    n: int
+    k: int
+    bias: Tensor | None = None
+    mode: int = PLAIN
+    count: int = 1
+    rows: int = 0
+    x_step: int = 0
+    tokens: Tensor | None = None
+    offsets: Tensor | None = None
+
+
+class Cut:
+    """How programs share a product: the tile, the runs of columns, and whether a program takes one run or all.
+
+    The number of runs depends on n and k alone: it decides the order of a sum. The rest may depend on the batch.
+    """
+
+    def __init__(self, gpu: Gpu, form: str, p: Product) -> None:
+        per_matrix = -(-p.m // p.count) if p.mode == EXPERTS else p.m
+        self.sizes = gpu.config(f"linear_{SHARED_TILES.get(form, form)}", m=per_matrix, n=p.n, k=p.k)
+        self.segments, self.run, most = 1, p.k + -p.k % STEP, 0
+        if p.mode == PLAIN:
+            facts = gpu.config("linear_runs", n=p.n, k=p.k)
+            self.segments, self.run, most = *runs(p.n, p.k, facts), facts["programs"]
+        tiles = -(-p.m // self.sizes["bm"])
+        if p.mode == EXPERTS:  # each expert may end in a tile that is not full
+            tiles = min(p.count, p.m) + p.m // self.sizes["bm"]
+        tiles *= -(-p.n // self.sizes["bn"])
+        self.split = self.segments > 1 and tiles * self.segments <= most
+        self.grid = tiles, self.segments if self.split else p.count if p.mode == HEADS else 1
+        self.slots = 1 << (p.count - 1).bit_length() if p.mode == EXPERTS else 1
+
+    def constants(self, gpu: Gpu, p: Product) -> dict[str, Any]:
+        """What all kernels of products are compiled for."""
+        return {"SEGMENTS": self.segments, "SPLIT": self.split, "MODE": p.mode, "SLOTS": self.slots,
+                "BN": self.sizes["bn"], "BM": self.sizes["bm"], "UPCAST": gpu.interpreted,
+                "num_warps": self.sizes["num_warps"], "num_stages": self.sizes["num_stages"]}  # fmt: skip
+
+
+def runs(n: int, k: int, facts: dict[str, int]) -> tuple[int, int]:
+    """(number of runs of columns, columns of each but the last) of a matrix [n, k].
+
+    One row of a batch has n / 64 programs. Columns are halved while that gives at most `programs`, `most` runs, and
+    runs of at least `least` columns.
+    """
+    tiles, count = -(-n // 64), 1
+    while (
+        2 * count * max(tiles, 1) <= facts["programs"]
+        and 2 * count <= facts["most"]
+        and k >= 2 * count * facts["least"]
+    ):
+        count *= 2
+    run = -(-k // (count * STEP)) * STEP
+    return -(-k // run), run
+
+
+def multiply(gpu: Gpu, x: Tensor, w: Matrix, p: Product, out: Tensor) -> None:
+    """out [m, n * heads] = x times w, with biases."""
+    if not p.m:
+        return
+    if w.order is not None:
+        x = x.index_select(1, w.order)
+    cut = Cut(gpu, w.form, p)
+    if cut.split:
+        bias, target = None, gpu.empty(cut.segments, p.m, p.n)
+    else:
+        bias, target = p.bias, out
+    x_scales = None
+    if w.form in ("f32", "f16"):
+        _dense(gpu, x, w, p, cut, (target, bias))
+    elif w.form == "scaled":
+        x_scales = _scaled(gpu, x, w, p, cut, (target, bias))
+    else:
+        _coded(gpu, x, w, p, cut, (target, bias))
+    if cut.split:
+        scales = w.scales if x_scales is not None else None
+        grid = -(-p.n // 1024), p.m
+        kernels.sum_segments[grid](out, target, x_scales, scales, p.bias, p.m, p.n, cut.segments, 1024)
+
+
+Target = tuple[Tensor, Tensor | None]
+"""Where a kernel writes, and the bias that it adds."""
+
+
+def _dense(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> None:
+    block = cut.sizes["bk"]
+    kernels.dense_kernel[cut.grid](
+        to[0], x, w.codes, to[1], p.tokens, p.offsets, p.m, p.n, p.k, p.rows, x.stride(0), to[0].stride(-2), p.x_step,
+        cut.run, p.count, BK=block, EVEN=p.k % block == 0, **cut.constants(gpu, p),
+    )  # fmt: skip
+
+
+def _coded(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> None:
+    sums = None
+    chunk = w.group if w.form == "int8" else max(w.group, 32)
+    if w.mins is not None:
+        groups = p.k // w.group
+        sums = gpu.empty(groups, len(x))
+        kernels.sum_groups[len(x), -(-groups // 32)](sums, x, len(x), x.stride(0), groups, w.group, 32)
+    kernels.grouped_kernel[cut.grid](
+        to[0], x, w.codes, w.scales, w.zeros, w.mins, sums, w.table, to[1], p.tokens, p.offsets, p.m, len(x), p.n, p.k,
+        -(-p.k // chunk), w.codes.shape[1], p.rows, x.stride(0), to[0].stride(-2), cut.run // chunk, p.count,
+        GROUP=w.group, FORM=CODED[w.form], SHIFT=w.shift, EVEN=p.k % chunk == 0, **cut.constants(gpu, p),
+    )  # fmt: skip
+
+
+def _scaled(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> Tensor | None:
+    """Quantize x, multiply; returns x's scales when they are still to be multiplied (one per row, runs apart)."""
+    group = w.group or p.k
+    codes = gpu.empty(len(x), p.k, dtype=w.codes.dtype)
+    scales = gpu.empty(p.k // group, len(x))
+    most = MOST[8] if codes.dtype is torch.int8 else E4M3_MOST
+    block = 1 << (group - 1).bit_length()
+    kernels.quantize_kernel[len(x), p.k // group](
+        codes, scales, x, len(x), p.k, x.stride(0), group, block, most, num_warps=min(max(block // 512, 1), 8)
+    )
+    step = 128 if group % 128 == 0 or not w.group else 64 if group % 64 == 0 else 32
+    kernels.scaled_kernel[cut.grid](
+        to[0], codes, scales, w.codes, w.scales, to[1], p.tokens, p.offsets, p.m, len(x), p.n, p.k, len(w.codes),
+        p.rows, to[0].stride(-2), cut.run, p.count, GROUP=w.group, BK=step, EVEN=p.k % step == 0,
+        **cut.constants(gpu, p),
+    )  # fmt: skip
+    return scales if cut.split and not w.group else None
+
+
+def check_rows(x: Tensor, what: str, columns: int) -> int:
+    """The number of rows of x, which must be contiguous floats [T, columns]; `ValueError` names what is not."""
+    if x.dim() != 2 or x.shape[1] != columns or not x.is_contiguous() or not x.dtype.is_floating_point:
+        raise ValueError(f"{what}: need contiguous floats [rows, {columns}], got {x.dtype} {list(x.shape)}")
+    return len(x)
+
+
+@impl("linear", "triton")
+def linear(gpu: Gpu, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
+    m = check_rows(x, "linear x", w.k)
+    out = gpu.empty(m, w.n, dtype=torch.float32 if w.kind == "f32" else x.dtype)
+    multiply(gpu, x, w.handle, Product(m, w.n, w.k, bias), out)
+    return out
+
+
+@impl("head_linear", "triton")
+def head_linear(gpu: Gpu, x: Tensor, w: Packed, heads: int, n: int) -> Tensor:
+    m = check_rows(x, "head_linear x", x.shape[1])
+    width, rows = x.shape[1] // heads, w.n // heads
+    out = gpu.empty(m, heads * n, dtype=x.dtype)
+    multiply(gpu, x, w.handle, Product(m, n, w.k, mode=HEADS, count=heads, rows=rows, x_step=width), out)
+    return out
+
+
+@impl("grouped_linear", "triton")
+def grouped_linear(gpu: Gpu, x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor) -> Tensor:
+    check_rows(x, "grouped_linear x", w.k)
+    m = len(x) if tokens is None else tokens.numel()
+    rows = w.packed.n // w.experts
+    out = gpu.empty(m, w.n, dtype=x.dtype)
+    p = Product(m, w.n, w.k, w.bias, EXPERTS, w.experts, rows, tokens=tokens, offsets=offsets)
+    multiply(gpu, x, w.packed.handle, p, out)
+    return out

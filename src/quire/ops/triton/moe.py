@@ -1,0 +1,70 @@
+"""The Triton backend's side of the ops of moe.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.ops.gpu import Gpu
+from quire.ops.moe import SCORES, Routing
+from quire.ops.op import impl
+from quire.ops.triton import moe_kernels as kernels
+from quire.ops.triton.linear import check_rows
+
+BLOCK = 1024
+"""Columns or pairs that a program takes at a time."""
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@impl("route", "triton")
+def route(gpu: Gpu, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    rows, r = check_rows(logits, "route logits", routing.experts), routing
+    ids, weights = gpu.empty(rows, r.top_k, dtype=torch.int32), gpu.empty(rows, r.top_k)
+    if rows:
+        kernels.route_kernel[rows,](
+            ids, weights, logits, bias, r.experts, r.top_k, r.top_groups, r.group_best, r.scale, r.jitter,
+            SCORE=SCORES.index(r.score), RENORMALIZE=r.renormalize, GROUPS=r.groups, SLOTS=power_of_two(r.groups),
+            SIZE=power_of_two(r.experts // r.groups), PICKS=power_of_two(r.top_k),
+            num_warps=min(max(r.experts // 64, 1), 4),
+        )  # fmt: skip
+    return ids, weights
+
+
+@impl("sort_by_expert", "triton")
+def sort_by_expert(gpu: Gpu, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, places = torch.empty_like(ids), torch.empty_like(ids)
+    offsets = gpu.empty(1, experts + 1, dtype=torch.int32)
+    pairs, top_k = ids.numel(), ids.shape[1]
+    block = min(power_of_two(max(pairs, 1)), BLOCK)
+    kernels.sort_kernel[experts + 1,](tokens, places, offsets, ids, pairs, top_k, block)
+    return tokens, places, offsets
+
+
+@impl("combine", "triton")
+def combine(gpu: Gpu, y: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    (rows, top_k), d = places.shape, y.shape[1]
+    out = gpu.empty(rows, d, dtype=y.dtype)
+    if rows:
+        kernels.combine_kernel[-(-d // BLOCK), rows](out, y, places, weights, d, top_k, BLOCK)
+    return out
+
+
+@impl("clamped_swiglu", "triton")
+def clamped_swiglu(gpu: Gpu, gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    rows, f = check_rows(gate_up, "clamped_swiglu gate_up", gate_up.shape[1]), gate_up.shape[1] // 2
+    out = gpu.empty(rows, f, dtype=gate_up.dtype)
+    if rows:
+        kernels.swiglu_kernel[-(-f // BLOCK), rows](out, gate_up, f, alpha, limit, BLOCK)
+    return out
+
+
+@impl("scale_by_sigmoid", "triton")
+def scale_by_sigmoid(gpu: Gpu, x: Tensor, gate: Tensor) -> Tensor:
+    rows, d = check_rows(x, "scale_by_sigmoid x", x.shape[1]), x.shape[1]
+    if rows:
+        kernels.sigmoid_kernel[-(-d // BLOCK), rows](x, gate, d, BLOCK)
+    return x

@@ -1,0 +1,101 @@
+"""The Triton backend's side of the sampling ops: records to the device, tokens back.
+
+`sample_rows` and `score_rows` queue work and wait for nothing; the ops of the same purpose wait for their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.gpu import Gpu, as_bytes
+from quire.ops.op import impl
+from quire.ops.sampling import DRAW, QUERY, SCORE, Floats, Ints, Records, RowEdits
+from quire.ops.triton import sampling_kernels as kernels
+
+BLOCK = 4096
+"""Numbers of a row that a program takes at a time, 8 for each thread of 16 warps."""
+EDIT_BLOCK = 1024
+
+
+def _logits(logits: Tensor, what: str) -> int:
+    """The vocabulary's size; `ValueError` when logits are not f32 rows without gaps."""
+    if logits.dim() != 2 or logits.dtype is not torch.float32 or not logits.is_contiguous():
+        raise ValueError(f"{what} logits: need contiguous float32 rows, got {logits.dtype} {list(logits.shape)}")
+    return logits.shape[1]
+
+
+def _block(vocab: int, most: int = BLOCK) -> dict[str, int]:
+    """Numbers at a time for a vocabulary, and warps."""
+    block = min(max(1 << (vocab - 1).bit_length(), 64), most)
+    return {"BLOCK": block, "num_warps": max(block // 256, 1)}
+
+
+def sample_rows(gpu: Gpu, logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    """What the op `sample` returns, on the device: tokens and flags int32 [n]. `draws`: DRAW records as bytes there."""
+    vocab, n = _logits(logits, "sample"), draws.numel() // DRAW.itemsize
+    tokens, flags = gpu.empty(n, dtype=torch.int32), gpu.empty(n, dtype=torch.int32)
+    if n:
+        views = draws.view(torch.int32), draws.view(torch.int64), draws.view(torch.float64)
+        kernels.sample_kernel[n,](tokens, flags, logits, *views, vocab, **_block(vocab))
+    return tokens, flags
+
+
+@impl("sample", "triton")
+def sample(gpu: Gpu, logits: Tensor, draws: Records) -> tuple[Ints, Ints]:
+    tokens, flags = gpu.download(*sample_rows(gpu, logits, gpu.upload(as_bytes(draws))))
+    return tokens, flags
+
+
+def score_rows(gpu: Gpu, logits: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What the op `top_logprobs` returns, on the device: SCORE records as bytes, ids int32 and logprobs f32 [n, k]."""
+    vocab, n = _logits(logits, "top_logprobs"), queries.numel() // QUERY.itemsize
+    scores = torch.zeros(n * SCORE.itemsize, dtype=torch.uint8, device=gpu.device)
+    ids, logprobs = gpu.empty(n, k, dtype=torch.int32), gpu.empty(n, k)
+    if n:
+        views = scores.view(torch.float64), scores.view(torch.float32), scores.view(torch.int32)
+        kernels.logprobs_kernel[n,](*views, ids, logprobs, logits, queries.view(torch.int32), vocab, k, **_block(vocab))
+    return scores, ids, logprobs
+
+
+@impl("top_logprobs", "triton")
+def top_logprobs(gpu: Gpu, logits: Tensor, queries: Records, k: int) -> tuple[Records, Ints, Floats]:
+    scores, ids, logprobs = gpu.download(*score_rows(gpu, logits, gpu.upload(as_bytes(queries)), k))
+    return scores.view(SCORE), ids, logprobs
+
+
+@impl("penalize", "triton")
+def penalize(gpu: Gpu, logits: Tensor, edits: Sequence[RowEdits]) -> None:
+    vocab = _logits(logits, "penalize")
+    if len({e.row for e in edits}) != len(edits):
+        raise ValueError("penalize: two edits of one row")
+    if not edits:
+        return
+    data = gpu.upload(_packed(edits))
+    saved = gpu.empty(sum(0 if e.allowed is None else len(e.allowed) for e in edits) + 1)
+    block = _block(vocab, EDIT_BLOCK)
+    kernels.penalize_kernel[len(edits),](logits, data, data.view(torch.float32), saved, vocab, **block)
+
+
+def _packed(edits: Sequence[RowEdits]) -> Ints:
+    """All edits as one array: 13 numbers each (see the kernel), then their lists; floats as their bits."""
+    heads, used, spare = np.zeros((len(edits), 13), np.int32), 13 * len(edits), 0
+    lists: list[Ints] = []
+    for head, e in zip(heads, edits, strict=True):
+        head[0], head[9] = e.row, spare
+        head[10:] = np.array((e.repetition, e.frequency, e.presence), np.float32).view(np.int32)
+        parts = [
+            () if e.allowed is None else (e.allowed,),
+            () if e.banned is None else (e.banned,),
+            () if e.bias is None else (e.bias[0], e.bias[1].view(np.int32)),
+            () if e.seen is None else e.seen,
+        ]
+        for i, part in enumerate(parts):
+            head[1 + 2 * i], head[2 + 2 * i] = used, len(part[0]) if part else -1 if i == 0 else 0
+            lists += part
+            used += sum(len(p) for p in part)
+        spare += 0 if e.allowed is None else len(e.allowed)
+    return np.concatenate((heads.ravel(), *lists))
