@@ -300,7 +300,7 @@ def test_every_name_of_the_offline_call_is_accepted(folder: Path) -> None:
         ("download_dir", "x", "HF_HOME"),
         ("gpu_memory_utilization", 0.5, "no GPU"),
         ("dtype", "int3", "not one of"),
-        ("device", "cuda", "not one of"),
+        ("device", "tpu", "not one of"),
         ("block_size", 5, "power of two"),
         ("block_size", "16", "int"),
         ("quantization", "awq", "not known"),

@@ -72,6 +72,7 @@ HELP = {
     "block_size": "Tokens in one block of the KV cache: a power of two up to 128.",
     "kv_cache_dtype": "Number format of keys and values; auto = that of the weights; int8, fp8: with scales.",
     "kv_cache_memory_bytes": "Size of the KV cache; 0 = a share of the free memory.",
+    "gpu_memory_utilization": "Share of a GPU's memory to take; what the model leaves of it is KV cache.",
     "num_blocks": "Blocks in the KV cache; 0 = as many as the memory allows.",
     "enable_prefix_caching": "Keep computed prompts and reuse common beginnings.",
     "max_num_seqs": "Sequences in one step at most.",

@@ -53,11 +53,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The paged KV cache. `kv_cache_memory_bytes` 0 = a share of the free memory."""
+    """The paged KV cache. `kv_cache_memory_bytes` 0 = a share of the free memory; on a GPU, what its share has left."""
 
     block_size: int = 16
     kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: int = 0
+    gpu_memory_utilization: float = 0.9
     num_blocks: int = 0
     enable_prefix_caching: bool = True
 
@@ -109,6 +110,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _choice("kv_cache_dtype", self.cache.kv_cache_dtype, KV_DTYPES)
         _choice("scheduling_policy", self.scheduler.scheduling_policy, POLICIES)
         _choice("device", self.device.device, DEVICES)
+        if not 0 < self.cache.gpu_memory_utilization <= 1:
+            raise ConfigError("--gpu-memory-utilization must lie in (0, 1]", param="gpu_memory_utilization")
         size = self.cache.block_size
         if not (1 <= size <= 128 and size & (size - 1) == 0):
             raise ConfigError(f"--block-size {size} must be a power of two from 1 to 128", param="block_size")

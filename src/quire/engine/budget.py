@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
+from quire.ops.runtime import Runtime
 
 # Of the memory still available after the weights are loaded; the rest is for activations and the page cache.
 FREE_MEMORY_SHARE = 0.5
@@ -25,9 +27,30 @@ def available_memory() -> int:
     return max(0, available)
 
 
-def plan_blocks(config: EngineConfig, bytes_per_token: int, max_position: int) -> tuple[int, int]:
+def gpu_cache_bytes(runtime: Runtime, utilization: float, step: Callable[[], object]) -> int:
+    """Bytes for the KV cache on a GPU: its share of the whole, less what is taken now and what `step` needs at most.
+
+    `step` is the largest one; the model is loaded. `ConfigError` when nothing is left.
+    """
+    needed = runtime.peak(step)
+    free, total = runtime.memory()
+    left = int(total * utilization) - (total - free) - needed
+    if left <= 0:
+        raise ConfigError(
+            f"--gpu-memory-utilization {utilization:g}: of {total:,} bytes, {total - free:,} are taken (this model and "
+            f"other processes) and a step needs {needed:,}: nothing is left for the KV cache; raise it, lower "
+            "--max-num-batched-tokens, or quantize the model",
+            param="gpu_memory_utilization",
+        )
+    return left
+
+
+def plan_blocks(
+    config: EngineConfig, bytes_per_token: int, max_position: int, left: int | None = None
+) -> tuple[int, int]:
     """(number of blocks, max_model_len) for a model whose cache costs `bytes_per_token` over all layers.
 
+    `left`: bytes for the cache where a device has memory of its own; a share of the host's free memory otherwise.
     ConfigError when a length that was asked for does not fit; an automatic length is cut to what fits.
     """
     cache, size = config.cache, config.cache.block_size
@@ -42,7 +65,9 @@ def plan_blocks(config: EngineConfig, bytes_per_token: int, max_position: int) -
     if cache.num_blocks:
         blocks = cache.num_blocks
     else:
-        budget = cache.kv_cache_memory_bytes or int(available_memory() * FREE_MEMORY_SHARE)
+        if left is None:
+            left = int(available_memory() * FREE_MEMORY_SHARE)
+        budget = cache.kv_cache_memory_bytes or left
         blocks = budget // (bytes_per_token * size)
         if not cache.kv_cache_memory_bytes:
             blocks = min(blocks, most)

@@ -12,12 +12,15 @@ from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
-from quire.engine.budget import plan_blocks
+from quire.engine.budget import gpu_cache_bytes, plan_blocks
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.runner import Runner
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
 from quire.sched.scheduler import Scheduler
+
+USUAL_SHARES = (0.9, 0.92)
+"""Defaults of quire and vLLM: given where there is no GPU, they ask for nothing."""
 
 
 class Engine:
@@ -31,7 +34,9 @@ class Engine:
         self.model: Model = load_model(config, self.ops, progress)
         spec = self.model.spec
         self.kv_bytes_per_token = sum(self.model.layouts[i].bytes_per_token for i in spec.own_layers)
-        blocks, self.max_model_len = plan_blocks(config, self.kv_bytes_per_token, self.model.max_model_len)
+        blocks, self.max_model_len = plan_blocks(
+            config, self.kv_bytes_per_token, self.model.max_model_len, self._cache_bytes()
+        )
         self.pool = BlockPool(blocks)
         size = config.cache.block_size
         self.prefix = PrefixCache(self.pool, size) if config.cache.enable_prefix_caching else None
@@ -46,19 +51,29 @@ class Engine:
             )
         tables = BlockTables(self.pool, self.prefix, size, window)
         self.scheduler = Scheduler(limits, tables, self.max_model_len)
-        self.runner = Runner(
-            self.model,
-            self.ops,
-            blocks,
-            max_tokens=limits.max_num_batched_tokens,
-            max_seqs=limits.max_num_seqs,
-            max_model_len=self.max_model_len,
-            capture=not config.device.enforce_eager,
-        )
+        self.runner = self._runner(blocks, self.max_model_len, not config.device.enforce_eager)
         self.runner.warm_up()
         self.load_seconds = time.monotonic() - started
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.step_tokens, self.step_seconds = 0, 0.0
+
+    def _runner(self, blocks: int, length: int, capture: bool) -> Runner:
+        limits = self.config.scheduler
+        return Runner(self.model, self.ops, blocks, limits.max_num_batched_tokens, limits.max_num_seqs, length, capture)
+
+    def _cache_bytes(self) -> int | None:
+        """What a GPU has left for the KV cache; None on the host."""
+        cache = self.config.cache
+        if self.ops.gpu is None and cache.gpu_memory_utilization not in USUAL_SHARES:
+            raise ConfigError(
+                f"--gpu-memory-utilization {cache.gpu_memory_utilization:g}: no GPU is in use (backend "
+                f"{self.ops.name}); size the KV cache with --kv-cache-memory-bytes",
+                param="gpu_memory_utilization",
+            )
+        if self.ops.gpu is None or cache.kv_cache_memory_bytes or cache.num_blocks:
+            return None
+        runner = self._runner(0, self.model.max_model_len, capture=False)
+        return gpu_cache_bytes(self.ops.gpu.runtime, cache.gpu_memory_utilization, runner.profile)
 
     def submit(self, request: Request) -> Output | None:
         """Queue a request; one that can never run ends at once with an error output."""

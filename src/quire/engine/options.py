@@ -38,10 +38,6 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "node_rank": ((0,), _ONE_DEVICE),
     "master_addr": ((None,), _ONE_DEVICE),
     "trust_remote_code": ((False,), "code from a model folder is never run"),
-    "gpu_memory_utilization": (
-        (None, 0.9, 0.92),
-        "there is no GPU backend yet; size the KV cache with kv_cache_memory_bytes",
-    ),
     "quantization_param_path": ((None,), "scales of the KV cache are not read from files"),
     "download_dir": (
         (None,),

@@ -7,46 +7,21 @@ import torch
 
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
-from quire.model.batch import Batch
+from quire.engine.arrays import Arrays, DeviceArrays
+from quire.engine.shapes import fitting, graph_sizes
 from quire.model.build import Model
-from quire.ops.backend import Ops, Replay
+from quire.model.lora import NONE
+from quire.ops.backend import Captured, Ops, Replay
 from quire.sample.sampler import LogitRow, Sampler
-
-# Pure decode steps of up to this many rows are replayed from a recording instead of being driven op by op.
-MAX_CAPTURED_ROWS = 128
-
-
-class Arrays:
-    """The step's arrays at fixed addresses, so that a recorded step can be replayed on new contents."""
-
-    def __init__(self, max_tokens: int, max_seqs: int, max_blocks: int) -> None:
-        self.tokens = np.zeros(max_tokens, np.int32)
-        self.positions = np.zeros(max_tokens, np.int32)
-        self.slots = np.zeros(max_tokens, np.int64)
-        self.cu_q = np.zeros(max_seqs + 1, np.int32)
-        self.context = np.zeros(max_seqs, np.int32)
-        self.block_tables = np.zeros((max_seqs, max_blocks), np.int32)
-        self.logit_rows = np.zeros(max_tokens, np.int32)
-        self._views = {name: torch.from_numpy(array) for name, array in vars(self).items()}
-
-    def batch(self, tokens: int, seqs: int, logits: int) -> Batch:
-        """Views of the filled part."""
-        v = self._views
-        return Batch(
-            tokens=v["tokens"][:tokens],
-            positions=v["positions"][:tokens],
-            slots=v["slots"][:tokens],
-            cu_q=v["cu_q"][: seqs + 1],
-            context=v["context"][:seqs],
-            block_tables=v["block_tables"][:seqs],
-            logit_rows=v["logit_rows"][:logits],
-        )
 
 
 class Runner:
     """Owns the KV cache, the step arrays and the recordings. One call of `run` is one step.
 
-    `max_tokens`, `max_seqs`: bounds of a step; `max_model_len`: bound of a sequence; `capture`: replay decode steps.
+    `max_tokens`, `max_seqs`: bounds of a step; `max_model_len`: bound of a sequence; `capture`: replay small steps.
+
+    On a GPU small steps are padded to one of few sizes, each a graph captured at the start. Rows that pad are sequences
+    of one token in a block of their own behind the cache's: they compute like others and nothing reads them.
     """
 
     def __init__(
@@ -55,21 +30,57 @@ class Runner:
         self.model = model
         self.ops = ops
         self.block_size = model.layouts[0].block_size
-        self.own_caches = {i: ops.allocate_cache(model.layouts[i], num_blocks) for i in model.spec.own_layers}
+        spare = 0 if ops.gpu is None else 1
+        self.own_caches = {i: ops.allocate_cache(model.layouts[i], num_blocks + spare) for i in model.spec.own_layers}
         self.caches = [self.own_caches[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
-        self.arrays = Arrays(max_tokens, max_seqs, -(-max_model_len // self.block_size))
+        self.pad_block = num_blocks
+        self.graph_sizes = graph_sizes(max_tokens, max_seqs) if capture and ops.gpu is not None else ()
+        max_seqs = max((max_seqs, *self.graph_sizes))
+        rows, sizes = (
+            None if model.adapters is None else model.adapters.rows,
+            (max_tokens, max_seqs, -(-max_model_len // self.block_size)),
+        )
+        self.arrays = (
+            Arrays(*sizes, rows) if ops.gpu is None else DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device)
+        )
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.capture = capture and model.decoder.recordable
         self.numeric_errors = 0
-        self._graphs: dict[int, Replay[torch.Tensor]] = {}
+        self._graphs: dict[int, Replay[torch.Tensor] | Captured] = {}
+        self._logits = torch.empty(0)
         self._table_owner: list[tuple[Sequence, int] | None] = [None] * max_seqs
 
     def warm_up(self) -> None:
-        """Fault in what the first step touches: its memory between ops, scratch of all threads, the first KV blocks.
+        """Fault in what the first step touches, or capture the graphs of a GPU. No counter sees it."""
+        if self.ops.gpu is None:
+            self._warm_host()
+            return
+        if self.graph_sizes:
+            size, vocabulary = self.graph_sizes[-1], self.model.spec.vocab_size
+            self._logits = torch.zeros((size, vocabulary), device=self.ops.device)
+        for size in reversed(self.graph_sizes):  # the largest first: the others find room in what it took
+            self.arrays.begin()
+            self._pad(0, 0, 0, size)
+            self.arrays.send(size, 1)
+            self._graph(size)
 
-        The decoder warms up on one prompt of made-up tokens; the blocks that it wrote are zeroed again, in every
-        layer. No counter sees it.
-        """
+    def profile(self) -> None:
+        """Run the largest step, over one block of made-up tokens, for its use of memory to be seen. GPU only."""
+        arrays, size = self.arrays, self.block_size
+        tokens, seqs = len(arrays.tokens), min(arrays.max_seqs, len(arrays.tokens))
+        arrays.begin()
+        at = np.arange(tokens)
+        arrays.tokens[:], arrays.positions[:], arrays.logit_rows[:] = 0, at % self.model.max_model_len, 0
+        arrays.slots[:] = self.pad_block * size + at % size
+        arrays.block_tables[:] = self.pad_block
+        arrays.cu_q[: seqs + 1] = np.linspace(0, tokens, seqs + 1)
+        arrays.context[:seqs] = np.diff(arrays.cu_q[: seqs + 1])
+        arrays.send(seqs, arrays.block_tables.shape[1])
+        logits = self.model.decoder(arrays.batch(tokens, seqs, seqs), self.caches)
+        logits.clone()  # rows that are edited are kept beside it
+
+    def _warm_host(self) -> None:
+        """The decoder warms up on one prompt of made-up tokens; what that wrote is zeroed again, in every layer."""
         arrays, size = self.arrays, self.block_size
         blocks = min(self.caches[0].keys.shape[0], arrays.block_tables.shape[1], len(arrays.tokens) // size)
         tokens = blocks * size
@@ -90,20 +101,48 @@ class Runner:
             self.ops.copy_blocks(list(self.own_caches.values()), plan.copies)
         if not plan.chunks:
             return []
+        self.arrays.begin()
         rows = self._fill(plan.chunks)
-        logits = self._forward(plan.num_tokens, len(plan.chunks), len(rows))
-        return self._collect(plan.chunks, rows, logits)
+        blocks = max(len(chunk.seq.blocks) for chunk in plan.chunks)
+        logits = self._forward(plan.num_tokens, len(plan.chunks), len(rows), blocks)
+        return self._collect(plan.chunks, rows, logits[: len(rows)])
 
-    def _forward(self, tokens: int, seqs: int, logits: int) -> torch.Tensor:
-        if self.capture and tokens == seqs == logits <= MAX_CAPTURED_ROWS:
-            graph = self._graphs.get(tokens)
-            if graph is not None:
-                return graph.run()
-            batch = self.arrays.batch(tokens, seqs, logits)
-            graph = self._graphs[tokens] = self.ops.capture(lambda: self.model.decoder(batch, self.caches))
-            return graph.output
+    def _forward(self, tokens: int, seqs: int, logits: int, blocks: int) -> torch.Tensor:
+        size = fitting(self.graph_sizes, tokens, seqs, logits, exact=self.ops.gpu is None) if self.capture else 0
+        if size:
+            self._pad(tokens, seqs, logits, size)
+            self.arrays.send(size, blocks)
+            return self._graph(size)
+        self.arrays.send(seqs, blocks)
         self.ops.begin_step()
         return self.model.decoder(self.arrays.batch(tokens, seqs, logits), self.caches)
+
+    def _graph(self, size: int) -> torch.Tensor:
+        """Logits of the step of `size` rows whose arrays were sent: replayed, or recorded the first time."""
+        graph = self._graphs.get(size)
+        if graph is not None:
+            return graph.run()
+        batch, target = self.arrays.batch(size, size, size), self._logits[:size]
+        if self.ops.gpu is None:
+            graph = self.ops.capture(lambda: self.model.decoder(batch, self.caches))
+        else:  # one place for the logits of all graphs: a graph's own would stay taken, 131 MB for 256 rows of 128 k
+            graph = self.ops.capture(lambda: target.copy_(self.model.decoder(batch, self.caches)))
+        self._graphs[size] = graph
+        return graph.output
+
+    def _pad(self, tokens: int, seqs: int, logits: int, size: int) -> None:
+        """Make the step one of `size` rows, sequences and rows of logits; sequences beyond those that pad are empty."""
+        arrays = self.arrays
+        arrays.logit_rows[logits:size] = 0
+        if seqs == size:
+            return
+        arrays.tokens[tokens:size] = arrays.positions[tokens:size] = 0
+        arrays.slots[tokens:size] = self.pad_block * self.block_size
+        arrays.adapters[tokens:size] = NONE
+        arrays.cu_q[seqs : size + 1] = np.minimum(np.arange(tokens, tokens + size + 1 - seqs), size)
+        arrays.context[seqs:size] = 1
+        arrays.block_tables[seqs:size, 0] = self.pad_block
+        self._table_owner[seqs:size] = [None] * (size - seqs)
 
     def _fill(self, chunks: tuple[Chunk, ...]) -> list[LogitRow]:
         """Write the step's arrays; returns the rows that want logits, in batch order."""
@@ -117,7 +156,7 @@ class Runner:
             )
             self._fill_blocks(s, chunk, at)
             if adapters is not None:
-                adapters.rows[at:stop] = adapters.slot(seq.request.adapter)
+                arrays.adapters[at:stop] = adapters.slot(seq.request.adapter)
             arrays.context[s] = end
             arrays.cu_q[s + 1] = stop
             for position in range(end - chunk.logits + 1, end + 1):

@@ -28,6 +28,7 @@ from quire.model.lora import Adapters, parse_modules
 from quire.model.memory import kv_bytes_per_token
 from quire.model.opened import Opened
 from quire.model.packed_cache import packed_cache
+from quire.model.place import placed
 from quire.model.rewrite import Rewritten
 from quire.model.roles import DISK_ROLES
 from quire.model.rope import shared_tables
@@ -197,11 +198,14 @@ def compute_dtype(asked: str, on_disk: torch.dtype) -> tuple[torch.dtype, tuple[
     return dtype, ()
 
 
-def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: torch.dtype) -> KVLayout:
-    """How a layer's keys and values lie; "auto" keeps them in `dtype`, that of the unquantized weights."""
+def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: torch.dtype, layout: type[KVLayout] = KVLayout) -> KVLayout:
+    """How a layer's keys and values lie; "auto" keeps them in `dtype`, that of the unquantized weights.
+
+    `layout`: the backend's, for keys and values per head.
+    """
     kept = KV_TYPES.get(cache.kv_cache_dtype, dtype)
     if not spec.mla.rank:
-        return KVLayout(cache.block_size, spec.kv_heads, spec.head_dim, kept)
+        return layout(cache.block_size, spec.kv_heads, spec.head_dim, kept)
     if kept not in DTYPES.values():
         raise ConfigError(
             f"--kv-cache-dtype {cache.kv_cache_dtype}: latents are kept in {' or '.join(DTYPES)}",
@@ -236,14 +240,14 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     length = max_model_len(options.max_model_len, spec)
     if target is not None:
         check_groups(opened, target, options.group_size)
-    layout = kv_layout(config.cache, spec, dtype)
-    adapters = load_room(config, opened)
+    layout = kv_layout(config.cache, spec, dtype, ops.layout)
+    adapters = load_room(config, opened, ops.device)
     loader = Loader(opened, ops, dtype, target, options.group_size, progress, adapters, options.activations)
     loader.cache = cache = packed_cache(options, opened, ops, dtype, target)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     ropes = shared_tables(spec.rope, length)
-    decoder = loader.decoder(ropes)
+    decoder: Forward = placed(loader.decoder(ropes), ops.device)
     if cache is not None:
         cache.save()
     loader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
@@ -286,6 +290,8 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
                 "transformers",
                 param=name,
             )
+    if ops.gpu is not None:
+        raise ConfigError(f"--device cuda: {found.spec.family!r} runs by the code of transformers, on the CPU only")
     dtype, notes = compute_dtype(options.dtype, found.dtype)
     length = max_model_len(options.max_model_len, found.spec)
     layout = kv_layout(config.cache, found.spec, dtype)
@@ -310,13 +316,13 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
     )
 
 
-def load_room(config: EngineConfig, opened: Opened) -> Adapters | None:
+def load_room(config: EngineConfig, opened: Opened, device: torch.device) -> Adapters | None:
     """Room for LoRA adapters, or None when they were not asked for."""
     lora = config.lora
     if not lora.enable_lora:
         return None
     slots = max(lora.max_loras, len(lora.lora_modules))
-    return Adapters(opened, slots, lora.max_lora_rank, config.scheduler.max_num_batched_tokens)
+    return Adapters(opened, slots, lora.max_lora_rank, config.scheduler.max_num_batched_tokens, device)
 
 
 def check_groups(opened: Opened, target: Quantizer, group: int) -> None:

@@ -58,8 +58,9 @@ class Piece:
 class Adapters:
     """The adapters of a model: room in its linears, and which adapter has which slot."""
 
-    def __init__(self, opened: Opened, slots: int, max_rank: int, max_rows: int) -> None:
-        self.rows = torch.full((max_rows,), NONE, dtype=torch.int32)
+    def __init__(self, opened: Opened, slots: int, max_rank: int, max_rows: int, device: torch.device) -> None:
+        self.rows = torch.full((max_rows,), NONE, dtype=torch.int32, device=device)
+        self._device = device
         self.names: dict[str, int] = {}
         self._folders: dict[str, Path] = {}
         self._opened = opened
@@ -77,7 +78,7 @@ class Adapters:
         pieces, start = [], 0
         for role in roles:
             n, k = DISK_ROLES[role].shape(self._opened.spec)
-            a, b = torch.zeros(self._slots, self._rank, k), torch.zeros(self._slots, self._rank, n)
+            a, b = (torch.zeros(self._slots, self._rank, size, device=self._device) for size in (k, n))
             piece = self._pieces[role, layer] = Piece(a, b, self.rows, start)
             pieces.append(piece)
             start += n

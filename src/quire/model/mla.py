@@ -57,6 +57,19 @@ class LatentAttention:
         return layer.o(ops, ops.head_linear(attended, self.out, self.heads.count, self.value))
 
 
+@dataclass(frozen=True)
+class LowRank:
+    """up(norm(down(h))): queries by way of a latent of their own."""
+
+    down: Linear
+    norm: RmsNorm
+    up: Linear
+
+    def __call__(self, ops: Ops, h: Tensor) -> Tensor:
+        """h [T, hidden] -> [T, heads * width]."""
+        return self.up(ops, self.norm(ops, self.down(ops, h)))
+
+
 def load_latent(loader: Loader, index: int) -> tuple[Linear, LatentAttention]:
     """`qkv` and attention of layer `index`, packed."""
     spec, mla = loader.opened.spec, loader.opened.spec.mla
@@ -82,8 +95,7 @@ def _query(loader: Loader, index: int, rows: Tensor) -> Project:
     weight = loader.vector("q_a_norm", index)
     if weight is None:
         return loader.linear(("q",), index, rows)
-    down, up, norm = loader.linear(("q_a",), index), loader.linear(("q_b",), index, rows), RmsNorm(weight, EPS)
-    return lambda ops, h: up(ops, norm(ops, down(ops, h)))
+    return LowRank(loader.linear(("q_a",), index), RmsNorm(weight, EPS), loader.linear(("q_b",), index, rows))
 
 
 def _per_head(loader: Loader, matrices: Tensor) -> Packed:

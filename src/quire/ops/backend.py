@@ -73,6 +73,18 @@ class Replay(Generic[T]):
         return self.output
 
 
+class Captured:
+    """A recorded step of the GPU backend: a CUDA graph. `output` lies at a fixed address."""
+
+    def __init__(self, gpu: Gpu, fn: Callable[[], Tensor]) -> None:
+        self._replay, self.output = gpu.runtime.capture(fn)
+
+    def run(self) -> Tensor:
+        """Queue the step again on the same addresses; returns `output`, which will hold the new values."""
+        self._replay()
+        return self.output
+
+
 class Ops:
     """One callable attribute per op, with the reference's arguments; `chosen` maps op -> implementation.
 
@@ -148,10 +160,10 @@ class Ops:
         if self.cpu is not None:
             self.cpu.arena.next_layer()
 
-    def capture(self, fn: Callable[[], T]) -> Replay[T]:
-        """Run `fn` once and record its native calls; valid while its tensors keep their shapes and addresses."""
+    def capture(self, fn: Callable[[], Tensor]) -> Replay[Tensor] | Captured:
+        """Run `fn` once and record its calls; valid while its tensors keep their shapes and addresses."""
         self.begin_step()
-        return Replay(self, fn)
+        return Replay(self, fn) if self.gpu is None else Captured(self.gpu, fn)
 
     def describe(self) -> dict[str, Any]:
         """What `quire inspect` shows: backend, instruction set, threads, implementation of each op."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.core.errors import ConfigError
+from quire.ops.runtime import Cuda, Immediate, Runtime
 
 CONFIGS = Path(__file__).parent / "triton" / "configs"
 """One file per kernel: a list of rows {"device": name or "", "when": {fact: [low, high]}, "use": {size: number}}."""
@@ -25,11 +26,12 @@ CONFIGS = Path(__file__).parent / "triton" / "configs"
 class Gpu:
     """One device. Under Triton's interpreter (TRITON_INTERPRET=1) it is the CPU, for tests: same kernels, no GPU.
 
-    `name` is the device's own, which chooses rows of `CONFIGS`; `interpreted` says that kernels run as Python.
+    `name` is the device's own, which chooses rows of `CONFIGS`; `interpreted`: kernels run as Python. `runtime` queues
+    work.
     """
 
-    def __init__(self, device: torch.device, name: str, interpreted: bool) -> None:
-        self.device, self.name, self.interpreted = device, name, interpreted
+    def __init__(self, device: torch.device, name: str, interpreted: bool, runtime: Runtime) -> None:
+        self.device, self.name, self.interpreted, self.runtime = device, name, interpreted, runtime
         self._rows: dict[str, list[dict[str, Any]]] = {}
         self._chosen: dict[tuple[Any, ...], dict[str, int]] = {}
 
@@ -56,19 +58,14 @@ class Gpu:
         return rows
 
     def upload(self, array: NDArray[Any]) -> Tensor:
-        """A copy of `array` on the device, in the order of the stream; `array` may be changed afterwards."""
-        host = torch.from_numpy(array.copy())
-        if self.device.type == "cpu":
-            return host
-        return host.pin_memory().to(self.device, non_blocking=True)
+        """A copy of `array` on the device, in the order of the main queue; `array` may be changed at once."""
+        host = self.runtime.pinned(max(1, array.nbytes))[: array.nbytes].view(torch.from_numpy(array[:0]).dtype)
+        host.numpy()[:] = array.reshape(-1)
+        return host.to(self.device, non_blocking=True).view(array.shape)
 
     def download(self, *tensors: Tensor) -> list[NDArray[Any]]:
         """The tensors as arrays of the host: all copies are queued, then waited for once."""
-        if self.device.type == "cpu":
-            return [t.numpy() for t in tensors]
-        hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
-        torch.cuda.current_stream(self.device).synchronize()
-        return [host.numpy() for host in hosts]
+        return self.runtime.fetch(tensors)
 
 
 def choose_row(rows: list[dict[str, Any]], device: str, kernel: str, facts: dict[str, int]) -> dict[str, int]:
@@ -110,9 +107,9 @@ def open_gpu() -> Gpu:
     reason = why_no_gpu()
     if not reason:
         device = torch.device("cuda", torch.cuda.current_device())
-        gpu = Gpu(device, torch.cuda.get_device_name(device), interpreting())
+        gpu = Gpu(device, torch.cuda.get_device_name(device), interpreting(), Cuda(device))
     elif importlib.util.find_spec("triton") is not None and interpreting():
-        gpu = Gpu(torch.device("cpu"), "interpreter", True)
+        gpu = Gpu(torch.device("cpu"), "interpreter", True, Immediate())
     else:
         raise ConfigError(f"--device cuda: {reason}", param="device")
     load_kernels()

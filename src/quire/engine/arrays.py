@@ -1,0 +1,138 @@
+"""The arrays of a step at fixed addresses, so that a recorded step can be replayed on new contents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire.model.batch import Batch
+from quire.ops.runtime import Mark, Runtime
+
+ROWS = (("slots", np.int64), ("tokens", np.int32), ("positions", np.int32), ("logit_rows", np.int32),
+        ("adapters", np.int32))  # fmt: skip
+"""Arrays with a number per row of the batch; those of sequences follow. The widest come first: all stay aligned."""
+
+
+def _cut(memory: Tensor, rows: int, seqs: int) -> dict[str, Tensor]:
+    """The arrays of a step as views of `memory` (uint8)."""
+    views, at = {}, 0
+    shapes = [(name, rows, dtype) for name, dtype in ROWS]
+    for name, count, dtype in (*shapes, ("cu_q", seqs + 1, np.int32), ("context", seqs, np.int32)):
+        end = at + count * np.dtype(dtype).itemsize
+        views[name] = memory[at:end].view(torch.int64 if dtype is np.int64 else torch.int32)
+        at = end
+    return views
+
+
+def _size(rows: int, seqs: int) -> int:
+    return sum(rows * np.dtype(dtype).itemsize for _, dtype in ROWS) + 4 * (2 * seqs + 1)
+
+
+class Arrays:
+    """What the host fills and the ops read: one memory for both, where the ops run on the host.
+
+    `adapters`: the rows' LoRA slots, which the decoder's adapters read where they lie. `block_tables` keeps its rows
+    from step to step.
+    """
+
+    def __init__(self, max_tokens: int, max_seqs: int, max_blocks: int, rows: Tensor | None = None) -> None:
+        self.max_seqs = max_seqs
+        self.block_tables = np.zeros((max_seqs, max_blocks), np.int32)
+        self._memory = torch.zeros(_size(max_tokens, max_seqs), dtype=torch.uint8)
+        self._sizes = max_tokens, max_seqs
+        self._views = _cut(self._memory, max_tokens, max_seqs)
+        self._tables = torch.from_numpy(self.block_tables)
+        if rows is not None:
+            self._views["adapters"] = rows
+        self._use({name: view.numpy() for name, view in self._views.items()})
+
+    def _use(self, host: dict[str, NDArray[Any]]) -> None:
+        """Let the host fill these."""
+        self.slots, self.tokens, self.positions = host["slots"], host["tokens"], host["positions"]
+        self.logit_rows, self.adapters = host["logit_rows"], host["adapters"]
+        self.cu_q, self.context = host["cu_q"], host["context"]
+
+    def begin(self) -> None:
+        """The host may write from here on."""
+
+    def send(self, seqs: int, blocks: int) -> None:
+        """The ops may read from here on: the arrays and the first `blocks` columns of `seqs` rows of the tables."""
+
+    def batch(self, tokens: int, seqs: int, logits: int) -> Batch:
+        """Views of the filled part, as ops read them."""
+        v = self._views
+        return Batch(
+            tokens=v["tokens"][:tokens],
+            positions=v["positions"][:tokens],
+            slots=v["slots"][:tokens],
+            cu_q=v["cu_q"][: seqs + 1],
+            context=v["context"][:seqs],
+            block_tables=self._tables[:seqs],
+            logit_rows=v["logit_rows"][:logits],
+        )
+
+
+class _Buffer:
+    """One of the two sets that a step's arrays go through: pinned on the host, and where they arrive on the device."""
+
+    def __init__(self, runtime: Runtime, device: torch.device, sizes: tuple[int, int], cells: int) -> None:
+        nbytes = _size(*sizes)
+        self.host, self.host_tables = runtime.pinned(nbytes), runtime.pinned(4 * cells).view(torch.int32)
+        self.arrays: dict[str, NDArray[Any]] = {name: v.numpy() for name, v in _cut(self.host, *sizes).items()}
+        self.device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self.device_tables = torch.zeros(cells, dtype=torch.int32, device=device)
+        self.adapters = _cut(self.device, *sizes)["adapters"]
+        self.sent: Mark | None = None
+        self.read: Mark | None = None
+
+
+class DeviceArrays(Arrays):
+    """Arrays on a device: filled in pinned memory, copied beside the step that runs, and put in place between steps.
+
+    There are two sets of buffers, taken in turn, so that the host fills the next step's while the copies of the last
+    may still be under way; it waits for a set that the device has not read yet.
+    """
+
+    def __init__(
+        self, sizes: tuple[int, int, int], rows: Tensor | None, runtime: Runtime, device: torch.device
+    ) -> None:
+        """`sizes`: most tokens, sequences, and blocks of a sequence. `rows` [tokens] int32: those of the adapters."""
+        super().__init__(*sizes)
+        max_tokens, max_seqs, max_blocks = sizes
+        cells = max_seqs * max_blocks
+        self._runtime = runtime
+        self._buffers = tuple(_Buffer(runtime, device, self._sizes, cells) for _ in range(2))
+        self._turn = 0
+        self._memory = torch.zeros(len(self._memory), dtype=torch.uint8, device=device)
+        self._views = _cut(self._memory, max_tokens, max_seqs)
+        self._tables = torch.zeros((max_seqs, max_blocks), dtype=torch.int32, device=device)
+        self._rows = rows
+        self._use(self._buffers[0].arrays)
+
+    def begin(self) -> None:
+        """Take the other set of buffers, once the device has it no more."""
+        self._turn = 1 - self._turn
+        buffer = self._buffers[self._turn]
+        if buffer.sent is not None:
+            buffer.sent.wait()
+        self._use(buffer.arrays)
+
+    def send(self, seqs: int, blocks: int) -> None:
+        """Queue the copies; the last step still reads the arrays' own memory, so they wait for it in buffers."""
+        buffer, cells = self._buffers[self._turn], seqs * blocks
+        buffer.host_tables.numpy()[:cells] = self.block_tables[:seqs, :blocks].reshape(-1)
+        copies = [(buffer.device, buffer.host)]
+        if cells:
+            copies.append((buffer.device_tables[:cells], buffer.host_tables[:cells]))
+        buffer.sent = self._runtime.send(copies, buffer.read)
+        placed = [(self._memory, buffer.device)]
+        if cells:
+            placed.append((self._tables[:seqs, :blocks], buffer.device_tables[:cells].view(seqs, blocks)))
+        if self._rows is not None:
+            placed.append((self._rows, buffer.adapters))
+        self._runtime.place(placed)
+        buffer.read = self._runtime.mark()

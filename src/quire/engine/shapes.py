@@ -1,0 +1,28 @@
+"""Sizes of steps that are captured as graphs on a GPU."""
+
+from __future__ import annotations
+
+LARGEST = 256
+"""Rows of the largest graph: beyond it a step takes long enough to hide its launches."""
+EXACT = 128
+"""Rows of the largest step that a CPU replays, each size from a recording of its own."""
+
+
+def graph_sizes(max_tokens: int, max_seqs: int) -> tuple[int, ...]:
+    """1, 2, 4, then every 8th up to 64 and every 16th up to `LARGEST`: padding is at most an eighth from 64 rows on.
+
+    None is larger than a step can be. The largest number of sequences is a size of its own, where below `LARGEST`.
+    """
+    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, LARGEST + 1, 16), min(max_seqs, LARGEST)}
+    return tuple(sorted(size for size in sizes if size <= max_tokens))
+
+
+def fitting(sizes: tuple[int, ...], tokens: int, seqs: int, logits: int, exact: bool) -> int:
+    """The size whose recording computes a step of `tokens` rows, or 0: op by op.
+
+    `exact`: only a pure decode step, as it is. Otherwise the smallest of `sizes` that holds it; decodes and chunks of
+    prompts may be mixed, as a graph has room for as many sequences, and rows of logits, as rows.
+    """
+    if exact:
+        return tokens if tokens == seqs == logits <= EXACT else 0
+    return next((size for size in sizes if size >= tokens), 0)

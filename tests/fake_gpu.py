@@ -1,0 +1,108 @@
+"""A device that pretends: what is queued happens only when somebody waits for it, in an order the device may choose.
+
+So a host that reads or rewrites memory too early sees or makes wrong numbers, as on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire.ops.runtime import Copies, Mark
+
+
+class Point:
+    """A place in a queue; `wait` runs both queues until it is reached."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self.reached = False
+        self.runtime = runtime
+
+    def wait(self) -> None:
+        self.runtime.waits += not self.reached
+        self.runtime.run_until(lambda: self.reached)
+
+
+class FakeRuntime:
+    """Two queues of closures. `eager`: "side" runs copies as soon as they may, "main" as late as it can."""
+
+    def __init__(self, eager: str = "side", free: int = 900, total: int = 1000, needed: int = 100) -> None:
+        self.main: list[Callable[[], bool]] = []
+        self.side: list[Callable[[], bool]] = []
+        self.order = ("side", "main") if eager == "side" else ("main", "side")
+        self.waits = 0
+        self.captured: list[Callable[[], Tensor]] = []
+        self._memory, self._needed = (free, total), needed
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            assert any(self._one(name) for name in self.order), "both queues wait for each other"
+
+    def _one(self, name: str) -> bool:
+        """Run the first thing of a queue, if it may run now."""
+        queue: list[Callable[[], bool]] = getattr(self, name)
+        if queue and queue[0]():
+            queue.pop(0)
+            return True
+        return False
+
+    def queue(self, work: Callable[[], object]) -> None:
+        """A kernel on the main queue."""
+
+        def run() -> bool:
+            work()
+            return True
+
+        self.main.append(run)
+
+    def _point(self, queue: list[Callable[[], bool]]) -> Point:
+        point = Point(self)
+
+        def reach() -> bool:
+            point.reached = True
+            return True
+
+        queue.append(reach)
+        return point
+
+    def _waiting_for(self, queue: list[Callable[[], bool]], point: Point) -> None:
+        queue.append(lambda: point.reached)
+
+    def pinned(self, nbytes: int) -> Tensor:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def mark(self) -> Point:
+        return self._point(self.main)
+
+    def send(self, copies: Copies, after: Mark | None) -> Point:
+        if isinstance(after, Point):
+            self._waiting_for(self.side, after)
+        for target, source in copies:
+            self.side.append(lambda target=target, source=source: target.copy_(source) is target)
+        done = self._point(self.side)
+        self._waiting_for(self.main, done)
+        return done
+
+    def place(self, copies: Copies) -> None:
+        for target, source in copies:
+            self.queue(lambda target=target, source=source: target.copy_(source))
+
+    def fetch(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+        self.mark().wait()
+        return [t.numpy().copy() for t in tensors]
+
+    def capture(self, fn: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        output = fn()
+        self.captured.append(fn)
+        return lambda: self.queue(lambda: output.copy_(fn())), output
+
+    def memory(self) -> tuple[int, int]:
+        return self._memory
+
+    def peak(self, step: Callable[[], object]) -> int:
+        step()
+        return self._needed

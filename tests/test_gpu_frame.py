@@ -1,0 +1,161 @@
+"""What surrounds the GPU's kernels, without a GPU: copies that overlap steps, padding to graphs, the memory budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fake_gpu import FakeRuntime
+from quire.core.config import flat_config
+from quire.core.errors import ConfigError
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.engine.arrays import DeviceArrays
+from quire.engine.budget import gpu_cache_bytes
+from quire.engine.engine import Engine
+from quire.engine.llm import LLM
+from quire.engine.shapes import LARGEST, fitting, graph_sizes
+from quire.model.place import placed
+from quire.ops.op import REGISTRY
+from tiny_model import OPTIONS, write_tiny
+from triton_ops import TRITON_OPS, needs_triton
+
+MISSING = tuple(f"{name}=reference" for name in sorted(REGISTRY) if name not in TRITON_OPS)
+
+
+@pytest.mark.parametrize("eager", ["side", "main"])
+def test_a_step_reads_its_own_arrays_whenever_copies_happen(eager: str) -> None:
+    runtime = FakeRuntime(eager)
+    arrays = DeviceArrays((8, 4, 6), None, runtime, torch.device("cpu"))
+    seen: list[tuple[list[int], list[list[int]]]] = []
+    expected = []
+    for step in range(7):
+        arrays.begin()
+        arrays.tokens[:] = np.arange(8) + 100 * step
+        arrays.block_tables[: 1 + step % 4, :] = step
+        seqs, blocks = 1 + step % 4, 2 + step % 3
+        arrays.send(seqs, blocks)
+        batch = arrays.batch(8, seqs, 1)
+        runtime.queue(
+            lambda b=batch, n=blocks: seen.append((b.tokens.tolist(), b.block_tables[:, :n].tolist()))  # type: ignore[misc]
+        )
+        expected.append(([100 * step + i for i in range(8)], [[step] * blocks] * seqs))
+    runtime.fetch([])
+    assert seen == expected
+    assert 0 < runtime.waits <= 6, "the host runs one step ahead, and no further"
+
+
+def test_arrays_stay_where_graphs_read_them() -> None:
+    arrays = DeviceArrays((8, 4, 6), None, FakeRuntime(), torch.device("cpu"))
+    places = []
+    for _ in range(3):
+        arrays.begin()
+        arrays.send(4, 6)
+        batch = arrays.batch(4, 4, 4)
+        places.append([getattr(batch, name).data_ptr() for name in batch.__slots__ if name != "tree"])
+    assert places[0] == places[1] == places[2]
+
+
+def test_adapters_rows_arrive_where_the_decoder_reads_them() -> None:
+    rows = torch.full((8,), -1, dtype=torch.int32)
+    runtime = FakeRuntime()
+    arrays = DeviceArrays((8, 4, 6), rows, runtime, torch.device("cpu"))
+    arrays.begin()
+    arrays.adapters[:] = np.arange(8)
+    arrays.send(1, 1)
+    runtime.fetch([])
+    assert rows.tolist() == list(range(8))
+
+
+def test_sizes_of_graphs_hold_every_small_step_and_pad_little() -> None:
+    sizes = graph_sizes(8192, 200)
+    assert sizes[0] == 1 and sizes[-1] == LARGEST and 200 in sizes
+    for tokens in range(1, LARGEST + 1):
+        size = fitting(sizes, tokens, tokens, tokens, exact=False)
+        assert tokens <= size and (size - tokens <= max(7, tokens / 4)), tokens
+    assert fitting(sizes, LARGEST + 1, 1, 1, exact=False) == 0
+    assert fitting(sizes, 100, 3, 3, exact=False) == 112, "chunks of prompts may be in it"
+    assert max(graph_sizes(16, 64)) == 16, "no graph is larger than a step"
+    assert fitting((), 5, 5, 5, exact=True) == 5 and fitting((), 5, 4, 4, exact=True) == 0
+
+
+def test_the_cache_gets_what_the_model_and_a_step_leave() -> None:
+    steps: list[int] = []
+    assert gpu_cache_bytes(FakeRuntime(free=700, total=1000, needed=150), 0.9, lambda: steps.append(1)) == 450
+    assert steps == [1]
+    with pytest.raises(ConfigError, match=r"of 1,000 bytes, 600 are taken .* a step needs 350: nothing is left"):
+        gpu_cache_bytes(FakeRuntime(free=400, total=1000, needed=350), 0.9, lambda: None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+PROMPTS = ["abcdefghijklmnopqrstuvwxyz", "q", "hello, world", "zyxwvu"]
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=2)
+STEPS = {"graphs": {}, "eager": {"enforce_eager": True}, "chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 3}}
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize("steps", STEPS)
+def test_the_engine_on_the_gpu_backend_gives_the_reference_s_tokens(folder: Path, steps: str) -> None:
+    found = []
+    for options in ({"device": "reference"}, {"device": "cuda", "ops": MISSING} | STEPS[steps]):
+        with LLM(folder, **(OPTIONS | options)) as llm:
+            found.append([o.outputs[0] for o in llm.generate(PROMPTS, GREEDY)])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        assert ours.token_ids == theirs.token_ids
+        mine, other = ([p[t].logprob for p, t in zip(o.logprobs, o.token_ids, strict=True)] for o in (ours, theirs))
+        assert mine == pytest.approx(other, abs=1e-4)
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
+    answers = []
+    for more in ({}, {"enforce_eager": True}):
+        options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder), "max_num_seqs": 5} | more
+        engine = Engine(flat_config(**options))
+        assert (engine.runner.graph_sizes == ()) == bool(more)
+        for i, prompt in enumerate(((5, 6, 7), (9,) * 20, (8, 4))):
+            engine.submit(request(i, prompt))
+        tokens: dict[str, list[int]] = {}
+        while engine.has_work:
+            for out in engine.step():
+                tokens.setdefault(out.request_id, []).extend(out.tokens)
+        answers.append(tokens)
+        spare = engine.runner.caches[0].keys[engine.pool.num_blocks]
+        assert bool(spare.any()) == (not more), "only rows that pad are written there"
+    assert answers[0] == answers[1]
+
+
+def request(index: int, prompt: tuple[int, ...]) -> Request:
+    params = SamplingParams(max_tokens=6, temperature=0.0)
+    return Request(id=f"r{index}", prompt=prompt, params=params, seed=0, arrival=0.0)
+
+
+def test_a_decoder_moves_with_all_its_tensors(folder: Path) -> None:
+    engine = Engine(flat_config(**(OPTIONS | {"model": str(folder), "enable_lora": True})))
+    decoder = engine.model.decoder
+    moved = placed(decoder, torch.device("meta"))
+
+    def tensors(value: object, seen: set[int]) -> list[torch.Tensor]:
+        if id(value) in seen:
+            return []
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            return [value]
+        if isinstance(value, (tuple, list)):
+            return [t for v in value for t in tensors(v, seen)]
+        return [t for v in vars(value).values() for t in tensors(v, seen)] if hasattr(value, "__dict__") else []
+
+    before = [*tensors(decoder.layers, set()), decoder.embed]
+    after = [*tensors(moved.layers, set()), moved.embed]
+    assert len(after) == len(before) > 10, "what was one tensor stays one"
+    assert all(t.device.type == "meta" for t in after)
+    assert placed(decoder, torch.device("cpu")) is decoder
