@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/units/*.cpp csrc/units/*.h)
 
-.PHONY: demo serve test test-slow lint format bench bench-kernels bench-peers bench-serving bench-quality build train clean
+.PHONY: demo serve test test-slow lint format bench bench-kernels bench-peers bench-serving bench-quality gpu-check gpu-kernels build train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -40,6 +40,12 @@ bench-peers: build  ## beside llama.cpp, OpenVINO GenAI and vLLM, each in an env
 
 bench-serving: build  ## quire serve beside llama.cpp's server
 	$(BIN)/python benchmarks/serving_peers.py
+
+gpu-check:  ## on a machine with a GPU: build, tests, bits, speed, in 8 minutes; WHEELS=folder where there is no network
+	$(PYTHON) benchmarks/gpu_check.py
+
+gpu-kernels: build .venv/triton  ## compile the GPU's kernels without one; registers, shared memory and spills as JSON
+	$(BIN)/python benchmarks/compile_kernels.py
 
 bench-quality: build  ## KL divergence of each weight format, beside llama.cpp's
 	$(BIN)/python benchmarks/quality.py

@@ -1,4 +1,4 @@
-"""Shapes of real models with a 32,000 vocabulary: Hugging Face folders with random weights, a made-up tokenizer."""
+"""Shapes of real models, most with a 32,000 vocabulary: folders with random weights and a made-up tokenizer."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 8192,
         "head_dim": 64,
     },
+    "llama-8b": COMMON
+    | {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "max_position_embeddings": 16384,
+        "tie_word_embeddings": False,
+    },
     "qwen-0.6b": COMMON
     | {
         "model_type": "qwen3",
@@ -37,6 +50,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "intermediate_size": 3072,
         "head_dim": 128,
+    },
+    "micro": COMMON
+    | {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "head_dim": 16,
+        "vocab_size": 320,
     },
     "tiny": COMMON
     | {

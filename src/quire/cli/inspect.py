@@ -24,10 +24,21 @@ def inspect(options: dict[str, Any]) -> None:
     ops = select(config.device)
     show("model", _model_rows(found))
     show("memory", _memory_rows(config, found, ops))
-    show("runs on", [("backend", ops.name), ("instruction set", ops.isa), ("threads", str(ops.threads))])
+    show("runs on", _backend_rows(config, ops))
     show("ops", [(op, which) for op, which in sorted(ops.describe()["ops"].items())])
     for note in found.notes:
         print(f"note: {note}")
+
+
+def _backend_rows(config: EngineConfig, ops: Ops) -> Rows:
+    from quire.engine.shapes import graph_sizes
+
+    rows = [("backend", ops.name), ("instruction set", ops.isa), ("threads", str(ops.threads))]
+    if ops.gpu is not None:
+        limits = config.scheduler
+        sizes = graph_sizes(limits.max_num_batched_tokens, limits.max_num_seqs)
+        rows.append(("CUDA graphs", "none" if config.device.enforce_eager else f"{', '.join(map(str, sizes))} rows"))
+    return rows
 
 
 def _model_rows(found: ModelFacts) -> Rows:

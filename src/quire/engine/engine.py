@@ -15,6 +15,7 @@ from quire.core.request import Output, Request
 from quire.engine.budget import gpu_cache_bytes, plan_blocks
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.runner import Runner
+from quire.engine.shapes import graph_bytes, graph_sizes
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
 from quire.sched.scheduler import Scheduler
@@ -72,8 +73,10 @@ class Engine:
             )
         if self.ops.gpu is None or cache.kv_cache_memory_bytes or cache.num_blocks:
             return None
-        runner = self._runner(0, self.model.max_model_len, capture=False)
-        return gpu_cache_bytes(self.ops.gpu.runtime, cache.gpu_memory_utilization, runner.profile)
+        limits, runner = self.config.scheduler, self._runner(0, self.model.max_model_len, capture=False)
+        sizes = graph_sizes(limits.max_num_batched_tokens, limits.max_num_seqs)
+        kept = 0 if self.config.device.enforce_eager else graph_bytes(sizes, self.model.spec.vocab_size)
+        return gpu_cache_bytes(self.ops.gpu.runtime, cache.gpu_memory_utilization, runner.profile) - kept
 
     def submit(self, request: Request) -> Output | None:
         """Queue a request; one that can never run ends at once with an error output."""

@@ -17,6 +17,14 @@ def graph_sizes(max_tokens: int, max_seqs: int) -> tuple[int, ...]:
     return tuple(sorted(size for size in sizes if size <= max_tokens))
 
 
+def graph_bytes(sizes: tuple[int, ...], vocabulary: int) -> int:
+    """Memory that graphs keep beside the cache: the place of their logits, and as much for those of the largest one.
+
+    What lies between their ops is less than that of the largest step, which is accounted for already.
+    """
+    return 2 * 4 * vocabulary * max(sizes, default=0)
+
+
 def fitting(sizes: tuple[int, ...], tokens: int, seqs: int, logits: int, exact: bool) -> int:
     """The size whose recording computes a step of `tokens` rows, or 0: op by op.
 

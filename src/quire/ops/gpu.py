@@ -33,7 +33,7 @@ class Gpu:
     def __init__(self, device: torch.device, name: str, interpreted: bool, runtime: Runtime) -> None:
         self.device, self.name, self.interpreted, self.runtime = device, name, interpreted, runtime
         self._rows: dict[str, list[dict[str, Any]]] = {}
-        self._chosen: dict[tuple[Any, ...], dict[str, int]] = {}
+        self.chosen: dict[tuple[Any, ...], dict[str, int]] = {}
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """An uninitialized tensor; inside a capture its memory belongs to the graph."""
@@ -46,9 +46,9 @@ class Gpu:
         not depend on facts of the batch that change the order of a sum. `ConfigError` when no row fits.
         """
         key = (kernel, *facts.items())
-        found = self._chosen.get(key)
+        found = self.chosen.get(key)
         if found is None:
-            found = self._chosen[key] = choose_row(self._table(kernel), self.name, kernel, facts)
+            found = self.chosen[key] = choose_row(self._table(kernel), self.name, kernel, facts)
         return found
 
     def _table(self, kernel: str) -> list[dict[str, Any]]:
