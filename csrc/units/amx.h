@@ -49,6 +49,11 @@ template <int kSum, int kA, int kB>
 QUIRE_INLINE void tile_dot_s8() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kA), "i"(kB));
 }
+// The same with unsigned bytes in b.
+template <int kSum, int kA, int kB>
+QUIRE_INLINE void tile_dot_su8() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kA), "i"(kB));
+}
 // sum += a times b, a of bf16 [rows][k], b of bf16 [k / 2][columns][2].
 template <int kSum, int kA, int kB>
 QUIRE_INLINE void tile_dot_bf16() {

@@ -35,9 +35,9 @@ struct LinearCall {
     int64_t x_digit = 0;             // bytes from a row's high digits to its low ones
 };
 
-// Hardware prefetchers stop at page ends. A single row streams its weights once, so it asks for those a few pages ahead
-// (measured: 100 instead of 73 of 113 GB/s at 4 bits); tiles of more rows ask for the next column group's.
-constexpr int64_t kAhead = 8192;
+// A single row streams its weights once and asks for those g_tuning.ahead bytes ahead (measured at 4 bits: 8 KiB brings 100
+// instead of 73 of 113 GB/s on a Zen 5, 1 KiB 14.4 instead of 11.2 GB/s a core on a Xeon with AMX, where 8 KiB bring nothing);
+// tiles of more rows ask for the next column group's.
 constexpr int64_t kPartSteps = 1024;
 constexpr int64_t kPanelBytes = 256 << 10;  // a quarter of a 1 MiB second-level cache; weights stream through the rest
 
@@ -78,9 +78,9 @@ QUIRE_INLINE uint32_t word(const char* p) {
 }
 
 template <int R, int NB>
-QUIRE_INLINE void prefetch_weights(const char* w, int64_t block_bytes) {
+QUIRE_INLINE void prefetch_weights(const char* w, int64_t block_bytes, int64_t ahead) {
     if constexpr (R == 1) {
-        prefetch(w + kAhead);
+        prefetch(w + ahead);
     } else {
         prefetch_far(w + NB * block_bytes);
     }
@@ -110,7 +110,7 @@ template <int R, int NB>
 void bf16_tile(const LinearCall& c, int64_t row, int64_t block, Part part) {
     F acc[R][NB];
     load_tile<R, NB>(c, acc, row, block, part.begin == 0);
-    const int64_t pairs = (c.k + 1) / 2;
+    const int64_t pairs = (c.k + 1) / 2, ahead = g_tuning.ahead;
     const char* w = c.weights + block * pairs * 64;
     const char* x = c.x + row * c.x_stride;
     for (int64_t p = part.begin; p < part.end; ++p) {
@@ -118,7 +118,7 @@ void bf16_tile(const LinearCall& c, int64_t row, int64_t block, Part part) {
 #pragma GCC unroll 8
         for (int b = 0; b < NB; ++b) {
             wk[b] = load_u(w + (b * pairs + p) * 64);
-            prefetch_weights<R, NB>(w + (b * pairs + p) * 64, pairs * 64);
+            prefetch_weights<R, NB>(w + (b * pairs + p) * 64, pairs * 64, ahead);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -195,7 +195,7 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
 template <WeightKind kKind, class Fn>
 QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
     constexpr int kDigits = digits_of(kKind), kPlanes = planes_of(kKind);
-    if (m == 1) return f.template operator()<1, kKind == WeightKind::kBf16 ? kRowBlocks : 1>();
+    if (m == 1 && g_tuning.row_streams == 1) return f.template operator()<1, kKind == WeightKind::kBf16 ? kRowBlocks : 1>();
     if (m <= kFewRows) return f.template operator()<kFewRows / kDigits, (kFewBlocks + kPlanes - 1) / kPlanes>();
     f.template operator()<kTileRows / kDigits, (kTileBlocks + kPlanes - 1) / kPlanes>();
 }

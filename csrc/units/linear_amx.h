@@ -10,7 +10,6 @@ constexpr int kSide = 16;   // rows, and columns
 constexpr int kWide = 4;    // column blocks that share a tile of activations
 constexpr int kTall = 4;    // row tiles whose floats stay in the first-level cache beside the weights of a group
 constexpr int kTileInts = kSide * 16;
-constexpr int64_t kFewestTileRows = 12;  // measured: below, dot products of vectors are faster
 // Activations of a panel; every processor with AMX so far has 2 MiB of second-level cache a core.
 constexpr int64_t kTilePanelBytes = 1280 << 10;
 
@@ -24,9 +23,10 @@ QUIRE_INLINE void unpack_group(int8_t* to, const LinearCall& c, int64_t block, i
     constexpr int kStep = is_int4(kKind) ? 8 : 4;
     const char* w = c.weights + (block * c.k + g * c.group) * (64 / kStep);
     const __m512i offset = _mm512_set1_epi8(static_cast<char>(is_int4(kKind) ? 8 : 128));
+    const int64_t ahead = g_tuning.ahead;
     for (int64_t i = 0; i < c.group / kStep; ++i, w += 64) {
         const U packed = load_u(w);
-        prefetch_far(w + kAhead);
+        prefetch_far(w + ahead);
         if constexpr (is_int4(kKind)) {
             _mm512_store_si512(to + i * 128, _mm512_sub_epi8(low_nibbles(packed).v, offset));
             _mm512_store_si512(to + i * 128 + 64, _mm512_sub_epi8(high_nibbles(packed).v, offset));
@@ -35,6 +35,8 @@ QUIRE_INLINE void unpack_group(int8_t* to, const LinearCall& c, int64_t block, i
         }
     }
 }
+
+#include "linear_amx_few.h"
 
 // Integer sums of a row of tiles on their way into floats.
 struct Waiting {
@@ -168,6 +170,8 @@ void tile_blocks(const LinearCall& c, const Panel& p, int8_t* weights, TileArea&
 
 template <WeightKind kKind, bool kZeros, int kGroup>
 void tile_panel(const LinearCall& c, Panel p) {
+    if constexpr (kGroup >= kFewGroup)
+        if (p.rows_end - p.row <= kSide) return few_panel<kKind, kZeros, kGroup>(c, p);
     constexpr int kBytes = kGroup < 64 ? kGroup : 64;
     TileArea area;
     std::memset(&area, 0, sizeof area);
@@ -189,7 +193,7 @@ void tile_panel(const LinearCall& c, Panel p) {
 // Whether tiles serve these weights and so many rows.
 template <WeightKind kKind>
 QUIRE_INLINE bool tiles_serve(const LinearCall& c, int64_t rows) {
-    return (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4) && rows >= kFewestTileRows && c.group >= 32 && !c.mins;
+    return (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4) && rows >= g_tuning.tile_rows && c.group >= 32 && !c.mins;
 }
 
 template <WeightKind kKind, bool kZeros>

@@ -10,13 +10,8 @@ constexpr int64_t kAmxPanelRows = 256, kAmxBlocks = 16;
 // Tiles 0 to 3: sums of (row tile, block) 00 01 10 11; 4, 5: activations; 6, 7: weights.
 template <int RT, int NB>
 QUIRE_INLINE void bf16_sums(const char* x0, const char* x1, int64_t x_stride, const char* w0, const char* w1, int64_t tiles) {
+    // Of one row tile, weights are left to the hardware's prefetcher: it streams 28 GB/s here, and 25 with lines asked for 8 KiB ahead.
     for (int64_t t = 0; t < tiles; ++t) {
-        if constexpr (RT == 1) {
-            for (int64_t i = 0; i < 1024; i += 64) {
-                prefetch(w0 + t * 1024 + i + kAhead);
-                if constexpr (NB == 2) prefetch(w1 + t * 1024 + i + kAhead);
-            }
-        }
         if constexpr (RT == 2) {
             // A tile of activations is 16 lines of 16 rows, which no hardware prefetcher follows.
             for (int64_t r = 0; r < kAmxRows; ++r) {

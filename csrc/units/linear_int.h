@@ -76,7 +76,7 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block) {
     U table[kPlanes];
     if constexpr (kTable)
         for (int p = 0; p < kPlanes; ++p) table[p] = load_table(c.table + p * 16);
-    const int64_t block_bytes = c.k / kStep * 64;
+    const int64_t block_bytes = c.k / kStep * 64, ahead = g_tuning.ahead;
     const char* w = c.weights + block * block_bytes;
     const char* x = c.x + row * c.x_stride;
     for (int64_t g = 0; g < c.groups; ++g) {
@@ -87,7 +87,7 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block) {
 #pragma GCC unroll 8
             for (int b = 0; b < NB; ++b) {
                 low[0][b] = load_u(w + b * block_bytes);
-                prefetch_weights<R, NB>(w + b * block_bytes, block_bytes);
+                prefetch_weights<R, NB>(w + b * block_bytes, block_bytes, ahead);
                 if constexpr (kFour) {
                     high[0][b] = high_nibbles(low[0][b]);
                     low[0][b] = low_nibbles(low[0][b]);

@@ -14,6 +14,7 @@
 #include "pool.h"
 #include "registry.h"
 #include "sample.h"
+#include "tuning.h"
 
 namespace quire::QUIRE_UNIT {
 namespace {
