@@ -119,3 +119,7 @@ RECIPES: dict[str, tuple[Fill, Variables]] = {
     "openvino": (_openvino, lambda folder: {}),
     "vllm": (_vllm, lambda folder: {}),
 }
+
+
+if __name__ == "__main__":  # python environments.py FOLDER NAME: make it, and print where it is
+    print(environment(Path(sys.argv[1]), sys.argv[2]).folder)

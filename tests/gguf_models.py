@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,11 @@ HF_ROLES = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
     "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
+    "self_attn": "attn_sinks", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }  # fmt: skip
+GPT_OSS_ROLES = HF_ROLES | {"post_attention_layernorm": "post_attention_norm"}
 GEMMA_ROLES = HF_ROLES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -36,8 +40,15 @@ KEYS = {
     "max_position_embeddings": "context_length", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon", "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+    "num_local_experts": "expert_count", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }  # fmt: skip
-ARCHITECTURES = {"phi": "phi2", "gemma3_text": "gemma3", "mistral": "llama"}
+ARCHITECTURES = {"phi": "phi2", "gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama",
+                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}  # fmt: skip
+YARN = {"rope_type": "rope.scaling.type", "factor": "rope.scaling.factor",
+        "original_max_position_embeddings": "rope.scaling.original_context_length",
+        "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}  # fmt: skip
 SPECIAL = ["<unk>", "<s>", "</s>"]
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
 
@@ -48,26 +59,58 @@ def permuted(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, 2, n // 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
-def as_gguf(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's tensors under the format's names, changed as the converter changes them."""
+def permutes(model: PreTrainedModel, name: str) -> int:
+    """Heads of a matrix whose rows the converter permutes; 0 for any other."""
+    config = model.config
+    if config.model_type not in ("llama", "mistral", "mixtral"):
+        return 0
+    return int({"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name.split(".")[-2], 0))
+
+
+def shift(model: PreTrainedModel, name: str) -> float:
+    """What the converter adds to a tensor."""
+    return float(model.config.model_type.startswith("gemma") and name.endswith("norm.weight"))
+
+
+def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The model's parameters under the format's names, as views in the shapes that the format has."""
     config, kind = model.config, model.config.model_type
-    roles = GEMMA_ROLES if kind in ("gemma2", "gemma3_text") else HF_ROLES
-    out = {}
+    gemma = kind in ("gemma2", "gemma3_text")
+    roles = GEMMA_ROLES if gemma else GPT_OSS_ROLES if kind == "gpt_oss" else HF_ROLES
     for name, tensor in model.state_dict().items():
         base, _, suffix = name.rpartition(".")
-        if base.startswith("model.layers."):
-            index, _, rest = base.removeprefix("model.layers.").partition(".")
-            base = f"blk.{index}.{roles[rest]}"
-        else:
-            base = roles[base]
-        if base == "output" and config.tie_word_embeddings:
+        if base == "lm_head" and config.tie_word_embeddings:
             continue
-        if kind in ("llama", "mistral") and base.endswith((".attn_q", ".attn_k")):
-            heads = config.num_attention_heads if base.endswith("q") else config.num_key_value_heads
-            tensor = permuted(tensor, heads)
-        if kind.startswith("gemma") and base.endswith("norm"):
-            tensor = tensor + 1
-        out[f"{base}.{suffix}"] = tensor.detach().contiguous()
+        if not base.startswith("model.layers."):
+            yield f"{roles[base]}.{suffix}", tensor
+            continue
+        index, _, rest = base.removeprefix("model.layers.").partition(".")
+        if rest == "mlp.experts":
+            for part, view in expert_views(suffix, tensor, kind == "gpt_oss"):
+                yield f"blk.{index}.{part}", view
+        else:
+            yield f"blk.{index}.{roles[rest]}.{suffix.replace('sinks', 'weight')}", tensor
+
+
+def expert_views(name: str, tensor: Tensor, alternating: bool) -> Iterator[tuple[str, Tensor]]:
+    """The parts of a tensor of all experts; `alternating`: matrices lie transposed, gate and up row by row in turn."""
+    suffix = "bias" if name.endswith("_bias") else "weight"
+    rows = tensor.transpose(1, 2) if alternating and suffix == "weight" else tensor
+    if name.startswith("down"):
+        yield f"ffn_down_exps.{suffix}", rows
+    else:
+        half = rows.shape[1] // 2
+        yield f"ffn_gate_exps.{suffix}", rows[:, ::2] if alternating else rows[:, :half]
+        yield f"ffn_up_exps.{suffix}", rows[:, 1::2] if alternating else rows[:, half:]
+
+
+def as_gguf(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's tensors under the format's names, changed as the converter changes them."""
+    out = {}
+    for name, view in views(model):
+        heads = permutes(model, name)
+        tensor = permuted(view, heads) if heads else view + shift(model, name)
+        out[name] = tensor.detach().contiguous()
     return out
 
 
@@ -84,11 +127,23 @@ def vocabulary(count: int) -> tuple[list[str], list[float], list[int]]:
     return tokens[:count], scores[:count], types[:count]
 
 
+def add_vocabulary(writer: gguf.GGUFWriter, count: int) -> None:
+    """Write that vocabulary, its special tokens and a chat template."""
+    tokens, scores, types = vocabulary(count)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+
+
 def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, seed: int, spread: float = 0.05) -> Any:
-    """Random blocks of a type [rows, bytes] whose numbers are about normal with deviation `spread`."""
+    """Random blocks of a type [..., bytes of a row] whose numbers are about normal with deviation `spread`."""
     rng = np.random.default_rng(seed)
     numbers, nbytes = GGML_QUANT_SIZES[kind]
-    raw = rng.integers(0, 256, (shape[0], shape[1] // numbers, nbytes), dtype=np.uint8)
+    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // numbers, nbytes), dtype=np.uint8)
     halves: Mapping[str, tuple[tuple[int, float], ...]] = {
         "Q4_0": ((0, 1 / 4.6),), "Q4_1": ((0, 1 / 4.6), (2, -1.6)), "Q5_0": ((0, 1 / 9),),
         "Q5_1": ((0, 1 / 9), (2, -1.7)), "Q8_0": ((0, 1 / 74),), "Q2_K": ((80, 1 / 10), (82, 1 / 7)),
@@ -96,11 +151,11 @@ def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, seed: int,
         "Q6_K": ((208, 1 / 1370),), "IQ4_NL": ((0, 1 / 66),), "IQ4_XS": ((0, 1 / 1250),), "MXFP4": (),
     }  # fmt: skip
     for at, scale in halves[kind.name]:
-        value = spread * scale * rng.uniform(0.8, 1.2, (*raw.shape[:2], 1))
+        value = spread * scale * rng.uniform(0.8, 1.2, (*raw.shape[:-1], 1))
         raw[..., at : at + 2] = value.astype(np.float16).view(np.uint8)
     if kind.name == "MXFP4":
-        raw[..., 0] = rng.integers(119, 122, raw.shape[:2])
-    return raw.reshape(shape[0], -1)
+        raw[..., 0] = rng.integers(119, 122, raw.shape[:-1])
+    return raw.reshape(*shape[:-1], -1)
 
 
 def write_gguf(
@@ -117,8 +172,8 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, ARCHITECTURES.get(model_type, model_type))
     arch = writer.arch
     for name, key in KEYS.items():
-        value = getattr(config, name, None)
-        if value is not None and not (name == "sliding_window" and model_type in ("qwen2", "qwen3")):
+        value = config.to_dict().get(name)
+        if value is not None and not (name == "sliding_window" and model_type.startswith("qwen")):
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(f"{arch}.{key}", value)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -128,19 +183,16 @@ def write_gguf(
     rope = rope.get("full_attention", rope)
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(rope["rope_theta"])
+    for name, key in YARN.items() if rope["rope_type"] == "yarn" else ():
+        extra = {key: rope[name]} | dict(extra or {})
     for key, value in (extra or {}).items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_string)(f"{arch}.{key}", value)
-    tokens, scores, types = vocabulary(config.vocab_size)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores(scores)
-    writer.add_token_types(types)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_chat_template(TEMPLATE)
+        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        add(f"{arch}.{key}", value)
+    add_vocabulary(writer, config.vocab_size)
     with torch.no_grad():
         for seed, (name, tensor) in enumerate(as_gguf(model).items()):
-            kind = quantize(name) if tensor.dim() == 2 else None
+            matrix = tensor.dim() > 1 and name.endswith(".weight") and "ffn_gate_inp" not in name
+            kind = quantize(name) if matrix else None
             if kind is None:
                 writer.add_tensor(name, tensor.numpy())
             elif kind.name in ("F16", "BF16"):
@@ -163,22 +215,11 @@ def put_back(model: PreTrainedModel, path: Path) -> None:
         for t in gguf.GGUFReader(path).tensors
     }
     with torch.no_grad():
-        state = model.state_dict()
-        names = dict(zip(as_gguf(model), (n for n in state if not _tied(n, model)), strict=True))
-        config = model.config
-        for name, theirs in names.items():
-            if name not in ours:
-                continue
-            tensor = ours[name]
-            if config.model_type in ("llama", "mistral") and (".attn_q." in name or ".attn_k." in name):
-                heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
+        for name, view in views(model):
+            tensor = ours.get(name)
+            if tensor is not None and (heads := permutes(model, name)):
                 back = torch.empty_like(tensor)
                 back[permuted(torch.arange(len(tensor)), heads)] = tensor
                 tensor = back
-            if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
-                tensor = tensor - 1
-            state[theirs].copy_(tensor.view(state[theirs].shape))
-
-
-def _tied(name: str, model: PreTrainedModel) -> bool:
-    return bool(name == "lm_head.weight" and model.config.tie_word_embeddings)
+            if tensor is not None:
+                view.copy_((tensor - shift(model, name)).view(view.shape))

@@ -25,6 +25,11 @@ from quire.quant.gguf import TYPES, Block  # noqa: E402
 from test_model import Paged, prompt  # noqa: E402
 
 GEMMA = {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16, "final_logit_softcapping": 2.0}
+EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
+NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64,
+        "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # fmt: skip
+GPT_OSS = EIGHT | {"head_dim": 16, "sliding_window": 5, "rope_parameters": YARN}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama with biases": ("llama", {"attention_bias": True, "head_dim": 24}),
@@ -37,6 +42,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", GEMMA | {"num_hidden_layers": 7}),
     "phi2": ("phi", {}),
     "phi3": ("phi3", {}),
+    "mixtral": ("mixtral", EIGHT),
+    "qwen2moe": ("qwen2_moe", NARROW | {"shared_expert_intermediate_size": 64}),
+    "qwen3moe": ("qwen3_moe", NARROW | {"head_dim": 24, "norm_topk_prob": True}),
+    "gpt-oss": ("gpt_oss", GPT_OSS),
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
 
@@ -77,6 +86,8 @@ def test_quantized_files(name: str, device: str, tmp_path: Path) -> None:
     model, tokens = load(path, device, dtype="float32"), prompt(19, 1)
     assert describe(str(path)).scheme == f"gguf {name}" and describe(str(path)).dtype == "bfloat16"
     assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 0.05  # activations are rounded to int8
+    model = load(path, device, dtype="float32", activations="int16")
+    assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 1e-3
 
 
 @pytest.mark.parametrize("device", BACKENDS)
@@ -91,6 +102,20 @@ def test_files_that_mix_formats(device: str, tmp_path: Path) -> None:
     model, tokens = load(path, device, dtype="float32"), prompt(19, 1)
     assert describe(str(path)).scheme == "gguf Q4_0 + Q5_0 + Q8_0"
     assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 0.05
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "gpt-oss"])
+def test_quantized_experts(family: str, device: str, tmp_path: Path) -> None:
+    kind, facts = FAMILIES[family]
+    formats = {"exps": Type.MXFP4, "shexp": Type.Q8_0, "attn_q": Type.Q4_1, "token_embd": Type.Q8_0, "output": None}
+    path = tmp_path / "model.gguf"
+    oracle = write_gguf(
+        path, kind, lambda tensor: next((formats[f] for f in formats if f in tensor), Type.Q5_0), **facts
+    )
+    model, tokens = load(path, device, dtype="float32", activations="int16"), prompt(19, 1)
+    assert model.report["expert_gate+expert_up"][0] == "table4 g32 a16"
+    assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 1e-3
 
 
 @pytest.mark.parametrize("name", ["F16", "BF16"])

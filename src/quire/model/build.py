@@ -21,7 +21,7 @@ from quire.model.claim import claim
 from quire.model.dummy import DummyWeights
 from quire.model.families import read_spec
 from quire.model.generation import GenerationDefaults, read_generation
-from quire.model.gguf import GgufModel, GgufTensors
+from quire.model.gguf import GgufModel
 from quire.model.hf_config import read_json
 from quire.model.load import Loader, Progress
 from quire.model.lora import Adapters, parse_modules
@@ -105,10 +105,10 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
     if load_format == "dummy":
         source = DummyWeights(spec, family, required, seed)
     else:
-        source = Rewritten(Checkpoint(folder), family.rewrites) if gguf is None else gguf.source
+        source = Rewritten(Checkpoint(folder), family.rewrites) if gguf is None else gguf.source()
     family = family.named_as(source.infos)
-    if isinstance(source, GgufTensors):
-        scheme, dtype = source.scheme, source.dtype
+    if gguf is not None and load_format != "dummy":
+        scheme, dtype = gguf.tensors.scheme, gguf.tensors.dtype
     else:
         if family.stacks:
             source = Stacked(source, family, spec.layers)

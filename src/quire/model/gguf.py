@@ -24,6 +24,8 @@ from quire.model.checkpoint import TensorInfo
 from quire.model.families import read_spec
 from quire.model.family import Family
 from quire.model.hf_config import HfConfig
+from quire.model.rewrite import Rewrite, Rewritten
+from quire.model.roles import FUSED
 from quire.model.spec import ModelSpec
 from quire.quant.base import QuantScheme
 from quire.quant.gguf import TYPES, Gguf
@@ -52,8 +54,19 @@ NAMES = {
     "gate_up": "ffn_up",
     "down": "ffn_down",
     "mlp_post_norm": "post_ffw_norm",
+    "sinks": "attn_sinks",
+    "router": "ffn_gate_inp",
+    "expert_gate": "ffn_gate_exps.{}",
+    "expert_up": "ffn_up_exps.{}",
+    "expert_down": "ffn_down_exps.{}",
+    "shared_switch": "ffn_gate_inp_shexp",
+    "shared_gate": "ffn_gate_shexp",
+    "shared_up": "ffn_up_shexp",
+    "shared_down": "ffn_down_shexp",
 }
-"""Role -> name, the same for every architecture. A fused gate and up is called up."""
+"""Role -> name, the same for almost every architecture. A fused gate and up is called up."""
+EXPERTS = (Rewrite(r"(blk\.\d+\.ffn_(?:gate|up|down)_exps)\.(\w+)", r"\1.{}.\2", stacked=True),)
+"""A layer's experts lie in one tensor for each matrix."""
 FIELDS = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -67,8 +80,13 @@ FIELDS = {
     "rope_theta": "rope.freq_base",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
-"""Field of config.json -> key under the architecture's name."""
+"""Field of config.json -> key under the architecture's name. Families spell the number of experts in two ways."""
 ROPE_FIELDS = {
     "factor": "rope.scaling.factor",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
@@ -90,26 +108,34 @@ class Architecture:
     """How `general.architecture` is read.
 
     `model_type`: row of the families table. `interleaved`: the converter permuted the rows of queries and keys.
-    `extra`: further keys it has. `windowed`: the row for files with a sliding window, if not the same. `large`: layers
-    of the one size whose attention scale is that of hidden / heads, not of the head size, which no key records.
+    `extra`: further keys it has. `windowed` and `mixture`: the row for files with a sliding window or with experts, if
+    not the same. `large`: layers of the one size whose attention scale is that of hidden / heads, not of a head,
+    which no key records. `names`: roles that are not called as elsewhere. `facts`: fields of config.json that have no
+    key.
     """
 
     model_type: str
     interleaved: bool = False
     extra: tuple[str, ...] = ()
     windowed: str = ""
+    mixture: str = ""
     large: int = 0
+    names: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", interleaved=True, extra=("attention.sliding_window",), windowed="mistral"),
+    "llama": Architecture("llama", interleaved=True, extra=WINDOW[:1], windowed="mistral", mixture="mixtral"),
     "qwen2": Architecture("qwen2"),
+    "qwen2moe": Architecture("qwen2_moe"),
     "qwen3": Architecture("qwen3"),
+    "qwen3moe": Architecture("qwen3_moe", facts={"norm_topk_prob": True}),
     "gemma": Architecture("gemma"),
     "gemma2": Architecture("gemma2", extra=WINDOW, large=46),
     "gemma3": Architecture("gemma3_text", extra=WINDOW, large=62),
     "phi2": Architecture("phi"),
     "phi3": Architecture("phi3", extra=WINDOW[:1]),
+    "gpt-oss": Architecture("gpt_oss", extra=WINDOW, names={"mlp_norm": "post_attention_norm"}),
 }
 
 
@@ -156,7 +182,7 @@ class GgufModel:
     """A GGUF file whose header was read."""
 
     file: GgufFile
-    source: GgufTensors
+    tensors: GgufTensors
     architecture: Architecture
     prefix: str
     keys: dict[str, str] = field(default_factory=dict)
@@ -178,6 +204,10 @@ class GgufModel:
                 raise file.fail(key, "is not known: the model may have a feature that is not supported")
         return found
 
+    def source(self) -> Rewritten:
+        """The tensors, with a name for each expert's matrix."""
+        return Rewritten(self.tensors, EXPERTS)
+
     def read_spec(self) -> tuple[ModelSpec, Family, HfConfig]:
         """Spec, family with the names of this format, and config as the families table reads it."""
         where = str(self.file.path)
@@ -191,8 +221,10 @@ class GgufModel:
             raise ModelError(message) from None
         norm = "rms" if spec.norm == "rms1p" else spec.norm
         spec = replace(spec, norm=norm, interleaved_rope=self.architecture.interleaved)
-        names = names_of(family.names, self.file.tensors)
-        return spec, replace(family, names=names, grouped_qkv=False, prefix="", buffers=()), config
+        names = {**names_of(family.names, self.file.tensors), **self.architecture.names}
+        required = tuple(part for name in family.required for part in _unfused(name))
+        family = replace(family, names=names, required=required, grouped_qkv=False, prefix="", buffers=(), rewrites=())
+        return spec, family, config
 
     def get(self, below: str) -> Any:
         """The value of a key under the architecture's name; an array whose entries are all the same is one value."""
@@ -206,11 +238,12 @@ class GgufModel:
     def config(self) -> dict[str, Any]:
         """The metadata as fields of config.json, checked by whoever reads those."""
         architecture, raw = self.architecture, {ours: self.get(key) for ours, key in FIELDS.items()}
-        raw["model_type"] = architecture.model_type
+        raw |= architecture.facts
+        raw["model_type"] = (raw["num_experts"] and architecture.mixture) or architecture.model_type
         raw["num_key_value_heads"] = raw["num_key_value_heads"] or raw["num_attention_heads"]
         size = self.get("vocab_size")
         raw["vocab_size"] = vocab_size(self.file) if size is None else size
-        raw["tie_word_embeddings"] = not any(name.startswith("output.") for name in self.source.infos)
+        raw["tie_word_embeddings"] = not any(name.startswith("output.") for name in self.tensors.infos)
         if "tokenizer.ggml.tokens" in self.file.metadata:
             raw["eos_token_id"] = list(end_ids(self.file))
             raw["bos_token_id"] = special_ids(self.file).get("bos_token")
@@ -259,7 +292,7 @@ class GgufModel:
         """`rope_scaling` from the metadata and from tensors of factors."""
         kind = self.get("rope.scaling.type")
         fields = {ours: v for ours, key in ROPE_FIELDS.items() if (v := self.get(key)) is not None}
-        factors = {name: self.source.tensor(name) for name in ROPE_TENSORS if name in self.file.tensors}
+        factors = {name: self.tensors.tensor(name) for name in ROPE_TENSORS if name in self.file.tensors}
         for name, values in factors.items():
             if values.dtype != torch.float32 or values.dim() != 1:
                 raise self.file.fail(name, "needs a row of F32 numbers")
@@ -278,8 +311,14 @@ class GgufModel:
 
 def names_of(names: Mapping[str, str], tensors: Collection[str]) -> dict[str, str]:
     """The format's names for the roles of a family; queries, keys and values may be one matrix or three."""
-    roles = set(names)
+    roles = {part for name in names for part in _unfused(name)}
     if roles & {"q", "qkv"}:
         roles -= {"q", "k", "v", "qkv"}
         roles |= {"qkv"} if "blk.0.attn_qkv.weight" in tensors else {"q", "k", "v"}
     return {role: NAMES[role] for role in sorted(roles) if role in NAMES}
+
+
+def _unfused(name: str) -> tuple[str, ...]:
+    """The roles of a matrix that folders have fused and this format has not, with what follows their name's dot."""
+    role, dot, part = name.partition(".")
+    return tuple(one + dot + part for one in FUSED[role]) if role.startswith("expert_") and role in FUSED else (name,)
