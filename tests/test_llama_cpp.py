@@ -22,6 +22,7 @@ from oracle import backend, write
 from quire.core.config import flat_config
 from quire.gguf.file import GgufFile
 from quire.model.build import load_model
+from quire.text.tokenizer import Tokenizer
 from test_model import Paged, prompt
 
 ENVIRONMENT = os.environ.get("QUIRE_LLAMA_CPP", "")
@@ -159,3 +160,35 @@ def test_greedy_generations(model: str, name: str, peer: Peer, files: Path, tmp_
     same = (ours.argmax(-1) == theirs.argmax(-1)).mean()
     plain = (exact.argmax(-1) == theirs.argmax(-1)).mean()
     print(f"{model} {name}: {away:.1e} theirs, {mine:.1e} ours; equal tokens {plain:.1%}, int8 {same:.1%}")
+
+
+TEXTS = [
+    "", " ", "   ", "\t", "\n\n\n", " \n ", "Hello, world", " Hello", "Hello  world ", "3.14159 1,000,000 0x1F 2^10",
+    "a\u0301 \u00e1 \u212b \ufb01", "it's I'LL don't WE'VE", "\u2581under_bar\u2581", "!!!???...---===", "<0x0A> <0xFF>",
+    "\u4f60\u597d\uff0c\u4e16\u754c \u3053\u3093\u306b\u3061\u306f \ud55c\uad6d\uc5b4", "\u0130stanbul \u017f \u00df",
+    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947",
+    "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea", "\x00\x01\x7f", "a" * 32, "x" * 300,
+    "\u00a0\u2003\u200b\ufeffx\u0085y\u2028z", "def f(x):\n\treturn x**2  # ok\r\n",
+]  # fmt: skip
+CONTROL = "</s> <s> <|endoftext|> <|im_start|>user"
+VOCABULARIES = ("command-r", "deepseek-coder", "falcon", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2",
+                "refact", "starcoder")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_token_ids_of_published_vocabularies(name: str, peer: Peer) -> None:
+    """Ids of nasty texts, of llama.cpp's own too.
+
+    Control tokens in a text: for "phi-3" llama.cpp strips what follows them, because of the model's name, and for
+    "qwen2" it takes "</s>" for one, which the file does not say; elsewhere they are the same. Where they shall be plain
+    text, ours is cut within them on purpose.
+    """
+    path = next(Path(ENVIRONMENT).glob("sources/*/vendor/llama.cpp/models")) / f"ggml-vocab-{name}.gguf"
+    own = path.with_suffix(".gguf.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    tokenizer = Tokenizer.from_folder(path)
+    for special in (False, True):
+        texts = TEXTS + own + ([CONTROL] if special and name not in ("phi-3", "qwen2") else [])
+        want = peer.ask(do="tokenize", model=str(path), texts=texts, special=special)["ids"]
+        got = [tokenizer.encode(text, special=special) for text in texts]
+        wrong = [(text, g, w) for text, g, w in zip(texts, got, want, strict=True) if g != w]
+        assert not wrong, f"{len(wrong)} texts, the first: {wrong[0]}"

@@ -161,7 +161,11 @@ class GgufTensors:
 
     def _info(self, tensor: GgufTensor) -> tuple[str, TensorInfo]:
         if tensor.type.name in PLAIN:
-            return tensor.name, TensorInfo(PLAIN[tensor.type.name], tensor.shape, self.file.path.name)
+            one_row = (
+                tensor.name.endswith("inp_shexp.weight") and len(tensor.shape) == 1
+            )  # as older converters wrote it
+            shape = (1, *tensor.shape) if one_row else tensor.shape
+            return tensor.name, TensorInfo(PLAIN[tensor.type.name], shape, self.file.path.name)
         *rows, k = tensor.shape
         width = k // tensor.type.numbers * tensor.type.nbytes
         name = f"{tensor.name.removesuffix('.weight')}.{tensor.type.name}"

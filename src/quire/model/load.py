@@ -274,7 +274,7 @@ class Loader:
     def dense(self, role: str, layer: int) -> Linear:
         """A matrix that stays f32: what a router sees must not be rounded, for its choice is all or nothing."""
         names = self.opened.claim.get(role, layer)
-        packed = QWeight(Weight("f32", torch.atleast_2d(self._read(names["weight"]).float()))).pack(self.ops)
+        packed = QWeight(Weight("f32", self._read(names["weight"]).float())).pack(self.ops)
         bias = self._read(names["bias"]).float().clone() if "bias" in names else None
         self.count(role, "f32", packed.nbytes + (0 if bias is None else bias.nbytes))
         return Linear(packed, bias)
