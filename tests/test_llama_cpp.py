@@ -164,7 +164,8 @@ def test_greedy_generations(model: str, name: str, peer: Peer, files: Path, tmp_
 
 TEXTS = [
     "", " ", "   ", "\t", "\n\n\n", " \n ", "Hello, world", " Hello", "Hello  world ", "3.14159 1,000,000 0x1F 2^10",
-    "a\u0301 \u00e1 \u212b \ufb01", "it's I'LL don't WE'VE", "\u2581under_bar\u2581", "!!!???...---===", "<0x0A> <0xFF>",
+    "a\u0301 \u00e1 \u212b \ufb01",
+    "it's I'LL don't WE'VE", "\u2581under_bar\u2581", "!!!???...---===", "<0x0A> <0xFF>",
     "\u4f60\u597d\uff0c\u4e16\u754c \u3053\u3093\u306b\u3061\u306f \ud55c\uad6d\uc5b4", "\u0130stanbul \u017f \u00df",
     "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947",
     "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea", "\x00\x01\x7f", "a" * 32, "x" * 300,
