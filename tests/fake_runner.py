@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 
 from quire.cache.blocks import BlockPool
+from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache
-from quire.cache.tables import SLID_OUT, BlockTables
+from quire.cache.tables import BlockTables
 from quire.core.config import SchedulerConfig
 from quire.core.params import SamplingParams
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.request import Output, Request
-from quire.core.sequence import Status
+from quire.core.sequence import SLID_OUT, Status
 from quire.sched.scheduler import Scheduler
 
 VOCAB = 50
@@ -45,7 +46,7 @@ class FakeEngine:
         num_blocks: int = 16,
         block_size: int = 4,
         max_model_len: int = 48,
-        window: int = 0,
+        windows: tuple[int, ...] = (0,),
         prefix: bool = True,
         **limits: object,
     ) -> None:
@@ -53,8 +54,9 @@ class FakeEngine:
         config = SchedulerConfig(**(defaults | limits))  # type: ignore[arg-type]
         self.pool = BlockPool(num_blocks)
         self.prefix = PrefixCache(self.pool, block_size) if prefix else None
-        self.scheduler = Scheduler(config, BlockTables(self.pool, self.prefix, block_size, window), max_model_len)
-        self.block_size, self.window, self.max_model_len = block_size, window, max_model_len
+        self.sizes = TableSizes(block_size, config.max_num_batched_tokens, windows)
+        self.scheduler = Scheduler(config, BlockTables(self.pool, self.prefix, self.sizes), max_model_len)
+        self.block_size, self.windows, self.max_model_len = block_size, windows, max_model_len
         self.cache: dict[int, tuple[int, ...]] = {}
         self.poison: set[str] = set()
         self.outputs: dict[tuple[str, int], list[int]] = {}
@@ -91,22 +93,24 @@ class FakeEngine:
                     self.cache[destination * size + offset] = value
         results = []
         for chunk in plan.chunks:
-            seq = chunk.seq
-            for position in range(chunk.start, chunk.start + chunk.count):
-                self.cache[seq.blocks[position // size] * size + position % size] = tuple(seq.tokens[: position + 1])
-            end = chunk.start + chunk.count
-            first = max(0, chunk.start - self.window + 1) if self.window else 0
-            for position in range(first, end):
-                block = seq.blocks[position // size]
-                assert block != SLID_OUT, f"{seq} reads position {position}, which slid out"
-                held = self.cache.get(block * size + position % size)
-                assert held == tuple(seq.tokens[: position + 1]), f"{seq} reads a wrong value at {position}: {held}"
+            seq, end = chunk.seq, chunk.start + chunk.count
+            for group, (table, window) in enumerate(zip(seq.blocks, self.windows, strict=True)):
+                for position in range(chunk.start, end):
+                    slot = table[position // size] * size + position % size
+                    self.cache[slot] = (group, *seq.tokens[: position + 1])
+                for position in range(max(0, chunk.start - window + 1) if window else 0, end):
+                    block = table[position // size]
+                    assert block != SLID_OUT, f"{seq} reads position {position}, which slid out"
+                    held = self.cache.get(block * size + position % size)
+                    want = (group, *seq.tokens[: position + 1])
+                    assert held == want, f"{seq} reads a wrong value at {position}: {held}"
             result = ChunkResult([], [], [])
-            if chunk.logits and end == len(seq.tokens):
+            if chunk.logits and (end == len(seq.tokens) or end < seq.prompt_len):
                 if seq.request.id in self.poison:
                     result.error = "numerics"
-                else:
+                elif end == len(seq.tokens):
                     result.tokens = [next_token(seq.tokens, seq.index)]
+                result.finite = result.error is None
             results.append(result)
         return results
 
@@ -122,14 +126,18 @@ class FakeEngine:
             for seq in siblings:
                 if seq.status is Status.FINISHED:
                     assert not seq.blocks
-                assert len(seq.blocks) <= -(-seq.target // self.block_size) or not seq.blocks
-                for block in seq.blocks:
-                    if block != SLID_OUT:
+                assert len({len(table) for table in seq.blocks}) <= 1, "tables of unlike lengths"
+                for table, slid in zip(seq.blocks, seq.slid, strict=True):
+                    assert len(table) <= -(-seq.target // self.block_size)
+                    assert table.count(SLID_OUT) == table[:slid].count(SLID_OUT) == slid
+                    for block in table[slid:]:
                         owners[block] += 1
+                held = sum(len(table) - slid for table, slid in zip(seq.blocks, seq.slid, strict=True))
+                assert held <= self.sizes.footprint(seq.target), "more blocks than were promised"
         assert owners == self.pool.refs, "reference counts differ from the owners that exist"
         # One writer: the block that a sequence writes next is its own unless it will be copied first.
-        writing = [s.blocks[s.computed // self.block_size] for s in self.scheduler.running
-                   if s.computed // self.block_size < len(s.blocks)]  # fmt: skip
+        writing = [table[s.computed // self.block_size] for s in self.scheduler.running for table in s.blocks
+                   if s.computed // self.block_size < len(table)]  # fmt: skip
         mine = [b for b in writing if self.pool.writable(b)]
         assert len(mine) == len(set(mine)), "two sequences would write one block"
 

@@ -29,20 +29,24 @@ MISSING = tuple(f"{name}=reference" for name in sorted(REGISTRY) if name not in 
 @pytest.mark.parametrize("eager", ["side", "main"])
 def test_a_step_reads_its_own_arrays_whenever_copies_happen(eager: str) -> None:
     runtime = FakeRuntime(eager)
-    arrays = DeviceArrays((8, 4, 6), None, runtime, torch.device("cpu"))
-    seen: list[tuple[list[int], list[list[int]]]] = []
+    arrays = DeviceArrays((8, 4, 6), None, runtime, torch.device("cpu"), groups=2)
+    seen: list[tuple[list[int], list[list[list[int]]]]] = []
     expected = []
     for step in range(7):
         arrays.begin()
         arrays.tokens[:] = np.arange(8) + 100 * step
-        arrays.block_tables[: 1 + step % 4, :] = step
+        arrays.block_tables[0, : 1 + step % 4, :] = step
+        arrays.block_tables[1, : 1 + step % 4, :] = 50 + step
         seqs, blocks = 1 + step % 4, 2 + step % 3
         arrays.send(seqs, blocks)
-        batch = arrays.batch(8, seqs, 1)
+        batches = arrays.batches(8, seqs, 1)
         runtime.queue(
-            lambda b=batch, n=blocks: seen.append((b.tokens.tolist(), b.block_tables[:, :n].tolist()))  # type: ignore[misc]
+            lambda both=batches, n=blocks: seen.append(  # type: ignore[misc]
+                (both[0].tokens.tolist(), [b.block_tables[:, :n].tolist() for b in both])
+            )
         )
-        expected.append(([100 * step + i for i in range(8)], [[step] * blocks] * seqs))
+        tables = [[[which + step] * blocks] * seqs for which in (0, 50)]
+        expected.append(([100 * step + i for i in range(8)], tables))
     runtime.fetch([])
     assert seen == expected
     assert 0 < runtime.waits <= 6, "the host runs one step ahead, and no further"
@@ -54,7 +58,7 @@ def test_arrays_stay_where_graphs_read_them() -> None:
     for _ in range(3):
         arrays.begin()
         arrays.send(4, 6)
-        batch = arrays.batch(4, 4, 4)
+        batch = arrays.batches(4, 4, 4)[0]
         places.append([getattr(batch, name).data_ptr() for name in batch.__slots__ if name != "tree"])
     assert places[0] == places[1] == places[2]
 

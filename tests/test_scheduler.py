@@ -26,9 +26,12 @@ def assert_golden(engine: FakeEngine, requests: list[Request]) -> None:
 @pytest.mark.parametrize("block_size", [1, 2, 4, 16])
 @pytest.mark.parametrize("budget", [4, 7, 64])
 @pytest.mark.parametrize("prefix", [True, False])
-@pytest.mark.parametrize("window", [0, 5])
-def test_outputs_do_not_depend_on_anything(block_size: int, budget: int, prefix: bool, window: int) -> None:
-    engine = FakeEngine(64 // block_size, block_size, 48, window, prefix, max_num_batched_tokens=budget)
+@pytest.mark.parametrize("windows", [(0,), (5,), (0, 5), (5, 0, 9)])
+def test_outputs_do_not_depend_on_anything(
+    block_size: int, budget: int, prefix: bool, windows: tuple[int, ...]
+) -> None:
+    blocks = 64 * len(windows) // block_size
+    engine = FakeEngine(blocks, block_size, 48, windows, prefix, max_num_batched_tokens=budget)
     requests = [request(f"r{i}", [1, 2, 3, 4, 5, 6, 7, 8, 9, i % 3][: 3 + i], 5 + 3 * i, n=1 + i % 3) for i in range(8)]
     for req in requests:
         engine.submit(req)
@@ -135,15 +138,23 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         blocks=st.integers(3, 24),
         block_size=st.sampled_from([1, 2, 4, 8]),
-        window=st.sampled_from([0, 0, 3, 9]),
+        windows=st.sampled_from([(0,), (0,), (3,), (9,), (0, 3), (9, 0), (0, 3, 9), (4, 9)]),
         prefix=st.booleans(),
         budget=st.integers(4, 40),
         policy=st.sampled_from(["fcfs", "priority"]),
     )
-    def start(self, blocks: int, block_size: int, window: int, prefix: bool, budget: int, policy: str) -> None:
+    def start(
+        self, blocks: int, block_size: int, windows: tuple[int, ...], prefix: bool, budget: int, policy: str
+    ) -> None:
         """Build an engine."""
         self.engine = FakeEngine(
-            blocks, block_size, 40, window, prefix, max_num_batched_tokens=budget, scheduling_policy=policy
+            blocks * len(windows),
+            block_size,
+            40,
+            windows,
+            prefix,
+            max_num_batched_tokens=budget,
+            scheduling_policy=policy,
         )
         self.live: dict[str, Request] = {}
         self.aborted: set[str] = set()
@@ -209,7 +220,7 @@ class Machine(RuleBasedStateMachine):
                 elif got != want:
                     held = len(req.prompt) + len(got)
                     assert end.finish_reason == "length", "only a sequence that outgrew the pool may be cut"
-                    assert self.engine.scheduler.tables.blocks_for(held) > self.engine.pool.num_blocks
+                    assert self.engine.sizes.footprint(held) > self.engine.pool.num_blocks
 
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "report_multiple_bugs": False}

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 from array import array
+from itertools import takewhile
 
 from quire.cache.blocks import BlockPool
-from quire.core.sequence import Sequence
+from quire.core.sequence import SLID_OUT, Sequence
 
 KEY_BYTES = 16
 
@@ -26,19 +27,35 @@ class PrefixCache:
         self.hits = 0
         self._secret = secrets.token_bytes(32)
 
-    def match(self, seq: Sequence) -> list[int]:
-        """The longest run of published blocks that holds a prefix of `seq`; does not take ownership.
+    def match(self, seq: Sequence, windows: tuple[int, ...]) -> list[list[int]]:
+        """The longest prefix of `seq` of which every group of layers finds what its next rows would see.
 
-        Counts queried and hit tokens. The last token is always left to compute, for its logits.
+        `windows`: tokens each group sees, 0 = all. One table per group, all of one length, SLID_OUT before the window;
+        does not take ownership. The last token is always left to compute, for its logits.
         """
-        blocks: list[int] = []
+        keys = self._keys(seq, len(seq.tokens) // self.block_size)
+        count, tables = len(keys), dict[int, list[int]]()
+        # Groups that see everything end at their first miss, which bounds the others.
+        for group in sorted(range(len(windows)), key=lambda g: windows[g] > 0):
+            held = (self._find(seq, i, keys[i], group) for i in range(count))
+            tables[group] = list(held if windows[group] else takewhile(lambda block: block != SLID_OUT, held))
+            count = min(count, len(tables[group]))
+        starts = {group: _run_starts(tables[group]) for group, window in enumerate(windows) if window}
+        while count and any(start[count - 1] > self._first(seq, count, windows[g]) for g, start in starts.items()):
+            count -= 1
+        firsts = [self._first(seq, count, window) for window in windows]
+        return [[SLID_OUT] * first + tables[group][first:count] for group, first in enumerate(firsts)]
+
+    def _find(self, seq: Sequence, i: int, key: bytes, group: int) -> int:
+        """The block of `group` that holds the i-th block of tokens, or SLID_OUT."""
         size = self.block_size
-        for i, key in enumerate(self._keys(seq, len(seq.tokens) // size)):
-            block = self.pool.find(key, seq.tokens[i * size : (i + 1) * size])
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        block = self.pool.find(_of_group(key, group), seq.tokens[i * size : (i + 1) * size])
+        return SLID_OUT if block is None else block
+
+    def _first(self, seq: Sequence, count: int, window: int) -> int:
+        """The first block that the row after `count` blocks sees."""
+        computed = min(count * self.block_size, len(seq.tokens) - 1)
+        return max(0, computed - window + 1) // self.block_size if window else 0
 
     def count(self, seq: Sequence, hit_tokens: int) -> None:
         """Record a lookup that was used."""
@@ -52,9 +69,10 @@ class PrefixCache:
         if full <= seq.published:
             return
         keys = self._keys(seq, full)
-        for i in range(max(seq.published, seq.slid), full):
-            if self.pool.writable(seq.blocks[i]):
-                self.pool.publish(seq.blocks[i], keys[i], seq.tokens[i * size : (i + 1) * size])
+        for group, table in enumerate(seq.blocks):
+            for i in range(max(seq.published, seq.slid[group]), full):
+                if self.pool.writable(table[i]):
+                    self.pool.publish(table[i], _of_group(keys[i], group), seq.tokens[i * size : (i + 1) * size])
         seq.published = full
 
     def _keys(self, seq: Sequence, count: int) -> list[bytes]:
@@ -72,3 +90,17 @@ class PrefixCache:
         adapter = seq.request.adapter.encode()
         salt = len(adapter).to_bytes(4, "little") + adapter + seq.request.cache_salt.encode()
         return hashlib.blake2b(salt, key=self._secret, digest_size=KEY_BYTES).digest()
+
+
+def _of_group(key: bytes, group: int) -> bytes:
+    """The key of the block that holds the same tokens for the layers of `group`."""
+    return key + bytes((group,)) if group else key
+
+
+def _run_starts(table: list[int]) -> list[int]:
+    """For each entry, where the unbroken run of blocks that ends with it begins; past it where it has no block."""
+    starts, start = [], 0
+    for i, block in enumerate(table):
+        start = i + 1 if block == SLID_OUT else start
+        starts.append(start)
+    return starts

@@ -1,89 +1,106 @@
-"""The block table of each sequence: grown, shared, copied on write, released."""
+"""The block tables of each sequence, one per group of layers: grown, shared, copied on write, slid, released."""
 
 from __future__ import annotations
 
 from quire.cache.blocks import BlockPool
+from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache
-from quire.core.sequence import Sequence
-
-SLID_OUT = -1
+from quire.core.sequence import SLID_OUT, Sequence
 
 
 class BlockTables:
     """The one writer of `Sequence.blocks`, `computed` (downwards only), `published` and `slid`.
 
-    `window` > 0 means that every layer attends to the last `window` tokens only, so that blocks which slid out are
-    freed (their table entry becomes SLID_OUT and is never read again).
+    A sequence has a table per group of layers, all of one length, or none while it holds nothing. Blocks that slid out
+    of a group's window are freed; their table entry becomes SLID_OUT and is never read again.
     """
 
-    def __init__(self, pool: BlockPool, prefix: PrefixCache | None, block_size: int, window: int = 0) -> None:
+    def __init__(self, pool: BlockPool, prefix: PrefixCache | None, sizes: TableSizes) -> None:
         self.pool = pool
         self.prefix = prefix
-        self.block_size = block_size
-        self.window = window
-
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold `tokens` tokens."""
-        return -(-tokens // self.block_size)
+        self.sizes = sizes
+        self.block_size = sizes.block_size
 
     def missing(self, seq: Sequence, upto: int) -> int:
         """How many blocks must be allocated so that positions computed .. upto - 1 may be written."""
-        need = self.blocks_for(upto)
-        shared = sum(not self.pool.writable(b) for b in seq.blocks[seq.computed // self.block_size : need])
-        return max(0, need - len(seq.blocks)) + shared
+        return sum(self._missing(seq, group, upto) for group in range(len(self.sizes.windows)))
+
+    def lacking(self, seq: Sequence) -> int:
+        """How many blocks `seq` still needs to get to its target, those given back on the way not counted twice."""
+        need = 0
+        for group, window in enumerate(self.sizes.windows):
+            slid = seq.slid[group] if seq.blocks else 0
+            most = (slid + self.sizes.most(seq.target, window)) * self.block_size
+            need += self._missing(seq, group, min(seq.target, most))
+        return need
 
     def reserve(self, seq: Sequence, upto: int, copies: list[tuple[int, int]]) -> bool:
         """Make positions computed .. upto - 1 writable: copy shared or published blocks, append new. All or nothing."""
         if self.missing(seq, upto) > self.pool.num_free:
             return False
-        for i in range(seq.computed // self.block_size, self.blocks_for(upto)):
-            if i == len(seq.blocks):
-                seq.blocks.append(self.pool.allocate())
-            elif not self.pool.writable(seq.blocks[i]):
-                fresh = self.pool.allocate()
-                copies.append((seq.blocks[i], fresh))
-                self.pool.release(seq.blocks[i])
-                seq.blocks[i] = fresh
-                seq.published = min(seq.published, i)
+        if not seq.blocks:
+            self._open(seq)
+        for table in seq.blocks:
+            for i in range(seq.computed // self.block_size, self.sizes.entries(upto)):
+                if i == len(table):
+                    table.append(self.pool.allocate())
+                elif not self.pool.writable(table[i]):
+                    fresh = self.pool.allocate()
+                    copies.append((table[i], fresh))
+                    self.pool.release(table[i])
+                    table[i] = fresh
+                    seq.published = min(seq.published, i)
         return True
 
     def release(self, seq: Sequence) -> None:
         """Give everything back; the tokens stay and may be computed again."""
         # Deepest first: a later block of a chain is useless without the earlier ones, so it is to be evicted first.
-        for block in reversed(seq.blocks):
-            if block != SLID_OUT:
-                self.pool.release(block)
-        seq.blocks = []
-        seq.computed = seq.published = seq.slid = 0
+        for blocks in zip(*map(reversed, seq.blocks), strict=True):
+            for block in blocks:
+                if block != SLID_OUT:
+                    self.pool.release(block)
+        seq.blocks, seq.slid = [], []
+        seq.computed = seq.published = 0
 
     def take_prefix(self, seq: Sequence) -> None:
         """Start from published blocks. A request for prompt logprobs computes everything, for it needs every logit."""
         if self.prefix is None or seq.request.params.prompt_logprobs is not None:
             return
-        for block in self.prefix.match(seq):
-            self.pool.acquire(block)
-            seq.blocks.append(block)
-        seq.published = len(seq.blocks)
-        seq.computed = min(len(seq.blocks) * self.block_size, len(seq.tokens) - 1)
+        found = self.prefix.match(seq, self.sizes.windows)
+        count = len(found[0])
+        if count:
+            self._open(seq)
+            for group, table in enumerate(found):
+                seq.blocks[group] = table
+                seq.slid[group] = table.count(SLID_OUT)
+                for block in table[seq.slid[group] :]:
+                    self.pool.acquire(block)
+        seq.published = count
+        seq.computed = min(count * self.block_size, len(seq.tokens) - 1)
         self.prefix.count(seq, seq.computed)
         if seq.preemptions == 0:
             seq.cached_tokens = seq.computed
-        self.slide(seq)
 
     def publish(self, seq: Sequence) -> None:
         """Let others find the full blocks of `seq`, whose values are known to be finite."""
         if self.prefix is not None:
             self.prefix.publish(seq)
 
+    @property
+    def loses(self) -> bool:
+        """Whether blocks that are not published yet may slide out, which later requests would have found."""
+        return self.prefix is not None and any(self.sizes.windows)
+
     def slide(self, seq: Sequence) -> None:
         """Free the blocks that no future row of `seq` can see."""
-        if not self.window:
-            return
-        keep = min(max(0, seq.computed - self.window + 1) // self.block_size, len(seq.blocks))
-        for i in range(seq.slid, keep):
-            self.pool.release(seq.blocks[i])
-            seq.blocks[i] = SLID_OUT
-        seq.slid = max(seq.slid, keep)
+        for group, window in enumerate(self.sizes.windows):
+            if window and seq.blocks:
+                table = seq.blocks[group]
+                keep = min(max(0, seq.computed - window + 1) // self.block_size, len(table))
+                for i in range(seq.slid[group], keep):
+                    self.pool.release(table[i])
+                    table[i] = SLID_OUT
+                seq.slid[group] = max(seq.slid[group], keep)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child` share the prompt's blocks.
@@ -91,15 +108,26 @@ class BlockTables:
         It computes the last prompt token again, for its own logits: that write copies the one block it changes, so
         that a fork needs no rule of its own.
         """
-        child.blocks = parent.blocks[: self.blocks_for(child.prompt_len)]
-        for block in child.blocks:
-            if block != SLID_OUT:
-                self.pool.acquire(block)
+        entries = self.sizes.entries(child.prompt_len)
+        child.blocks = [table[:entries] for table in parent.blocks]
+        for table in child.blocks:
+            for block in table:
+                if block != SLID_OUT:
+                    self.pool.acquire(block)
         child.computed = child.cached_tokens = child.prompt_len - 1
-        child.slid = parent.slid
-        child.published = min(parent.published, len(child.blocks))
+        child.slid = list(parent.slid)
+        child.published = min(parent.published, entries)
         child.keys = parent.keys[: child.prompt_len // self.block_size]
 
     def unpublished(self, seq: Sequence) -> list[int]:
         """Blocks that only `seq` holds and nobody else can find."""
-        return [b for b in seq.blocks if b != SLID_OUT and self.pool.writable(b)]
+        return [b for table in seq.blocks for b in table if b != SLID_OUT and self.pool.writable(b)]
+
+    def _open(self, seq: Sequence) -> None:
+        seq.blocks = [[] for _ in self.sizes.windows]
+        seq.slid = [0] * len(self.sizes.windows)
+
+    def _missing(self, seq: Sequence, group: int, upto: int) -> int:
+        table, need = seq.blocks[group] if seq.blocks else [], self.sizes.entries(upto)
+        shared = sum(not self.pool.writable(b) for b in table[seq.computed // self.block_size : need])
+        return max(0, need - len(table)) + shared

@@ -9,6 +9,7 @@ from quire.cli.show import Rows, show, size
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
+    from quire.engine.budget import KVPlan
     from quire.model.build import ModelFacts
     from quire.ops.backend import Ops
 
@@ -74,21 +75,36 @@ def _expert_rows(found: ModelFacts) -> Rows:
 def _memory_rows(config: EngineConfig, found: ModelFacts, ops: Ops) -> Rows:
     import torch
 
-    from quire.engine.budget import available_memory, plan_blocks
+    from quire.engine.budget import available_memory, plan_kv, shape_kv
     from quire.model.build import compute_dtype, kv_layout, max_model_len
 
     dtype, _ = compute_dtype(config.model.dtype, getattr(torch, found.dtype))
-    per_token = kv_layout(config.cache, found.spec, dtype).bytes_per_token * found.spec.layers
+    windows, layout = found.spec.own_windows, kv_layout(config.cache, found.spec, dtype)
     length = max_model_len(config.model.max_model_len, found.spec)
-    blocks, fits = plan_blocks(config, per_token, length)
-    block = config.cache.block_size
+    kv = plan_kv(config, shape_kv(config, windows, dict.fromkeys(windows, layout), length))
+    per_token = layout.bytes_per_token * len(windows)
     return [
         ("weights on disk", size(found.bytes_on_disk)),
         ("weights in memory", "about " + size(_packed(config, found, 8 * dtype.itemsize, 4 if ops.cpu else 8))),
         ("KV cache per token", size(per_token)),
-        ("KV cache", f"{blocks:,} blocks of {block} tokens, {size(blocks * block * per_token)}"),
-        ("longest sequence", f"{fits:,} tokens"),
+        ("KV cache", f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}"),
+        *_window_rows(kv, per_token),
+        ("longest sequence", f"{kv.max_model_len:,} tokens"),
         ("memory available", size(available_memory())),
+    ]
+
+
+def _window_rows(kv: KVPlan, per_token: int) -> Rows:
+    """What windows save: layers by what they see, and the cache of the longest sequence."""
+    if not any(kv.sizes.windows):
+        return []
+    tables = zip(kv.groups.windows, kv.groups.layers, strict=True)
+    groups = [f"{len(held)} layers of {f'the last {window:,}' if window else 'all'} tokens" for window, held in tables]
+    length = kv.max_model_len
+    held, whole = kv.bytes_held(length), length * per_token
+    return [
+        ("block tables", "; ".join(groups)),
+        ("KV cache of a sequence", f"{size(held)} at {length:,} tokens, {size(whole)} if windows freed nothing"),
     ]
 
 

@@ -10,7 +10,10 @@ from quire.core.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Advance `seq` by `count` tokens from position `start`; the last `logits` of these rows want logits."""
+    """Advance `seq` by `count` tokens from position `start`; the last `logits` of these rows want logits.
+
+    Rows that predict a token of the prompt are scored, for log-probabilities or only to see that they are finite.
+    """
 
     seq: Sequence
     start: int
@@ -35,9 +38,13 @@ class StepPlan:
 
 @dataclass(slots=True)
 class ChunkResult:
-    """What the runner found for one chunk: new tokens, and log-probabilities of them or of the prompt's tokens."""
+    """What the runner found for one chunk: new tokens, and log-probabilities of them or of the prompt's tokens.
+
+    `finite`: there were logits, and none was inf or NaN; so are then the keys and values they came from.
+    """
 
     tokens: list[int]
     logprobs: list[TokenLogprob]
     prompt_logprobs: list[TokenLogprob]
     error: str | None = None
+    finite: bool = False

@@ -6,6 +6,9 @@ from enum import IntEnum
 
 from quire.core.request import FinishReason, Request, TokenLogprob
 
+SLID_OUT = -1
+"""Entry of a block table whose block was freed, because no future row can see it."""
+
 
 class Status(IntEnum):
     """Where a sequence stands: before its sibling's prompt is computed (n > 1), in the queue, in the batch, or done."""
@@ -21,6 +24,9 @@ class Sequence:
 
     One rule moves it: every step brings `computed` closer to `len(tokens) + len(draft)`. Prefill, chunked prefill,
     prefix hits, decode, speculation, preemption and replay are all that rule; there is no phase flag.
+
+    `blocks` holds a table per group of layers, all of one length, or nothing; the first `slid` entries of a table are
+    SLID_OUT. `cache.tables` writes them.
     """
 
     __slots__ = (
@@ -55,11 +61,11 @@ class Sequence:
         self.prompt_len = len(self.tokens)
         self.draft: list[int] = []
         self.computed = 0
-        self.blocks: list[int] = []
+        self.blocks: list[list[int]] = []
         self.published = 0
         self.keys: list[bytes] = []
         self.order: tuple[float, int, int] = (0.0, 0, index)
-        self.slid = 0
+        self.slid: list[int] = []
         self.cached_tokens = 0
         self.preemptions = 0
         self.prompt_logprobs: list[TokenLogprob] = []

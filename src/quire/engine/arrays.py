@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,38 +18,46 @@ ROWS = (("slots", np.int64), ("tokens", np.int32), ("positions", np.int32), ("lo
 """Arrays with a number per row of the batch; those of sequences follow. The widest come first: all stay aligned."""
 
 
-def _cut(memory: Tensor, rows: int, seqs: int) -> dict[str, Tensor]:
-    """The arrays of a step as views of `memory` (uint8)."""
+def _cut(memory: Tensor, rows: int, seqs: int, groups: int) -> dict[str, Tensor]:
+    """The arrays of a step as views of `memory` (uint8); slots [groups, rows]."""
     views, at = {}, 0
-    shapes = [(name, rows, dtype) for name, dtype in ROWS]
+    shapes = [(name, rows * (groups if name == "slots" else 1), dtype) for name, dtype in ROWS]
     for name, count, dtype in (*shapes, ("cu_q", seqs + 1, np.int32), ("context", seqs, np.int32)):
         end = at + count * np.dtype(dtype).itemsize
         views[name] = memory[at:end].view(torch.int64 if dtype is np.int64 else torch.int32)
         at = end
-    return views
+    return views | {"slots": views["slots"].view(groups, rows)}
 
 
-def _size(rows: int, seqs: int) -> int:
-    return sum(rows * np.dtype(dtype).itemsize for _, dtype in ROWS) + 4 * (2 * seqs + 1)
+def _size(rows: int, seqs: int, groups: int) -> int:
+    numbers = sum(rows * np.dtype(dtype).itemsize for _, dtype in ROWS) + 4 * (2 * seqs + 1)
+    return numbers + (groups - 1) * rows * np.dtype(np.int64).itemsize
 
 
 class Arrays:
     """What the host fills and the ops read: one memory for both, where the ops run on the host.
 
-    `adapters`: the rows' LoRA slots, which the decoder's adapters read where they lie. `block_tables` keeps its rows
-    from step to step.
+    `adapters`: the rows' LoRA slots, which the decoder's adapters read where they lie. `slots` [groups, tokens] and
+    `block_tables` [groups, seqs, blocks] differ by group of layers; the tables keep their rows from step to step.
     """
 
-    def __init__(self, max_tokens: int, max_seqs: int, max_blocks: int, rows: Tensor | None = None) -> None:
-        self.max_seqs = max_seqs
-        self.block_tables = np.zeros((max_seqs, max_blocks), np.int32)
-        self._memory = torch.zeros(_size(max_tokens, max_seqs), dtype=torch.uint8)
-        self._sizes = max_tokens, max_seqs
-        self._views = _cut(self._memory, max_tokens, max_seqs)
-        self._tables = torch.from_numpy(self.block_tables)
+    def __init__(
+        self, max_tokens: int, max_seqs: int, max_blocks: int, rows: Tensor | None = None, groups: int = 1
+    ) -> None:
+        self.max_seqs, self.max_blocks = max_seqs, max_blocks
+        self.block_tables = np.zeros((groups, max_seqs, max_blocks), np.int32)
+        self._sizes = max_tokens, max_seqs, groups
+        self._place(torch.zeros(_size(*self._sizes), dtype=torch.uint8), torch.from_numpy(self.block_tables))
         if rows is not None:
             self._views["adapters"] = rows
         self._use({name: view.numpy() for name, view in self._views.items()})
+
+    def _place(self, memory: Tensor, tables: Tensor) -> None:
+        """Let the ops read these."""
+        self._memory, self._tables = memory, tables
+        self._views = _cut(memory, *self._sizes)
+        slots = self._views["slots"]
+        self._of_group = [(slots[group], tables[group]) for group in range(len(tables))]
 
     def _use(self, host: dict[str, NDArray[Any]]) -> None:
         """Let the host fill these."""
@@ -62,24 +71,25 @@ class Arrays:
     def send(self, seqs: int, blocks: int) -> None:
         """The ops may read from here on: the arrays and the first `blocks` columns of `seqs` rows of the tables."""
 
-    def batch(self, tokens: int, seqs: int, logits: int) -> Batch:
-        """Views of the filled part, as ops read them."""
-        v = self._views
-        return Batch(
+    def batches(self, tokens: int, seqs: int, logits: int) -> list[Batch]:
+        """Views of the filled part, as ops read them: a batch per group of layers."""
+        v, (slots, tables) = self._views, self._of_group[0]
+        first = Batch(
             tokens=v["tokens"][:tokens],
             positions=v["positions"][:tokens],
-            slots=v["slots"][:tokens],
+            slots=slots[:tokens],
             cu_q=v["cu_q"][: seqs + 1],
             context=v["context"][:seqs],
-            block_tables=self._tables[:seqs],
+            block_tables=tables[:seqs],
             logit_rows=v["logit_rows"][:logits],
         )
+        return [first, *(replace(first, slots=s[:tokens], block_tables=t[:seqs]) for s, t in self._of_group[1:])]
 
 
 class _Buffer:
     """One of the two sets that a step's arrays go through: pinned on the host, and where they arrive on the device."""
 
-    def __init__(self, runtime: Runtime, device: torch.device, sizes: tuple[int, int], cells: int) -> None:
+    def __init__(self, runtime: Runtime, device: torch.device, sizes: tuple[int, int, int], cells: int) -> None:
         nbytes = _size(*sizes)
         self.host, self.host_tables = runtime.pinned(nbytes), runtime.pinned(4 * cells).view(torch.int32)
         self.arrays: dict[str, NDArray[Any]] = {name: v.numpy() for name, v in _cut(self.host, *sizes).items()}
@@ -98,18 +108,21 @@ class DeviceArrays(Arrays):
     """
 
     def __init__(
-        self, sizes: tuple[int, int, int], rows: Tensor | None, runtime: Runtime, device: torch.device
+        self,
+        sizes: tuple[int, int, int],
+        rows: Tensor | None,
+        runtime: Runtime,
+        device: torch.device,
+        groups: int = 1,
     ) -> None:
         """`sizes`: most tokens, sequences, and blocks of a sequence. `rows` [tokens] int32: those of the adapters."""
-        super().__init__(*sizes)
-        max_tokens, max_seqs, max_blocks = sizes
-        cells = max_seqs * max_blocks
+        super().__init__(*sizes, groups=groups)
+        cells = self.block_tables.size
         self._runtime = runtime
         self._buffers = tuple(_Buffer(runtime, device, self._sizes, cells) for _ in range(2))
         self._turn = 0
-        self._memory = torch.zeros(len(self._memory), dtype=torch.uint8, device=device)
-        self._views = _cut(self._memory, max_tokens, max_seqs)
-        self._tables = torch.zeros((max_seqs, max_blocks), dtype=torch.int32, device=device)
+        tables = torch.zeros(self.block_tables.shape, dtype=torch.int32, device=device)
+        self._place(torch.zeros(len(self._memory), dtype=torch.uint8, device=device), tables)
         self._rows = rows
         self._use(self._buffers[0].arrays)
 
@@ -123,15 +136,16 @@ class DeviceArrays(Arrays):
 
     def send(self, seqs: int, blocks: int) -> None:
         """Queue the copies; the last step still reads the arrays' own memory, so they wait for it in buffers."""
-        buffer, cells = self._buffers[self._turn], seqs * blocks
-        buffer.host_tables.numpy()[:cells] = self.block_tables[:seqs, :blocks].reshape(-1)
+        buffer, groups = self._buffers[self._turn], len(self.block_tables)
+        cells = groups * seqs * blocks
+        buffer.host_tables.numpy()[:cells] = self.block_tables[:, :seqs, :blocks].reshape(-1)
         copies = [(buffer.device, buffer.host)]
         if cells:
             copies.append((buffer.device_tables[:cells], buffer.host_tables[:cells]))
         buffer.sent = self._runtime.send(copies, buffer.read)
         placed = [(self._memory, buffer.device)]
         if cells:
-            placed.append((self._tables[:seqs, :blocks], buffer.device_tables[:cells].view(seqs, blocks)))
+            placed.append((self._tables[:, :seqs, :blocks], buffer.device_tables[:cells].view(groups, seqs, blocks)))
         if self._rows is not None:
             placed.append((self._rows, buffer.adapters))
         self._runtime.place(placed)

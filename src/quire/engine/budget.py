@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire.cache.groups import LayerGroups, TableSizes, group_layers, one_group
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
+from quire.ops.layout import KVLayout
 from quire.ops.runtime import Runtime
 
 # Of the memory still available after the weights are loaded; the rest is for activations and the page cache.
@@ -45,42 +48,68 @@ def gpu_cache_bytes(runtime: Runtime, utilization: float, step: Callable[[], obj
     return left
 
 
-def plan_blocks(
-    config: EngineConfig, bytes_per_token: int, max_position: int, left: int | None = None
-) -> tuple[int, int]:
-    """(number of blocks, max_model_len) for a model whose cache costs `bytes_per_token` over all layers.
+@dataclass(frozen=True)
+class KVPlan:
+    """The KV cache: which layers share blocks, how many blocks there are, bytes of one, and the longest sequence."""
 
-    `left`: bytes for the cache where a device has memory of its own; a share of the host's free memory otherwise.
-    ConfigError when a length that was asked for does not fit; an automatic length is cut to what fits.
+    groups: LayerGroups
+    sizes: TableSizes
+    blocks: int
+    block_bytes: int
+    max_model_len: int
+
+    def bytes_held(self, tokens: int) -> int:
+        """Bytes that a sequence of `tokens` tokens holds between steps."""
+        return self.block_bytes * sum(self.sizes.kept(tokens, window) for window in self.sizes.windows)
+
+
+def shape_kv(
+    config: EngineConfig, windows: Mapping[int, int], layouts: Mapping[int, KVLayout], max_position: int
+) -> KVPlan:
+    """The cache, yet without blocks, of layers that see `windows` tokens (0 = all) and keep keys and values in
+    `layouts`, both by number of the layer, for at most `max_position` positions.
+
+    `ConfigError` when more were asked for.
     """
-    cache, size = config.cache, config.cache.block_size
     asked = config.model.max_model_len
     if asked > max_position:
         raise ConfigError(
             f"--max-model-len {asked} exceeds the {max_position} positions the model was made for",
             param="max_model_len",
         )
-    length = asked or max_position
-    most = config.scheduler.max_num_seqs * -(-length // size)
+    length, size = asked or max_position, config.cache.block_size
+    alike = len(set(layouts.values())) == 1
+    groups = group_layers(windows, length) if alike else one_group(windows, length)
+    sizes = TableSizes(size, config.scheduler.max_num_batched_tokens, groups.windows)
+    return KVPlan(groups, sizes, 0, size * sum(layouts[i].bytes_per_token for i in groups.widest), length)
+
+
+def plan_kv(config: EngineConfig, shape: KVPlan, left: int | None = None) -> KVPlan:
+    """`shape` with as many blocks as there is room for.
+
+    `left`: bytes for the cache where a device has memory of its own; a share of the host's free memory otherwise.
+    ConfigError when a length that was asked for does not fit; an automatic length is cut to what fits.
+    """
+    cache, sizes, block_bytes, length = config.cache, shape.sizes, shape.block_bytes, shape.max_model_len
     if cache.num_blocks:
         blocks = cache.num_blocks
     else:
         if left is None:
             left = int(available_memory() * FREE_MEMORY_SHARE)
-        budget = cache.kv_cache_memory_bytes or left
-        blocks = budget // (bytes_per_token * size)
+        blocks = (cache.kv_cache_memory_bytes or left) // block_bytes
         if not cache.kv_cache_memory_bytes:
-            blocks = min(blocks, most)
-    if blocks < 1:
+            blocks = min(blocks, config.scheduler.max_num_seqs * sizes.footprint(length))
+    if blocks < sizes.footprint(1):
         raise ConfigError(
-            f"no room for one KV block of {bytes_per_token * size:,} bytes; lower --block-size or raise "
+            f"no room for {sizes.footprint(1)} KV blocks of {block_bytes:,} bytes; lower --block-size or raise "
             "--kv-cache-memory-bytes",
             param="kv_cache_memory_bytes",
         )
-    if asked and blocks * size < asked:
+    asked, fits = config.model.max_model_len, sizes.capacity(blocks, length)
+    if asked and fits < asked:
         raise ConfigError(
-            f"--max-model-len {asked} needs {asked * bytes_per_token:,} bytes of KV cache, but only "
-            f"{blocks * size * bytes_per_token:,} are there; lower it or raise --kv-cache-memory-bytes",
+            f"--max-model-len {asked} needs {sizes.footprint(asked) * block_bytes:,} bytes of KV cache, but only "
+            f"{blocks * block_bytes:,} are there; lower it or raise --kv-cache-memory-bytes",
             param="max_model_len",
         )
-    return blocks, min(length, blocks * size)
+    return replace(shape, blocks=blocks, max_model_len=fits)

@@ -12,7 +12,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
-from quire.engine.budget import gpu_cache_bytes, plan_blocks
+from quire.engine.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.runner import Runner
 from quire.engine.shapes import graph_bytes, graph_sizes
@@ -34,15 +34,13 @@ class Engine:
         self.ops: Ops = select(config.device)
         self.model: Model = load_model(config, self.ops, progress)
         spec = self.model.spec
-        self.kv_bytes_per_token = sum(self.model.layouts[i].bytes_per_token for i in spec.own_layers)
-        blocks, self.max_model_len = plan_blocks(
-            config, self.kv_bytes_per_token, self.model.max_model_len, self._cache_bytes()
-        )
-        self.pool = BlockPool(blocks)
-        size = config.cache.block_size
-        self.prefix = PrefixCache(self.pool, size) if config.cache.enable_prefix_caching else None
-        # Blocks can be freed behind a window only if every layer has one; otherwise some layer still reads them.
-        window = max(spec.windows) if all(spec.windows) else 0
+        layouts = {i: self.model.layouts[i] for i in spec.own_layers}
+        self.kv_bytes_per_token = sum(layout.bytes_per_token for layout in layouts.values())
+        shape = shape_kv(config, spec.own_windows, layouts, self.model.max_model_len)
+        self.kv = plan_kv(config, shape, self._cache_bytes(shape))
+        self.max_model_len = self.kv.max_model_len
+        self.pool = BlockPool(self.kv.blocks)
+        self.prefix = PrefixCache(self.pool, config.cache.block_size) if config.cache.enable_prefix_caching else None
         limits = config.scheduler
         if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
@@ -50,19 +48,15 @@ class Engine:
                 f"--max-model-len ({self.max_model_len})",
                 param="max_num_batched_tokens",
             )
-        tables = BlockTables(self.pool, self.prefix, size, window)
+        tables = BlockTables(self.pool, self.prefix, self.kv.sizes)
         self.scheduler = Scheduler(limits, tables, self.max_model_len)
-        self.runner = self._runner(blocks, self.max_model_len, not config.device.enforce_eager)
+        self.runner = Runner(self.model, self.ops, self.kv, limits, capture=not config.device.enforce_eager)
         self.runner.warm_up()
         self.load_seconds = time.monotonic() - started
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.step_tokens, self.step_seconds = 0, 0.0
 
-    def _runner(self, blocks: int, length: int, capture: bool) -> Runner:
-        limits = self.config.scheduler
-        return Runner(self.model, self.ops, blocks, limits.max_num_batched_tokens, limits.max_num_seqs, length, capture)
-
-    def _cache_bytes(self) -> int | None:
+    def _cache_bytes(self, shape: KVPlan) -> int | None:
         """What a GPU has left for the KV cache; None on the host."""
         cache = self.config.cache
         if self.ops.gpu is None and cache.gpu_memory_utilization not in USUAL_SHARES:
@@ -73,7 +67,8 @@ class Engine:
             )
         if self.ops.gpu is None or cache.kv_cache_memory_bytes or cache.num_blocks:
             return None
-        limits, runner = self.config.scheduler, self._runner(0, self.model.max_model_len, capture=False)
+        limits = self.config.scheduler
+        runner = Runner(self.model, self.ops, shape, limits, capture=False)
         sizes = graph_sizes(limits.max_num_batched_tokens, limits.max_num_seqs)
         kept = 0 if self.config.device.enforce_eager else graph_bytes(sizes, self.model.spec.vocab_size)
         return gpu_cache_bytes(self.ops.gpu.runtime, cache.gpu_memory_utilization, runner.profile) - kept
@@ -125,9 +120,13 @@ class Engine:
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""
-        size = self.config.cache.block_size
-        slack = sum((len(s.blocks) * size - s.computed) for s in self.scheduler.running)
-        return slack / max(1, self.pool.num_used * size)
+        size, groups = self.config.cache.block_size, self.kv.groups
+        slack = 0
+        for seq in self.scheduler.running:
+            for table, slid, layers in zip(seq.blocks, seq.slid, groups.layers, strict=True):
+                slack += (len(table) * size - seq.computed) * len(layers)
+                slack += (len(table) - slid) * size * (groups.width - len(layers))
+        return slack / max(1, self.pool.num_used * size * groups.width)
 
     def stats(self) -> Stats:
         """Gauges and totals now."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.engine.arrays import Arrays, DeviceArrays
+from quire.engine.budget import KVPlan
 from quire.engine.shapes import fitting, graph_sizes
+from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.lora import NONE
 from quire.ops.backend import Captured, Ops, Replay
@@ -18,30 +21,32 @@ from quire.sample.sampler import LogitRow, Sampler
 class Runner:
     """Owns the KV cache, the step arrays and the recordings. One call of `run` is one step.
 
-    `max_tokens`, `max_seqs`: bounds of a step; `max_model_len`: bound of a sequence; `capture`: replay small steps.
+    `kv`: blocks of the cache, layers that share them, the longest sequence; `limits`: bounds of a step; `capture`:
+    replay small steps.
 
     On a GPU small steps are padded to one of few sizes, each a graph captured at the start. Rows that pad are sequences
     of one token in a block of their own behind the cache's: they compute like others and nothing reads them.
     """
 
-    def __init__(
-        self, model: Model, ops: Ops, num_blocks: int, max_tokens: int, max_seqs: int, max_model_len: int, capture: bool
-    ) -> None:
+    def __init__(self, model: Model, ops: Ops, kv: KVPlan, limits: SchedulerConfig, capture: bool) -> None:
         self.model = model
         self.ops = ops
-        self.block_size = model.layouts[0].block_size
+        self.block_size = kv.sizes.block_size
         spare = 0 if ops.gpu is None else 1
-        self.own_caches = {i: ops.allocate_cache(model.layouts[i], num_blocks + spare) for i in model.spec.own_layers}
-        self.caches = [self.own_caches[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
-        self.pad_block = num_blocks
+        self.own_caches = [ops.allocate_cache(model.layouts[i], kv.blocks + spare) for i in kv.groups.widest]
+        homes = [kv.groups.home(model.spec.kv_layer(i)) for i in range(model.spec.layers)]
+        self.caches = [self.own_caches[place] for _, place in homes]
+        self._group_of = [group for group, _ in homes]
+        self.pad_block = kv.blocks
+        max_tokens, max_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
         self.graph_sizes = graph_sizes(max_tokens, max_seqs) if capture and ops.gpu is not None else ()
         max_seqs = max((max_seqs, *self.graph_sizes))
-        rows, sizes = (
-            None if model.adapters is None else model.adapters.rows,
-            (max_tokens, max_seqs, -(-max_model_len // self.block_size)),
-        )
+        rows = None if model.adapters is None else model.adapters.rows
+        sizes, groups = (max_tokens, max_seqs, kv.sizes.entries(kv.max_model_len)), len(kv.groups.layers)
         self.arrays = (
-            Arrays(*sizes, rows) if ops.gpu is None else DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device)
+            Arrays(*sizes, rows, groups)
+            if ops.gpu is None
+            else DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device, groups)
         )
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.capture = capture and model.decoder.recordable
@@ -75,35 +80,35 @@ class Runner:
         arrays.block_tables[:] = self.pad_block
         arrays.cu_q[: seqs + 1] = np.linspace(0, tokens, seqs + 1)
         arrays.context[:seqs] = np.diff(arrays.cu_q[: seqs + 1])
-        arrays.send(seqs, arrays.block_tables.shape[1])
-        logits = self.model.decoder(arrays.batch(tokens, seqs, seqs), self.caches)
+        arrays.send(seqs, arrays.max_blocks)
+        logits = self._decode(arrays.batches(tokens, seqs, seqs))
         logits.clone()  # rows that are edited are kept beside it
 
     def _warm_host(self) -> None:
         """The decoder warms up on one prompt of made-up tokens; what that wrote is zeroed again, in every layer."""
         arrays, size = self.arrays, self.block_size
-        blocks = min(self.caches[0].keys.shape[0], arrays.block_tables.shape[1], len(arrays.tokens) // size)
+        blocks = min(self.caches[0].keys.shape[0], arrays.max_blocks, len(arrays.tokens) // size)
         tokens = blocks * size
         if not tokens:
             return
-        arrays.positions[:tokens] = arrays.slots[:tokens] = np.arange(tokens)
-        arrays.block_tables[0, :blocks] = np.arange(blocks)
+        arrays.positions[:tokens] = arrays.slots[:, :tokens] = np.arange(tokens)
+        arrays.block_tables[:, 0, :blocks] = np.arange(blocks)
         arrays.context[0] = arrays.cu_q[1] = tokens
         self.ops.begin_step()
-        self.model.decoder.warm_up(arrays.batch(tokens, 1, 1), self.caches)
-        self.ops.zero_blocks(list(self.own_caches.values()), tuple(range(blocks)))
+        self.model.decoder.warm_up(arrays.batches(tokens, 1, 1)[0], self.caches)
+        self.ops.zero_blocks(self.own_caches, tuple(range(blocks)))
 
     def run(self, plan: StepPlan) -> list[ChunkResult]:
         """Execute the plan: wipe, copy, compute, sample. One result per chunk, in order."""
         if plan.scrub:
-            self.ops.zero_blocks(list(self.own_caches.values()), plan.scrub)
+            self.ops.zero_blocks(self.own_caches, plan.scrub)
         if plan.copies:
-            self.ops.copy_blocks(list(self.own_caches.values()), plan.copies)
+            self.ops.copy_blocks(self.own_caches, plan.copies)
         if not plan.chunks:
             return []
         self.arrays.begin()
         rows = self._fill(plan.chunks)
-        blocks = max(len(chunk.seq.blocks) for chunk in plan.chunks)
+        blocks = max(len(chunk.seq.blocks[0]) for chunk in plan.chunks)
         logits = self._forward(plan.num_tokens, len(plan.chunks), len(rows), blocks)
         return self._collect(plan.chunks, rows, logits[: len(rows)])
 
@@ -115,18 +120,22 @@ class Runner:
             return self._graph(size)
         self.arrays.send(seqs, blocks)
         self.ops.begin_step()
-        return self.model.decoder(self.arrays.batch(tokens, seqs, logits), self.caches)
+        return self._decode(self.arrays.batches(tokens, seqs, logits))
+
+    def _decode(self, batches: list[Batch]) -> torch.Tensor:
+        views = [batches[group] for group in self._group_of] if len(batches) > 1 else ()
+        return self.model.decoder(batches[0], self.caches, views)
 
     def _graph(self, size: int) -> torch.Tensor:
         """Logits of the step of `size` rows whose arrays were sent: replayed, or recorded the first time."""
         graph = self._graphs.get(size)
         if graph is not None:
             return graph.run()
-        batch, target = self.arrays.batch(size, size, size), self._logits[:size]
+        batches, target = self.arrays.batches(size, size, size), self._logits[:size]
         if self.ops.gpu is None:
-            graph = self.ops.capture(lambda: self.model.decoder(batch, self.caches))
+            graph = self.ops.capture(lambda: self._decode(batches))
         else:  # one place for the logits of all graphs: a graph's own would stay taken, 131 MB for 256 rows of 128 k
-            graph = self.ops.capture(lambda: target.copy_(self.model.decoder(batch, self.caches)))
+            graph = self.ops.capture(lambda: target.copy_(self._decode(batches)))
         self._graphs[size] = graph
         return graph.output
 
@@ -137,11 +146,11 @@ class Runner:
         if seqs == size:
             return
         arrays.tokens[tokens:size] = arrays.positions[tokens:size] = 0
-        arrays.slots[tokens:size] = self.pad_block * self.block_size
+        arrays.slots[:, tokens:size] = self.pad_block * self.block_size
         arrays.adapters[tokens:size] = NONE
         arrays.cu_q[seqs : size + 1] = np.minimum(np.arange(tokens, tokens + size + 1 - seqs), size)
         arrays.context[seqs:size] = 1
-        arrays.block_tables[seqs:size, 0] = self.pad_block
+        arrays.block_tables[:, seqs:size, 0] = self.pad_block
         self._table_owner[seqs:size] = [None] * (size - seqs)
 
     def _fill(self, chunks: tuple[Chunk, ...]) -> list[LogitRow]:
@@ -168,21 +177,20 @@ class Runner:
         return rows
 
     def _fill_blocks(self, s: int, chunk: Chunk, at: int) -> None:
-        """Positions and slots of one chunk, and its row of the block table (only what changed since the last step)."""
-        seq, start, count, size = chunk.seq, chunk.start, chunk.count, self.block_size
-        first = start // size
+        """Positions and slots of one chunk, and its rows of the block tables (what changed since the last step)."""
+        arrays, seq, start, count, size = self.arrays, chunk.seq, chunk.start, chunk.count, self.block_size
+        first, end = start // size, at + count
         owner = (seq, seq.preemptions)
-        known = first if self._table_owner[s] == owner else seq.slid
-        self._table_owner[s] = owner
-        self.arrays.block_tables[s, known : len(seq.blocks)] = seq.blocks[known:]
-        if count == 1:
-            self.arrays.positions[at] = start
-            self.arrays.slots[at] = seq.blocks[first] * size + start % size
-        else:
-            position = np.arange(start, start + count)
-            self.arrays.positions[at : at + count] = position
-            self.arrays.slots[at : at + count] = (
-                np.asarray(seq.blocks[first:])[position // size - first] * size + position % size
+        same, self._table_owner[s] = self._table_owner[s] == owner, owner
+        position = np.arange(start, start + count) if count > 1 else None
+        arrays.positions[at:end] = start if position is None else position
+        for group, table in enumerate(seq.blocks):
+            known = first if same else seq.slid[group]
+            arrays.block_tables[group, s, known : len(table)] = table[known:]
+            arrays.slots[group, at:end] = (
+                table[first] * size + start % size
+                if position is None
+                else np.asarray(table[first:])[position // size - first] * size + position % size
             )
 
     def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], logits: torch.Tensor) -> list[ChunkResult]:
@@ -199,4 +207,5 @@ class Runner:
                 result.tokens.append(found.token)
                 if found.logprob is not None:
                     result.logprobs.append(found.logprob)
+            result.finite = result.error is None
         return list(results.values())

@@ -100,6 +100,14 @@ class ModelSpec:
         """Layers with keys and values of their own."""
         return tuple(i for i in range(self.layers) if self.kv_layer(i) == i)
 
+    @property
+    def own_windows(self) -> dict[int, int]:
+        """Of each layer with keys and values of its own: how many tokens back they are read, 0 = all."""
+        readers: dict[int, list[int]] = {}
+        for layer, window in enumerate(self.windows):
+            readers.setdefault(self.kv_layer(layer), []).append(window)
+        return {layer: max(windows) if all(windows) else 0 for layer, windows in readers.items()}
+
     def kv_layer(self, layer: int) -> int:
         """The layer whose keys and values `layer` reads: itself unless it shares another's."""
         return self.kv_source[layer] if self.kv_source else layer

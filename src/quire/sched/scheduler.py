@@ -39,10 +39,11 @@ class Scheduler:
         """Queue a request; BadRequest if it could never run."""
         if request.id in self.requests:
             raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
-        length, capacity = len(request.prompt), self.tables.pool.num_blocks * self.tables.block_size
+        length, blocks, sizes = len(request.prompt), self.tables.pool.num_blocks, self.tables.sizes
         if not 1 <= length < self.max_model_len:
             raise BadRequest(f"prompt: {length} tokens; this model takes 1 to {self.max_model_len - 1}", param="prompt")
-        if self._footprint(length + 1) > self.tables.pool.num_blocks:
+        if sizes.footprint(length + 1) > blocks:
+            capacity = sizes.capacity(blocks, self.max_model_len)
             raise BadRequest(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
         self._tickets += 1
         first = Sequence(request)
@@ -88,7 +89,7 @@ class Scheduler:
                 else:
                     todo.remove(victim)
             if count:
-                chunks.append(_chunk_of(seq, count))
+                chunks.append(self._chunk_of(seq, count))
                 budget -= count
         if not preempted:
             self._admit(chunks, copies, budget)
@@ -109,7 +110,7 @@ class Scheduler:
             seq.status = Status.RUNNING
             seq.first_scheduled = seq.first_scheduled or time.monotonic()
             self.running.append(seq)
-            chunks.append(_chunk_of(seq, count))
+            chunks.append(self._chunk_of(seq, count))
             budget -= count
 
     def _chunk(self, seq: Sequence, budget: int) -> int:
@@ -118,22 +119,25 @@ class Scheduler:
             return 0
         return min(need, budget)
 
-    def _footprint(self, tokens: int) -> int:
-        """The most blocks a sequence of `tokens` tokens holds at one time."""
-        if self.tables.window:
-            tokens = min(tokens, self.tables.window + self.config.max_num_batched_tokens + self.tables.block_size)
-        return self.tables.blocks_for(tokens)
-
     def _fits(self, seq: Sequence) -> bool:
-        """Whether the whole rest of a waiting sequence has room now, and each running one a block to grow into.
+        """Whether the whole rest of a waiting sequence has room now, and each table of a running one to grow.
 
         Admitting a part on hope would preempt what was just computed.
         """
-        upto = min(seq.target, (seq.slid + self._footprint(seq.target)) * self.tables.block_size)
-        need = self.tables.missing(seq, upto) + len(self.running)
+        need = self.tables.lacking(seq) + len(self.running) * len(self.tables.sizes.windows)
         if need > self.tables.pool.num_free:
             self._reclaim(seq)
         return need <= self.tables.pool.num_free
+
+    def _chunk_of(self, seq: Sequence, count: int) -> Chunk:
+        """A chunk wants logits for the row that ends the sequence, its draft rows, and prompt rows still to be scored.
+
+        Where blocks may slide out unpublished, also for the last row of any chunk: it proves them finite in time.
+        """
+        logits = 1 + len(seq.draft) if seq.computed + count == seq.target else int(self.tables.loses)
+        if seq.request.params.prompt_logprobs is not None and len(seq.prompt_logprobs) < seq.prompt_len - 1:
+            logits = count
+        return Chunk(seq, seq.computed, count, logits)
 
     def _reserve(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
         upto = seq.computed + count
@@ -148,7 +152,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         """Give up the blocks and wait again; all tokens are kept. A sequence that outgrew the whole pool ends here."""
-        if self._footprint(seq.target) > self.tables.pool.num_blocks:
+        if self.tables.sizes.footprint(seq.target) > self.tables.pool.num_blocks:
             self._finish(seq, "length")
             return
         self._leave(seq)
@@ -184,7 +188,7 @@ class Scheduler:
                 continue
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
             reason = self._append(chunk, result, output, now)
-            if result.tokens:
+            if result.finite:
                 # Only now is it known that the values are finite: inf or nan would have reached these logits.
                 self.tables.publish(seq)
             if chunk.start < seq.prompt_len <= seq.computed:
@@ -203,7 +207,8 @@ class Scheduler:
         seq = chunk.seq
         seq.computed = chunk.start + chunk.count
         seq.draft = []
-        seq.prompt_logprobs += result.prompt_logprobs[max(0, len(seq.prompt_logprobs) - chunk.start) :]
+        if seq.request.params.prompt_logprobs is not None:
+            seq.prompt_logprobs += result.prompt_logprobs[max(0, len(seq.prompt_logprobs) - chunk.start) :]
         reason: FinishReason | None = None
         for token in result.tokens:
             if not output.tokens and len(seq.tokens) == seq.prompt_len:
@@ -250,14 +255,6 @@ class Scheduler:
             self._finish(each, "error")
             outputs.append(_ended(each, error))
         return outputs
-
-
-def _chunk_of(seq: Sequence, count: int) -> Chunk:
-    """A chunk wants logits for the row that ends the sequence, its draft rows, and prompt rows still to be scored."""
-    logits = 1 + len(seq.draft) if seq.computed + count == seq.target else 0
-    if seq.request.params.prompt_logprobs is not None and len(seq.prompt_logprobs) < seq.prompt_len - 1:
-        logits = count
-    return Chunk(seq, seq.computed, count, logits)
 
 
 def _ended(seq: Sequence, error: str | None = None) -> Output:
