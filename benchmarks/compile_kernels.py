@@ -114,6 +114,8 @@ def main() -> None:
         if args.only not in f"{module}.{variant.name}":
             continue
         for target in args.target:
+            if variant.targets and target not in variant.targets:
+                continue
             rows.append(row(module, variant, target))
             print(f"{target:7} {variant.name:44} {said(rows[-1])}", flush=True)
     if not args.only:

@@ -233,5 +233,5 @@ def test_eight_bits_in_the_head_pay() -> None:
 
 
 def test_every_quantizer_names_itself() -> None:
-    assert {name: q.name for name, q in QUANTIZERS.items()} == {n: n for n in ("int8", "int4", "nf4", "mxfp4")}
+    assert {name: q.name for name, q in QUANTIZERS.items()} == {n: n for n in ("int8", "int4", "nf4", "mxfp4", "fp8")}
     assert INT4.head is INT8 and INT8.head is INT8

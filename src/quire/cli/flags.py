@@ -50,7 +50,7 @@ CHOICES = {
     "device": DEVICES,
     "generation_config": GENERATION_CONFIGS,
     "isa": ("auto", "amx", "avx512", "avx2", "portable"),
-    "quantization": ("none", "int8", "int4", "nf4", "mxfp4"),
+    "quantization": ("none", "int8", "int4", "nf4", "mxfp4", "fp8"),
     "activations": ACTIVATIONS,
     "group_size": ("32", "64", "128"),
 }
@@ -60,7 +60,7 @@ HELP = {
     "tokenizer": "Folder of another tokenizer.",
     "served_model_name": "Name in replies and requests; may be given several times.",
     "dtype": "Number format of unquantized weights.",
-    "quantization": "Quantize 16-bit weights while loading.",
+    "quantization": "Quantize 16-bit weights while loading; fp8 needs a GPU.",
     "group_size": "Columns that share one scale when quantizing.",
     "max_model_len": "Longest sequence in tokens, or auto: what the model was made for.",
     "activations": "Integers that activations become before quantized weights; auto = as the file asks.",

@@ -123,7 +123,7 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits:
     target, spec, total = quantizer(config.model.quantization), found.spec, 0
     scales = 16 / config.model.group_size
     if not found.roles:
-        made = {"int8": 8}.get(target.name, int4_bits) + scales if target is not None else dense_bits
+        made = {"int8": 8, "fp8": 8}.get(target.name, int4_bits) + scales if target is not None else dense_bits
         return weight_bytes(found.parameters, made)
     for name in found.roles:
         role = ROLES[name]
@@ -131,6 +131,6 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits:
         if role.kind == "linear" and role.layer and found.matrix_bits:
             bits = found.matrix_bits + (int4_bits - 4 if found.matrix_bits < 8 else 0)
         if role.kind == "linear" and target is not None:
-            bits = {"int8": 8, "int4": int4_bits}[(target.head if name == "head" else target).name] + scales
+            bits = {"int8": 8, "fp8": 8}.get((target.head if name == "head" else target).name, int4_bits) + scales
         total += weight_bytes(prod(role.shape(spec)) * role.copies(spec), bits)
     return total

@@ -53,6 +53,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.weights import Weight
 from quire.quant.base import Quantizer, QuantScheme, QWeight
+from quire.quant.registry import load as load_matrix
 from quire.quant.registry import matrix_scheme
 
 Progress = Callable[[int, int, str], None]
@@ -302,7 +303,8 @@ class Loader:
             raw["weight"] = torch.nn.functional.normalize(raw["weight"].float())
         try:
             if self.target is None or DISK_ROLES[holder].wide:
-                weight = scheme.load(raw, self.dtype)
+                float8 = self.ops.multiplies_float8 and not DISK_ROLES[holder].wide
+                weight = load_matrix(scheme, raw, self.dtype, float8)
             else:
                 target = self.target.head if holder in ("head", "embed") else self.target
                 weight = target.quantize(raw["weight"], self.group)

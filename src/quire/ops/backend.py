@@ -33,6 +33,7 @@ from quire.ops.moe_cpu import group
 from quire.ops.native import Native, load_native
 from quire.ops.op import REGISTRY, choose
 from quire.ops.pack import pack
+from quire.ops.triton.pack import multiplies_float8
 from quire.ops.triton.pack import pack as gpu_pack
 from quire.ops.weights import Packed, Weight, plain_packed
 
@@ -134,6 +135,11 @@ class Ops:
         return self.gpu is None and (self.cpu is None or _cpu.fuses_mlp(gate_up, down))
 
     @property
+    def multiplies_float8(self) -> bool:
+        """Whether weights in float8 are multiplied as such."""
+        return self.gpu is not None and multiplies_float8(self.gpu.device)
+
+    @property
     def layout(self) -> type[KVLayout]:
         """How the backend's attention wants keys and values to lie."""
         return KVLayout if self.gpu is None else PlainLayout
@@ -168,13 +174,18 @@ class Ops:
     def describe(self) -> dict[str, Any]:
         """What `quire inspect` shows: backend, instruction set, threads, implementation of each op."""
         unit = {"cpu": f"cpu/{self.isa}", "triton": f"triton/{self.isa}", "reference": "reference"}
-        ops = {op: unit[which] for op, which in sorted(self.chosen.items())}
+        ops = {op: unit.get(which, which) for op, which in sorted(self.chosen.items())}
         return {"backend": self.name, "isa": self.isa, "threads": self.threads, "ops": ops}
 
 
 def _own(name: str, state: Cpu | Gpu | None) -> dict[str, Callable[..., Any]]:
     """The backend's implementations, bound to its state."""
-    impls = {op: d.impls[name] for op, d in REGISTRY.items() if state is not None and name in d.impls}
+    impls: dict[str, Callable[..., Any]] = {}
+    for op, definition in REGISTRY.items() if state is not None else ():
+        for backend, fn in definition.impls.items():
+            base, _, other = backend.partition(":")
+            if base == name:
+                impls[f"{op}:{other}" if other else op] = fn
     if isinstance(state, Cpu):
         return {op: _bind(state, fn) for op, fn in impls.items()}
     return {op: functools.partial(fn, state) for op, fn in impls.items()}

@@ -53,7 +53,10 @@ def cases(name: str) -> Callable[[F], F]:
 
 
 def impl(name: str, backend: str) -> Callable[[F], F]:
-    """Register the decorated function as op `name` of `backend`; its first argument is the backend's state."""
+    """Register the decorated function as op `name` of `backend`; its first argument is the backend's state.
+
+    A backend "triton:cublas" is an implementation of the backend "triton" that `--ops name=cublas` asks for.
+    """
 
     def register(fn: F) -> F:
         REGISTRY[name].impls[backend] = fn
@@ -63,16 +66,20 @@ def impl(name: str, backend: str) -> Callable[[F], F]:
 
 
 def choose(backend: str, own: dict[str, Callable[..., Any]], overrides: tuple[str, ...]) -> dict[str, tuple[str, Any]]:
-    """For each op its (implementation name, callable): the backend's own unless `overrides` says "op=reference"."""
+    """For each op its (implementation name, callable): the backend's own unless `overrides` says "op=reference".
+
+    `own` may hold others by the name "op:implementation", for "op=implementation".
+    """
     wanted = dict(o.partition("=")[::2] for o in overrides)
     for name, which in wanted.items():
-        if name not in REGISTRY or which not in ("reference", backend):
-            raise ConfigError(f"--ops {name}={which}: known ops are {', '.join(sorted(REGISTRY))}; "
-                              f"known implementations are reference, {backend}")  # fmt: skip
+        if name not in REGISTRY or (which not in ("reference", backend) and f"{name}:{which}" not in own):
+            others = [key.replace(":", "=") for key in own if ":" in key]
+            raise ConfigError(f"--ops {name}={which}: known ops are {', '.join(sorted(REGISTRY))}; known "
+                              f"implementations are {', '.join(['reference', backend, *others])}")  # fmt: skip
     table: dict[str, tuple[str, Any]] = {}
     for name, definition in REGISTRY.items():
         which = wanted.get(name, backend)
-        fn = definition.reference if which == "reference" else own.get(name)
+        fn = definition.reference if which == "reference" else own.get(name if which == backend else f"{name}:{which}")
         if fn is None:
             raise ConfigError(
                 f"op {name} has no {backend} implementation; pass --ops {name}=reference to accept the slow one"

@@ -126,7 +126,7 @@ def _validate(weight: Weight) -> None:
         raise _refusal(weight, reason)
 
     if weight.kind not in BITS:
-        refuse(f"known kinds are {', '.join(BITS)}")
+        refuse(f"known kinds are {', '.join(BITS)}; f16 and fp8 need a GPU (--device cuda)")
     if weight.codes.dim() != 2 or 0 in weight.codes.shape:
         refuse("it must be a matrix with rows and columns")
     if weight.codes.dtype is not DTYPES[weight.kind]:

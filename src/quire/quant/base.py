@@ -42,7 +42,7 @@ class QWeight:
     def nbytes(self) -> int:
         """Bytes of the numbers themselves: codes at their bit width, scales, zeros, minimums."""
         n, k = self.shape
-        bits = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4, "table4": 4}[self.weight.kind]
+        bits = {"f32": 32, "bf16": 16, "f16": 16, "fp8": 8, "int8": 8, "int4": 4, "table4": 4}[self.weight.kind]
         return n * k * bits // 8 + sum(t.numel() * t.element_size() for t in self._groups().values())
 
     def _groups(self) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Checkpoints of float8 (e4m3) weights: one scale per matrix, per row, or per block (DeepSeek-V3's `weight_scale_inv`).
 
-There is no float8 arithmetic on CPUs, so the weights become bfloat16 (or float32) on load, in twice (four times) the
-memory of the file. A number of 4 significant bits times its scale keeps 8 of its bits in bfloat16.
+There is no float8 arithmetic on CPUs, so there the weights become bfloat16 (or float32) on load, in twice (four times)
+the memory of the file. A number of 4 significant bits times its scale keeps 8 of its bits in bfloat16.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from quire.quant.base import FLOAT_KINDS, Fields, QWeight
 from quire.quant.packed import SCALES
 from quire.quant.rows import over_rows
 
-NOTE = "float8 weights are kept as bfloat16 in twice the memory of the file: CPUs have no float8 arithmetic"
+NOTE = "float8 weights are kept as bfloat16 in twice the memory of the file, except on GPUs with float8 arithmetic"
 
 
 @dataclass(frozen=True)
 class Fp8:
     """`scale`: the name of the scales' part. `block`: rows and columns of a block, or None.
 
-    Scales that multiply activations (`optional`) are not used: activations stay in bfloat16 or float32.
+    Scales that multiply activations (`optional`) are not used: activations stay in bfloat16 or float32, or are rounded
+    to float8 by their own scales.
     """
 
     scale: str = "weight_scale"
@@ -48,8 +49,8 @@ class Fp8:
         """The matrix's own shape."""
         return shapes["weight"]
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
-        """weight * scale as `dtype`, rounded once, from a float32 product."""
+    def _scales(self, raw: Mapping[str, Tensor]) -> tuple[Tensor, bool]:
+        """Scales f32 per block of rows and columns, checked, and whether one is that of the whole matrix."""
         w, scale = raw["weight"], raw[self.scale]
         n, k = w.shape
         if w.dtype != torch.float8_e4m3fn:
@@ -62,7 +63,22 @@ class Fp8:
             raise ModelError(f"{self.scale} is {scale.dtype} {list(scale.shape)}, needs {list(per_block)} numbers")
         if not bool(torch.isfinite(scale).all()):
             raise ModelError("a scale is nan or inf; the file is damaged")
-        scale = scale.float().reshape(1 if whole else per_block[0], -1)
+        return scale.float().reshape(1 if whole else per_block[0], -1), whole
+
+    def keep(self, raw: Mapping[str, Tensor]) -> QWeight | None:
+        """The matrix as it is stored, scales repeated for each row; None when its blocks are not those of kernels."""
+        (scale, whole), (n, k) = self._scales(raw), raw["weight"].shape
+        rows, columns = self.block or (1, k)
+        if k % columns or columns % 32:
+            return None
+        at = torch.zeros(n, dtype=torch.int64) if whole else torch.arange(n) // rows
+        return QWeight(Weight("fp8", raw["weight"].clone(), scale[at].contiguous(), group=columns))
+
+    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+        """weight * scale as `dtype`, rounded once, from a float32 product."""
+        (scale, whole), w = self._scales(raw), raw["weight"]
+        n, k = w.shape
+        rows, columns = self.block or (1, k)
         out = torch.empty((n, k), dtype=dtype)
 
         def work(piece: slice) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+from torch import Tensor
 
 from quire.core.errors import ConfigError
 from quire.quant import awq, bitsandbytes, compressed, fp8, gptq, mxfp4
-from quire.quant.base import Fields, Quantizer, QuantScheme
+from quire.quant.base import Fields, Quantizer, QuantScheme, QWeight
 from quire.quant.codebook import MXFP4, NF4
 from quire.quant.dense import Dense
+from quire.quant.float8 import FP8
 from quire.quant.gguf import Gguf
 from quire.quant.rtn import INT4, INT8
 
@@ -23,7 +27,7 @@ READERS: dict[str, Callable[[Fields, Collection[str]], QuantScheme]] = {
     "fbgemm_fp8": fp8.read,
 }
 """`quant_method` of a checkpoint -> its format from the fields beside it and the names of the tensors."""
-QUANTIZERS: dict[str, Quantizer] = {q.name: q for q in (INT8, INT4, NF4, MXFP4)}
+QUANTIZERS: dict[str, Quantizer] = {q.name: q for q in (INT8, INT4, NF4, MXFP4, FP8)}
 
 
 def detect(names: Collection[str], config: Fields) -> QuantScheme:
@@ -47,6 +51,12 @@ def matrix_scheme(scheme: QuantScheme, present: Collection[str]) -> QuantScheme:
     if isinstance(scheme, Gguf):
         return scheme.member(present) or DENSE
     return scheme if any(s in present for s in scheme.parts if s != "weight") else DENSE
+
+
+def load(scheme: QuantScheme, raw: Mapping[str, Tensor], dtype: torch.dtype, float8: bool) -> QWeight:
+    """A matrix from its parts on disk; matrices in float8 stay what they are where the backend multiplies `float8`."""
+    kept = scheme.keep(raw) if float8 and isinstance(scheme, fp8.Fp8) else None
+    return scheme.load(raw, dtype) if kept is None else kept
 
 
 def quantizer(name: str | None) -> Quantizer | None:

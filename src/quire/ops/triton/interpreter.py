@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton import knobs
 from triton.runtime import interpreter as its
@@ -22,6 +23,7 @@ def repair() -> None:
         return
     its.quire_repaired = True
     _round_to_bf16(its.InterpreterBuilder)
+    _round_to_float8(its.InterpreterBuilder)
     _multiply_bf16(its.InterpreterBuilder)
     patch_tensor = its._patch_lang_tensor
 
@@ -67,6 +69,19 @@ def _round_to_bf16(builder: Any) -> None:
         return cast(self, src, dst_type)
 
     builder.cast_impl = cast_impl
+
+
+def _round_to_float8(builder: Any) -> None:
+    """Rounding up to the next power of two forgot the exponent."""
+    convert = builder.create_fp_to_fp
+
+    def create_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.float8e4nv:
+            rounded = torch.from_numpy(np.array(src.data)).to(torch.float8_e4m3fn)
+            return its.TensorHandle(rounded.view(torch.uint8).numpy(), tl.float8e4nv)
+        return convert(self, src, dst_type, rounding_mode)
+
+    builder.create_fp_to_fp = create_fp_to_fp
 
 
 def _multiply_bf16(builder: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.ops import mla as _mla  # noqa: F401  (registers the definition of head_linear)
 from quire.ops.gpu import Gpu
 from quire.ops.moe import Grouped
 from quire.ops.op import impl
@@ -48,9 +49,10 @@ class Cut:
     The number of runs depends on n and k alone: it decides the order of a sum. The rest may depend on the batch.
     """
 
-    def __init__(self, gpu: Gpu, form: str, p: Product) -> None:
+    def __init__(self, gpu: Gpu, w: Matrix, p: Product) -> None:
         per_matrix = -(-p.m // p.count) if p.mode == EXPERTS else p.m
-        self.sizes = gpu.config(f"linear_{SHARED_TILES.get(form, form)}", m=per_matrix, n=p.n, k=p.k)
+        name = f"linear_{SHARED_TILES.get(w.form, w.form)}"
+        self.sizes = gpu.config(name, m=per_matrix, n=p.n, k=p.k, group=w.group)
         self.segments, self.run, most = 1, p.k + -p.k % STEP, 0
         if p.mode == PLAIN:
             facts = gpu.config("linear_runs", n=p.n, k=p.k)
@@ -93,7 +95,7 @@ def multiply(gpu: Gpu, x: Tensor, w: Matrix, p: Product, out: Tensor) -> None:
         return
     if w.order is not None:
         x = x.index_select(1, w.order)
-    cut = Cut(gpu, w.form, p)
+    cut = Cut(gpu, w, p)
     if cut.split:
         bias, target = None, gpu.empty(cut.segments, p.m, p.n)
     else:
@@ -133,7 +135,8 @@ def _coded(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> 
     kernels.grouped_kernel[cut.grid](
         to[0], x, w.codes, w.scales, w.zeros, w.mins, sums, w.table, to[1], p.tokens, p.offsets, p.m, len(x), p.n, p.k,
         -(-p.k // chunk), w.codes.shape[1], p.rows, x.stride(0), to[0].stride(-2), cut.run // chunk, p.count,
-        GROUP=w.group, FORM=CODED[w.form], SHIFT=w.shift, EVEN=p.k % chunk == 0, **cut.constants(gpu, p),
+        GROUP=w.group, FORM=CODED[w.form], SHIFT=w.shift, EVEN=p.k % chunk == 0,
+        PTX=torch.version.hip is None and not gpu.interpreted, **cut.constants(gpu, p),
     )  # fmt: skip
 
 
@@ -143,10 +146,12 @@ def _scaled(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) ->
     codes = gpu.empty(len(x), p.k, dtype=w.codes.dtype)
     scales = gpu.empty(p.k // group, len(x))
     most = MOST[8] if codes.dtype is torch.int8 else E4M3_MOST
-    block = 1 << (group - 1).bit_length()
-    kernels.quantize_kernel[len(x), p.k // group](
-        codes, scales, x, len(x), p.k, x.stride(0), group, block, most, num_warps=min(max(block // 512, 1), 8)
-    )
+    block, groups = 1 << (group - 1).bit_length(), p.k // group
+    together = min(max(2048 // block, 1), 1 << (groups - 1).bit_length())
+    kernels.quantize_kernel[len(x), -(-groups // together)](
+        codes, scales, x, len(x), p.k, x.stride(0), group, block, together, most,
+        num_warps=min(max(block * together // 512, 1), 8),
+    )  # fmt: skip
     step = 128 if group % 128 == 0 or not w.group else 64 if group % 64 == 0 else 32
     kernels.scaled_kernel[cut.grid](
         to[0], codes, scales, w.codes, w.scales, to[1], p.tokens, p.offsets, p.m, len(x), p.n, p.k, len(w.codes),
@@ -169,6 +174,18 @@ def linear(gpu: Gpu, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
     out = gpu.empty(m, w.n, dtype=torch.float32 if w.kind == "f32" else x.dtype)
     multiply(gpu, x, w.handle, Product(m, w.n, w.k, bias), out)
     return out
+
+
+@impl("linear", "triton:cublas")
+def linear_cublas(gpu: Gpu, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
+    """Unquantized matrices through torch, whose library chooses kernels by the number of rows: a row's last bits may
+    then depend on the batch it is in. Others as by `linear`."""
+    if w.handle.form not in ("f32", "f16"):
+        return linear(gpu, x, w, bias)
+    check_rows(x, "linear x", w.k)
+    y = torch.nn.functional.linear(x.to(w.handle.codes.dtype), w.handle.codes)
+    y = y.to(torch.float32 if w.kind == "f32" else x.dtype)
+    return y if bias is None else y.add_(bias)
 
 
 @impl("head_linear", "triton")

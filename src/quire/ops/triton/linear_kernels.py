@@ -70,9 +70,10 @@ def _place(offsets, m, n, experts, MODE: tl.constexpr, SLOTS: tl.constexpr, BN: 
 @triton.jit
 def _source(tokens, rows, stop):
     """The rows of x that rows of the output read."""
-    if tokens is None:
-        return rows
-    return tl.load(tokens + rows, mask=rows < stop, other=0)
+    source = rows
+    if tokens is not None:
+        source = tl.load(tokens + rows, mask=rows < stop, other=0)
+    return source
 
 
 @triton.jit
@@ -148,6 +149,68 @@ def sum_segments(out, parts, x_scales, scales, bias, m, n, SEGMENTS: tl.constexp
     tl.store(out + row * n + cols, total.to(out.dtype.element_ty), mask=kept)
 
 
+def _four_codes(shift: int, exponents: str) -> str:
+    """PTX that makes four 16-bit floats of the low (`shift` 0) or high (4) halves of four bytes, plus a pair of each.
+
+    A half is put below the byte `exponents`, which makes it 128 (bf16) or 1024 (f16) larger; the pairs take that off.
+    """
+    kind, one = ("bf16x2", "0x3f803f80") if exponents == "0x43434343" else ("f16x2", "0x3c003c00")
+    return f"""{{
+        .reg .b32 halves, above, first, second, one;
+        shr.b32 halves, $2, {shift};
+        and.b32 halves, halves, 0x0f0f0f0f;
+        mov.b32 above, {exponents};
+        mov.b32 one, {one};
+        prmt.b32 first, halves, above, 0x4140;
+        prmt.b32 second, halves, above, 0x4342;
+        fma.rn.{kind} $0, first, one, $3;
+        fma.rn.{kind} $1, second, one, $4;
+    }}"""
+
+
+def _four_e2m1(shift: int) -> str:
+    """PTX that makes four bf16 of halves of four bytes in e2m1, twice its numbers: bits in their places times 2^127."""
+    lines = "".join(
+        f"""
+        prmt.b32 wide, halves, 0, {order};
+        shl.b32 size, wide, 6;
+        and.b32 size, size, 0x01c001c0;
+        shl.b32 sign, wide, 12;
+        and.b32 sign, sign, 0x80008000;
+        or.b32 size, size, sign;
+        fma.rn.bf16x2 {out}, size, power, zero;"""
+        for out, order in (("$0", "0x4140"), ("$1", "0x4342"))
+    )
+    return f"""{{
+        .reg .b32 halves, wide, size, sign, power, zero;
+        shr.b32 halves, $2, {shift};
+        and.b32 halves, halves, 0x0f0f0f0f;
+        mov.b32 power, 0x7f007f00;
+        mov.b32 zero, 0x80008000;{lines}
+    }}"""
+
+
+BF16_LOW, BF16_HIGH = tl.constexpr(_four_codes(0, "0x43434343")), tl.constexpr(_four_codes(4, "0x43434343"))
+F16_LOW, F16_HIGH = tl.constexpr(_four_codes(0, "0x64646464")), tl.constexpr(_four_codes(4, "0x64646464"))
+E2M1_LOW, E2M1_HIGH = tl.constexpr(_four_e2m1(0)), tl.constexpr(_four_e2m1(4))
+
+
+@triton.jit
+def _numbers_by_ptx(packed, zero, FORM: tl.constexpr, HIGH: tl.constexpr, DTYPE: tl.constexpr):
+    """As `_numbers` of INT4, or of E2M1 in bf16, with a third of the instructions: decoding waits for these."""
+    if FORM == E2M1:
+        ASM: tl.constexpr = E2M1_HIGH if HIGH else E2M1_LOW
+        return tl.inline_asm_elementwise(ASM, "=r,=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=4)
+    if tl.bfloat16 == DTYPE:
+        CODE: tl.constexpr = BF16_HIGH if HIGH else BF16_LOW
+        base = 128.0
+    else:
+        CODE: tl.constexpr = F16_HIGH if HIGH else F16_LOW
+        base = 1024.0
+    less = tl.broadcast_to((-(zero + base)).to(DTYPE)[:, None], packed.shape)
+    return tl.inline_asm_elementwise(CODE, "=r,=r,r,r,r", [packed, less], dtype=DTYPE, is_pure=True, pack=4)
+
+
 @triton.jit
 def _numbers(codes, table, zero, FORM: tl.constexpr, DTYPE: tl.constexpr):
     """The numbers that codes 0..255 stand for, less `zero` [BN] f32, as DTYPE; all exact but those of a table.
@@ -156,15 +219,28 @@ def _numbers(codes, table, zero, FORM: tl.constexpr, DTYPE: tl.constexpr):
     has an eighth of the speed.
     """
     if FORM == TABLE4:
-        return tl.load(table + codes).to(DTYPE)
-    if FORM == E2M1:
+        numbers = tl.load(table + codes)
+    elif FORM == E2M1:
         code = codes.to(tl.int32)
         exponent, fraction = (code >> 1) & 3, code & 1
         size = tl.where(exponent == 0, fraction, (2 + fraction) << tl.maximum(exponent - 1, 0))
         number = (size | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
-        return tl.where(code > 7, -number, number).to(DTYPE)
-    above = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
-    return (above - (8388608.0 + zero)[:, None]).to(DTYPE)
+        numbers = tl.where(code > 7, -number, number)
+    else:
+        numbers = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)[:, None]
+    return numbers.to(DTYPE)
+
+
+@triton.jit
+def _part(packed, table, zero, HIGH: tl.constexpr, FORM: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.constexpr):
+    """The numbers of 8-bit codes, or of the low or high halves of bytes."""
+    if PTX and ((FORM == INT4 and tl.float32 != DTYPE) or (FORM == E2M1 and tl.bfloat16 == DTYPE)):
+        numbers = _numbers_by_ptx(packed, zero, FORM, HIGH, DTYPE)
+    elif FORM == INT8:
+        numbers = _numbers(packed, table, zero, FORM, DTYPE)
+    else:
+        numbers = _numbers(packed >> 4 if HIGH else packed & 15, table, zero, FORM, DTYPE)
+    return numbers
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -172,7 +248,7 @@ def grouped_kernel(
     out, x, codes, scales, zeros, mins, sums, table, bias, tokens, offsets, m, x_rows, n, k, chunks, all_rows, w_rows,
     x_row, out_row, run, experts, GROUP: tl.constexpr, FORM: tl.constexpr, SHIFT: tl.constexpr,
     SEGMENTS: tl.constexpr, SPLIT: tl.constexpr, MODE: tl.constexpr, SLOTS: tl.constexpr, BN: tl.constexpr,
-    BM: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
+    BM: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """out [m, n] = x [m, k] (floats) times a matrix of integer codes with a scale per row and GROUP columns.
 
@@ -212,8 +288,8 @@ def grouped_kernel(
                     b = tl.load(x_at + k0, mask=present, other=0.0)
                 else:
                     b = tl.load(x_at + k0, mask=present & (k0 + ks < k)[:, None], other=0.0)
-                half = packed if PARTS == 1 else packed & 15 if part == 0 else packed >> 4
-                p = _dot(_numbers(half, table, zero, FORM, x.dtype.element_ty), b, p, UPCAST)
+                a = _part(packed, table, zero, part == 1, FORM, x.dtype.element_ty, PTX)
+                p = _dot(a, b, p, UPCAST)
                 if PER == 2 or part == PARTS - 1:
                     acc += p * tl.load(scales + at).to(tl.float32)[:, None]
                     if mins is not None:
@@ -278,23 +354,29 @@ def scaled_kernel(
 
 
 @triton.jit(do_not_specialize=["m"])
-def quantize_kernel(codes, scales, x, m, k, x_row, GROUP: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr):
+def quantize_kernel(
+    codes, scales, x, m, k, x_row, GROUP: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, MOST: tl.constexpr
+):
     """Rows x [m, k] of floats to codes [m, k] (int8, or float8 e4m3) and scales f32 [k / GROUP, m], symmetric.
 
-    A scale is max|x| / MOST of its group; one of NaN makes it NaN, so that the product shows it.
+    A scale is max|x| / MOST of its group; a NaN makes it NaN, so that the product shows it. TOGETHER: groups of a
+    program. BLOCK: a power of two, at least GROUP.
     """
-    row, group, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
-    kept = at < GROUP
-    values = tl.load(x + row * x_row + group * GROUP + at, mask=kept, other=0.0).to(tl.float32)
-    top = tl.max(tl.abs(values), 0)
-    broken = tl.max((values != values).to(tl.int32), 0) > 0
-    inverse = tl.where(top > 2e-34, tl.math.div_rn(MOST, tl.maximum(top, 1e-37)), 0.0)
-    scaled = tl.where(values == values, values * inverse, 0.0)
+    row, groups = tl.program_id(0).to(tl.int64), tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
+    at, place = groups[:, None] * GROUP + tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[None, :]
+    kept = (place < GROUP) & (at < k)
+    values = tl.load(x + row * x_row + at, mask=kept, other=0.0).to(tl.float32)
+    top = tl.max(tl.abs(values), 1)
+    broken = tl.max((values != values).to(tl.int32), 1) > 0
+    most = tl.full((TOGETHER,), MOST, tl.float32)
+    inverse = tl.where(top > 2e-34, tl.math.div_rn(most, tl.maximum(top, 2e-34)), 0.0)
+    scaled = tl.where(values == values, values * inverse[:, None], 0.0)
     if codes.dtype.element_ty == tl.int8:
         nearest = (scaled + 12582912.0) - 12582912.0  # 1.5 * 2^23: what is left is rounded to an integer, half to even
         scaled = tl.minimum(tl.maximum(nearest, -MOST), MOST)
-    tl.store(codes + row * k + group * GROUP + at, scaled.to(codes.dtype.element_ty), mask=kept)
-    tl.store(scales + group * m + row, tl.where(broken, float("nan"), tl.math.div_rn(top, MOST)))
+    tl.store(codes + row * k + at, scaled.to(codes.dtype.element_ty), mask=kept)
+    there = groups * GROUP < k
+    tl.store(scales + groups * m + row, tl.where(broken, float("nan"), tl.math.div_rn(top, most)), mask=there)
 
 
 @triton.jit(do_not_specialize=["m"])

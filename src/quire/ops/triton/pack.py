@@ -87,8 +87,17 @@ def _dense(weight: Weight, device: torch.device) -> Matrix:
     return Matrix("f32" if weight.kind == "f32" else "f16", weight.codes.to(device).contiguous())
 
 
+def multiplies_float8(device: torch.device) -> bool:
+    """Whether the device multiplies float8_e4m3fn (NVIDIA from compute capability 8.9 on; the interpreter does)."""
+    if device.type == "cpu":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def _scaled(weight: Weight, device: torch.device) -> Matrix:
     k, group = weight.shape[1], weight.group
+    if weight.kind == "fp8" and not multiplies_float8(device):
+        raise _refusal(weight, "this GPU does not multiply float8 (e4m3); use --quantization int8")
     if group != k and (k % group or group % 32):
         raise _refusal(weight, f"a scale for {group} of its {k} columns is none for a row or a multiple of 32")
     whole = 0 if group == k else group

@@ -16,8 +16,9 @@ from quire.ops.op import impl
 from quire.ops.sampling import DRAW, QUERY, SCORE, Floats, Ints, Records, RowEdits
 from quire.ops.triton import sampling_kernels as kernels
 
-BLOCK = 4096
-"""Numbers of a row that a program takes at a time, 8 for each thread of 16 warps."""
+BLOCK = 2048
+"""Numbers of a row that a program takes at a time, 4 for each thread of 16 warps: more would not fit into registers."""
+INTERPRETED_BLOCK = 8192
 EDIT_BLOCK = 1024
 
 
@@ -28,10 +29,10 @@ def _logits(logits: Tensor, what: str) -> int:
     return logits.shape[1]
 
 
-def _block(vocab: int, most: int = BLOCK) -> dict[str, int]:
+def _block(gpu: Gpu, vocab: int) -> dict[str, int]:
     """Numbers at a time for a vocabulary, and warps."""
-    block = min(max(1 << (vocab - 1).bit_length(), 64), most)
-    return {"BLOCK": block, "num_warps": max(block // 256, 1)}
+    block = min(max(1 << (vocab - 1).bit_length(), 64), INTERPRETED_BLOCK if gpu.interpreted else BLOCK)
+    return {"BLOCK": block, "num_warps": min(max(block // 128, 1), 16)}
 
 
 def sample_rows(gpu: Gpu, logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,7 +41,7 @@ def sample_rows(gpu: Gpu, logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor
     tokens, flags = gpu.empty(n, dtype=torch.int32), gpu.empty(n, dtype=torch.int32)
     if n:
         views = draws.view(torch.int32), draws.view(torch.int64), draws.view(torch.float64)
-        kernels.sample_kernel[n,](tokens, flags, logits, *views, vocab, **_block(vocab))
+        kernels.sample_kernel[n,](tokens, flags, logits, *views, vocab, **_block(gpu, vocab))
     return tokens, flags
 
 
@@ -57,7 +58,9 @@ def score_rows(gpu: Gpu, logits: Tensor, queries: Tensor, k: int) -> tuple[Tenso
     ids, logprobs = gpu.empty(n, k, dtype=torch.int32), gpu.empty(n, k)
     if n:
         views = scores.view(torch.float64), scores.view(torch.float32), scores.view(torch.int32)
-        kernels.logprobs_kernel[n,](*views, ids, logprobs, logits, queries.view(torch.int32), vocab, k, **_block(vocab))
+        kernels.logprobs_kernel[n,](
+            *views, ids, logprobs, logits, queries.view(torch.int32), vocab, k, **_block(gpu, vocab)
+        )
     return scores, ids, logprobs
 
 
@@ -76,8 +79,8 @@ def penalize(gpu: Gpu, logits: Tensor, edits: Sequence[RowEdits]) -> None:
         return
     data = gpu.upload(_packed(edits))
     saved = gpu.empty(sum(0 if e.allowed is None else len(e.allowed) for e in edits) + 1)
-    block = _block(vocab, EDIT_BLOCK)
-    kernels.penalize_kernel[len(edits),](logits, data, data.view(torch.float32), saved, vocab, **block)
+    numbers = data.view(torch.float32)
+    kernels.penalize_kernel[len(edits),](logits, data, numbers, saved, vocab, EDIT_BLOCK, num_warps=8)
 
 
 def _packed(edits: Sequence[RowEdits]) -> Ints:

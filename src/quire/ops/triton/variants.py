@@ -12,7 +12,7 @@ class Variant:
 
     `signature`: argument -> Triton's name of its type ("*bf16", "i32", "fp32"), constants left out. `constants`:
     argument -> value of every `tl.constexpr` and of every argument that is None. `aligned`: arguments divisible by 16,
-    as pointers and most sizes are.
+    as pointers and most sizes are. `targets`: the only ones it is launched on; empty for all.
     """
 
     name: str
@@ -22,3 +22,4 @@ class Variant:
     num_warps: int = 4
     num_stages: int = 3
     aligned: tuple[str, ...] = field(default=())
+    targets: tuple[str, ...] = ()
