@@ -200,15 +200,16 @@ def _numbers_by_ptx(packed, zero, FORM: tl.constexpr, HIGH: tl.constexpr, DTYPE:
     """As `_numbers` of INT4, or of E2M1 in bf16, with a third of the instructions: decoding waits for these."""
     if FORM == E2M1:
         ASM: tl.constexpr = E2M1_HIGH if HIGH else E2M1_LOW
-        return tl.inline_asm_elementwise(ASM, "=r,=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=4)
-    if tl.bfloat16 == DTYPE:
-        CODE: tl.constexpr = BF16_HIGH if HIGH else BF16_LOW
-        base = 128.0
+        numbers = tl.inline_asm_elementwise(ASM, "=r,=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=4)
+    elif tl.bfloat16 == DTYPE:
+        B: tl.constexpr = BF16_HIGH if HIGH else BF16_LOW
+        less = tl.broadcast_to((-(zero + 128.0)).to(DTYPE)[:, None], packed.shape)
+        numbers = tl.inline_asm_elementwise(B, "=r,=r,r,r,r", [packed, less], dtype=tl.bfloat16, is_pure=True, pack=4)
     else:
-        CODE: tl.constexpr = F16_HIGH if HIGH else F16_LOW
-        base = 1024.0
-    less = tl.broadcast_to((-(zero + base)).to(DTYPE)[:, None], packed.shape)
-    return tl.inline_asm_elementwise(CODE, "=r,=r,r,r,r", [packed, less], dtype=DTYPE, is_pure=True, pack=4)
+        F: tl.constexpr = F16_HIGH if HIGH else F16_LOW
+        less = tl.broadcast_to((-(zero + 1024.0)).to(DTYPE)[:, None], packed.shape)
+        numbers = tl.inline_asm_elementwise(F, "=r,=r,r,r,r", [packed, less], dtype=tl.float16, is_pure=True, pack=4)
+    return numbers
 
 
 @triton.jit
