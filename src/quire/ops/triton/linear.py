@@ -12,6 +12,7 @@ from quire.ops import mla as _mla  # noqa: F401  (registers the definition of he
 from quire.ops.gpu import Gpu
 from quire.ops.moe import Grouped
 from quire.ops.op import impl
+from quire.ops.reference import gated_activation
 from quire.ops.triton import linear_kernels as kernels
 from quire.ops.triton.pack import Matrix
 from quire.ops.weights import E4M3_MOST, MOST, Packed
@@ -195,6 +196,21 @@ def head_linear(gpu: Gpu, x: Tensor, w: Packed, heads: int, n: int) -> Tensor:
     out = gpu.empty(m, heads * n, dtype=x.dtype)
     multiply(gpu, x, w.handle, Product(m, n, w.k, mode=HEADS, count=heads, rows=rows, x_step=width), out)
     return out
+
+
+@impl("gated_mlp", "triton")
+def gated_mlp(
+    gpu: Gpu,
+    x: Tensor,
+    gate_up: Packed,
+    gate_up_bias: Tensor | None,
+    down: Packed,
+    down_bias: Tensor | None,
+    kind: str,
+) -> Tensor:
+    wide = linear(gpu, x, gate_up, gate_up_bias)
+    inner = gated_activation(wide.float(), kind).to(wide.dtype)  # models call the three ops themselves (`fuses_mlp`)
+    return linear(gpu, inner, down, down_bias)
 
 
 @impl("grouped_linear", "triton")
