@@ -8,10 +8,10 @@ Tuning g_tuning;
 
 namespace {
 
-void set_tuning(int64_t ahead, int64_t tile_rows) {
+void set_tuning(int64_t ahead, int64_t tile_rows, int64_t row_streams) {
     if (ahead < 0 || ahead > (int64_t{1} << 20)) fail("set_tuning: bytes ahead must lie in [0, 2^20]");
-    if (tile_rows < 1) fail("set_tuning: tiles take at least one row");
-    g_tuning = {ahead, tile_rows};
+    if (tile_rows < 1 || row_streams < 1) fail("set_tuning: rows and streams are at least one");
+    g_tuning = {ahead, tile_rows, row_streams};
 }
 
 const OpEntry kOps[] = {op_entry<&set_tuning>("set_tuning")};

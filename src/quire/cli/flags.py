@@ -85,6 +85,7 @@ HELP = {
     "threads": "CPU threads; 0 = one per physical core, as far as the quota goes.",
     "isa": "Force an instruction set of the native kernels.",
     "ops": "Choose one op's implementation, as in linear=reference; may be given several times.",
+    "tune": "Sizes of native kernels: auto = measured at the first start and kept, off, or ahead=1024,row_streams=4.",
     "enforce_eager": "Run decode steps op by op instead of replaying a recording.",
     "enable_lora": "Make room for LoRA adapters.",
     "lora_modules": "Adapter to load, as name=folder, chosen by requests as their model; may be given several times.",

@@ -25,7 +25,7 @@ def inspect(options: dict[str, Any]) -> None:
     ops = select(config.device)
     show("model", _model_rows(found))
     show("memory", _memory_rows(config, found, ops))
-    show("runs on", _backend_rows(config, ops))
+    show("runs on", [*_backend_rows(config, ops), *_tuning_rows(config, found, ops)])
     show("ops", [(op, which) for op, which in sorted(ops.describe()["ops"].items())])
     for note in found.notes:
         print(f"note: {note}")
@@ -40,6 +40,18 @@ def _backend_rows(config: EngineConfig, ops: Ops) -> Rows:
         sizes = graph_sizes(limits.max_num_batched_tokens, limits.max_num_seqs)
         rows.append(("CUDA graphs", "none" if config.device.enforce_eager else f"{', '.join(map(str, sizes))} rows"))
     return rows
+
+
+def _tuning_rows(config: EngineConfig, found: ModelFacts, ops: Ops) -> Rows:
+    from quire.engine.tune import tuning_key
+    from quire.ops.tuning import parse, recall
+
+    if ops.cpu is None:
+        return []
+    pinned = parse(config.device.tune)
+    kept = recall(tuning_key(config, found.spec, ops))
+    chosen = f"{kept}, measured here" if kept else "measured at the first start"
+    return [("kernel sizes", str(pinned) if pinned else chosen)]
 
 
 def _model_rows(found: ModelFacts) -> Rows:

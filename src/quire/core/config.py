@@ -82,6 +82,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     isa: str = "auto"
     ops: tuple[str, ...] = ()
     enforce_eager: bool = False
+    tune: str = "auto"
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from quire.engine.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.runner import Runner
 from quire.engine.shapes import graph_bytes, graph_sizes
+from quire.engine.tune import tune
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
 from quire.sched.scheduler import Scheduler
@@ -52,6 +53,7 @@ class Engine:
         self.scheduler = Scheduler(limits, tables, self.max_model_len)
         self.runner = Runner(self.model, self.ops, self.kv, limits, capture=not config.device.enforce_eager)
         self.runner.warm_up()
+        tune(self.runner, config, self.model.weight_bytes)
         self.load_seconds = time.monotonic() - started
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.step_tokens, self.step_seconds = 0, 0.0

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.core.errors import ConfigError
 from quire.core.machine import cores
+from quire.ops.tuning import Tuning
 
 UNITS = ("amx", "avx512", "avx2", "portable")
 
@@ -60,6 +61,12 @@ class Native:
         self.module.set_threads(threads or cores().threads)
         self.threads: int = self.module.threads()
         self.recording: Any = None
+        self.tuning = Tuning()
+
+    def set_tuning(self, tuning: Tuning) -> None:
+        """Use these numbers from the next op on, in all of this process."""
+        self.module.call(self.ids["set_tuning"], (tuning.ahead, tuning.tile_rows, tuning.row_streams))
+        self.tuning = tuning
 
     def call(self, name: str, *args: int | float) -> None:
         """Run op `name`. Raises ValueError when an argument is missing, null or out of range."""

@@ -1,0 +1,99 @@
+"""Choosing the native kernels' numbers at load, by timing decode steps of the model itself.
+
+The objective is the step that users wait for, so nothing has to be assumed about shapes, formats or fused ops. Settings
+take turns and the median counts: what the machine does beside us hits them alike. Results never depend on the choice
+(`tests/test_tune.py`), hence a wrong one costs time only.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from quire.core.config import EngineConfig
+from quire.engine.runner import Runner
+from quire.model.spec import ModelSpec
+from quire.ops.backend import Ops
+from quire.ops.tuning import Tuning, keep, parse, recall
+
+SMALLEST = 64 << 20
+"""Bytes of weights below which nothing is measured: they stay in caches, where asking ahead buys nothing."""
+BUDGET = 0.5
+"""Seconds for each of the two questions; every setting is timed at least once."""
+ROUNDS = 5
+STREAMING = ((8192, 1), (1024, 1), (2048, 4), (1024, 4))
+"""(ahead, row_streams): what was best on one machine and bad on another."""
+BATCHES = (5, 8, 12)
+"""Decode batches that tile registers might take."""
+
+
+def tuning_key(config: EngineConfig, spec: ModelSpec, ops: Ops) -> str:
+    """What a choice depends on: the machine, the threads, the version and the shapes and format of the weights."""
+    weights = f"{spec.hidden}x{spec.intermediate} {config.model.quantization or config.model.dtype}"
+    return f"{_cpu()}, {ops.isa}, {ops.threads} threads, quire {version('quire')}, {weights} g{config.model.group_size}"
+
+
+def tune(runner: Runner, config: EngineConfig, weight_bytes: int) -> None:
+    """Set the kernels' numbers: those pinned, those kept from an earlier start, or those measured now."""
+    ops = runner.ops
+    if ops.cpu is None:
+        return
+    pinned = parse(config.device.tune)
+    ops.cpu.native.set_tuning(pinned or Tuning())
+    if pinned or not runner.capture or weight_bytes < SMALLEST:
+        return
+    key = tuning_key(config, runner.model.spec, ops)
+    found = recall(key)
+    if found is None:
+        found = _measure(runner)
+        keep(key, found)
+    ops.cpu.native.set_tuning(found)
+
+
+def _measure(runner: Runner) -> Tuning:
+    assert runner.ops.cpu is not None
+    native, best = runner.ops.cpu.native, Tuning()
+    settings = [Tuning(ahead, best.tile_rows, streams) for ahead, streams in STREAMING]
+    best = _fastest(settings, runner.made_up_decode(1), native.set_tuning)
+    if runner.ops.isa == "amx":
+        for rows in BATCHES:
+            vectors, tiles = (Tuning(best.ahead, least, best.row_streams) for least in (rows + 1, rows))
+            best = _fastest((vectors, tiles), runner.made_up_decode(rows), native.set_tuning)
+            if best == tiles:
+                break
+    runner.forget_made_up()
+    return best
+
+
+def _fastest(settings: Sequence[Tuning], step: Callable[[], object], use: Callable[[Tuning], None]) -> Tuning:
+    """The setting with the least median time; the first one unless another is at least 2 % faster."""
+    seconds: dict[Tuning, list[float]] = {setting: [] for setting in settings}
+    step()
+    end = time.perf_counter() + BUDGET
+    for _ in range(ROUNDS):
+        for setting in settings:
+            use(setting)
+            begin = time.perf_counter()
+            step()
+            seconds[setting].append(time.perf_counter() - begin)
+        if time.perf_counter() > end:
+            break
+    medians = {setting: statistics.median(times) for setting, times in seconds.items()}
+    best = min(settings, key=lambda setting: medians[setting])
+    return best if medians[best] < 0.98 * medians[settings[0]] else settings[0]
+
+
+def _cpu() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = dict(line.split(":", 1) for line in lines[:40] if ":" in line)
+    found = {name.strip(): value.strip() for name, value in facts.items()}
+    names = ("model name", "cpu family", "model", "stepping")
+    return " ".join(found[name] for name in names if name in found) or platform.machine()

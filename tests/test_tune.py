@@ -1,0 +1,85 @@
+"""Numbers of the kernels that are chosen by measurement: parsing, keeping, and that no result depends on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.core.config import DeviceConfig
+from quire.core.errors import ConfigError
+from quire.core.params import SamplingParams
+from quire.engine import tune
+from quire.engine.llm import LLM
+from quire.ops import cases
+from quire.ops.backend import select
+from quire.ops.native import load_native
+from quire.ops.tuning import FILE, Tuning, keep, parse, recall
+
+FORMATS = (("int8", 32), ("int8", 128), ("int4", 32), ("int4", 64), ("int4", 128), ("bf16", 0))
+needs_native = pytest.mark.skipif(load_native() is None, reason="the native extension is not built")
+
+
+def test_what_tune_pins() -> None:
+    assert parse("auto") is None
+    assert parse("off") == Tuning()
+    assert parse("ahead=1024,row_streams=4") == Tuning(1024, 12, 4)
+    assert parse(str(Tuning(1, 2, 3))) == Tuning(1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fast", "ahead", "ahead=x", "width=3", "ahead=-1", "tile_rows=0", "ahead=9999999"]
+)
+def test_a_wrong_tune_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="--tune"):
+        parse(text)
+
+
+def test_choices_are_kept_beside_each_other(tmp_path: Path) -> None:
+    assert recall("a", tmp_path) is None
+    keep("a", Tuning(1), tmp_path)
+    keep("b", Tuning(2), tmp_path)
+    assert (recall("a", tmp_path), recall("b", tmp_path)) == (Tuning(1), Tuning(2))
+    (tmp_path / FILE).write_bytes(b"{")
+    assert recall("a", tmp_path) is None
+    keep("a", Tuning(3), tmp_path)
+    assert recall("a", tmp_path) == Tuning(3)
+
+
+@needs_native
+@pytest.mark.parametrize("kind,group", FORMATS)
+def test_results_do_not_depend_on_the_choice(kind: str, group: int) -> None:
+    ops = select(DeviceConfig(device="cpu"))
+    assert ops.cpu is not None
+    generator = torch.Generator().manual_seed(1)
+    weight = ops.pack(cases.random_weight(generator, kind, 200, 512, group or 32))
+    rows = cases.normal(generator, 17, 512)
+    try:
+        for count in (1, 3, 7, 13, 16, 17):
+            found = []
+            for tuning in (Tuning(), Tuning(0, 1, 4), Tuning(1024, 100, 2), Tuning(1 << 20, 5, 1)):
+                ops.cpu.native.set_tuning(tuning)
+                ops.begin_step()
+                found.append(ops.linear(rows[:count].contiguous(), weight, None).clone())
+            assert all(torch.equal(found[0], other) for other in found[1:]), count
+    finally:
+        ops.cpu.native.set_tuning(Tuning())
+
+
+@needs_native
+def test_the_first_start_measures_and_the_next_one_remembers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(tune, "SMALLEST", 0)
+    monkeypatch.setattr(tune, "BUDGET", 0.05)
+    measured: list[Tuning] = []
+    measure = tune._measure
+    monkeypatch.setattr(tune, "_measure", lambda runner: measured.append(measure(runner)) or measured[-1])
+    texts = []
+    for _ in range(2):
+        with LLM(device="cpu", tune="auto", num_blocks=64) as llm:
+            texts.append(llm.generate(["import os"], SamplingParams(max_tokens=8, temperature=0))[0].outputs[0].text)
+    assert len(measured) == 1 and texts[0] == texts[1]
+    assert (tmp_path / ".cache" / "quire" / FILE).exists()
