@@ -103,8 +103,8 @@ class Runner:
     def made_up_decode(self, rows: int) -> Callable[[], object]:
         """A decode step of `rows` sequences of one made-up token, to be timed; `forget_made_up` wipes its traces."""
         arrays = self.arrays
-        arrays.tokens[:rows] = arrays.positions[:rows] = arrays.block_tables[:rows, 0] = 0
-        arrays.slots[:rows] = np.arange(rows) % self.block_size
+        arrays.tokens[:rows] = arrays.positions[:rows] = arrays.block_tables[:, :rows, 0] = 0
+        arrays.slots[:, :rows] = np.arange(rows) % self.block_size
         arrays.adapters[:rows] = NONE
         arrays.logit_rows[:rows] = np.arange(rows)
         arrays.cu_q[: rows + 1] = np.arange(rows + 1)
@@ -113,7 +113,7 @@ class Runner:
 
     def forget_made_up(self) -> None:
         """Zero the block that made-up steps wrote."""
-        self.ops.zero_blocks(list(self.own_caches.values()), (0,))
+        self.ops.zero_blocks(self.own_caches, (0,))
 
     def run(self, plan: StepPlan) -> list[ChunkResult]:
         """Execute the plan: wipe, copy, compute, sample. One result per chunk, in order."""
