@@ -4,6 +4,10 @@
     WHEELS=folder python benchmarks/gpu_check.py   one without: what is missing is installed from the folder's wheels
     python benchmarks/gpu_check.py --dry           no GPU: every line of this runs on tiny shapes, as Python
 
+Wheels for a machine without a network come from one with: `pip download --no-deps --only-binary=:all: -d folder
+--python-version 3.12 --platform manylinux_2_28_x86_64 -c constraints.txt msgspec pyzmq fastapi ...`, what the build stage
+says is missing and what that needs in turn.
+
 Stages run one after the other, each in a process of its own with a time limit of its own; one that fails or takes too
 long is reported and the next begins. Results are written as JSON after every stage; the table comes last.
 """
@@ -106,7 +110,7 @@ def prepare(check: Check) -> list[list[str]]:
     wheels = os.environ.get("WHEELS")
     names = "*.whl" if wheels else "'.[dev]'"
     source = f"--no-index --no-deps --no-compile {wheels}/*.whl" if wheels else f"--constraint constraints.txt {names}"
-    find = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in sys.argv[1:]))"
+    find = "import importlib.util as u, sys; sys.exit([n for n in sys.argv[1:] if u.find_spec(n) is None] or 0)"
     missing = f"{sys.executable} -c '{find}' {' '.join(NEEDED)}"
     build = f"{pip} --no-build-isolation --no-deps --upgrade ."
     return [["bash", "-c", f"set -e; mkdir -p {SITE}; {missing} || {pip} {source}; {build}; {missing}"]]
