@@ -4,6 +4,7 @@
 
 Kernels are those that modules of quire.ops.triton list as `VARIANTS`. A kernel that does not compile is a row with the
 error, and the exit code is 1; so it is when one spills on sm_90, which its sizes in ops/triton/configs can prevent.
+Rows of other kernels that the file holds stay.
 """
 
 from __future__ import annotations
@@ -100,6 +101,17 @@ def said(facts: dict[str, Any]) -> str:
     return f"{facts['registers']:4} registers {facts['shared']:7,} B shared {facts['spills']:5} B spilled"
 
 
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Put rows in place of those of the same kernels and targets, so that a file can be made piece by piece."""
+    import triton
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    old = json.loads(path.read_text())["kernels"] if path.exists() else []
+    found = {(r["module"], r["kernel"], r["target"]): r for r in [*old, *rows]}
+    lines = ",\n".join("  " + json.dumps(found[key]) for key in sorted(found))
+    path.write_text(f'{{"triton": "{triton.__version__}", "kernels": [\n{lines}\n]}}\n')
+
+
 def main() -> None:
     """Compile, print, write."""
     if os.environ.setdefault("TRITON_INTERPRET", "0") != "0":
@@ -118,11 +130,7 @@ def main() -> None:
                 continue
             rows.append(row(module, variant, target))
             print(f"{target:7} {variant.name:44} {said(rows[-1])}", flush=True)
-    if not args.only:
-        import triton
-
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps({"triton": triton.__version__, "kernels": rows}, indent=1) + "\n")
+    write(args.output, rows)
     wrong = [r for r in rows if "error" in r and not r["target"].startswith("gfx")]
     spilling = [r for r in rows if r["target"] == "sm_90" and r.get("spills")]
     print(f"{len(rows)} compiled, {len(wrong)} failed on NVIDIA, {len(spilling)} spill on sm_90")

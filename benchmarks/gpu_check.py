@@ -5,7 +5,7 @@
     python benchmarks/gpu_check.py --dry           no GPU: every line of this runs on tiny shapes, as Python
 
 Wheels for a machine without a network come from one with: `pip download --no-deps --only-binary=:all: -d folder
---python-version 3.12 --platform manylinux_2_28_x86_64 -c constraints.txt msgspec pyzmq fastapi ...`, what the build stage
+--python-version 3.12 --platform manylinux_2_28_x86_64 -c constraints.txt msgspec pyzmq ...`, what the build stage
 says is missing and what that needs in turn.
 
 Stages run one after the other, each in a process of its own with a time limit of its own; one that fails or takes too

@@ -101,7 +101,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PROMPTS = ["abcdefghijklmnopqrstuvwxyz", "q", "hello, world", "zyxwvu"]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=2)
-STEPS = {"graphs": {}, "eager": {"enforce_eager": True}, "chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 3}}
+SMALL = {"max_num_batched_tokens": 24, "max_num_seqs": 4}
+"""Few graphs: each is run once per layer and op, as Python."""
+STEPS = {"graphs": SMALL, "eager": SMALL | {"enforce_eager": True},
+         "chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 3}}  # fmt: skip
 
 
 @needs_triton
@@ -123,7 +126,7 @@ def test_the_engine_on_the_gpu_backend_gives_the_reference_s_tokens(folder: Path
 def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
     answers = []
     for more in ({}, {"enforce_eager": True}):
-        options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder), "max_num_seqs": 5} | more
+        options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder)} | SMALL | more
         engine = Engine(flat_config(**options))
         assert (engine.runner.graph_sizes == ()) == bool(more)
         for i, prompt in enumerate(((5, 6, 7), (9,) * 20, (8, 4))):

@@ -70,21 +70,25 @@ class Runner:
             self._pad(0, 0, 0, size)
             self.arrays.send(size, 1)
             self._graph(size)
+        if not self.ops.gpu.interpreted:  # kernels are compiled anew for sizes that 16 does not divide
+            self.profile(len(self.arrays.tokens) - 1)
 
-    def profile(self) -> None:
-        """Run the largest step, over one block of made-up tokens, for its use of memory to be seen. GPU only."""
+    def profile(self, tokens: int = 0) -> None:
+        """Run a step of `tokens` (0: the largest) in the spare block, for its use of memory to be seen. GPU only."""
         arrays, size = self.arrays, self.block_size
-        tokens, seqs = len(arrays.tokens), min(arrays.max_seqs, len(arrays.tokens))
+        tokens = min(tokens or len(arrays.tokens), arrays.max_seqs * arrays.block_tables.shape[1] * size)
+        seqs = min(arrays.max_seqs, tokens)
         arrays.begin()
         at = np.arange(tokens)
-        arrays.tokens[:], arrays.positions[:], arrays.logit_rows[:] = 0, at % self.model.max_model_len, 0
-        arrays.slots[:] = self.pad_block * size + at % size
+        arrays.tokens[:], arrays.positions[:tokens], arrays.logit_rows[:] = 0, at % self.model.max_model_len, 0
+        arrays.slots[:tokens] = self.pad_block * size + at % size
         arrays.block_tables[:] = self.pad_block
         arrays.cu_q[: seqs + 1] = np.linspace(0, tokens, seqs + 1)
         arrays.context[:seqs] = np.diff(arrays.cu_q[: seqs + 1])
         arrays.send(seqs, arrays.max_blocks)
         logits = self._decode(arrays.batches(tokens, seqs, seqs))
         logits.clone()  # rows that are edited are kept beside it
+        arrays.block_tables[:] = 0
 
     def _warm_host(self) -> None:
         """The decoder warms up on one prompt of made-up tokens; what that wrote is zeroed again, in every layer."""
