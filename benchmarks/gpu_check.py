@@ -85,8 +85,9 @@ class Check:
                 status = f"stopped after {limit:.0f} s"
             if process.returncode and status == "ok":
                 status = "failed"
-            out.seek(0)
-            text = out.read()
+            with out:
+                out.seek(0)
+                text = out.read()
             said += text if process.returncode or not said else ""
         found: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - started, 1)}
         for line in said.splitlines():
@@ -99,7 +100,7 @@ class Check:
         self.output.write_text(json.dumps(self.results, indent=1) + "\n")
         print(f"{stage.name:18} {status:24} {found['seconds']:6.1f} s, {self.left:4.0f} s left", flush=True)
         if status != "ok":
-            print("    " + "\n    ".join(said.strip().splitlines()[-15:]), flush=True)
+            print("    " + "\n    ".join(line[:300] for line in said.strip().splitlines()[-15:]), flush=True)
 
 
 def prepare(check: Check) -> list[list[str]]:
@@ -120,7 +121,7 @@ def op_tests(check: Check) -> list[list[str]]:
     """The op cases, their tests dealt out to processes."""
     files = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests").glob("test_triton*.py"))]
     listed = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files],
+        [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *files],
         cwd=ROOT, env=check.environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     tests = [line for line in listed.stdout.splitlines() if "::" in line]

@@ -56,9 +56,10 @@ def missing() -> tuple[str, ...]:
     return tuple(f"{name}=reference" for name in sorted(REGISTRY) if "triton" not in REGISTRY[name].impls)
 
 
-def config_of(**options: Any) -> EngineConfig:
-    """Options of an engine on the GPU."""
-    return flat_config(**({"device": "cuda", "ops": missing()} | options))
+def config_of(scale: Scale, **options: Any) -> EngineConfig:
+    """Options of an engine on the GPU; without one, few graphs: each runs every kernel as Python once."""
+    small = {"max_num_batched_tokens": 8, "max_num_seqs": 4} if scale.dry else {}
+    return flat_config(**({"device": "cuda", "ops": missing()} | options | small))
 
 
 def seconds(fn: Callable[[], Any], rounds: int) -> float:
@@ -120,7 +121,7 @@ def tokens(scale: Scale) -> None:
     prompts = [tuple(rng.randrange(16, 500) for _ in range(rng.randint(3, scale(90, 5)))) for _ in range(scale(24, 2))]
     options = {"dtype": "float32", "num_blocks": 512, "max_model_len": 256}
     theirs = greedy(flat_config(device="cpu", **options), prompts, scale(48, 3))
-    ours = greedy(config_of(**options), prompts, scale(48, 3))
+    ours = greedy(config_of(scale, **options), prompts, scale(48, 3))
     equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
     tell(requests=len(prompts), equal_to_cpu=equal)
     if equal < len(prompts):
@@ -134,7 +135,7 @@ def bits(scale: Scale) -> None:
     from test_bit_equality import make_requests, run  # type: ignore[import-not-found]
 
     options: dict[str, Any] = {"num_blocks": 512, "max_model_len": 256}
-    whole = LocalEngine(config_of(**options))
+    whole = LocalEngine(config_of(scale, **options))
     requests = make_requests(scale(24, 2), whole.info.vocab_size)
     if scale.dry:
         change = msgspec.structs.replace
@@ -143,8 +144,10 @@ def bits(scale: Scale) -> None:
     ways: dict[str, Callable[[], dict[str, Any]]] = {
         "alone": lambda: {r.id: run(whole, [r])[r.id] for r in requests},
         "trickling": lambda: run(whole, requests, random.Random(1)),
-        "chunks": lambda: run(LocalEngine(config_of(max_num_batched_tokens=16, max_num_seqs=7, **options)), requests),
-        "eager": lambda: run(LocalEngine(config_of(enforce_eager=True, **options)), requests),
+        "chunks": lambda: run(
+            LocalEngine(config_of(scale, max_num_batched_tokens=16, max_num_seqs=7, **options)), requests
+        ),
+        "eager": lambda: run(LocalEngine(config_of(scale, enforce_eager=True, **options)), requests),
     }
     wrong = []
     for way, go in ways.items():
@@ -191,12 +194,12 @@ class Loaded:
         options: dict[str, Any] = {
             "load_format": "dummy", "dtype": "bfloat16", "enable_prefix_caching": False,
             "quantization": None if quantization == "none" else quantization, "group_size": scale(128, 32),
-            "max_model_len": scale(8320, 128), "max_num_seqs": scale(256, 4), "max_num_batched_tokens": scale(8192, 64),
+            "max_model_len": scale(8320, 128), "max_num_seqs": 256, "max_num_batched_tokens": 8192,
         }  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             path = write_config("micro" if scale.dry else shape, Path(folder))
             started = time.perf_counter()
-            self.engine = Engine(config_of(model=str(path), **options))
+            self.engine = Engine(config_of(scale, model=str(path), **options))
         model = self.engine.model
         tied = model.spec.tied_head
         self.read = model.weight_bytes - model.report["rope"][1] - (0 if tied else model.report["embed"][1])
@@ -244,7 +247,7 @@ def model(scale: Scale, shape: str, quantization: str) -> None:
     nbytes = loaded.read + context * engine.kv_bytes_per_token
     copies, products = copy_rate(scale, engine.ops.device), matmul_rate(scale, engine.ops.device)
     tell(decode_tokens_per_s=1 / step, decode_share_of_copy_rate=nbytes / step / copies)
-    length = scale(8191, 32)
+    length = scale(8191, 15)
     loaded.submit(1, length, 1)
     loaded.until_done()
     loaded.submit(1, length, 1)
@@ -252,7 +255,7 @@ def model(scale: Scale, shape: str, quantization: str) -> None:
     per_layer = spec.hidden * (2 * spec.head_dim * (spec.heads + spec.kv_heads) + 3 * spec.intermediate)
     work = 2.0 * length * spec.layers * per_layer + 2.0 * spec.layers * spec.heads * spec.head_dim * length**2
     tell(prefill_tokens_per_s=length / took, prefill_share_of_bf16_rate=work / took / products)
-    batch = scale(64, 3)
+    batch = scale(64, 2)
     step = loaded.decode_step(batch, context, scale(50, 2))
     graph = engine.runner._graphs[min(s for s in engine.runner.graph_sizes if s >= batch)]
     busy = seconds(graph.run, 20)
