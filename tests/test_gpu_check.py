@@ -14,7 +14,7 @@ from triton_ops import needs_triton
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from gpu_check import STAGES, Check, Stage, table  # noqa: E402
+from gpu_check import SLOWER, STAGES, Check, Stage, table  # noqa: E402
 
 
 def stage(name: str, limit: float, *programs: str) -> Stage:
@@ -25,7 +25,7 @@ def test_a_stage_that_fails_or_hangs_does_not_stop_the_next(tmp_path: Path) -> N
     check = Check(dry=True, output=tmp_path / "found.json", minutes=1)
     check.run(stage("good", 20, "print('{\"rate\": 2.5}'); print('{\"share\": 0.75}')"))
     check.run(stage("bad", 20, "print('{\"rate\": 1}'); raise SystemExit('it broke')"))
-    check.run(stage("hangs", 6, "import time; print('{\"early\": 3}', flush=True); time.sleep(60)"))
+    check.run(stage("hangs", 6 / SLOWER, "import time; print('{\"early\": 3}', flush=True); time.sleep(60)"))
     check.run(stage("many", 20, "print('x' * 100000)", "raise SystemExit('one of two')"))
     check.started -= 58
     check.run(stage("late", 20, "pass"))
@@ -52,4 +52,4 @@ def test_every_stage_runs_without_a_gpu(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     stages = json.loads(output.read_text())["stages"]
     assert {name: s["status"] for name, s in stages.items()} == dict.fromkeys(stages, "ok"), done.stdout
-    assert stages["1b-bf16"]["results"]["tokens_per_s_at_2"] > 0 and stages["tokens"]["results"]["equal_to_cpu"] == 2
+    assert stages["1b-bf16"]["results"]["tokens_per_s_at_2"] > 0 and stages["tokens"]["results"]["equal_to_cpu"] == 1

@@ -76,12 +76,12 @@ class Runner:
     def profile(self, tokens: int = 0) -> None:
         """Run a step of `tokens` (0: the largest) in the spare block, for its use of memory to be seen. GPU only."""
         arrays, size = self.arrays, self.block_size
-        tokens = min(tokens or len(arrays.tokens), arrays.max_seqs * arrays.block_tables.shape[1] * size)
+        tokens = min(tokens or len(arrays.tokens), arrays.max_seqs * arrays.max_blocks * size)
         seqs = min(arrays.max_seqs, tokens)
         arrays.begin()
         at = np.arange(tokens)
         arrays.tokens[:], arrays.positions[:tokens], arrays.logit_rows[:] = 0, at % self.model.max_model_len, 0
-        arrays.slots[:tokens] = self.pad_block * size + at % size
+        arrays.slots[:, :tokens] = self.pad_block * size + at % size
         arrays.block_tables[:] = self.pad_block
         arrays.cu_q[: seqs + 1] = np.linspace(0, tokens, seqs + 1)
         arrays.context[:seqs] = np.diff(arrays.cu_q[: seqs + 1])
