@@ -28,6 +28,7 @@ def compiled(folder: Path, *options: str) -> tuple[int, str, list[dict[str, Any]
 
 
 @needs_triton
+@pytest.mark.slow
 def test_a_kernel_compiles_for_sm_90(tmp_path: Path) -> None:
     code, said, _ = compiled(tmp_path, "--target", "sm_90", "--only", "swiglu")
     assert code == 0, said
