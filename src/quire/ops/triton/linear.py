@@ -110,7 +110,7 @@ def multiply(gpu: Gpu, x: Tensor, w: Matrix, p: Product, out: Tensor) -> None:
         _coded(gpu, x, w, p, cut, (target, bias))
     if cut.split:
         scales = w.scales if x_scales is not None else None
-        grid = -(-p.n // 1024), p.m
+        grid = p.m, -(-p.n // 1024)
         kernels.sum_segments[grid](out, target, x_scales, scales, p.bias, p.m, p.n, cut.segments, 1024)
 
 

@@ -94,6 +94,7 @@ def _finish(out, total, bias, expert, at, step, rows, stop, cols, n):
     tl.store(where, total.to(out.dtype.element_ty), mask=kept[:, None] & (rows < stop)[None, :])
 
 
+# What changes from step to step is not specialized on: a kernel is compiled once for a matrix, before it serves.
 @triton.jit(do_not_specialize=["m"])
 def dense_kernel(
     out, x, w, bias, tokens, offsets, m, n, k, w_rows, x_row, out_row, x_step, segment, experts,
@@ -137,7 +138,7 @@ def dense_kernel(
 def sum_segments(out, parts, x_scales, scales, bias, m, n, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):
     """out [m, n] = the sum of parts f32 [SEGMENTS, m, n] in ascending order, times scales [n] and x_scales [m] (or None
     both), plus bias [n]."""
-    row, cols = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     kept = cols < n
     total = tl.zeros((BLOCK,), tl.float32)
     for s in tl.static_range(SEGMENTS):
@@ -244,7 +245,7 @@ def _part(packed, table, zero, HIGH: tl.constexpr, FORM: tl.constexpr, DTYPE: tl
     return numbers
 
 
-@triton.jit(do_not_specialize=["m"])
+@triton.jit(do_not_specialize=["m", "x_rows"])
 def grouped_kernel(
     out, x, codes, scales, zeros, mins, sums, table, bias, tokens, offsets, m, x_rows, n, k, chunks, all_rows, w_rows,
     x_row, out_row, run, experts, GROUP: tl.constexpr, FORM: tl.constexpr, SHIFT: tl.constexpr,
@@ -304,7 +305,7 @@ def grouped_kernel(
     _finish(out, total, bias, matrix, first * m * n if SPLIT else 0, out_row, rows, stop, cols, n)
 
 
-@triton.jit(do_not_specialize=["m"])
+@triton.jit(do_not_specialize=["m", "x_rows"])
 def scaled_kernel(
     out, x, x_scales, codes, scales, bias, tokens, offsets, m, x_rows, n, k, all_rows, w_rows, out_row, run, experts,
     GROUP: tl.constexpr, SEGMENTS: tl.constexpr, SPLIT: tl.constexpr, MODE: tl.constexpr, SLOTS: tl.constexpr,

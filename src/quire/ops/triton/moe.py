@@ -49,7 +49,7 @@ def combine(gpu: Gpu, y: Tensor, places: Tensor, weights: Tensor) -> Tensor:
     (rows, top_k), d = places.shape, y.shape[1]
     out = gpu.empty(rows, d, dtype=y.dtype)
     if rows:
-        kernels.combine_kernel[-(-d // BLOCK), rows](out, y, places, weights, d, top_k, BLOCK)
+        kernels.combine_kernel[rows, -(-d // BLOCK)](out, y, places, weights, d, top_k, BLOCK)
     return out
 
 
@@ -58,7 +58,7 @@ def clamped_swiglu(gpu: Gpu, gate_up: Tensor, alpha: float, limit: float) -> Ten
     rows, f = check_rows(gate_up, "clamped_swiglu gate_up", gate_up.shape[1]), gate_up.shape[1] // 2
     out = gpu.empty(rows, f, dtype=gate_up.dtype)
     if rows:
-        kernels.swiglu_kernel[-(-f // BLOCK), rows](out, gate_up, f, alpha, limit, BLOCK)
+        kernels.swiglu_kernel[rows, -(-f // BLOCK)](out, gate_up, f, alpha, limit, BLOCK)
     return out
 
 
@@ -66,5 +66,5 @@ def clamped_swiglu(gpu: Gpu, gate_up: Tensor, alpha: float, limit: float) -> Ten
 def scale_by_sigmoid(gpu: Gpu, x: Tensor, gate: Tensor) -> Tensor:
     rows, d = check_rows(x, "scale_by_sigmoid x", x.shape[1]), x.shape[1]
     if rows:
-        kernels.sigmoid_kernel[-(-d // BLOCK), rows](x, gate, d, BLOCK)
+        kernels.sigmoid_kernel[rows, -(-d // BLOCK)](x, gate, d, BLOCK)
     return x

@@ -121,7 +121,7 @@ def sort_kernel(tokens, places, offsets, ids, pairs, top_k, BLOCK: tl.constexpr)
 @triton.jit
 def combine_kernel(out, y, places, weights, d, top_k, BLOCK: tl.constexpr):
     """out [T, d] = the sum over choices, ascending, of weights [T, top_k] times y [pairs, d] at places [T, top_k]."""
-    row, cols = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for c in range(top_k):
         place = tl.load(places + row * top_k + c).to(tl.int64)
@@ -133,7 +133,7 @@ def combine_kernel(out, y, places, weights, d, top_k, BLOCK: tl.constexpr):
 @triton.jit
 def swiglu_kernel(out, gate_up, f, alpha, limit, BLOCK: tl.constexpr):
     """out [T, f] = (up + 1) * gate * sigmoid(alpha * gate), gate_up [T, 2 f] limited as `clamped_swiglu` says."""
-    row, cols = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + row * 2 * f + cols, mask=cols < f, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * f + f + cols, mask=cols < f, other=0.0).to(tl.float32)
     gate = tl.where(gate > limit, limit, gate)  # and not a minimum, which would hide a NaN
@@ -145,7 +145,7 @@ def swiglu_kernel(out, gate_up, f, alpha, limit, BLOCK: tl.constexpr):
 @triton.jit
 def sigmoid_kernel(x, gate, d, BLOCK: tl.constexpr):
     """x [T, d] *= sigmoid(gate [T])."""
-    row, cols = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     factor = 1.0 / (1.0 + tl.exp(-tl.load(gate + row).to(tl.float32)))
     value = tl.load(x + row * d + cols, mask=cols < d, other=0.0).to(tl.float32) * factor
     tl.store(x + row * d + cols, value.to(x.dtype.element_ty), mask=cols < d)

@@ -179,7 +179,7 @@ def _number(key):
     return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def logprobs_kernel(doubles, floats, ints, ids, logprobs, logits, queries, vocab, k, BLOCK: tl.constexpr):
     """A program per query (row, target): its record (ops/sampling.py's SCORE, seen as float64 [n, 3], float32 and int32
     [n, 6]) and the k best ids and log-probabilities [n, k], each by one walk over the row."""
