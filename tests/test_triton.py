@@ -15,7 +15,7 @@ from triton_ops import TRITON_OPS, close, needs_triton, run_gpu, run_reference
 
 
 @needs_triton
-@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # numpy's, of inf and nan under the interpreter
+@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # numpy's, of inf and nan under the interpreter
 @pytest.mark.parametrize("name", TRITON_OPS)
 def test_equals_the_reference(name: str) -> None:
     definition = REGISTRY[name]
