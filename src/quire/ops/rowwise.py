@@ -34,7 +34,7 @@ def norm_spans(x: Tensor, weight: Tensor, start: int, span: int, centered: bool,
     head to head.
     """
     part = x[:, start : start + len(weight)]
-    runs = part.reshape(len(part), -1, span)
+    runs = part.reshape(len(part), len(weight) // span, span)
     weights = weight.view(-1, span)
     ones = torch.ones(span)
     part.copy_(((layernorm(runs, ones, None, eps) if centered else rmsnorm(runs, ones, eps)) * weights).flatten(1))
@@ -85,7 +85,7 @@ def rope_queries(
 
     `table` and `norm` as in rope_and_cache: for layers that read the keys and values of another.
     """
-    heads = q.view(len(q), -1, head_dim)
+    heads = q.view(len(q), q.shape[1] // head_dim, head_dim)
     if norm is not None:
         heads = rmsnorm(heads, norm, eps)
     half = table.shape[2]

@@ -154,9 +154,7 @@ def tile_of_keys(first, queries, m, e, acc, kv, sight, score, tree, D: tl.conste
     v, value_scale = rows_of_cache(values, value_scales, where, scale_at, seen, D, BD, DOT, KIND, MASKED)
     if R > 0:
         key_at = (block.to(tl.int64) * SIZE + stored % SIZE) * R
-        k, key_scale = rows_of_cache(
-            keys, key_scales, key_at, scale_at, seen, R, triton.next_power_of_2(R), DOT, KIND, MASKED
-        )
+        k, key_scale = rows_of_cache(keys, key_scales, key_at, scale_at, seen, R, rotated.shape[1], DOT, KIND, MASKED)
         x = tl.dot(q, tl.trans(v), input_precision="ieee")
         x = tl.dot(rotated, tl.trans(k), x, input_precision="ieee")
     else:
@@ -216,7 +214,7 @@ def queries_of(qkv, rotated, row, head, real, row_step, rotated_step, rotated_wi
     q = tl.load(at, mask=real[:, None] & (d < D)[None, :], other=0.0).to(DOT)
     if R == 0:
         return q, q
-    r = tl.arange(0, triton.next_power_of_2(R))
+    r = tl.arange(0, 16 if R < 16 else triton.next_power_of_2(R))
     end = rotated + row[:, None] * rotated_step + ((head + 1) * rotated_width - R)[:, None] + r[None, :]
     return q, tl.load(end, mask=real[:, None] & (r < R)[None, :], other=0.0).to(DOT)
 
