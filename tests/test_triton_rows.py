@@ -36,7 +36,7 @@ def attend(case: Case, name: str = "attention") -> Tensor:
 def parts_of(rows: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int, int]]:
     """(sequence, first, last): single rows, chunks that begin and end anywhere, whole sequences."""
     for s, (count, _) in enumerate(rows):
-        yield from {(s, 0, count), (s, 0, 1), (s, count - 1, count), (s, count // 3, min(count, count // 3 + 40))}
+        yield from {(s, 0, count), (s, count - 1, count), (s, count // 3, min(count, count // 3 + 40))}
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,9 @@ def test_a_row_of_latent_attention_does_not_depend_on_the_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "block_size", "window", "extras"),
-    [(BF16, 16, 0, ""), (F32, 4, 70, "softcap alibi"), (torch.int8, 64, 530, "sinks")],
+    ("dtype", "block_size", "window", "extras", "chunk_rows"),
+    [(BF16, 16, 0, "", 100), (F32, 4, 70, "softcap alibi", 1), (torch.int8, 64, 530, "sinks", 1)],
 )
-@pytest.mark.parametrize("chunk_rows", [1, 100])
 def test_a_branch_of_a_draft_equals_the_same_tokens_alone(
     dtype: torch.dtype, block_size: int, window: int, extras: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +104,7 @@ def test_a_branch_of_a_draft_equals_the_same_tokens_alone(
     want = run_reference("attention", case)[0]
     close("attention", whole, want, 1e-5 if dtype is F32 else 2e-2)
     for s, own in enumerate(masks):
-        for row in range(0, len(own), 5 if len(own) < 20 else 21):
+        for row in range(0, len(own), 6 if len(own) < 20 else 30):
             assert torch.equal(attend(branch(case, masks, s, row))[0], whole[int(case["cu_q"][s]) + row]), (s, row)
 
 
@@ -136,8 +135,8 @@ def test_bf16_activations_are_rounded_once(name: str) -> None:
     definition = REGISTRY[name]
     assert definition.cases is not None
     for case in definition.cases(generator()):
-        if name in ("rmsnorm", "layernorm", "add_rmsnorm", "add_layernorm") and case["x"].shape[1] == 1:
-            continue  # a number less its own mean
+        if name == "add_layernorm" and case["x"].sum() > 50 * case["x"].numel():
+            continue  # the sum is rounded to steps of 0.5, and the mean taken away
         found, expected = run_gpu(name, case, BF16), run_reference(name, case, BF16)
         for f, e in zip(found, expected, strict=True):
             close(name, f, e, 2**-7)

@@ -137,7 +137,7 @@ def _attend(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, sizes: dic
     spots = sequences if single else rows
     acc, ml = gpu.empty(spots, heads, splits, d), gpu.empty(spots, heads, splits, 2)
     tiles = heads // static["GROUP"] * triton.cdiv(static["GROUP"], static["TILE_HEADS"])
-    parts = max(1, min(splits, sizes["programs"] * processors(gpu.device) // (sequences * tiles)))
+    parts = min(splits, max(sizes["parts"], sizes["programs"] * processors(gpu.device) // (sequences * tiles)))
     kernels.split_kernel[(sequences, tiles, parts)](
         acc, ml, *before, batch.spec.alibi, batch.tree, *after, heads, splits, parts, SINGLE=single, **static,
         num_warps=sizes["warps"], num_stages=sizes["stages"],

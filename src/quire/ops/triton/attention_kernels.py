@@ -191,32 +191,18 @@ def with_sink(m, e, sink):
 
 
 @triton.jit
-def rows_of_tile(begin, n, length, first, head, tree, root, TILE_HEADS: tl.constexpr, TOKENS: tl.constexpr,
-                 BM: tl.constexpr, GROUP_LEFT, SPEC: tl.constexpr):  # fmt: skip
-    """Of the BM rows from token `first` of a sequence on: (token in the sequence, head, is it one, position)."""
-    row = tl.arange(0, BM)
-    token = first + row // TILE_HEADS
-    heads = row % TILE_HEADS
-    real = (token < n) & (row < TOKENS * TILE_HEADS) & (heads < GROUP_LEFT)
-    position = length - n + token
-    if SPEC[3]:
-        mask = tl.load(tree + begin + token, mask=real, other=0)
-        position = tl.where(mask != 0, root + popcount(mask) - 1, position)
-    return token, head + heads, real, position
-
-
-@triton.jit
 def queries_of(qkv, rotated, row, head, real, row_step, rotated_step, rotated_width, D: tl.constexpr, BD: tl.constexpr,
                R: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Queries [BM, BD] of a tile, zeros in rows that are none, and the ends of others of `rotated_width` numbers."""
     d = tl.arange(0, BD)
     at = qkv + row[:, None] * row_step + head[:, None] * D + d[None, :]
     q = tl.load(at, mask=real[:, None] & (d < D)[None, :], other=0.0).to(DOT)
-    if R == 0:
-        return q, q
-    r = tl.arange(0, 16 if R < 16 else triton.next_power_of_2(R))
-    end = rotated + row[:, None] * rotated_step + ((head + 1) * rotated_width - R)[:, None] + r[None, :]
-    return q, tl.load(end, mask=real[:, None] & (r < R)[None, :], other=0.0).to(DOT)
+    second = q
+    if R > 0:
+        r = tl.arange(0, 16 if R < 16 else triton.next_power_of_2(R))
+        end = rotated + row[:, None] * rotated_step + ((head + 1) * rotated_width - R)[:, None] + r[None, :]
+        second = tl.load(end, mask=real[:, None] & (r < R)[None, :], other=0.0).to(DOT)
+    return q, second
 
 
 @triton.jit
@@ -230,6 +216,37 @@ def root_of(begin, n, length, tree, SPEC: tl.constexpr):
     return root
 
 
+@triton.jit
+def tile_of_rows(inputs, steps, begin, n, length, first, step, root, head, left, D: tl.constexpr, BD: tl.constexpr,
+                 TILE_HEADS: tl.constexpr, BM: tl.constexpr, R: tl.constexpr, SPEC: tl.constexpr,
+                 DOT: tl.constexpr):  # fmt: skip
+    """The BM rows of `step` tokens from `first` on and of heads head..head + left, and what they see.
+
+    inputs = (qkv, rotated, slopes, tree, window). Returns (batch row, head, is it one), queries, slopes, sight as in
+    `tile_of_keys`, position of the first row, (root, mask).
+    """
+    qkv, rotated, slopes, tree, window = inputs
+    row_step, rotated_step, rotated_width = steps
+    index = tl.arange(0, BM)
+    token, heads = first + index // TILE_HEADS, index % TILE_HEADS
+    real = (token < n) & (token < first + step) & (index < BM // TILE_HEADS * TILE_HEADS) & (heads < left)
+    row, heads = (begin + token).to(tl.int64), head + heads
+    position, mask, slope = length - n + token, root, token
+    if SPEC[3]:
+        own = tl.load(tree + row, mask=real, other=0)
+        position = tl.where(own != 0, root + popcount(own) - 1, position)
+        mask = tl.where(step == 1, tl.load(tree + begin + first), 0)
+    if SPEC[2]:
+        slope = tl.load(slopes + heads, mask=real, other=0.0)
+    queries = queries_of(qkv, rotated, row, heads, real, row_step, rotated_step, rotated_width, D, BD, R, DOT)
+    last = tl.where(real, position, -1)
+    lowest, high = tl.min(tl.where(real, position, length), 0), tl.max(last, 0) + 1
+    low = 0
+    if SPEC[0]:
+        low = tl.maximum(lowest - window + 1, 0)
+    return (row, heads, real), queries, slope, (position, last, low, high), lowest, (root, mask)
+
+
 @triton.jit(do_not_specialize=["splits", "parts"])
 def split_kernel(part_acc, part_ml, qkv, rotated, keys, values, key_scales, value_scales, cu_q, context, tables, slopes,
                  tree, factor, cap, window, row_step, rotated_step, rotated_width, table_step, block_step, head_step,
@@ -238,8 +255,8 @@ def split_kernel(part_acc, part_ml, qkv, rotated, keys, values, key_scales, valu
                  SPEC: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr, SINGLE: tl.constexpr):  # fmt: skip
     """Softmax and its sum over values of each row and split. Grid: (sequences, tiles of heads, `parts`).
 
-    A program takes every `parts`-th split of its sequence. SINGLE: only sequences of one row, whose results lie at the
-    sequence's number; else all rows of all sequences, at their numbers.
+    A program takes every `parts`-th pair of a split and a tile of rows of its sequence. SINGLE: only sequences of one
+    row, whose results lie at the sequence's number; else all rows of all sequences, at their numbers.
     """
     s = tl.program_id(0)
     begin = tl.load(cu_q + s)
@@ -249,48 +266,36 @@ def split_kernel(part_acc, part_ml, qkv, rotated, keys, values, key_scales, valu
     TOKENS: tl.constexpr = BM // TILE_HEADS
     kv_head = tl.program_id(1) // tiles
     head = kv_head * GROUP + tl.program_id(1) % tiles * TILE_HEADS
-    left = (kv_head + 1) * GROUP - head
     kv = (keys, values, key_scales, value_scales, tables + s.to(tl.int64) * table_step, block_step,
           kv_head.to(tl.int64) * head_step)  # fmt: skip
     root = root_of(begin, n, length, tree, SPEC)
     d = tl.arange(0, BD)
-    count = tl.cdiv(length, SPLIT)
+    blocks = tl.cdiv(n, TOKENS)
+    pairs = tl.cdiv(length, SPLIT) * blocks
     if SINGLE and n != 1:
-        count = 0
-    for split in range(tl.program_id(2), count, parts):
+        pairs = 0
+    for pair in range(tl.program_id(2), pairs, parts):
+        split = pair // blocks
+        start = pair % blocks * TOKENS
         step = TOKENS
         if SPEC[3] and split >= root // SPLIT:
             step = 1  # a drafted row's keys lie where only it has them
-        for first in range(0, n, step):
-            token, at_head, real, position = rows_of_tile(
-                begin, n, length, first, head, tree, root, TILE_HEADS, TOKENS, BM, left, SPEC
-            )
-            real &= token < first + step
-            mask = root
-            if SPEC[3]:
-                mask = tl.where(step == 1, tl.load(tree + begin + first), 0)
-            last = tl.where(real, position, -1)
-            high = tl.minimum(tl.max(last, 0) + 1, (split + 1) * SPLIT)
-            low = split * SPLIT
-            if SPEC[0]:
-                low = tl.maximum(low, tl.min(tl.where(real, position, length), 0) - window + 1)
+        for first in range(start, tl.minimum(start + TOKENS, n), step):
+            where, queries, slope, sight, _, one = tile_of_rows(
+                (qkv, rotated, slopes, tree, window), (row_step, rotated_step, rotated_width), begin, n, length, first,
+                step, root, head, (kv_head + 1) * GROUP - head, D, BD, TILE_HEADS, BM, R, SPEC, DOT)  # fmt: skip
+            row, at_head, real = where
+            position, last, low, high = sight
+            low, high = tl.maximum(low, split * SPLIT), tl.minimum(high, (split + 1) * SPLIT)
             if low < high:
-                row = (begin + token).to(tl.int64)
-                queries = queries_of(
-                    qkv, rotated, row, at_head, real, row_step, rotated_step, rotated_width, D, BD, R, DOT
-                )
-                slope = position
-                if SPEC[2]:
-                    slope = tl.load(slopes + at_head, mask=real, other=0.0)
                 m = tl.full([BM], float("-inf"), tl.float32)
                 e = tl.zeros([BM], tl.float32)
                 acc = tl.zeros([BM, BD], tl.float32)
                 for at in range(low // BN * BN, high, BN):
                     m, e, acc = tile_of_keys(at, queries, m, e, acc, kv, (position, last, low, high),
-                                             (factor, cap, slope, window), (root, mask), D, BD, SIZE, BN, R, SPEC, DOT,
-                                             KIND, True)  # fmt: skip
-                place = s.to(tl.int64) if SINGLE else row
-                out = (place * heads + at_head) * splits + split
+                                             (factor, cap, slope, window), one, D, BD, SIZE, BN, R, SPEC, DOT, KIND,
+                                             True)  # fmt: skip
+                out = ((s.to(tl.int64) if SINGLE else row) * heads + at_head) * splits + split
                 tl.store(part_ml + out * 2, m, mask=real)
                 tl.store(part_ml + out * 2 + 1, e, mask=real)
                 tl.store(part_acc + out[:, None] * D + d[None, :], acc, mask=real[:, None] & (d < D)[None, :])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.ops.triton.attention_kernels import fold, queries_of, root_of, rows_of_tile, tile_of_keys, with_sink
+from quire.ops.triton.attention_kernels import fold, root_of, tile_of_keys, tile_of_rows, with_sink
 
 
 @triton.jit
@@ -87,7 +87,6 @@ def chunk_kernel(out, qkv, rotated, keys, values, key_scales, value_scales, cu_q
     length = tl.load(context + s)
     kv_head = tl.program_id(1) // tiles
     head = kv_head * GROUP + tl.program_id(1) % tiles * TILE_HEADS
-    left = (kv_head + 1) * GROUP - head
     kv = (keys, values, key_scales, value_scales, tables + s.to(tl.int64) * table_step, block_step,
           kv_head.to(tl.int64) * head_step)  # fmt: skip
     root = root_of(begin, n, length, tree, SPEC)
@@ -98,29 +97,14 @@ def chunk_kernel(out, qkv, rotated, keys, values, key_scales, value_scales, cu_q
     if n == 1:
         stop = start
     for first in range(start, stop, step):
-        token, at_head, real, position = rows_of_tile(
-            begin, n, length, first, head, tree, root, TILE_HEADS, TOKENS, BM, left, SPEC
-        )
-        real &= token < first + step
-        mask = root
-        if SPEC[3]:
-            mask = tl.where(step == 1, tl.load(tree + begin + first), 0)
-        row = (begin + token).to(tl.int64)
-        inside = real[:, None] & (d < D)[None, :]
-        queries = queries_of(qkv, rotated, row, at_head, real, row_step, rotated_step, rotated_width, D, BD, R, DOT)
-        slope = position
-        if SPEC[2]:
-            slope = tl.load(slopes + at_head, mask=real, other=0.0)
-        last = tl.where(real, position, -1)
-        first_position, high = tl.min(tl.where(real, position, length), 0), tl.max(last, 0) + 1
-        low = 0
-        if SPEC[0]:
-            low = tl.maximum(first_position - window + 1, 0)
-        sight, score = (position, last, low, high), (factor, cap, slope, window)
-        total_m, total_e, total = every_key(queries, kv, sight, score, (root, mask), first_position, D, BD, SIZE, BM,
-                                            BN, R, SPLIT, SPEC, DOT, KIND)  # fmt: skip
+        where, queries, slope, sight, first_position, one = tile_of_rows(
+            (qkv, rotated, slopes, tree, window), (row_step, rotated_step, rotated_width), begin, n, length, first,
+            step, root, head, (kv_head + 1) * GROUP - head, D, BD, TILE_HEADS, BM, R, SPEC, DOT)  # fmt: skip
+        row, at_head, real = where
+        total_m, total_e, total = every_key(queries, kv, sight, (factor, cap, slope, window), one, first_position, D,
+                                            BD, SIZE, BM, BN, R, SPLIT, SPEC, DOT, KIND)  # fmt: skip
         if sinks is not None:
             total_e, before = with_sink(total_m, total_e, tl.load(sinks + at_head, mask=real, other=0.0))
             total = total * before[:, None]
         at = out + (row[:, None] * heads + at_head[:, None]) * D + d[None, :]
-        tl.store(at, total / total_e[:, None], mask=inside)
+        tl.store(at, total / total_e[:, None], mask=real[:, None] & (d < D)[None, :])

@@ -8,6 +8,7 @@ functions no longer patch the language anew, which took half of the time.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ def repair() -> None:
 
     its._patch_lang_tensor = patched
     _patch_once()
+    _remember_types()
 
 
 def _patch_once() -> None:
@@ -97,3 +99,27 @@ def _multiply_bf16(builder: Any) -> None:
         return multiply(self, a, b, d, input_precision, max_num_imprecise_acc)
 
     builder.create_dot = create_dot
+
+
+def _remember_types() -> None:
+    """Shapes and numpy's types are looked up by each operation; making them anew took a third of the time."""
+    find, types = its._get_np_dtype, dict[str, Any]()
+
+    def np_type(type: Any) -> Any:
+        name = type.scalar.name
+        if name not in types:
+            types[name] = find(type.scalar)
+        return types[name]
+
+    its._get_np_dtype = np_type
+    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def __init__(self: Any, handle: Any, type: Any) -> None:
+        shape = tuple(type.shape) if type.is_block() else ()
+        if shape not in shapes:
+            constants = [tl.constexpr(n) for n in shape]
+            shapes[shape] = tl.core.tuple(constants), tl.constexpr(math.prod(shape))
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shapes[shape]
+
+    tl.core.tensor.__init__ = __init__
