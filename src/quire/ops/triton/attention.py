@@ -132,15 +132,17 @@ def _attend(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, sizes: dic
         return out
     split, splits = splits_of(batch.tables.shape[1] * cache.layout.block_size)
     single = rows > CHUNK_ROWS * sequences or (rows > sequences and rows * heads * splits * d * 4 > MOST_PARTS)
-    static = _static(gpu, queries, cache, batch, sizes) | {"SPLIT": split}
+    group = heads // cache.layout.kv_heads
+    static = _static(gpu, queries, cache, batch, sizes["keys"]) | {"SPLIT": split}
     before, after = _arguments(queries, cache, batch)
     spots = sequences if single else rows
     acc, ml = gpu.empty(spots, heads, splits, d), gpu.empty(spots, heads, splits, 2)
-    tiles = heads // static["GROUP"] * triton.cdiv(static["GROUP"], static["TILE_HEADS"])
+    tile, tiles = _tiles(group, sizes["rows"])
+    tiles *= cache.layout.kv_heads
     parts = min(splits, max(sizes["parts"], sizes["programs"] * processors(gpu.device) // (sequences * tiles)))
     kernels.split_kernel[(sequences, tiles, parts)](
-        acc, ml, *before, batch.spec.alibi, batch.tree, *after, heads, splits, parts, SINGLE=single, **static,
-        num_warps=sizes["warps"], num_stages=sizes["stages"],
+        acc, ml, *before, batch.spec.alibi, batch.tree, *after, heads, splits, parts, SINGLE=single, **tile,
+        **static, num_warps=sizes["warps"], num_stages=sizes["stages"],
     )  # fmt: skip
     together = sizes["merged_heads"]
     kernels.merge_kernel[(sequences, triton.cdiv(heads, together))](
@@ -148,9 +150,10 @@ def _attend(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, sizes: dic
         BD=static["BD"], BH=together, SPLIT=split, SPEC=static["SPEC"], SINGLE=single, num_warps=sizes["merge_warps"],
     )  # fmt: skip
     if single:
-        chunk_kernel[(rows // (static["BM"] // static["TILE_HEADS"]) + sequences, tiles)](
-            out, *before, batch.spec.alibi, batch.spec.sinks, batch.tree, *after, heads, sequences, **static,
-            num_warps=sizes["warps"], num_stages=sizes["chunk_stages"],
+        tile, tiles = _tiles(group, sizes["chunk_rows"])
+        chunk_kernel[(rows // (tile["BM"] // tile["TILE_HEADS"]) + sequences, tiles * cache.layout.kv_heads)](
+            out, *before, batch.spec.alibi, batch.spec.sinks, batch.tree, *after, heads, sequences, **tile, **static,
+            num_warps=sizes["chunk_warps"], num_stages=sizes["chunk_stages"],
         )  # fmt: skip
     return out
 
@@ -192,8 +195,14 @@ def _arguments(queries: Queries, cache: KVCache, batch: Paged) -> tuple[tuple[An
     return before, after
 
 
-def _static(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, sizes: dict[str, int]) -> dict[str, Any]:
-    """The kernels' constants, without the split."""
+def _tiles(group: int, rows: int) -> tuple[dict[str, int], int]:
+    """Constants of tiles of so many rows over `group` heads of one key head, and tiles that cover a token's."""
+    tiles = triton.cdiv(group, rows)
+    return {"BM": rows, "TILE_HEADS": triton.cdiv(group, tiles)}, tiles
+
+
+def _static(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, keys: int) -> dict[str, Any]:
+    """The constants of both kernels, without the split."""
     layout, spec = cache.layout, batch.spec
     group = queries.heads // layout.kv_heads
     kind = kernels.PLAIN
@@ -206,9 +215,7 @@ def _static(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, sizes: dic
         "R": queries.r,
         "SIZE": layout.block_size,
         "GROUP": group,
-        "TILE_HEADS": triton.cdiv(group, triton.cdiv(group, sizes["rows"])),
-        "BM": sizes["rows"],
-        "BN": sizes["keys"],
+        "BN": keys,
         "SPEC": (bool(spec.window), bool(spec.softcap), spec.alibi is not None, batch.tree is not None),
         "DOT": _dot(cache),
         "KIND": kind.value,
