@@ -26,7 +26,9 @@ NUMBERS = (
 )  # fmt: skip
 ALIGNED = ("qkv", "out", "rotated", "keys", "values", "part_acc", "part_ml", "row_step", "rotated_step", "block_step",
            "head_step", "rotated_width")  # fmt: skip
-NOTHING, EVERYTHING = (False,) * 4, (True,) * 4
+NOTHING = (False,) * 4
+WINDOW, CAPPED = (True, False, False, False), (True, True, False, False)
+SLOPES, TREE = (False, False, True, False), (False, False, False, True)
 
 
 def variant(
@@ -43,7 +45,7 @@ def variant(
         "BM": sizes["BM"], "BN": sizes["BN"], "R": r, "SPLIT": 512, "SPEC": spec,
         "DOT": tl.float32 if cache == "*fp32" else tl.bfloat16, "KIND": kind.value, "SINGLE": False, "BH": 1,
     }  # fmt: skip
-    for argument, given in (("slopes", spec[2]), ("tree", spec[3]), ("sinks", spec[2]), ("rotated", r > 0)):
+    for argument, given in (("slopes", spec[2]), ("tree", spec[3]), ("sinks", spec == WINDOW), ("rotated", r > 0)):
         if not given:
             constants[argument] = None
     known = kernel.arg_names
@@ -67,19 +69,25 @@ def sized(d: int, bm: int, bn: int, warps: int, stages: int) -> dict[str, int]:
 VARIANTS = [
     variant("attention split, bf16, head 128", split_kernel, sized(128, 64, 64, 4, 2)),
     variant("attention split, bf16, head 64", split_kernel, sized(64, 64, 64, 4, 2)),
-    variant("attention split, bf16, head 256", split_kernel, sized(256, 64, 64, 8, 2)),
+    variant("attention split, bf16, head 256", split_kernel, sized(256, 32, 64, 8, 2)),
     variant("attention split, f32, head 128", split_kernel, sized(128, 32, 32, 4, 2), "*fp32"),
     variant("attention split, int8, head 128", split_kernel, sized(128, 64, 64, 4, 2), "*u8", INT8),
     variant("attention split, fp8 by integers, head 128", split_kernel, sized(128, 64, 64, 4, 2), "*u8", FP8_BITS),
     variant("attention split, fp8 on sm_90, head 128", split_kernel, sized(128, 64, 64, 4, 2), "*u8", FP8_NATIVE),
-    variant("attention split, all extras", split_kernel, sized(128, 64, 64, 4, 2), spec=EVERYTHING),
+    variant("attention split, window and cap", split_kernel, sized(128, 64, 64, 4, 2), spec=CAPPED),
+    variant("attention split, window and sinks", split_kernel, sized(64, 64, 64, 4, 2), spec=WINDOW),
+    variant("attention split, slopes", split_kernel, sized(64, 64, 64, 4, 2), spec=SLOPES),
+    variant("attention split, tree", split_kernel, sized(128, 64, 64, 4, 2), spec=TREE),
     variant("attention chunk, bf16, head 128", chunk_kernel, sized(128, 128, 64, 8, 2)),
     variant("attention chunk, bf16, head 64", chunk_kernel, sized(64, 128, 64, 8, 2)),
-    variant("attention chunk, bf16, head 256", chunk_kernel, sized(256, 64, 64, 8, 2)),
+    variant("attention chunk, bf16, head 256", chunk_kernel, sized(256, 32, 64, 8, 2)),
     variant("attention chunk, fp8 on sm_90, head 128", chunk_kernel, sized(128, 128, 64, 8, 2), "*u8", FP8_NATIVE),
-    variant("attention chunk, all extras", chunk_kernel, sized(128, 128, 64, 8, 2), spec=EVERYTHING),
+    variant("attention chunk, window and cap", chunk_kernel, sized(128, 128, 64, 8, 2), spec=CAPPED),
+    variant("attention chunk, window and sinks", chunk_kernel, sized(64, 128, 64, 8, 2), spec=WINDOW),
+    variant("attention chunk, slopes", chunk_kernel, sized(64, 128, 64, 8, 2), spec=SLOPES),
+    variant("attention chunk, tree", chunk_kernel, sized(128, 128, 64, 8, 2), spec=TREE),
     variant("attention merge, head 128", merge_kernel, sized(128, 64, 64, 1, 2)),
-    variant("latent attention split, rank 512", split_kernel, sized(512, 32, 32, 8, 2), group=16, r=64),
-    variant("latent attention chunk, rank 512", chunk_kernel, sized(512, 32, 32, 8, 2), group=16, r=64),
+    variant("latent attention split, rank 512", split_kernel, sized(512, 32, 16, 8, 2), group=16, r=64),
+    variant("latent attention chunk, rank 512", chunk_kernel, sized(512, 32, 16, 8, 2), group=16, r=64),
     variant("latent attention merge, rank 512", merge_kernel, sized(512, 32, 32, 4, 2), group=16),
 ]

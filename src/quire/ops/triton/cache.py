@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
+from quire.ops import rowwise as _rowwise  # noqa: F401  (registers the definitions)
 from quire.ops.gpu import Gpu
 from quire.ops.layout import LARGEST, KVCache, KVLayout
 from quire.ops.mla import EPS, Heads, rank_of
