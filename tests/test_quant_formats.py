@@ -309,7 +309,7 @@ REFUSED = [
     (COMPRESSED | {"config_groups": {}}, "config_groups: is empty"),
     (COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
     (COMPRESSED | {"transform_config": {"config_groups": {}}}, "transform_config"),
-    (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: format: sparse"),
+    (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: format: 'sparse-24"),
     (COMPRESSED | {"config_groups": COMPRESSED["config_groups"] | FORMATS[11].config["config_groups"]
                    | {"b": COMPRESSED["config_groups"]["group_0"]}}, "config_groups: layers in different formats"),
     (foreign.compressed_config("pack-quantized", num_bits=3, strategy="channel"), "weights: num_bits: is 3"),

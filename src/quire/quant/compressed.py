@@ -17,6 +17,7 @@ from torch import Tensor
 from quire.core.errors import ModelError
 from quire.quant import fp4
 from quire.quant.base import Fields, QuantScheme, QWeight
+from quire.quant.dense import Dense
 from quire.quant.fp8 import Fp8, block_size
 from quire.quant.packed import (
     KINDS,
@@ -30,6 +31,7 @@ from quire.quant.packed import (
     unpack,
     unpack_rows,
 )
+from quire.quant.sparse import FORMATS, Sparse
 
 PACKED, PLAIN, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
 STRATEGIES = ("group", "channel", "tensor")
@@ -124,15 +126,23 @@ def read(config: Fields, names: Collection[str]) -> QuantScheme:
     for unused in ("kv_cache_scheme", "transform_config"):
         if config.child(unused).raw:
             raise config.fail(unused, "cannot be served; use a checkpoint without it")
-    if (sparse := config.child("sparsity_config")).text("format", "dense") != "dense":
-        raise sparse.fail("format", "sparse weights cannot be read; use a checkpoint without sparsity")
+    sparsity = config.child("sparsity_config")
+    sparse = sparsity.text("format", "dense")
+    if sparse not in ("dense", *FORMATS):
+        raise sparsity.fail("format", f"{sparse!r} cannot be read, only {', '.join(FORMATS)}")
     found: list[QuantScheme] = [_read_group(groups.child(name), config.text("format", PACKED)) for name in groups.raw]
+    if not found and sparse != "dense":
+        return Sparse(Dense(), FORMATS[sparse])
     if not found:
         raise config.fail("config_groups", "is empty; it must say how weights are quantized")
     if any(scheme != found[0] for scheme in found):
         names = ", ".join(sorted({s.name for s in found}))
         raise config.fail("config_groups", f"layers in different formats ({names}) cannot be read, only one for all")
-    return found[0]
+    if sparse == "dense":
+        return found[0]
+    if "weight" not in found[0].parts:
+        raise sparsity.fail("format", f"{sparse!r} beside {found[0].name} cannot be read, only beside 8-bit numbers")
+    return Sparse(found[0], FORMATS[sparse])
 
 
 def _read_group(group: Fields, form: str) -> QuantScheme:

@@ -1,4 +1,8 @@
-"""Checkpoints of 4-bit floats (e2m1) in the compressed-tensors format: MXFP4 and NVFP4.
+"""Checkpoints of 4-bit floats (e2m1): MXFP4 as gpt-oss has its experts; MXFP4 and NVFP4 of compressed-tensors.
+
+gpt-oss: `blocks` uint8 [n, k / 32, 16], two codes to a byte with the first in the low half; `scales` uint8 [n, k / 32].
+
+compressed-tensors:
 
 `weight_packed` uint8 [n, k / 2], two codes to a byte with the first in the low half. MXFP4: `weight_scale` uint8
 [n, k / 32], the exponent of a power of two plus 127 (Open Compute Project, Microscaling Formats 1.0). NVFP4:
@@ -8,18 +12,19 @@ recipes round to 4 bits or not at all, keep 16.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from quire.core.errors import ModelError
-from quire.quant.base import QWeight
+from quire.quant.base import Fields, QWeight
 from quire.quant.codebook import MXFP4
 from quire.quant.packed import expect
 
 EXPONENT_NAN = 255
+GROUP = 32
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,7 @@ class Fp4:
         data = expect(raw, "weight_packed", (n, k // 2), torch.uint8)
         if k % self.group:
             raise ModelError(f"has rows of {k} numbers in groups of {self.group}; the last group is cut")
-        codes = torch.stack((data & 15, data >> 4), -1).view(n, k).view(torch.int8)
-        return MXFP4.weight(codes, self._scales(raw, n, k // self.group), self.group)
+        return MXFP4.weight(_codes(data), self._scales(raw, n, k // self.group), self.group)
 
     def _scales(self, raw: Mapping[str, Tensor], n: int, groups: int) -> Tensor:
         if "weight_global_scale" in self.parts:
@@ -54,6 +58,41 @@ class Fp4:
                 raise ModelError("weight_global_scale is not one number other than 0; the file is damaged")
             return expect(raw, "weight_scale", (n, groups), torch.float8_e4m3fn).float() / whole
         return powers_of_two(expect(raw, "weight_scale", (n, groups), torch.uint8))
+
+
+@dataclass(frozen=True)
+class Mxfp4:
+    """The form of gpt-oss."""
+
+    name: str = "mxfp4"
+    parts: Mapping[str, bool] = field(default_factory=lambda: {"blocks": False, "scales": False})
+    optional: Mapping[str, bool] = field(default_factory=dict)
+    bits_per_number: float = 4 + 16 / GROUP
+    notes: tuple[str, ...] = ()
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """(n, k) when the parts fit each other, else what they are."""
+        blocks = shapes["blocks"]
+        if len(blocks) != 3 or blocks[2] != GROUP // 2 or shapes["scales"] != blocks[:2]:
+            return blocks
+        return blocks[0], blocks[1] * GROUP
+
+    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+        """The weight, without a change to its numbers."""
+        n, groups, width = raw["blocks"].shape
+        blocks = expect(raw, "blocks", (n, groups, width), torch.uint8)
+        scales = powers_of_two(expect(raw, "scales", (n, groups), torch.uint8))
+        return MXFP4.weight(_codes(blocks.flatten(1)), scales, GROUP)
+
+
+def read(config: Fields, names: Collection[str]) -> Mxfp4:
+    """The scheme of quant_method mxfp4; which matrices are in it is seen from their tensors."""
+    return Mxfp4()
+
+
+def _codes(data: Tensor) -> Tensor:
+    """int8 [n, 2 * bytes] of uint8 [n, bytes]: low half, high half."""
+    return torch.stack((data & 15, data >> 4), -1).flatten(1).view(torch.int8)
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.quant.codebook import MXFP4
+
 IQ4_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The code book of IQ4_NL and IQ4_XS."""
-E2M1_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the 4-bit floats of MXFP4 (OCP Microscaling 1.0), so that all are whole."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,6 @@ FORMS = {
     "Q6_K": Form(_q6_k, 8, 16, wide=True),
     "IQ4_NL": Form(_iq4_nl, 4, 32, table=IQ4_TABLE),
     "IQ4_XS": Form(_iq4_xs, 4, 32, wide=True, table=IQ4_TABLE),
-    "MXFP4": Form(_mxfp4, 4, 32, wide=True, table=E2M1_TABLE),
+    "MXFP4": Form(_mxfp4, 4, 32, wide=True, table=MXFP4.digits),
 }
 """Block type -> how it is taken apart."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError
-from quire.quant import awq, bitsandbytes, compressed, fp8, gptq, mxfp4
+from quire.quant import awq, bitsandbytes, compressed, fp4, fp8, gptq
 from quire.quant.base import Fields, Quantizer, QuantScheme, QWeight
 from quire.quant.codebook import MXFP4, NF4
 from quire.quant.dense import Dense
@@ -21,7 +21,7 @@ READERS: dict[str, Callable[[Fields, Collection[str]], QuantScheme]] = {
     "gptq": gptq.read,
     "awq": awq.read,
     "compressed-tensors": compressed.read,
-    "mxfp4": mxfp4.read,
+    "mxfp4": fp4.read,
     "bitsandbytes": bitsandbytes.read,
     "fp8": fp8.read,
     "fbgemm_fp8": fp8.read,

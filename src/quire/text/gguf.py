@@ -64,7 +64,11 @@ WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h
 
 def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     """The tokenizer of the GGUF file `path`, and its named special tokens ("bos_token" -> text)."""
-    vocab = read_vocab(GgufFile(path))
+    return build(read_vocab(GgufFile(path)), path)
+
+
+def build(vocab: Vocab, path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """The tokenizer of a vocabulary, and its named special tokens; `ModelError` names the file `path`."""
     try:
         backend = _bpe(vocab, path) if vocab.kind == "bpe" else _sentencepiece(vocab, path)
         _add_tokens(backend, vocab)

@@ -11,8 +11,10 @@ import tokenizers
 from tokenizers import AddedToken, decoders, processors
 
 from quire.core.errors import BadRequest, ModelError
+from quire.text.alphabet import BYTE_OF
 from quire.text.files import read_json, read_text
 from quire.text.gguf import read_tokenizer
+from quire.text.vocab_files import find_vocab_file, read_vocab_file
 
 CUT = "\ufdd0"
 """A noncharacter (Unicode reserves it for use inside programs) that `escape` puts into text to break special tokens."""
@@ -21,14 +23,6 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
-def _byte_table() -> dict[str, int]:
-    """Byte-level BPE's character for each byte (Radford et al. 2019): itself if printable, else from U+0100 on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in plain]
-    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-_BYTES = _byte_table()
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -61,26 +55,23 @@ class Tokenizer:
     def from_folder(cls, folder: str | Path) -> Tokenizer:
         """Read tokenizer.json of a model folder, and what tokenizer_config.json and its like add to it.
 
-        `folder` may be a GGUF file, whose vocabulary is read instead.
+        Without it tokenizer.model (SentencePiece) or a .tiktoken file is read. `folder` may be a GGUF file, whose
+        vocabulary is read instead.
         """
         folder = Path(folder)
         if folder.is_file():
             return cls._checked(*read_tokenizer(folder), folder)
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            raise ModelError(f"{path}: no such file; convert the model's tokenizer to the fast format (tokenizer.json)")
-        text = read_text(path)
-        try:
-            backend = tokenizers.Tokenizer.from_str(text)
-        except BaseException as error:  # the Rust library panics on some malformed files, which is no Exception
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
-            raise ModelError(f"{path}: {error}") from None
-        backend.no_truncation()
-        backend.no_padding()
         config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
+        path, own = folder / "tokenizer.json", dict[str, str]()
+        if path.exists():
+            backend = _read_backend(path)
+        elif (found := find_vocab_file(folder)) is not None:
+            path = found
+            backend, own = read_vocab_file(path, config)
+        else:
+            raise ModelError(f"{path}: no such file, nor tokenizer.model or a .tiktoken file; give another --tokenizer")
         _add_missing(backend, config, read_json(folder / "added_tokens.json"), folder)
-        named = {role: content for role in NAMED if (content := _content(config.get(role)))}
+        named = own | {role: content for role in NAMED if (content := _content(config.get(role)))}
         _set_post_processor(backend, config, named)
         return cls._checked(backend, named, path)
 
@@ -193,7 +184,7 @@ class Tokenizer:
         if piece is None:
             return b""
         if self.byte_level:
-            values = [_BYTES.get(c, -1) for c in piece]
+            values = [BYTE_OF.get(c, -1) for c in piece]
             return piece.encode() if -1 in values else bytes(values)
         if token in self._added:
             return str(piece).encode()
@@ -204,6 +195,20 @@ class Tokenizer:
     def id_to_text(self, token: int) -> str:
         """The text of one token for showing; halves of characters appear as U+FFFD."""
         return self.id_to_bytes(token).decode(errors="replace")
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a tokenizer.json, without cutting and padding."""
+    text = read_text(path)
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
+    except BaseException as error:  # the Rust library panics on some malformed files, which is no Exception
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise ModelError(f"{path}: {error}") from None
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 def _content(value: Any) -> str | None:

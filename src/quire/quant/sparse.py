@@ -1,0 +1,85 @@
+"""Sparse matrices of compressed-tensors files: the numbers that are kept, and a bit for every place that has one.
+
+`bitmask` uint8 [n, k / 8], the first column in the lowest bit; `shape` int64 [2, 1] or [2]; `compressed`: for 2:4
+(two of any four neighbours, "sparse-24-bitmask") [n, k / 2], for any pattern ("sparse-bitmask") the numbers row after
+row, with the start of each row in `row_offsets` int64 [n]. The numbers may be quantized, with scales beside them.
+
+They are expanded on load and multiplied with their zeros: nothing is gained in speed or memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.quant.base import QuantScheme, QWeight
+from quire.quant.packed import expect
+
+FORMATS = {"sparse-24-bitmask": True, "sparse-bitmask": False}
+"""`sparsity_config.format` -> whether it is 2:4."""
+NOTE = "sparse weights are expanded and run dense, zeros included"
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """What `inner` would find in `weight` is in `compressed` and `bitmask`. `halves`: 2:4."""
+
+    inner: QuantScheme
+    halves: bool
+
+    @property
+    def name(self) -> str:
+        """ "2:4 fp8"."""
+        return f"{'2:4' if self.halves else 'sparse'} {self.inner.name}"
+
+    @property
+    def parts(self) -> Mapping[str, bool]:
+        """Those of `inner`, with three or four instead of the matrix."""
+        numbers = {"compressed": self.inner.parts["weight"], "bitmask": False, "shape": False}
+        more = {} if self.halves else {"row_offsets": False}
+        return {**numbers, **more, **{name: kind for name, kind in self.inner.parts.items() if name != "weight"}}
+
+    @property
+    def optional(self) -> Mapping[str, bool]:
+        """Those of `inner`."""
+        return self.inner.optional
+
+    @property
+    def bits_per_number(self) -> float:
+        """That of `inner`: zeros are kept like any other number."""
+        return self.inner.bits_per_number
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """That it runs dense."""
+        return (*self.inner.notes, NOTE)
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """(n, k) from the bits; what the parts are when they do not fit each other."""
+        mask, numbers = shapes["bitmask"], shapes["compressed"]
+        if len(mask) != 2 or (self.halves and numbers != (mask[0], mask[1] * 4)):
+            return numbers
+        return mask[0], mask[1] * 8
+
+    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+        """The weight with its zeros, by `inner`."""
+        n, k = self.shape({name: tuple(t.shape) for name, t in raw.items()})
+        if raw["shape"].flatten().tolist() != [n, k]:
+            raise ModelError(f"shape is {raw['shape'].flatten().tolist()}, bitmask is of {[n, k]}; the file is damaged")
+        mask = expect(raw, "bitmask", (n, k // 8), torch.uint8)
+        places = (mask[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).view(n, k).bool()
+        numbers = raw["compressed"].flatten()
+        if int(places.sum()) != numbers.numel():
+            raise ModelError(f"compressed has {numbers.numel()} numbers, bitmask {int(places.sum())} places; damaged")
+        if self.halves and bool((places.view(n, k // 4, 4).sum(-1) != 2).any()):
+            raise ModelError("bitmask has not two places in every four; the file is damaged")
+        dense = torch.zeros((n, k), dtype=numbers.dtype)
+        if numbers.dtype.itemsize == 1:  # float8 has no masked assignment
+            dense.view(torch.uint8)[places] = numbers.view(torch.uint8)
+        else:
+            dense[places] = numbers
+        return self.inner.load({**raw, "weight": dense}, dtype)

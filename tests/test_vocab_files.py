@@ -1,0 +1,140 @@
+"""Tokenizers from SentencePiece models and tiktoken files: equal to those libraries on nasty texts."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, pre_tokenizers
+
+from quire.core.errors import ModelError
+from quire.text.gguf import PRE
+from quire.text.tokenizer import Tokenizer
+
+TEXTS = [
+    "Hello, world", "a", " a", "a  b   c ", "  two", "it's I'LL don't", "3.14159 1,000,000 0x1F", "line\nbreak\n\n\ttab\r\n",
+    "\u00c4rger \u0130stanbul a\u0301 \ufb01 \u212b", "\u4f60\u597d\uff0c\u4e16\u754c \u3053\u3093\u306b\u3061\u306f",
+    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd", "\U0001f600\u200d\U0001f469 \u00a0\u2003x", "!!!???...---===",
+    "the quick brown fox jumps over the lazy dog", "def f(x):\n    return x**2  # ok", "\x01\x7f", "x" * 100, "",
+]  # fmt: skip
+
+
+def corpus() -> list[str]:
+    rng = random.Random(0)
+    words = "the quick brown fox jumps over a lazy dog and then returns home with some more words to say".split()
+    return [" ".join(rng.choices(words, k=12)) for _ in range(300)] + TEXTS[:12]
+
+
+def sentencepiece_model(folder: Path, kind: str, **options: object) -> bytes:
+    library = pytest.importorskip("sentencepiece", reason="the sentencepiece extra is not installed")
+    pytest.importorskip("google.protobuf", reason="the sentencepiece extra is not installed")
+    out = io.BytesIO()
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus()), model_writer=out, model_type=kind, vocab_size=360, byte_fallback=True,
+        character_coverage=0.995, minloglevel=2, num_threads=1, user_defined_symbols=["<|user|>"], **options,
+    )  # fmt: skip
+    (folder / "tokenizer.model").write_bytes(out.getvalue())
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("plain", [True, False])
+def test_sentencepiece(kind: str, plain: bool, tmp_path: Path) -> None:
+    """`plain`: texts are not normalized, as in the models of Llama and Gemma; otherwise NFKC and single spaces."""
+    options: dict[str, object] = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    raw = sentencepiece_model(tmp_path, kind, **(options if plain else {}))
+    oracle = sys.modules["sentencepiece"].SentencePieceProcessor(model_proto=raw)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.vocab_size == oracle.vocab_size()
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert ids == oracle.encode(text), text
+        assert tokenizer.decode(ids) == oracle.decode(ids), text
+    assert tokenizer.encode("a")[0] == tokenizer.bos_id == oracle.bos_id() and tokenizer.eos_id == oracle.eos_id()
+
+
+def test_sentencepiece_beside_a_config(tmp_path: Path) -> None:
+    raw = sentencepiece_model(tmp_path, "bpe", normalization_rule_name="identity", remove_extra_whitespaces=False)
+    oracle = sys.modules["sentencepiece"].SentencePieceProcessor(model_proto=raw)
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"add_bos_token": false, "add_eos_token": true, "eos_token": "<|end|>", '
+        '"added_tokens_decoder": {"360": {"content": "<|end|>", "special": true}}}'
+    )
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("the fox") == [*oracle.encode("the fox"), 360] and tokenizer.eos_id == 360
+    assert tokenizer.encode("<|user|>the")[:1] != oracle.encode("the")[:1]
+
+
+def ranks() -> dict[bytes, int]:
+    """Byte-pair ranks learnt from the corpus, word by word."""
+    found = {bytes([b]): b for b in range(256)}
+    cut = pre_tokenizers.Split(Regex(PRE["llama3"][0]), "isolated")
+    words = [[bytes([b]) for b in word.encode()] for text in corpus() for word, _ in cut.pre_tokenize_str(text)]
+    while len(found) < 400:
+        counts: dict[tuple[bytes, bytes], int] = {}
+        for word in words:
+            for pair in zip(word, word[1:], strict=False):
+                counts[pair] = counts.get(pair, 0) + 1
+        left, right = max(counts, key=counts.__getitem__)
+        found[left + right] = len(found)
+        for word in words:
+            for i in range(len(word) - 2, -1, -1):
+                if word[i : i + 2] == [left, right]:
+                    word[i : i + 2] = [left + right]
+    return found
+
+
+def tiktoken_file(path: Path, found: dict[bytes, int]) -> None:
+    lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in found.items())
+    path.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken"])
+def test_tiktoken(name: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("tiktoken", reason="the tiktoken extra is not installed")
+    found = ranks()
+    tiktoken_file(tmp_path / name, found)
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"added_tokens_decoder": {"400": {"content": "<|end|>", "special": true}}, "eos_token": "<|end|>"}'
+    )
+    oracle = library.Encoding("tiny", pat_str=PRE["llama3"][0], mergeable_ranks=found, special_tokens={"<|end|>": 400})
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    for text in [*TEXTS, "the fox<|end|> jumps"]:
+        ids = tokenizer.encode(text)
+        assert ids == oracle.encode(text, allowed_special="all"), text
+        assert tokenizer.decode(ids, skip_special_tokens=False) == oracle.decode(ids), text
+    assert tokenizer.eos_id == 400
+
+
+@pytest.mark.parametrize(("name", "extra", "raw"), [("tokenizer.model", "sentencepiece", b"\x0a\x0e\x0a\x05<unk>"),
+                                                    ("a.tiktoken", "tiktoken", b"IQ== 0\n")])  # fmt: skip
+def test_a_missing_library_is_named(
+    name: str, extra: str, raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("sentencepiece", "sentencepiece.sentencepiece_model_pb2", "tiktoken", "tiktoken.load"):
+        monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(ModelError, match=rf"{name}: needs .*pip install 'quire\[{extra}\]'"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_files_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.json: no such file, nor tokenizer\.model"):
+        Tokenizer.from_folder(tmp_path)
+    path = tmp_path / "tokenizer.model"
+    sentencepiece_model(tmp_path, "word")
+    with pytest.raises(ModelError, match="by words"):
+        Tokenizer.from_folder(tmp_path)
+    path.write_bytes(b"\xff" * 40)
+    with pytest.raises(ModelError, match=r"tokenizer\.model: is neither"):
+        Tokenizer.from_folder(tmp_path)
+    pytest.importorskip("tiktoken", reason="the tiktoken extra is not installed")
+    found = {bytes([b]): b for b in range(256)}
+    for damaged, message in ((found | {b"ab": 300}, "ranks are not"), ({b"a": 0, b"b": 1}, "the byte 0")):
+        tiktoken_file(path, damaged)
+        with pytest.raises(ModelError, match=message):
+            Tokenizer.from_folder(tmp_path)
