@@ -1,14 +1,14 @@
 """Tokenizers of folders without tokenizer.json: SentencePiece models (`tokenizer.model`) and tiktoken files.
 
-Each is read by its own library, which is an extra, and becomes a tokenizer of the `tokenizers` library, as everywhere.
-SentencePiece (Kudo and Richardson 2018): pieces with scores, merged by score (BPE) or the most probable cut (unigram).
-tiktoken: a line per token, its bytes in base64 and its rank; the expression that cuts words is not in the file.
+Each becomes a tokenizer of the `tokenizers` library, as everywhere. SentencePiece (Kudo and Richardson 2018): pieces
+with scores, merged by score (BPE) or the most probable cut (unigram); its own library, an extra, reads the file.
+tiktoken: a line per token, its bytes in base64 and its rank, for which no library is needed (tiktoken's own keeps a
+copy of any file by its name, and would not see a changed one). The expression that cuts words is not in such a file.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,21 +46,18 @@ def read_vocab_file(path: Path, config: dict[str, Any]) -> Found:
         raise ModelError(f"{path}: {path.stat().st_size} bytes; the limit is {MAX_FILE_BYTES}")
     with path.open("rb") as file:
         first = file.readline(1 << 12)
-    return _tiktoken(path, config) if _is_tiktoken(first) else _sentencepiece(path, config)
-
-
-def _library(name: str, extra: str, path: Path) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ModelError(
-            f"{path}: needs the library {extra}, which is not installed: pip install 'quire[{extra}]', or convert the "
-            "model's tokenizer to the fast format (tokenizer.json)"
-        ) from None
+    return _tiktoken(path) if _is_tiktoken(first) else _sentencepiece(path, config)
 
 
 def _sentencepiece(path: Path, config: dict[str, Any]) -> Found:
-    proto = _library("sentencepiece.sentencepiece_model_pb2", "sentencepiece", path).ModelProto()
+    try:
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    except ImportError:
+        raise ModelError(
+            f"{path}: needs the library sentencepiece, which is not installed: pip install 'quire[sentencepiece]', or "
+            "convert the model's tokenizer to the fast format (tokenizer.json)"
+        ) from None
+    proto = ModelProto()
     try:
         proto.ParseFromString(path.read_bytes())
     except Exception as error:  # protobuf's DecodeError, and whatever its implementations raise
@@ -118,12 +115,13 @@ def _is_tiktoken(line: bytes) -> bool:
         return False
 
 
-def _tiktoken(path: Path, config: dict[str, Any]) -> Found:
-    load = _library("tiktoken.load", "tiktoken", path)
-    try:
-        ranks: dict[bytes, int] = load.load_tiktoken_bpe(str(path))
-    except Exception as error:  # whatever a malformed line makes the library raise
-        raise ModelError(f"{path}: cannot be read as a tiktoken file: {error!r}") from None
+def _tiktoken(path: Path) -> Found:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if not _is_tiktoken(line):
+            raise ModelError(f"{path}: line {number} is not a token in base64 and its rank; the file is damaged")
+        token, rank = line.split()
+        ranks[base64.b64decode(token)] = int(rank)
     if sorted(ranks.values()) != list(range(len(ranks))) or len(ranks) > MAX_TOKENS:
         raise ModelError(f"{path}: ranks are not the numbers from 0 to {len(ranks) - 1}; the file is damaged")
     if missing := [b for b in range(256) if bytes([b]) not in ranks]:
