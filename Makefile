@@ -4,7 +4,11 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/units/*.cpp csrc/units/*.h)
 
-.PHONY: demo serve test test-slow lint format bench bench-kernels bench-peers bench-serving bench-quality gpu-check gpu-kernels build train clean
+SANITIZE := address,undefined
+SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py \
+	moe_ops.py sampler_ops.py tree_attention.py)
+
+.PHONY: demo serve test sanitize test-slow lint format bench bench-kernels bench-peers bench-serving bench-quality gpu-check gpu-kernels build train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -15,6 +19,11 @@ serve: build  ## the embedded model on http://127.0.0.1:8000
 
 test: build .venv/triton
 	$(BIN)/python -m pytest
+
+sanitize: build  ## the tests of ops with every address and integer operation of the kernels checked; minutes to build once
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -G Ninja -DQUIRE_SANITIZE=$(SANITIZE) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize
+	csrc/sanitize.sh build/sanitize $(BIN)/python $(SANITIZED_TESTS)
 
 test-slow: build .venv/triton
 	$(BIN)/python -m pytest -m slow

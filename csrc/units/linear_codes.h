@@ -19,7 +19,7 @@ QUIRE_INLINE void quantize_row(int8_t* codes, int64_t digit, float* scales, floa
         I sum[kDigits];
         for (int d = 0; d < kDigits; ++d) sum[d] = set1_i(0);
         for (int64_t i = 0; i < group; i += 16) {
-            const F scaled = vmin(set1(kMost), vmax(set1(-kMost), mul(load(in + i), inverse)));
+            const F scaled = vmin(vmax(mul(load(in + i), inverse), set1(-kMost)), set1(kMost));  // NaN: a code like any other
             I code = round_i(scaled);
             int8_t* to = codes + g * group + i;
             if constexpr (kDigits == 2) {

@@ -20,7 +20,7 @@ void lora_shrink(float* h, const float* x, const float* a, const int32_t* slot_o
 // y [rows, width]: columns start .. start + n += h b[slot] for rows with a slot; b [slots, rank, n].
 void lora_expand(float* y, const float* h, const float* b, const int32_t* slot_of, int64_t rows, int64_t n, int64_t rank,
                  int64_t width, int64_t start) {
-    if (start < 0 || start + n > width) fail("lora: the columns do not fit the row");
+    if (start < 0 || start > width - n) fail("lora: the columns do not fit the row");
     constexpr int64_t kStep = 512;
     const int64_t pieces = (n + kStep - 1) / kStep;
     parallel_ranges(rows * pieces, rank * (n < kStep ? n : kStep), [&](int64_t begin, int64_t end) {

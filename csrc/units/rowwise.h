@@ -43,7 +43,7 @@ void add_layernorm(float* out, float* x, const float* delta, const float* weight
 // Columns start .. start + count of every row of `width` numbers, in pieces of `span`; weight [count].
 void norm_spans(float* x, const float* weight, int64_t rows, int64_t width, int64_t start, int64_t count, int64_t span,
                 int64_t centered, double eps) {
-    if (span < 1 || count % span || start < 0 || start + count > width) fail("norm_spans: the spans do not fit the row");
+    if (span < 1 || count % span || start < 0 || start > width - count) fail("norm_spans: the spans do not fit the row");
     const int64_t spans = count / span;
     parallel_ranges(rows * spans, 2 * span, [&](int64_t begin, int64_t end) {
         for (int64_t at = begin; at < end; ++at) {
@@ -61,7 +61,7 @@ void add_rows(float* x, const float* delta, int64_t rows, int64_t d) {
 
 // x [rows, d] into columns at .. at + d of out [rows, width].
 void place_columns(float* out, const float* x, int64_t rows, int64_t d, int64_t width, int64_t at) {
-    if (at < 0 || at + d > width) fail("place_columns: the columns do not fit the row");
+    if (at < 0 || at > width - d) fail("place_columns: the columns do not fit the row");
     parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) std::memcpy(out + r * width + at, x + r * d, static_cast<size_t>(d) * sizeof(float));
     });
@@ -71,7 +71,7 @@ void place_columns(float* out, const float* x, int64_t rows, int64_t d, int64_t 
 void add_positions(float* x, const int32_t* positions, const void* table, int64_t rows, int64_t d, int64_t entries, int64_t offset,
                    int64_t bf16) {
     for (int64_t r = 0; r < rows; ++r)
-        if (positions[r] < 0 || positions[r] + offset >= entries) fail("add_positions: a position lies outside the table");
+        if (offset < 0 || positions[r] < 0 || positions[r] >= entries - offset) fail("add_positions: a position lies outside the table");
     parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
             const int64_t at = (positions[r] + offset) * d;

@@ -254,7 +254,7 @@ def take_rows(cpu: Cpu, x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
 def copy_blocks(cpu: Cpu, caches: list[KVCache], pairs: tuple[tuple[int, int], ...]) -> None:
     if not pairs or not caches:
         return
-    flat = torch.tensor(pairs, dtype=I64)
+    flat = check(torch.tensor(pairs, dtype=I64), "copy_blocks pairs", I64, -1, 2)
     where, blocks = _block_table(caches)
     cpu.hold(flat, where)
     cpu.call("copy_blocks", where.data_ptr(), len(where), flat.data_ptr(), len(pairs), blocks)
@@ -264,7 +264,7 @@ def copy_blocks(cpu: Cpu, caches: list[KVCache], pairs: tuple[tuple[int, int], .
 def zero_blocks(cpu: Cpu, caches: list[KVCache], blocks: tuple[int, ...]) -> None:
     if not blocks or not caches:
         return
-    flat = torch.tensor(blocks, dtype=I64)
+    flat = check(torch.tensor(blocks, dtype=I64), "zero_blocks blocks", I64, -1)
     where, total = _block_table(caches)
     cpu.hold(flat, where)
     cpu.call("zero_blocks", where.data_ptr(), len(where), flat.data_ptr(), len(blocks), total)
@@ -272,11 +272,10 @@ def zero_blocks(cpu: Cpu, caches: list[KVCache], blocks: tuple[int, ...]) -> Non
 
 def _block_table(caches: list[KVCache]) -> tuple[Tensor, int]:
     """(address, bytes of a block) of every key and value cache, and the smallest number of blocks."""
+    blocks = min(_cache(cache)[0] for cache in caches)
     tensors = [t for cache in caches for t in (cache.keys, cache.values)]
-    if any(not t.is_contiguous() for t in tensors):
-        raise ValueError("caches must be contiguous")
     rows = [(t.data_ptr(), t.stride(0) * t.element_size()) for t in tensors]
-    return torch.tensor(rows, dtype=I64), min(t.shape[0] for t in tensors)
+    return torch.tensor(rows, dtype=I64), blocks
 
 
 def _cache(cache: KVCache) -> tuple[int, tuple[int, int]]:

@@ -10,6 +10,8 @@ from quire.ops.moe import LANES, SCORES, Grouped, Routing, padded_rows
 from quire.ops.op import impl
 from quire.ops.weights import Packed
 
+MOST_EXPERTS = 1 << 20
+
 
 def group(cpu: Cpu | None, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
     """The experts' matrices as `grouped_linear` reads them; `packed` holds them as `Grouped` says (ValueError if not).
@@ -50,6 +52,8 @@ def route(cpu: Cpu, logits: Tensor, bias: Tensor | None, routing: Routing) -> tu
 @impl("sort_by_expert", "cpu")
 def sort_by_expert(cpu: Cpu, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     rows, top_k = check(ids, "sort_by_expert ids", I32, -1, -1).shape
+    if not 1 <= experts <= MOST_EXPERTS:
+        raise ValueError(f"sort_by_expert: {experts} experts; their number must lie in [1, {MOST_EXPERTS:,}]")
     tokens, places = cpu.arena.empty(rows, top_k, I32), cpu.arena.empty(rows, top_k, I32)
     offsets = cpu.arena.empty(1, experts + 1, I32)
     if rows:
