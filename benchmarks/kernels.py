@@ -1,4 +1,4 @@
-"""Native ops against the limits of this machine: read bandwidth through huge pages and the peak of each dot product.
+"""Native ops against the limits of this machine: read bandwidth through huge pages and the peak of each product.
 
     python benchmarks/kernels.py [--threads N] [--isa avx512] [--seconds 0.3] [--output results/kernels.json]
 
@@ -41,17 +41,34 @@ SHAPES = ((2048, 2048), (8192, 2048), (2048, 8192), (32000, 2048))
 ROWS = (1, 4, 16, 64, 512)
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 64
 PEAK_OF = {"f32": "f32", "bf16": "bf16", "int8": "int8", "int4": "int8"}
-LANE_OPS = {"f32": 2, "bf16": 4, "int8": 8}
-PROBE_VECTORS = 16 * 8
-LANES = 16
+ROUNDS = 20000
+PROBES = {
+    "probe_f32": ("f32", 8 * 16 * 16 * 2),
+    "probe_bf16": ("bf16", 8 * 16 * 16 * 4),
+    "probe_int8": ("int8", 8 * 16 * 16 * 8),
+    "probe_tiles_bf16": ("bf16", 8 * 4 * 16 * 16 * 32 * 2),
+    "probe_tiles_int8": ("int8", 8 * 4 * 16 * 16 * 64 * 2),
+}
+"""Op -> (kind of numbers, operations of a round on one thread): of vectors, and of tiles where there are any."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of all threads together: GB/s of reading, G operations/s of each dot product (a multiply-add is two)."""
+    """Of all threads together: GB/s of reading, G operations/s of each kind of product (a multiply-add is two).
+
+    `probes` are those of each instruction, `peak` the best of a kind: what a share is a share of.
+    """
 
     read: float
-    peak: dict[str, float]
+    probes: dict[str, float]
+
+    @property
+    def peak(self) -> dict[str, float]:
+        """By kind of numbers."""
+        found: dict[str, float] = {}
+        for op, rate in self.probes.items():
+            found[PROBES[op][0]] = max(rate, found.get(PROBES[op][0], 0.0))
+        return found
 
 
 @dataclass(frozen=True)
@@ -100,13 +117,12 @@ class Bench:
         out = torch.zeros(1, dtype=torch.int64)
         data = huge_bytes(self.cpu.native, READ_BYTES).zero_()
         read = min(self.times(lambda: self.cpu.call("probe_read", out.data_ptr(), data.data_ptr(), READ_BYTES)))
-        rounds = 20000
-
-        def peak(kind: str) -> float:
-            seconds = min(self.times(lambda: self.cpu.call(f"probe_{kind}", out.data_ptr(), rounds)))
-            return rounds * PROBE_VECTORS * self.ops.threads * LANES * LANE_OPS[kind] / seconds / 1e9
-
-        return Limits(READ_BYTES / read / 1e9, {kind: peak(kind) for kind in LANE_OPS})
+        probes = {}
+        for op, (_, work) in PROBES.items():
+            if op in self.cpu.native.ids:
+                seconds = min(self.times(lambda op=op: self.cpu.call(op, out.data_ptr(), ROUNDS)))
+                probes[op] = ROUNDS * work * self.ops.threads / seconds / 1e9
+        return Limits(READ_BYTES / read / 1e9, probes)
 
     def linear(self, g: torch.Generator) -> Iterator[Row]:
         """Every kind of weight, shape and number of rows."""
@@ -184,7 +200,7 @@ class Bench:
 
 def show(console: Console, limits: Limits, rows: list[Row]) -> None:
     """The table of all rows under the machine's limits."""
-    peaks = ", ".join(f"{kind} {value:.0f} GOP/s" for kind, value in limits.peak.items())
+    peaks = ", ".join(f"{op.removeprefix('probe_')} {value:.0f} GOP/s" for op, value in limits.probes.items())
     table = Table(title=f"limits: read {limits.read:.1f} GB/s, {peaks}")
     for name in ("op", "case", "median us", "best us", "GB/s", "GOP/s", "of limit"):
         table.add_column(name, justify="left" if name in ("op", "case") else "right", no_wrap=True)
@@ -218,7 +234,11 @@ def main() -> None:
     show(Console(width=None if sys.stdout.isatty() else 110), bench.limits, rows)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     machine = {"machine": platform.machine(), "isa": ops.isa, "threads": ops.threads}
-    report = {**machine, "limits": asdict(bench.limits), "rows": [asdict(row) for row in rows]}
+    report = {
+        **machine,
+        "limits": asdict(bench.limits) | {"peak": bench.limits.peak},
+        "rows": [asdict(row) for row in rows],
+    }
     options.output.write_text(json.dumps(report, indent=1) + "\n")
 
 

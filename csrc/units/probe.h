@@ -47,3 +47,48 @@ void probe_compute(int64_t* out, int64_t rounds) {
 void probe_f32(int64_t* out, int64_t rounds) { probe_compute<Probe::kF32>(out, rounds); }
 void probe_bf16(int64_t* out, int64_t rounds) { probe_compute<Probe::kBf16>(out, rounds); }
 void probe_int8(int64_t* out, int64_t rounds) { probe_compute<Probe::kInt8>(out, rounds); }
+
+#if defined(QUIRE_AMX)
+// Runs `rounds` rounds of four products of whole tile registers on every thread, eight times. The numbers are made up but not
+// constant: products of zeros need less power and would run at a higher clock than real ones.
+template <bool kInt8>
+void probe_tiles(int64_t* out, int64_t rounds) {
+    *out = 0;
+    parallel_for(8 * thread_count(), [&](int64_t index, int) {
+        alignas(64) uint16_t numbers[4][512];
+        alignas(64) int32_t sums[256];
+        uint32_t state = static_cast<uint32_t>(index) + 1;
+        for (auto& tile : numbers) {
+            for (uint16_t& number : tile) {
+                state = state * 1664525u + 1013904223u;
+                number = static_cast<uint16_t>(kInt8 ? state >> 16 : 0x3f80u | (state >> 16 & 0x807fu));  // bf16: +-1 to +-2
+            }
+        }
+        TileShapes shapes;
+        for (int i = 0; i < 8; ++i) shapes.set(i, 16, 64);
+        const TileScope scope(shapes);
+        tile_load<4>(numbers[0], 64);
+        tile_load<5>(numbers[1], 64);
+        tile_load<6>(numbers[2], 64);
+        tile_load<7>(numbers[3], 64);
+        for (int64_t r = 0; r < rounds; ++r) {
+            if constexpr (kInt8) {
+                tile_dot_s8<0, 4, 6>();
+                tile_dot_s8<1, 4, 7>();
+                tile_dot_s8<2, 5, 6>();
+                tile_dot_s8<3, 5, 7>();
+            } else {
+                tile_dot_bf16<0, 4, 6>();
+                tile_dot_bf16<1, 4, 7>();
+                tile_dot_bf16<2, 5, 6>();
+                tile_dot_bf16<3, 5, 7>();
+            }
+        }
+        tile_store<0>(sums, 64);
+        __atomic_fetch_add(out, int64_t{sums[0] != 0}, __ATOMIC_RELAXED);
+    });
+}
+
+void probe_tiles_int8(int64_t* out, int64_t rounds) { probe_tiles<true>(out, rounds); }
+void probe_tiles_bf16(int64_t* out, int64_t rounds) { probe_tiles<false>(out, rounds); }
+#endif

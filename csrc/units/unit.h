@@ -87,6 +87,10 @@ constexpr OpEntry kOps[] = {
     op_entry<&probe_f32>("probe_f32"),
     op_entry<&probe_bf16>("probe_bf16"),
     op_entry<&probe_int8>("probe_int8"),
+#if defined(QUIRE_AMX)
+    op_entry<&probe_tiles_int8>("probe_tiles_int8"),
+    op_entry<&probe_tiles_bf16>("probe_tiles_bf16"),
+#endif
 };
 constexpr size_t kOpCount = sizeof(kOps) / sizeof(kOps[0]);
 
