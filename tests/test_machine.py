@@ -12,6 +12,7 @@ from quire.core.machine import Cores, cores
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
+from quire.ops.measure import ThreadRate, enough_threads, thread_counts, thread_rates
 from quire.ops.native import load_native
 
 
@@ -44,6 +45,25 @@ def test_siblings_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("quota", "threads"), [(None, 8), (0.5, 1), (1.9, 2), (2.5, 2), (64.0, 8)])
 def test_threads_stay_within_cores_and_quota(quota: float | None, threads: int) -> None:
     assert Cores(16, 8, quota).threads == threads
+
+
+@pytest.mark.parametrize(("most", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+def test_thread_counts_that_are_measured(most: int, counts: list[int]) -> None:
+    assert thread_counts(most) == counts
+
+
+def test_enough_threads_are_the_fewest_that_read_as_fast() -> None:
+    rates = [ThreadRate(1, 20.0, 100.0), ThreadRate(2, 39.5, 200.0), ThreadRate(4, 40.0, 400.0)]
+    assert enough_threads(rates) == 2
+
+
+@pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
+def test_rates_of_threads_are_measured_and_the_count_is_put_back() -> None:
+    native = load_native()
+    assert native is not None
+    rates = thread_rates("auto", 2, read_bytes=4 << 20, seconds=0.0)
+    assert [r.threads for r in rates] == [1, 2] and native.threads() == 2
+    assert all(r.read > 0.1 and r.linear > 0.1 for r in rates)
 
 
 @pytest.mark.skipif(load_native() is None, reason="quire._native is not built")

@@ -40,6 +40,8 @@ def doctor(
     show("GPU", _gpu_rows())
     ops = _select(DeviceConfig(device=device, isa=isa))
     show("would run", [("backend", ops.name), ("kernels for", ops.isa), ("threads", f"{ops.threads}, of {cores()}")])
+    if ops.cpu is not None:
+        show("threads", _thread_rows(ops))
     if ops.name == "reference" and device == "auto":
         print("quire: only the slow torch reference would run; install g++ 12 or newer and install quire again")
         raise typer.Exit(1)
@@ -68,6 +70,22 @@ def _unit_rows() -> Rows:
         except ConfigError as error:
             rows.append((unit, error.message))
     return rows
+
+
+def _thread_rows(ops: Ops) -> Rows:
+    """What 1 .. n threads do here, and why so many are taken."""
+    from quire.ops.measure import enough_threads, thread_rates
+
+    rates = thread_rates(ops.isa, ops.threads)
+    rows = [
+        (f"{r.threads} threads" if r.threads > 1 else "1 thread", f"{r.read:.1f} GB/s read, {r.linear:.0f} int8 GOP/s")
+        for r in rates
+    ]
+    enough = enough_threads(rates)
+    why = "one per core, within the quota: prompts and batches are bound by arithmetic, which grows with each core"
+    if enough < ops.threads:
+        why += f"; decoding one sequence is bound by memory, which {enough} already read as fast (--threads {enough})"
+    return [*rows, (f"{ops.threads} taken", why)]
 
 
 def _gpu_rows() -> Rows:
