@@ -8,27 +8,28 @@ same prompts (token ids), lengths and arrival times for both, streamed, temperat
 prefixes. llama-server runs with a slot per request that --slots allows at once and one KV buffer for all of them
 (--kv-unified), so that a slot may be as long as it needs to be; quire with its defaults and as many sequences.
 llama-server finds a prefix again in the slot that computed it, so each slot computes it once; quire computes it once.
+
+Before the first round llama-server gets as many requests at once as it has slots; requests then arrive --factor times
+as fast as it finished those (or at --rate), so that neither waits for the load. On a small machine a round takes
+minutes: after every eighth request a line says how far it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
-import os
-import socket
+import math
 import statistics
-import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from environments import LLAMA_CPP_PYTHON, environment
 from peers import HERE, Job, llama_cpp
+from servers import server
 from shapes import SHAPES, write_config
 
 from quire.bench import serving
@@ -40,40 +41,7 @@ FORMATS = {
     "bf16": [],
 }
 PREFIX = 512
-START_SECONDS = 300
-
-
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-@contextmanager
-def server(words: list[str], variables: dict[str, str], log: Path) -> Iterator[str]:
-    """The address of a server that is up; it is stopped at the end. `SystemExit` shows the log of one that died."""
-    port = free_port()
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [*words, "--host", "127.0.0.1", "--port", str(port)], env=os.environ | variables, stdout=out, stderr=out
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(START_SECONDS * 2):
-            if process.poll() is not None:
-                raise SystemExit(f"{words[0]} ended with exit code {process.returncode}:\n{log.read_text()[-2000:]}")
-            try:
-                with urllib.request.urlopen(f"{url}/health", timeout=5):
-                    break
-            except OSError:
-                time.sleep(0.5)
-        else:
-            raise SystemExit(f"{words[0]} did not answer within {START_SECONDS} s:\n{log.read_text()[-2000:]}")
-        yield url
-    finally:
-        process.terminate()
-        process.wait(60)
+LINE_EVERY = 8
 
 
 def quire_words(args: argparse.Namespace, folder: Path) -> list[str]:
@@ -95,11 +63,11 @@ def llama_words(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     ], command.variables  # fmt: skip
 
 
-def load(args: argparse.Namespace, url: str, rate: float) -> dict[str, Any]:
-    """Put the load on one server: what `quire bench serve` reports."""
+def load(args: argparse.Namespace, name: str, url: str, rate: float, requests: int) -> dict[str, Any]:
+    """Put the load on one server: what `quire bench serve` reports. `SystemExit` when --limit is over."""
     asked = ServeLoad(
         base_url=url,
-        num_prompts=args.requests,
+        num_prompts=requests,
         input_len=str(args.input_len),
         output_len=str(args.output_len),
         shared_prefix=PREFIX,
@@ -108,10 +76,30 @@ def load(args: argparse.Namespace, url: str, rate: float) -> dict[str, Any]:
         warmup=2,
         seed=1,
     )
-    found = asyncio.run(serving.run(asked))
+    done, started = itertools.count(1), time.monotonic()
+
+    def say() -> None:
+        count = next(done)
+        if count % LINE_EVERY == 0 or count == requests:
+            print(f"  {name}: {count} of {requests} requests after {time.monotonic() - started:.0f} s", flush=True)
+
+    try:
+        found = asyncio.run(asyncio.wait_for(serving.run(asked, say), args.limit))
+    except TimeoutError:
+        raise SystemExit(f"{name} did not finish {requests} requests within --limit {args.limit:g} s") from None
     if found["rates"]["failed"]:
         raise SystemExit(f"{found['rates']['failed']} requests to {url} failed: {found['errors']}")
     return found
+
+
+def arrivals(args: argparse.Namespace, theirs: str) -> float:
+    """Requests per second: --rate, or --factor times what llama-server finishes when all its slots are taken."""
+    if args.rate:
+        return float(args.rate)
+    alone = load(args, "llama.cpp, all at once", theirs, math.inf, args.slots)["rates"]
+    rate = args.factor * float(alone["requests_per_minute"]) / 60
+    print(f"llama.cpp: {alone['output_tokens_per_s']:.1f} tokens/s, so {rate:.2f} requests/s arrive", flush=True)
+    return rate
 
 
 def figures(found: dict[str, Any]) -> dict[str, float]:
@@ -147,7 +135,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--input-len", type=int, default=64, help=f"own tokens after the {PREFIX} shared ones")
     parser.add_argument("--output-len", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=4.0, help="requests/s; beyond what either can serve")
+    parser.add_argument("--rate", type=float, default=0.0, help="requests/s; 0 = by --factor")
+    parser.add_argument("--factor", type=float, default=4.0, help="arrivals for each request that llama.cpp can finish")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds that one load may take")
     parser.add_argument("--slots", type=int, default=16, help="requests computed at the same time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -162,9 +152,13 @@ def main() -> None:
         server(quire_words(args, folder), {}, args.work / "quire-server.log") as ours,
         server(words, variables, args.work / "llama-server.log") as theirs,
     ):
+        args.rate = arrivals(args, theirs.url)
         for number in range(args.rounds):
             rounds.append(
-                {"quire": figures(load(args, ours, args.rate)), "llama.cpp": figures(load(args, theirs, args.rate))}
+                {
+                    name: figures(load(args, name, url, args.rate, args.requests))
+                    for name, url in (("quire", ours.url), ("llama.cpp", theirs.url))
+                }
             )
             print(f"round {number + 1}: {json.dumps(rounds[-1])}", flush=True)
     for name, row in summary(rounds).items():

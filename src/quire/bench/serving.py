@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 from quire.bench.http import Client
@@ -63,8 +64,8 @@ async def _send(client: Client, model: str, item: Item, ignore_eos: bool, record
         record.error = f"{type(error).__name__}: {error}"
 
 
-async def run(load: ServeLoad) -> dict[str, Any]:
-    """Send everything and measure. Raises `Unavailable` when nobody answers at `base_url`."""
+async def run(load: ServeLoad, on_done: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Send everything and measure; `on_done` is called after each request. `Unavailable` when nobody answers."""
     targets = targets_of(load.goodput)
     client = Client(load.base_url, load.api_key or None)
     model = load.model or (await client.get("/v1/models"))["data"][0]["id"]
@@ -90,6 +91,7 @@ async def run(load: ServeLoad) -> dict[str, Any]:
             async with limit:
                 await _send(client, model, item, load.ignore_eos, record)
             count()
+            on_done()
 
         await asyncio.gather(*(one(*pair) for pair in zip(items[load.warmup :], records, strict=True)))
     seconds = time.perf_counter() - start
