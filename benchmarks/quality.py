@@ -41,16 +41,25 @@ from quire.text.tokenizer import Tokenizer
 
 WINDOW = 256
 PYDOC = Path(__file__).parent.parent / "src" / "quire" / "assets" / "pydoc"
+MODELS = ["pydoc", "random", "outlier"]
 OUTLIER = 300.0
 CHANNEL = 100
+
+
+def loaded_as(quantization: str, group: int, activations: str = "auto") -> dict[str, Any]:
+    """Options of weights quantized at load."""
+    return {"quantization": quantization, "group_size": group, "activations": activations, "dtype": "bfloat16"}
+
+
 QUIRE: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": "bfloat16"},
-    **{f"int8 g{g}": {"quantization": "int8", "group_size": g, "dtype": "bfloat16"} for g in (32, 128)},
-    **{f"int4 g{g}": {"quantization": "int4", "group_size": g, "dtype": "bfloat16"} for g in (32, 64, 128)},
-    "f32, int8 KV": {"dtype": "float32", "kv_cache_dtype": "int8"},
-    "f32, fp8 KV": {"dtype": "float32", "kv_cache_dtype": "fp8"},
-    "f32, bf16 KV": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
+    **{f"int8 g{g}": loaded_as("int8", g) for g in (32, 128)},
+    **{f"int4 g{g}": loaded_as("int4", g) for g in (32, 64, 128)},
+    **{f"{name} g32": loaded_as(name, 32) for name in ("nf4", "mxfp4")},
+    **{f"{name} g32 a16": loaded_as(name, 32, "int16") for name in ("int8", "int4", "nf4")},
+    **{f"f32, {kind} KV": {"dtype": "float32", "kv_cache_dtype": kind} for kind in ("bfloat16", "int8", "fp8")},
 }
+"""Label -> options; a16: activations rounded to 16 instead of 8 bits."""
 LLAMA_CPP = {"llama.cpp f32": None, "llama.cpp bf16": "bf16", "llama.cpp q8_0": "q8_0", "llama.cpp q4_0": "q4_0",
              "llama.cpp q4_k_m": "q4_k_m"}  # fmt: skip
 
@@ -205,32 +214,70 @@ def measure(args: argparse.Namespace, name: str, folder: Path) -> Iterable[dict[
             yield row | compare(exact, found.logits) | {"weight_bytes": found.nbytes}
 
 
+class Kept:
+    """The rows of a file of results; a row that is measured again takes the place of the old one."""
+
+    def __init__(self, file: Path, layers: int) -> None:
+        self.file, self.layers = file, layers
+        self.rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.exists() else []
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row, in the file too."""
+        if row["model"] != "pydoc":
+            row["layers"] = self.layers
+        self.rows = [r for r in self.rows if (r["model"], r["format"]) != (row["model"], row["format"])] + [row]
+        order = [*QUIRE, *LLAMA_CPP]
+        self.rows.sort(key=lambda r: (MODELS.index(r["model"]), order.index(r["format"])))
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps({"window": WINDOW, "rows": self.rows}, indent=1) + "\n")
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Markdown: a line for each format, KL divergence and agreement on each model."""
+    models = [m for m in MODELS if any(r["model"] == m for r in rows)]
+    found = {(r["model"], r["format"]): r for r in rows if "kl" in r}
+    lines = ["| format | " + " | ".join(f"{m}: KL | top-1 | MB" for m in models) + " |"]
+    lines.append("|---" * (1 + 3 * len(models)) + "|")
+    for label in [*QUIRE, *LLAMA_CPP]:
+        cells = []
+        for m in models:
+            row = found.get((m, label))
+            cells += ["", "", ""] if row is None else [
+                f"{row['kl']:.2g}", f"{100 * row['top1']:.1f} %", f"{row['weight_bytes'] / 1e6:.1f}",
+            ]  # fmt: skip
+        if any(cells):
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def main() -> None:
-    """Measure, print a line for each row, write JSON."""
+    """Measure, print a line for each row, write JSON as soon as a row is there."""
     about, _, more = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         description=about, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    models, formats = ["pydoc", "random", "outlier"], [*QUIRE, *LLAMA_CPP]
-    parser.add_argument("--model", choices=models, nargs="+", default=models)
+    formats = [*QUIRE, *LLAMA_CPP]
+    parser.add_argument("--model", choices=MODELS, nargs="+", default=MODELS)
     parser.add_argument("--format", choices=formats, nargs="+", default=formats)
     parser.add_argument("--windows", type=int, default=16, help=f"windows of {WINDOW} tokens")
     parser.add_argument("--layers", type=int, default=2, help="layers of the random models")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "quire-peers")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "quality.json")
+    parser.add_argument("--table", action="store_true", help="print what --output holds as Markdown, measure nothing")
     args = parser.parse_args()
-    rows = []
+    kept = Kept(args.output, args.layers)
+    if args.table:
+        print("\n".join(table(kept.rows)))
+        return
     for name in args.model:
         with tempfile.TemporaryDirectory() as folder:
             for row in measure(args, name, Path(folder)):
-                rows.append(row)
+                kept.add(row)
                 figures = row.get("refused") or (
                     f"KL {row['kl']:.6f}  p99 {row['kl_p99']:.5f}  top-1 {100 * row['top1']:.2f} %  "
                     f"{row['weight_bytes'] / 1e6:.1f} MB"
                 )
                 print(f"{name:8s} {row['format']:18s} {figures}", flush=True)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps({"window": WINDOW, "layers": args.layers, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
