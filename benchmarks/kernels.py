@@ -29,11 +29,12 @@ from quire.ops import cases
 from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KVLayout
+from quire.ops.measure import read_rate
 from quire.ops.op import Case
 from quire.ops.weights import Packed
 
-READ_BYTES = 256 << 20
-COLD_BYTES = 128 << 20
+READ_BYTES = 768 << 20
+COLD_BYTES = 512 << 20
 """Weights of one measurement: more than the last-level cache of the machines in mind."""
 MAX_COPIES = 32
 KINDS = (("bf16", 0), ("int8", 32), ("int8", 128), ("int4", 32), ("int4", 128))
@@ -116,13 +117,13 @@ class Bench:
     def _limits(self) -> Limits:
         out = torch.zeros(1, dtype=torch.int64)
         data = huge_bytes(self.cpu.native, READ_BYTES).zero_()
-        read = min(self.times(lambda: self.cpu.call("probe_read", out.data_ptr(), data.data_ptr(), READ_BYTES)))
+        read = read_rate(self.cpu, data, self.seconds)
         probes = {}
         for op, (_, work) in PROBES.items():
             if op in self.cpu.native.ids:
                 seconds = min(self.times(lambda op=op: self.cpu.call(op, out.data_ptr(), ROUNDS)))
                 probes[op] = ROUNDS * work * self.ops.threads / seconds / 1e9
-        return Limits(READ_BYTES / read / 1e9, probes)
+        return Limits(read / 1e9, probes)
 
     def linear(self, g: torch.Generator) -> Iterator[Row]:
         """Every kind of weight, shape and number of rows."""

@@ -7,13 +7,19 @@ import sys
 import time
 from typing import Any
 
+import torch
+
 import quire
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
+from quire.ops.arena import huge_bytes
+from quire.ops.measure import read_rate
 
 VOCABULARY = 32000
+READ_BYTES = 768 << 20
+"""More than caches hold."""
 
 
 class Peer:
@@ -31,11 +37,21 @@ class Peer:
             )
         )
         self.sent = 0
+        self.memory: torch.Tensor | None = None
 
     def facts(self) -> dict[str, str]:
         """What runs."""
         info = self.engine.info
         return {"version": f"quire {quire.__version__}", "cpu": f"{info.backend}, {info.isa}, {info.threads} threads"}
+
+    def limit(self) -> float:
+        """Steps/s at which this machine can read the weights of a step, now: their bytes / the best read rate found."""
+        model, cpu = self.engine.engine.model, self.engine.engine.ops.cpu
+        assert cpu is not None
+        if self.memory is None:
+            self.memory = huge_bytes(cpu.native, READ_BYTES).zero_()
+        best = read_rate(cpu, self.memory)
+        return best / sum(size for role, (_, size) in model.report.items() if role != "embed")
 
     def submit(self, length: int, tokens: int) -> None:
         """One request of `length` arbitrary tokens."""

@@ -7,7 +7,8 @@ Every engine is a process with its model loaded that waits (without spinning) fo
 them works at any moment: A, B, A, B ... after one unmeasured run of each. A row is written to --output as soon as it is
 there; rows that are in that file are not measured again (--again does). Each peer lives in an environment of its own
 below --work, made on first use, with the model files it needs. Prompts are arbitrary token ids, never seen before, and
-prefix caches are off. Decode: tokens of whole steps / their time, counted when all prompts have been computed.
+prefix caches are off. Decode: tokens of whole steps / their time, counted when all prompts have been computed. `limit`,
+at batch 1: steps/s if quire's weights were read at the best rate that plain reading loops reach in the same rounds.
 """
 
 from __future__ import annotations
@@ -188,10 +189,14 @@ def measure(quire: Process, peer: Process, what: str, rounds: int) -> dict[str, 
     theirs: list[float] = []
     quire.rate(MEASURES[what])  # the first run touches memory for the first time
     peer.rate(MEASURES[what])
+    limits: list[float] = []
     for _ in range(rounds):
         ours.append(quire.rate(MEASURES[what]))
         theirs.append(peer.rate(MEASURES[what]))
-    return {
+        if MEASURES[what].get("batch") == 1:
+            limits.append(quire.rate({"do": "limit"}))
+    most = {"limit": statistics.median(limits)} if limits else {}
+    return most | {
         "quire_rate": statistics.median(ours),
         "peer_rate": statistics.median(theirs),
         "ratio": statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
@@ -261,6 +266,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         ours = f"{options['quantization']} g{options['group_size']}" if "quantization" in options else "bf16"
         theirs = f"{row['peer']} {row['format'].removesuffix('-g128')}"
         cell = f"{row['quire_rate']:.1f} / {row['peer_rate']:.1f} = **{row['ratio']:.2f}**"
+        if "limit" in row:
+            cell += f" (limit {row['limit']:.1f})"
         cells.setdefault((row["shape"], ours, theirs), {})[row["measure"]] = cell
     lines += [f"| {' | '.join(key)} | {' | '.join(c.get(m, '') for m in measures)} |" for key, c in cells.items()]
     return "\n".join(lines)

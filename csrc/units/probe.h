@@ -3,13 +3,18 @@
 
 constexpr int64_t kProbeChains = 16;  // independent sums: more than latency times issue width of any core so far
 
-void probe_read(int64_t* out, const char* data, int64_t bytes) {
+// Each thread reads `streams` places of a piece in turn: a Xeon with AMX reads 22 GB/s in one stream and 28 in four, other
+// processors are best with one.
+void probe_read(int64_t* out, const char* data, int64_t bytes, int64_t streams) {
     constexpr int64_t kPiece = 1 << 20;
+    if (streams != 1 && streams != 2 && streams != 4) fail("probe_read: 1, 2 or 4 streams");
     *out = 0;
     parallel_for(bytes / kPiece, [&](int64_t piece, int) {
         I sum[4] = {set1_i(0), set1_i(0), set1_i(0), set1_i(0)};
-        for (int64_t i = 0; i < kPiece; i += 256)
-            for (int j = 0; j < 4; ++j) sum[j] = add_i(sum[j], load_i(data + piece * kPiece + i + j * 64));
+        const int64_t part = kPiece / streams;
+        for (int64_t i = 0; i < part; i += 256)
+            for (int64_t at = piece * kPiece + i; at < (piece + 1) * kPiece; at += part)
+                for (int j = 0; j < 4; ++j) sum[j] = add_i(sum[j], load_i(data + at + j * 64));
         const int32_t total = hsum_i(add_i(add_i(sum[0], sum[1]), add_i(sum[2], sum[3])));
         __atomic_fetch_add(out, int64_t{total}, __ATOMIC_RELAXED);
     });

@@ -54,8 +54,7 @@ F32, I32, I64, BF16 = torch.float32, torch.int32, torch.int64, torch.bfloat16
 @impl("embedding", "cpu")
 def embedding(cpu: Cpu, tokens: Tensor, table: Tensor) -> Tensor:
     check(tokens, "embedding tokens", I32, -1)
-    if table.dtype is not F32:
-        check(table, "embedding table", BF16, -1, -1)
+    check(table, "embedding table", F32 if table.dtype is F32 else BF16, -1, -1)
     rows, (vocabulary, d) = len(tokens), table.shape
     out = cpu.arena.empty(rows, d)
     if rows:
