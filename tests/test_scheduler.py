@@ -58,6 +58,15 @@ def test_prefix_is_shared_and_salted() -> None:
         assert engine.ends[name, 0].cached_tokens == hit
 
 
+def test_a_lookup_is_counted_once_however_long_a_request_waits() -> None:
+    engine = FakeEngine(num_blocks=8, block_size=4, max_model_len=32)
+    for name in ("first", "second"):
+        engine.submit(request(name, [ord(name[0]), *range(18)], 10, eos=()))
+    engine.drain()
+    assert engine.scheduler.preemptions == 0 and engine.prefix is not None
+    assert (engine.prefix.queries, engine.prefix.hits) == (2 * 19, 0)
+
+
 def test_forks_share_the_prompt() -> None:
     engine = FakeEngine(num_blocks=32, block_size=4, max_num_batched_tokens=64)
     engine.submit(request("r", list(range(14)), 4, n=4, eos=()))

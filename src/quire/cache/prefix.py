@@ -58,7 +58,7 @@ class PrefixCache:
         return max(0, computed - window + 1) // self.block_size if window else 0
 
     def count(self, seq: Sequence, hit_tokens: int) -> None:
-        """Record a lookup that was used."""
+        """Record a lookup that hit, or after which the sequence began without; one that waits looks at every step."""
         self.queries += len(seq.tokens)
         self.hits += hit_tokens
 

@@ -40,6 +40,8 @@ class BlockTables:
             return False
         if not seq.blocks:
             self._open(seq)
+            if prefix := self._prefix_for(seq):
+                prefix.count(seq, 0)
         for table in seq.blocks:
             for i in range(seq.computed // self.block_size, self.sizes.entries(upto)):
                 if i == len(table):
@@ -63,10 +65,11 @@ class BlockTables:
         seq.computed = seq.published = 0
 
     def take_prefix(self, seq: Sequence) -> None:
-        """Start from published blocks. A request for prompt logprobs computes everything, for it needs every logit."""
-        if self.prefix is None or seq.request.params.prompt_logprobs is not None:
+        """Start from published blocks, if there are any for it."""
+        prefix = self._prefix_for(seq)
+        if prefix is None:
             return
-        found = self.prefix.match(seq, self.sizes.windows)
+        found = prefix.match(seq, self.sizes.windows)
         count = len(found[0])
         if count:
             self._open(seq)
@@ -75,9 +78,9 @@ class BlockTables:
                 seq.slid[group] = table.count(SLID_OUT)
                 for block in table[seq.slid[group] :]:
                     self.pool.acquire(block)
-        seq.published = count
-        seq.computed = min(count * self.block_size, len(seq.tokens) - 1)
-        self.prefix.count(seq, seq.computed)
+            seq.published = count
+            seq.computed = min(count * self.block_size, len(seq.tokens) - 1)
+            prefix.count(seq, seq.computed)
         if seq.preemptions == 0:
             seq.cached_tokens = seq.computed
 
@@ -122,6 +125,10 @@ class BlockTables:
     def unpublished(self, seq: Sequence) -> list[int]:
         """Blocks that only `seq` holds and nobody else can find."""
         return [b for table in seq.blocks for b in table if b != SLID_OUT and self.pool.writable(b)]
+
+    def _prefix_for(self, seq: Sequence) -> PrefixCache | None:
+        """A request for prompt logprobs computes everything, for it needs every logit."""
+        return None if seq.request.params.prompt_logprobs is not None else self.prefix
 
     def _open(self, seq: Sequence) -> None:
         seq.blocks = [[] for _ in self.sizes.windows]

@@ -317,6 +317,8 @@ FAMILIES: dict[str, Row] = {
 def find_family(config: HfConfig) -> tuple[str, Family]:
     """The row for `model_type`; `ModelError` naming the known ones."""
     name = config.text("model_type")
+    if config.flag("is_encoder_decoder", False):
+        raise config.fail("model_type", f"{name!r} is an encoder and a decoder; only models that just decode run here")
     if name not in FAMILIES:
         code = " (the code that auto_map points to is never run)" if config.has("auto_map") else ""
         known = ", ".join(sorted(FAMILIES))
