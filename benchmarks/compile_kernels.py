@@ -24,6 +24,8 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results" / "gpu_kernels.json"
 SHARED_LIMIT = {"sm_90": 227 << 10, "sm_80": 163 << 10, "gfx942": 64 << 10}
 """Bytes of shared memory that a program may take."""
+SPILLED = 96
+"""Bytes per thread that a kernel may spill: a dozen words each way, next to tiles of 64 and more numbers a thread."""
 
 
 def variants() -> list[tuple[str, Any]]:
@@ -132,7 +134,7 @@ def main() -> None:
             print(f"{target:7} {variant.name:44} {said(rows[-1])}", flush=True)
     write(args.output, rows)
     wrong = [r for r in rows if "error" in r and not r["target"].startswith("gfx")]
-    spilling = [r for r in rows if r["target"] == "sm_90" and r.get("spills")]
+    spilling = [r for r in rows if r["target"] == "sm_90" and r.get("spills", 0) > SPILLED]
     print(f"{len(rows)} compiled, {len(wrong)} failed on NVIDIA, {len(spilling)} spill on sm_90")
     sys.exit(bool(wrong or spilling))
 
