@@ -8,7 +8,7 @@ SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py \
 	moe_ops.py sampler_ops.py tree_attention.py)
 
-.PHONY: demo serve test sanitize test-slow lint format bench bench-kernels bench-peers bench-serving bench-quality gpu-check gpu-kernels build train clean
+.PHONY: demo serve test sanitize test-slow lint format bench bench-kernels bench-peers bench-serving bench-quality gpu-check gpu-kernels build table train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -58,6 +58,9 @@ gpu-kernels: build .venv/triton  ## compile the GPU's kernels without one; regis
 
 bench-quality: build  ## KL divergence of each weight format, beside llama.cpp's
 	$(BIN)/python benchmarks/quality.py
+
+table: build  ## try every family in every format, write the table of README.md, print the lines each family takes
+	$(BIN)/python tests/family_formats.py
 
 train: build  ## the embedded model from scratch (an hour or two on a CPU)
 	$(BIN)/python training/train.py

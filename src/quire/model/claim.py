@@ -16,7 +16,7 @@ from quire.model.family import Family
 from quire.model.roles import DISK_ROLES, FUSED, KEY_VALUE, Role
 from quire.model.spec import ModelSpec
 from quire.quant.base import QuantScheme
-from quire.quant.registry import matrix_scheme
+from quire.quant.registry import DENSE, matrix_scheme
 
 IGNORED = (".rotary_emb.inv_freq",)  # a buffer that old files carry; the table is computed from config.json
 SHOWN = 6
@@ -91,7 +91,10 @@ def unread(spec: ModelSpec, family: Family) -> tuple[str, ...]:
 
 
 def disk_shape(role: Role, spec: ModelSpec, family: Family) -> tuple[int, ...]:
-    """The shape of a role's weight on disk: a few families keep matrices as [k, n]."""
+    """The shape of a role's unquantized weight on disk: a few families keep matrices as [k, n].
+
+    Their quantized files do not: those who quantize turn each matrix into the [n, k] of a linear layer first.
+    """
     shape = role.shape(spec)
     return shape[::-1] if family.transposed and role.kind == "linear" and role.layer else shape
 
@@ -121,7 +124,8 @@ def claim(
         needed |= {"bias"} if f"{name}.bias" in present else set()
         missing += [f"{base}.{s} (role {name})" for s in sorted(needed - set(parts))]
         if needed <= set(parts) and parts:
-            shapes = disk_shape(role, spec, family), role.shape(spec)[:1]
+            shape = disk_shape(role, spec, family) if own is DENSE else role.shape(spec)
+            shapes = shape, role.shape(spec)[:1]
             wrong += _misfits(shapes, own, {s: infos[t] for s, t in parts.items()}, base)
             taken[name, place] = parts
     left = set(infos).difference(*(p.values() for p in taken.values()))

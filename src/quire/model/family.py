@@ -48,7 +48,7 @@ class Family:
     """One row of the table; the module's docstring names the columns.
 
     `grouped_qkv`: the fused matrix holds, per key/value head, its query heads, key and value, instead of all queries,
-    all keys, all values. `transposed`: the matrices of layers are [k, n] on disk.
+    all keys, all values. `transposed`: the matrices of layers are [k, n] on disk unless they are quantized.
     """
 
     names: Mapping[str, str]

@@ -53,8 +53,8 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.weights import Weight
 from quire.quant.base import Quantizer, QuantScheme, QWeight
+from quire.quant.registry import DENSE, matrix_scheme
 from quire.quant.registry import load as load_matrix
-from quire.quant.registry import matrix_scheme
 
 Progress = Callable[[int, int, str], None]
 BLOCKS: dict[str, Block] = {
@@ -296,9 +296,9 @@ class Loader:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
         names = self.opened.claim.get(holder, layer, expert)
         raw = {s: self._read(name) for s, name in names.items() if s != "bias"}
-        if self.opened.family.transposed and layer is not None:
-            raw = {s: t.t().contiguous() for s, t in raw.items()}
         scheme = matrix_scheme(self.opened.scheme, names)
+        if self.opened.family.transposed and layer is not None and scheme is DENSE:
+            raw = {s: t.t().contiguous() for s, t in raw.items()}
         if holder == "head" and self.opened.spec.unit_head:
             raw["weight"] = torch.nn.functional.normalize(raw["weight"].float())
         try:

@@ -1,0 +1,24 @@
+"""Every family in every format: what README.md's table says is what happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from family_formats import README, head, lines_of_rows, outcomes, row
+from oracle import BACKENDS
+from quire.model.families import FAMILIES
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_table_says_what_happens(family: str, tmp_path: Path) -> None:
+    line = row(family, dict(outcomes(family, tmp_path)))
+    assert head() + "|" in README.read_text() and line in README.read_text(), f"run `make table`; now: {line}"
+
+
+def test_every_family_has_a_row_of_few_lines() -> None:
+    lines = lines_of_rows()
+    assert set(lines) == set(FAMILIES)
+    assert max(lines.values()) <= 60 and sum(lines.values()) / len(lines) <= 25
