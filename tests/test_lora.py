@@ -17,6 +17,8 @@ from oracle import BACKENDS, backend, logits, relative_error, write
 from quire import LLM, LoRARequest, SamplingParams
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, QuireError
+from quire.core.request import Request
+from quire.engine.client import AdapterChanged, ChangeAdapter
 from quire.model.build import Model, load_model
 from test_model import CUTS, TOLERANCE, Paged, prompt
 from tiny_model import OPTIONS, write_tiny
@@ -119,6 +121,30 @@ def test_requests_choose_adapters_and_share_no_prefix(tmp_path: Path) -> None:
             greedy(llm, prompts[:1], LoRARequest("third", 3, str(tmp_path / "1")))
     with LLM(tmp_path / "merged", num_blocks=64, block_size=4) as llm:
         assert greedy(llm, prompts[:1]) == [mixed[1]]
+
+
+def test_an_adapter_in_use_stays_and_its_place_is_left_clean(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    oracle = write(folder, "llama", vocab_size=99)
+    one = write_adapter(tmp_path / "one", oracle, TARGETS["llama"], 1, r=8)
+    two = write_adapter(tmp_path / "two", oracle, ("v_proj",), 2)
+    tokens = prompt(20, 5)
+    with LLM(folder, enable_lora=True, max_loras=1, num_blocks=64, block_size=4) as llm:
+        engine = llm.engine.engine
+        greedy(llm, [tokens], LoRARequest("a", 1, str(one)))
+        engine.submit(Request(id="r", prompt=tuple(tokens), params=SamplingParams(max_tokens=9), seed=1, adapter="a"))
+        engine.step()
+        changed = engine.change_adapter(ChangeAdapter("a", ""))
+        assert "used by 1 requests" in changed.error and changed.adapters == ("a",)
+        engine.abort("r")
+        assert engine.change_adapter(ChangeAdapter("a", "")) == AdapterChanged("a", ())
+        assert "not loaded" in engine.change_adapter(ChangeAdapter("a", "")).error
+        again = greedy(llm, [tokens], LoRARequest("a", 1, str(two)))
+    with LLM(folder, enable_lora=True, max_loras=1, num_blocks=64, block_size=4) as llm:
+        assert greedy(llm, [tokens], LoRARequest("a", 1, str(two))) == again
+        assert "enable_lora" not in llm.engine.engine.change_adapter(ChangeAdapter("b", str(one))).error
+    with LLM(folder, num_blocks=64) as llm:
+        assert "enable_lora" in llm.engine.engine.change_adapter(ChangeAdapter("a", "")).error
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

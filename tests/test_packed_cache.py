@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from quire.model.build import Model, load_model
 from quire.model.load import Loader
 from quire.ops.backend import select
 from quire.ops.native import load_native
-from quire.ops.pack import DTYPES, assemble, buffer_sizes, is_plain, pack
+from quire.ops.pack import DTYPES, assemble, pack, part_sizes, take_apart
 from quire.ops.weights import Weight
 from test_model import Paged, prompt
 
@@ -76,24 +77,59 @@ def test_second_start_packs_nothing_and_gives_the_same_bits(
         assert "0.q+k+v.codes" in opened.keys()  # noqa: SIM118
 
 
-@pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("with_zeros", [False, True])
-def test_assembling_is_the_inverse_of_packing(kind: str, wide: bool, with_zeros: bool) -> None:
+KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "experts": ("mixtral", {"num_local_experts": 4}, {}),
+    "experts_with_biases": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 16}, {}),
+    "latents": ("deepseek_v3", {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+                                "q_lora_rank": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+                                "topk_group": 1, "moe_intermediate_size": 32, "num_key_value_heads": 4,
+                                "first_k_dense_replace": 1}, {}),
+    "tables": ("llama", {}, {"quantization": "nf4", "group_size": 32}),
+    "wide_activations": ("llama", {}, {"activations": "int16"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_every_kind_of_matrix_is_kept(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, facts, options = KEPT[case]
+    write(tmp_path, family, **facts)
+    first = load(tmp_path, **options)
+    made = made_anew(monkeypatch)
+    second = load(tmp_path, **options)
+    assert not made and first.report == second.report
+    assert torch.equal(logits(first), logits(second))
+
+
+def matrices() -> Iterator[Weight]:
+    """One of every form that can be packed."""
+    made = torch.Generator().manual_seed(1)
+    order, table = torch.randperm(64, generator=made).int(), torch.arange(-8, 8, dtype=torch.int16)
+    for kind, dtype in DTYPES.items():
+        codes = torch.randint(0, 8, (40, 64), generator=made).to(dtype)
+        if kind in ("f32", "bf16"):
+            yield Weight(kind, codes)
+            continue
+        for scales in (torch.rand((40, 2), generator=made), torch.rand((40, 2), generator=made).half()):
+            if kind == "table4":
+                for numbers in (table, table * 1000):
+                    yield Weight(kind, codes, scales, group=32, table=numbers, order=order, activation_bits=16)
+                continue
+            yield Weight(kind, codes, scales, None, 32)
+            yield Weight(kind, codes, scales, torch.ones((40, 2), dtype=torch.int8), 32, order=order)
+            yield Weight(kind, codes, scales, None, 32, mins=scales.clone(), activation_bits=16)
+
+
+def test_assembling_is_the_inverse_of_taking_apart() -> None:
     cpu = select(DeviceConfig(device="cpu")).cpu
     assert cpu is not None
-    codes = torch.ones((40, 64), dtype=DTYPES[kind])
-    scales = torch.ones((40, 2), dtype=torch.float32 if wide else torch.float16)
-    zeros = torch.ones((40, 2), dtype=torch.int8) if with_zeros else None
-    weight = Weight(kind, codes, scales, zeros, 32) if kind in ("int8", "int4") else Weight(kind, codes)
-    made = pack(cpu, weight)
-    assert is_plain(made)
-    buffers = [*made.buffers, None, None][:3]
-    assert buffers[0] is not None
-    again = assemble(kind, 40, 64, weight.group, wide and bool(weight.group), buffers[0], *buffers[1:])
-    assert again == made
-    sizes = buffer_sizes(kind, 40, 64, weight.group, wide, weight.zeros is not None)
-    assert sizes == tuple(0 if b is None else b.numel() for b in buffers)
+    for weight in matrices():
+        made = pack(cpu, weight)
+        numbers, parts = take_apart(made)
+        again = assemble(weight.kind, (40, 64), weight.group, numbers, parts)
+        assert (again.handle, again.nbytes, len(again.shared)) == (made.handle, made.nbytes, len(made.shared))
+        allowed = part_sizes(weight.kind, (40, 64), weight.group, numbers.wide)
+        assert all(t.numel() * t.element_size() in allowed[name] for name, t in parts.items())
+        assert numbers.activation_bits == (weight.activation_bits if weight.group else 8)
 
 
 def damage_bit(path: Path) -> None:

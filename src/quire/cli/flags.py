@@ -105,6 +105,7 @@ HELP = {
     "keep_alive_timeout": "Seconds an idle connection is kept.",
     "stall_timeout": "Seconds without progress after which the engine counts as dead.",
     "access_log": "Log every request.",
+    "allow_runtime_lora_updating": "Let clients load and unload LoRA adapters from folders on this machine.",
 }
 
 ARGUMENT = "model_argument"

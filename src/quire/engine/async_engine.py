@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
+
 from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable
 from quire.core.request import Output, Request
 from quire.engine.client import EngineClient, EngineInfo, StepReport
@@ -148,6 +150,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: threading.Thread | None = None
         self._closing = threading.Event()
+        self._changes: dict[str, asyncio.Future[None]] = {}
 
     @property
     def healthy(self) -> bool:
@@ -207,6 +210,23 @@ class AsyncEngine:
                     yield output
         finally:
             stream.close()
+
+    async def change_adapter(self, name: str, folder: str) -> None:
+        """Load the LoRA adapter in `folder` under `name`, or unload it where `folder` is empty.
+
+        `BadRequest` with the engine's reason when it could not be, `Unavailable` when the engine is gone.
+        """
+        self.start()
+        if not self.healthy:
+            raise Unavailable("the engine is not running; the server's log says why")
+        if name in self._changes:
+            raise BadRequest(f"lora_name: {name!r} is being changed by another request", param="lora_name")
+        done = self._changes[name] = asyncio.get_running_loop().create_future()
+        try:
+            self._client.change_adapter(name, folder)
+            await done
+        finally:
+            self._changes.pop(name, None)
 
     def fail_all(self, error: QuireError) -> None:
         """End every request in flight with `error`."""
@@ -275,10 +295,23 @@ class AsyncEngine:
     def _deliver(self, report: StepReport) -> None:
         now = self._progress = time.monotonic()
         self.metrics.step(report.stats)
+        for change in report.changes:
+            self.info = msgspec.structs.replace(self.info, adapters=change.adapters)
+            self._settle(change.name, BadRequest(change.error, param="lora_name") if change.error else None)
         for output in report.outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.put(output, now)
+
+    def _settle(self, name: str, error: QuireError | None) -> None:
+        """Wake who asked for a change of adapter `name`, unless nobody waits any more."""
+        done = self._changes.get(name)
+        if done is None or done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
 
     def _die(self, error: QuireError) -> None:
         if self._closing.is_set():
@@ -286,5 +319,7 @@ class AsyncEngine:
         logger.error("the engine died: %s", error)
         self._failure = error
         self.metrics.steps.healthy = False
+        for name in self._changes:
+            self._settle(name, Unavailable("the engine failed; the server's log says why"))
         # Clients get no detail: messages of failures can hold paths and addresses.
         self.fail_all(EngineFailure("the engine failed; the server's log says why"))

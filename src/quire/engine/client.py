@@ -71,6 +71,13 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     request_id: str
 
 
+class ChangeAdapter(msgspec.Struct, tag="change_adapter", frozen=True):
+    """Edge to engine: load the LoRA adapter in `folder` under `name`, or unload it where `folder` is empty."""
+
+    name: str
+    folder: str
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     """Edge to engine: stop at once."""
 
@@ -89,11 +96,20 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     info: EngineInfo
 
 
+class AdapterChanged(msgspec.Struct, frozen=True):
+    """What became of a `ChangeAdapter`: the adapters there are now, and why nothing changed if it did not."""
+
+    name: str
+    adapters: tuple[str, ...]
+    error: str = ""
+
+
 class StepReport(msgspec.Struct, tag="step", frozen=True):
-    """Engine to edge: what a step produced."""
+    """Engine to edge: what a step produced, and what became of changes asked for."""
 
     outputs: list[Output]
     stats: Stats
+    changes: tuple[AdapterChanged, ...] = ()
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
@@ -104,7 +120,7 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     exit_code: int
 
 
-ToEngine = Submit | Abort | Shutdown
+ToEngine = Submit | Abort | Shutdown | ChangeAdapter
 FromEngine = Loading | Ready | StepReport | Failed
 
 
@@ -120,6 +136,9 @@ class EngineClient(Protocol):
 
     def abort(self, request_id: str) -> None:
         """Forget a request; unknown ids are ignored. No output follows, except one that was already under way."""
+
+    def change_adapter(self, name: str, folder: str) -> None:
+        """Load the LoRA adapter in `folder` under `name`, or unload it (""); a report's `changes` say what became."""
 
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report, waiting at most `timeout` seconds; raises `EngineFailure` when the engine is dead."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
@@ -13,7 +15,7 @@ from quire.core.errors import BadRequest, ConfigError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
-from quire.engine.client import EngineInfo, Stats
+from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, Stats
 from quire.engine.runner import Runner
 from quire.engine.shapes import graph_bytes, graph_sizes
 from quire.engine.tune import tune
@@ -55,6 +57,7 @@ class Engine:
         self.runner.warm_up()
         tune(self.runner, config, self.model.weight_bytes)
         self.load_seconds = time.monotonic() - started
+        self._unloads: dict[str, int] = {}
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.step_tokens, self.step_seconds = 0, 0.0
 
@@ -80,7 +83,7 @@ class Engine:
         try:
             if request.adapter and request.adapter not in self.adapters:
                 raise BadRequest(f"adapter: {request.adapter!r} is not loaded", param="adapter")
-            self.scheduler.add(request)
+            self.scheduler.add(self._apart(request))
         except QuireError as error:
             return Output(request_id=request.id, finish_reason="error", error=error.message)
         return None
@@ -95,6 +98,32 @@ class Engine:
         if self.model.adapters is None:
             raise ConfigError("there is no room for LoRA adapters: set enable_lora", param="enable_lora")
         self.model.adapters.load(name, Path(folder).expanduser())
+
+    def change_adapter(self, change: ChangeAdapter) -> AdapterChanged:
+        """Load or unload a LoRA adapter between steps; one that a request still uses stays."""
+        error = ""
+        try:
+            if change.folder:
+                self.load_adapter(change.name, change.folder)
+            else:
+                self._unload_adapter(change.name)
+        except QuireError as failure:
+            error = failure.message
+        return AdapterChanged(change.name, self.adapters, error)
+
+    def _unload_adapter(self, name: str) -> None:
+        if self.model.adapters is None:
+            raise ConfigError("there are no LoRA adapters: set enable_lora", param="enable_lora")
+        using = sum(first.request.adapter == name for first, *_ in self.scheduler.requests.values())
+        if using:
+            raise ConfigError(f"adapter {name!r} is used by {using} requests; try again when they have ended")
+        self.model.adapters.unload(name)
+        self._unloads[name] = self._unloads.get(name, 0) + 1
+
+    def _apart(self, request: Request) -> Request:
+        """A name that was unloaded may be another adapter now: its old keys and values must not be found."""
+        times = self._unloads.get(request.adapter, 0)
+        return replace(request, cache_salt=f"{times}\0{request.cache_salt}") if times else request
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks; unknown ids are ignored."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.core.config import EngineConfig
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
-from quire.engine.client import EngineInfo, StepReport
+from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
 from quire.engine.engine import Engine
 
 
@@ -16,6 +16,7 @@ class LocalEngine:
         self.engine = Engine(config, progress)
         self._info = self.engine.info()
         self._refused: list[Output] = []
+        self._changes: list[AdapterChanged] = []
 
     @property
     def info(self) -> EngineInfo:
@@ -26,6 +27,10 @@ class LocalEngine:
         """`name`, once the LoRA adapter in `folder` is loaded under it."""
         self.engine.load_adapter(name, folder)
         return name
+
+    def change_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter, or unload it where `folder` is empty; the next `poll` reports it."""
+        self._changes.append(self.engine.change_adapter(ChangeAdapter(name, folder)))
 
     def submit(self, request: Request) -> None:
         """Queue a request; a refusal is reported by the next `poll`."""
@@ -40,11 +45,12 @@ class LocalEngine:
     def poll(self, timeout: float) -> StepReport | None:
         """Run one step and report it; None when there is nothing to do."""
         outputs, self._refused = self._refused, []
+        changes, self._changes = tuple(self._changes), []
         if self.engine.has_work:
             outputs += self.engine.step()
-        elif not outputs:
+        elif not outputs and not changes:
             return None
-        return StepReport(outputs, self.engine.stats())
+        return StepReport(outputs, self.engine.stats(), changes)
 
     def close(self) -> None:
         """Nothing outlives the object."""

@@ -17,6 +17,7 @@ from quire.core.progress import LoadProgress
 from quire.core.request import Request
 from quire.engine.client import (
     Abort,
+    ChangeAdapter,
     EngineInfo,
     Failed,
     FromEngine,
@@ -75,6 +76,10 @@ class ProcessEngine:
     def abort(self, request_id: str) -> None:
         """Send an abort; unknown ids are ignored."""
         self._send(Abort(request_id))
+
+    def change_adapter(self, name: str, folder: str) -> None:
+        """Ask for a LoRA adapter to be loaded, or unloaded where `folder` is empty."""
+        self._send(ChangeAdapter(name, folder))
 
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report, or None after `timeout` seconds. EngineFailure when the process is gone."""

@@ -19,7 +19,18 @@ import zmq
 from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.core.request import Output
-from quire.engine.client import Abort, Failed, FromEngine, Loading, Ready, Shutdown, StepReport, Submit, ToEngine
+from quire.engine.client import (
+    Abort,
+    ChangeAdapter,
+    Failed,
+    FromEngine,
+    Loading,
+    Ready,
+    Shutdown,
+    StepReport,
+    Submit,
+    ToEngine,
+)
 from quire.engine.engine import Engine
 
 IDLE_WAIT_MS = 1000
@@ -63,6 +74,8 @@ class Worker:
                     refused.append(output)
             elif isinstance(message, Abort):
                 engine.abort(message.request_id)
+            elif isinstance(message, ChangeAdapter):
+                self.send(StepReport([], engine.stats(), (engine.change_adapter(message),)))
             elif isinstance(message, Shutdown):
                 return None
         return refused

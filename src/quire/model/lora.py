@@ -99,10 +99,11 @@ class Adapters:
             raise ConfigError(f"adapter {name!r} is loaded from another folder; give each one a name of its own")
         if len(self.names) == self._slots:
             raise ConfigError(f"--max-loras {self._slots}: no room for {name!r} beside {', '.join(self.names)}")
+        slot = next(i for i in range(self._slots) if i not in self.names.values())
+        self._clear(slot)
         scale = self._scale(HfConfig(read_json(folder / "adapter_config.json"), str(folder / "adapter_config.json")))
         tensors = Checkpoint(folder, "adapter_model.safetensors")
         found = dict(_pairs(tensors))
-        slot = len(self.names)
         bases = self._bases()
         for base, (a_name, b_name) in found.items():
             if base not in bases:
@@ -113,6 +114,17 @@ class Adapters:
         if not found:
             raise ModelError(f"{folder}: adapter_model.safetensors holds no lora_A and lora_B")
         self.names[name], self._folders[name] = slot, folder.resolve()
+
+    def unload(self, name: str) -> None:
+        """Give the slot of `name` free; `ConfigError` when no adapter has that name. No row may use it any more."""
+        if name not in self.names:
+            raise ConfigError(f"adapter {name!r} is not loaded; loaded: {', '.join(self.names) or 'none'}")
+        del self.names[name], self._folders[name]
+
+    def _clear(self, slot: int) -> None:
+        """An adapter may change fewer matrices, or have a smaller rank, than what was in its slot before."""
+        for piece in self._pieces.values():
+            piece.a[slot], piece.b[slot] = 0.0, 0.0
 
     def _scale(self, config: HfConfig) -> float:
         if (kind := config.text("peft_type", "LORA")) != "LORA":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -79,9 +80,13 @@ def load_latent(loader: Loader, index: int) -> tuple[Linear, LatentAttention]:
     rows = (torch.arange(spec.heads)[:, None] * spec.head_dim + per_head).flatten()
     norm = loader.vector("kv_a_norm", index)
     assert norm is not None
-    kv_b = loader.matrix(("kv_b",), index)[0].dequantize().view(spec.heads, mla.nope + mla.value, mla.rank)
-    into = _per_head(loader, kv_b[:, : mla.nope].transpose(1, 2))
-    out = _per_head(loader, kv_b[:, mla.nope :])
+
+    @cache
+    def kv_b() -> Tensor:
+        return loader.matrix(("kv_b",), index)[0].dequantize().view(spec.heads, mla.nope + mla.value, mla.rank)
+
+    into = _per_head(loader, f"{index}.kv_b.into", mla.rank, mla.nope, lambda: kv_b()[:, : mla.nope].transpose(1, 2))
+    out = _per_head(loader, f"{index}.kv_b.out", mla.value, mla.rank, lambda: kv_b()[:, mla.nope :])
     loader.count("kv_b", into.kind, into.nbytes + out.nbytes)
     return down, LatentAttention(_query(loader, index, rows), Heads(spec.heads, norm), into, out, mla.rank, mla.value)
 
@@ -98,10 +103,16 @@ def _query(loader: Loader, index: int, rows: Tensor) -> Project:
     return LowRank(loader.linear(("q_a",), index), RmsNorm(weight, EPS), loader.linear(("q_b",), index, rows))
 
 
-def _per_head(loader: Loader, matrices: Tensor) -> Packed:
-    """Matrices [heads, n, k] in the compute dtype below each other, as `head_linear` wants them."""
-    codes = matrices[:, padded_rows(matrices.shape[1])].flatten(0, 1).to(loader.dtype)
-    return loader.ops.pack(Weight(FLOAT_KINDS[loader.dtype], codes))
+def _per_head(loader: Loader, name: str, n: int, k: int, make: Callable[[], Tensor]) -> Packed:
+    """Matrices [heads, n, k] in the compute dtype below each other, as `head_linear` wants them: `make`'s, or kept."""
+    rows = padded_rows(n)
+    kept = loader.cache.get(name, loader.opened.spec.heads * len(rows), k) if loader.cache is not None else None
+    if kept is not None:
+        return kept.packed
+    packed = loader.ops.pack(Weight(FLOAT_KINDS[loader.dtype], make()[:, rows].flatten(0, 1).to(loader.dtype)))
+    if loader.cache is not None:
+        loader.cache.put(name, packed, None)
+    return packed
 
 
 def read_mla(config: HfConfig, layers: int) -> MLA:

@@ -12,9 +12,11 @@ from torch import Tensor
 from quire.model.hf_config import HfConfig
 from quire.model.linear import Linear
 from quire.model.parts import GatedMlp
+from quire.model.roles import DISK_ROLES
 from quire.model.spec import ModelSpec, MoE
 from quire.ops.backend import Ops
 from quire.ops.moe import Grouped, Routing, padded_rows
+from quire.ops.weights import Packed
 from quire.quant.base import QWeight
 
 if TYPE_CHECKING:
@@ -84,17 +86,34 @@ def activation(spec: ModelSpec) -> Callable[[Ops, Tensor], Tensor]:
 
 def _grouped(loader: Loader, roles: tuple[str, ...], index: int) -> Grouped:
     """One matrix of every expert. They are packed as one: a buffer each would be too small for huge pages."""
-    experts = loader.opened.spec.moe.routing.experts
+    experts, spec = loader.opened.spec.moe.routing.experts, loader.opened.spec
+    name, widths = f"{index}.{'+'.join(roles)}", [DISK_ROLES[role].shape(spec) for role in roles]
+    height = sum(n for n, _ in widths)
+    kept = None
+    if loader.cache is not None:
+        kept = loader.cache.get(name, experts * len(padded_rows(height)), widths[0][1])
+    if kept is not None and (kept.bias is None or kept.bias.numel() == experts * height):
+        bias = None if kept.bias is None else kept.bias.view(experts, height)
+        return _counted(loader, roles, kept.label, kept.packed, bias)
     parts = [loader.matrix(roles, index, e) for e in range(experts)]
     n = parts[0][0].shape[0]
     whole = QWeight.cat_rows([w if n == len(padded_rows(n)) else w.take_rows(padded_rows(n)) for w, _ in parts])
     packed = whole.pack(loader.ops)
     biases = [b for _, b in parts if b is not None]
     bias = torch.stack(biases) if biases else None
+    if loader.cache is not None:
+        loader.cache.put(name, packed, bias)
+    return _counted(loader, roles, whole.label, packed, bias)
+
+
+def _counted(loader: Loader, roles: tuple[str, ...], label: str, packed: Packed, bias: Tensor | None) -> Grouped:
+    """The experts' matrices as the kernels want them, entered in the account."""
+    spec = loader.opened.spec
     if bias is not None:
         loader.count("biases", "f32", bias.nbytes)
-    loader.count("+".join(roles), whole.label, packed.nbytes)
-    return loader.ops.group(packed, experts, n, bias)
+    loader.count("+".join(roles), label, packed.nbytes)
+    height = sum(DISK_ROLES[role].shape(spec)[0] for role in roles)
+    return loader.ops.group(packed, spec.moe.routing.experts, height, bias)
 
 
 def read_moe(

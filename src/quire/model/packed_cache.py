@@ -27,8 +27,8 @@ from quire.model.spec import ModelSpec
 from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops
 from quire.ops.cpu import Cpu
-from quire.ops.pack import BITS, GROUPS, assemble, buffer_sizes, is_plain, pack
-from quire.ops.weights import Packed, Weight
+from quire.ops.pack import BITS, GROUPS, Numbers, assemble, pack, part_sizes, take_apart
+from quire.ops.weights import MOST, Packed, Weight
 from quire.quant.base import Quantizer
 
 log = logging.getLogger(__name__)
@@ -38,15 +38,16 @@ FOLDER = ".quire"
 
 @dataclass(frozen=True)
 class Kept:
-    """A packed matrix and its bias [n] f32."""
+    """A packed matrix and its bias f32: [n], or of experts below each other without what pads their rows."""
 
     packed: Packed
     bias: Tensor | None
 
     @property
     def label(self) -> str:
-        """Kind and group for reports."""
-        return f"{self.packed.kind} g{self.packed.group}" if self.packed.group else self.packed.kind
+        """Kind, group and wide activations for reports, as `QWeight.label`."""
+        wide = " a16" if take_apart(self.packed)[0].activation_bits != 8 and self.packed.group else ""
+        return f"{self.packed.kind} g{self.packed.group}{wide}" if self.packed.group else self.packed.kind
 
 
 class PackedCache:
@@ -83,10 +84,9 @@ class PackedCache:
         return None
 
     def put(self, name: str, packed: Packed, bias: Tensor | None) -> None:
-        """Take a matrix that was made just now; formats with minimums, tables or orders are made at every start."""
-        if is_plain(packed):
-            self._kept[name] = Kept(packed, bias)
-            self._changed = True
+        """Take a matrix that was made just now."""
+        self._kept[name] = Kept(packed, bias)
+        self._changed = True
 
     def save(self) -> None:
         """Write the file if something is new. A failure (no space, no permission) is said and does not stop serving."""
@@ -108,30 +108,38 @@ class PackedCache:
 
     def _restore(self, entry: Entry, data: Tensor) -> Kept:
         """The matrix of `entry` as views of `data`."""
-        grouped = entry.kind in ("int8", "int4")
-        if entry.kind not in BITS or min(entry.n, entry.k) < 1 or grouped != (entry.group in GROUPS):
-            raise Damaged(f"there is a matrix of kind {entry.kind}, shape [{entry.n}, {entry.k}], group {entry.group}")
-        sizes = buffer_sizes(entry.kind, entry.n, entry.k, entry.group, entry.wide, entry.sizes[2] > 0)
-        if sizes != entry.sizes[:3] or entry.sizes[3] not in (0, 4 * entry.n):
-            raise Damaged(f"a {entry.kind} matrix of shape [{entry.n}, {entry.k}] has buffers of {entry.sizes} bytes")
-        codes, scales, zeros, bias = (
-            data[a : a + s] if s else None for a, s in zip(entry.at, entry.sizes, strict=True)
-        )
-        assert codes is not None
-        packed = assemble(entry.kind, entry.n, entry.k, entry.group, entry.wide, codes, scales, zeros)
-        return Kept(packed, None if bias is None else bias.view(torch.float32))
+        shape = f"[{entry.n}, {entry.k}]"
+        if entry.kind not in BITS or min(entry.n, entry.k) < 1 or entry.activation_bits not in MOST:
+            raise Damaged(f"there is a matrix of kind {entry.kind}, shape {shape}, {entry.activation_bits} bits")
+        if (entry.kind in ("f32", "bf16")) != (entry.group == 0) or entry.group not in (0, *GROUPS):
+            raise Damaged(f"there is a matrix of kind {entry.kind}, shape {shape}, group {entry.group}")
+        if entry.group and entry.k % entry.group:
+            raise Damaged(f"there is a matrix of shape {shape} in groups of {entry.group}")
+        allowed = part_sizes(entry.kind, (entry.n, entry.k), entry.group, entry.wide)
+        needed = {"codes", *(("scales",) if entry.group else ()), *(("table",) if "table" in allowed else ())}
+        sizes = {name: size for name, (_, size) in entry.parts.items()}
+        bias = sizes.pop("bias", 4)
+        if bias % 4 or not needed <= set(sizes) or any(s not in allowed.get(name, ()) for name, s in sizes.items()):
+            raise Damaged(f"a {entry.kind} matrix of shape {shape} has parts of {sizes} bytes")
+        parts = {name: data[a : a + s] for name, (a, s) in entry.parts.items()}
+        offsets = parts.pop("bias", None)
+        if "order" in parts:
+            parts["order"] = parts["order"].view(torch.int32)
+            if not torch.equal(parts["order"].sort()[0], torch.arange(entry.k, dtype=torch.int32)):
+                raise Damaged(f"the order of a matrix of shape {shape} is no permutation")
+        numbers = Numbers(entry.wide, entry.activation_bits)
+        packed = assemble(entry.kind, (entry.n, entry.k), entry.group, numbers, parts)
+        return Kept(packed, None if offsets is None else offsets.view(torch.float32))
 
 
-def _described(kept: Kept) -> tuple[Entry, list[Tensor | None]]:
+def _described(kept: Kept) -> tuple[Entry, dict[str, Tensor]]:
     packed = kept.packed
-    buffers = [*packed.buffers, *[None] * (3 - len(packed.buffers)), kept.bias]
-    sizes = [0 if b is None else b.numel() * b.element_size() for b in buffers]
+    numbers, parts = take_apart(packed)
     entry = Entry(
-        kind=packed.kind, n=packed.n, k=packed.k, group=packed.group,
-        wide=bool(packed.group and packed.handle[-2]), at=(0, 0, 0, 0),
-        sizes=(sizes[0], sizes[1], sizes[2], sizes[3]),
+        kind=packed.kind, n=packed.n, k=packed.k, group=packed.group, wide=numbers.wide,
+        activation_bits=numbers.activation_bits, parts={},
     )  # fmt: skip
-    return entry, buffers
+    return entry, parts if kept.bias is None else parts | {"bias": kept.bias}
 
 
 def find(
@@ -142,7 +150,8 @@ def find(
         return None
     shapes = [DISK_ROLES[role].shape(spec) for role in roles]
     n = sum(shape[0] for shape in shapes) if rows is None else len(rows)
-    return cache.get(f"{layer}.{'+'.join(roles)}", n, shapes[0][1])
+    kept = cache.get(f"{layer}.{'+'.join(roles)}", n, shapes[0][1])
+    return kept if kept is None or kept.bias is None or len(kept.bias) == n else None
 
 
 def packed_cache(
@@ -194,10 +203,12 @@ def _layout(cpu: Cpu, target: Quantizer | None) -> str:
     numbers = torch.arange(24 * 256, dtype=torch.float32).view(24, 256).sin()
     codes = (numbers * 7).round().to(torch.int8)
     scales, zeros = numbers[:, :8].half(), codes[:, :8].contiguous()
+    table, order = torch.arange(-8, 8, dtype=torch.int16) * 1000, torch.arange(255, -1, -1, dtype=torch.int32)
     samples = [Weight("f32", numbers), Weight("bf16", numbers.bfloat16()), Weight("int8", codes, scales, None, 32),
-               Weight("int4", codes, scales.float(), zeros, 32)]  # fmt: skip
+               Weight("int4", codes, scales.float(), zeros, 32), Weight("int4", codes + 7, scales, None, 32, scales),
+               Weight("table4", codes + 7, scales, group=32, table=table, order=order)]  # fmt: skip
     samples += [q.quantize(numbers, 32).weight for q in ((target, target.head) if target else ())]
     for weight in samples:
-        for buffer in pack(cpu, weight).buffers:
-            found.update(buffer.numpy().data)
+        for part in take_apart(pack(cpu, weight))[1].values():
+            found.update(part.numpy().data)
     return found.hexdigest()

@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quire.core.config import cpu_count
 
-FORMAT = 1
+FORMAT = 2
 PIECE = 4 << 20
 ALIGN = 256
 MAX_HEADER = 64 << 20
@@ -37,9 +37,9 @@ class Damaged(Exception):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One packed matrix: its kind and shape, and where its buffers lie (`at`, bytes from the first) of which `sizes`.
+    """One packed matrix: its kind and shape, and of each of its parts (codes, scales, ...; its bias) where it lies.
 
-    `sizes`: bytes of codes, scales, zeros and bias, 0 for what it does not have; `wide`: scales are f32.
+    `parts`: name -> (bytes from the first, bytes); `wide`: scales are f32; `activation_bits`: 8 or 16.
     """
 
     kind: str
@@ -47,8 +47,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     k: int
     group: int
     wide: bool
-    at: tuple[int, int, int, int]
-    sizes: tuple[int, int, int, int]
+    activation_bits: int
+    parts: dict[str, tuple[int, int]]
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +78,7 @@ def read_index(path: Path) -> tuple[Index, int]:
     if len(index.crcs) != -(-index.size // PIECE):
         raise Damaged("its checksums do not cover it")
     for entry in index.entries.values():
-        if any(a < 0 or s < 0 or a + s > index.size or a % ALIGN for a, s in zip(entry.at, entry.sizes, strict=True)):
+        if any(a < 0 or s < 0 or a + s > index.size or a % ALIGN for a, s in entry.parts.values()):
             raise Damaged("its index points outside of it")
     return index, 8 + length
 
@@ -107,30 +107,27 @@ def read_data(path: Path, offset: int, index: Index, into: Tensor, progress: Pro
             progress(done, index.size, "packed weights")
 
 
-def write(path: Path, source: str, matrices: dict[str, tuple[Entry, Sequence[Tensor | None]]]) -> None:
+def write(path: Path, source: str, matrices: dict[str, tuple[Entry, Mapping[str, Tensor]]]) -> None:
     """Write the file beside `path` and rename it when all of it is on disk: a reader sees the old one or the new one.
 
-    The four buffers of each matrix are those that its entry describes. OSError when that cannot be done; nothing is
-    left behind.
+    Each entry is written with the places of its buffers. OSError when that cannot be done; nothing is left behind.
     """
     entries: dict[str, Entry] = {}
     tensors: dict[str, object] = {}
     chunks: list[memoryview] = []
     at = 0
     for name, (entry, buffers) in matrices.items():
-        places = []
-        for part, buffer in zip(("codes", "scales", "zeros", "bias"), buffers, strict=True):
-            places.append(at)
-            if buffer is None:
-                continue
+        places = {}
+        for part, buffer in buffers.items():
             data = buffer.contiguous().view(-1).view(torch.uint8).numpy().data
+            places[part] = at, len(data)
             pad = -len(data) % ALIGN
             for key, size in ((f"{name}.{part}", len(data)), (f"{name}.{part}.pad", pad)):
                 if size:
                     tensors[key] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
                     at += size
             chunks += [data, memoryview(bytes(pad))]
-        entries[name] = msgspec.structs.replace(entry, at=(places[0], places[1], places[2], places[3]))
+        entries[name] = msgspec.structs.replace(entry, parts=places)
     index = Index(format=FORMAT, source=source, size=at, crcs=tuple(_checksums(chunks)), entries=entries)
     metadata = {"format": "pt", "quire": msgspec.json.encode(index).decode()}
     header = json.dumps({"__metadata__": metadata} | tensors, separators=(",", ":")).encode()

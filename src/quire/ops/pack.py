@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,52 +37,68 @@ def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False) -> Packed:
         _pack_codes(cpu, weight, data, codes)
     except ValueError as error:
         raise _refusal(weight, str(error)) from None
-    buffers, shared = [data], [] if weight.order is None else [weight.order]
-    handle: tuple[str | int, ...] = (f"linear_{weight.kind}", data.data_ptr())
+    parts = {"codes": data}
     if weight.scales is not None:
-        parts = _pack_parts(cpu, weight, padded)
-        buffers += [t for t in parts.values() if t is not None]
-        at = {name: 0 if t is None else t.data_ptr() for name, t in parts.items()}
-        order, wide = 0 if weight.order is None else weight.order.data_ptr(), int(weight.scales.itemsize == 4)
-        rest = (order, wide, 1 if weight.activation_bits == 8 else 2)
-        if weight.table is not None:
-            table = table_digits(weight.table)
-            shared.append(table)
-            handle += (at["scales"], table.data_ptr(), len(table) // 16, *rest)
-        else:
-            handle += (at["scales"], at["zeros"], at["mins"], *rest)
-    size = sum(b.numel() for b in buffers)
-    return Packed(
-        weight.kind, n, k, weight.group, size, tuple(buffers), handle, weight if keep_plain else None, tuple(shared)
-    )
+        parts |= {name: t for name, t in _pack_parts(cpu, weight, padded).items() if t is not None}
+    if weight.table is not None:
+        parts["table"] = table_digits(weight.table)
+    if weight.order is not None:
+        parts["order"] = weight.order
+    wide = weight.scales is not None and weight.scales.itemsize == 4
+    made = assemble(weight.kind, (n, k), weight.group, Numbers(wide, weight.activation_bits), parts)
+    return replace(made, plain=weight) if keep_plain else made
 
 
-def is_plain(packed: Packed) -> bool:
-    """Whether `assemble` can put the matrix together again: no minimums, table or order, activations of 8 bits."""
-    return packed.kind != "table4" and not packed.shared and (not packed.group or packed.handle[4:] in PLAIN_ENDS)
+class Numbers(NamedTuple):
+    """Of a packed matrix of integers: whether scales and minimums are f32 (else f16), bits of its activations."""
+
+    wide: bool = False
+    activation_bits: int = 8
 
 
-PLAIN_ENDS = ((0, 0, 0, 1), (0, 0, 1, 1))
-"""What ends the handle of a plain matrix: no minimums, no order, scales f16 or f32, activations of 8 bits."""
+SHARED = ("table", "order")
+"""Parts that do not grow with the rows."""
+SLOTS = {"table4": ("scales", "table", "books", "order")}
+USUAL_SLOTS = ("scales", "zeros", "mins", "order")
+"""Addresses in the handle of a matrix with groups, behind that of its codes; `books` counts the digits of a table."""
 
 
-def buffer_sizes(kind: str, n: int, k: int, group: int, wide: bool, zeros: bool) -> tuple[int, int, int]:
-    """Bytes of codes, scales (f32 when `wide`, else f16) and zeros of a plain packed matrix [n, k]; 0 for none."""
+def part_sizes(kind: str, shape: tuple[int, int], group: int, wide: bool) -> dict[str, tuple[int, ...]]:
+    """Bytes that each part of a packed matrix [n, k] may have: codes, scales, zeros, minimums, table, order."""
+    n, k = shape
     together, padded = TOGETHER[kind], -(-n // LANES) * LANES
-    codes = padded * (-(-k // together) * together) * BITS[kind] // 8
-    groups = padded * (k // group) if group else 0
-    return codes, groups * (4 if wide else 2), groups if zeros else 0
+    found: dict[str, tuple[int, ...]] = {"codes": (padded * (-(-k // together) * together) * BITS[kind] // 8,)}
+    if group:
+        floats = (padded * (k // group) * (4 if wide else 2),)
+        own = {"table": (16, 32)} if kind == "table4" else {"zeros": (padded * (k // group),), "mins": floats}
+        found |= {"scales": floats, "order": (4 * k,)} | own
+    return found
 
 
-def assemble(
-    kind: str, n: int, k: int, group: int, wide: bool, data: Tensor, scales: Tensor | None, zeros: Tensor | None
-) -> Packed:
-    """The plain packed matrix [n, k] from buffers (uint8) of `buffer_sizes` bytes that are filled already."""
-    buffers = tuple(b for b in (data, scales, zeros) if b is not None)
-    handle: tuple[str | int, ...] = (f"linear_{kind}", data.data_ptr())
-    if scales is not None:
-        handle += (scales.data_ptr(), 0 if zeros is None else zeros.data_ptr(), *PLAIN_ENDS[wide])
-    return Packed(kind, n, k, group, sum(b.numel() for b in buffers), buffers, handle)
+def assemble(kind: str, shape: tuple[int, int], group: int, numbers: Numbers, parts: Mapping[str, Tensor]) -> Packed:
+    """The packed matrix [n, k] from its parts, whose sizes are those of `part_sizes`."""
+    at = {name: t.data_ptr() for name, t in parts.items()}
+    handle: tuple[str | int, ...] = (f"linear_{kind}", at["codes"])
+    if group:
+        at["books"] = parts["table"].numel() // 16 if "table" in parts else 0
+        slots = (at.get(name, 0) for name in SLOTS.get(kind, USUAL_SLOTS))
+        handle += (*slots, int(numbers.wide), 1 if numbers.activation_bits == 8 else 2)
+    own = tuple(t for name, t in parts.items() if name not in SHARED)
+    shared = tuple(parts[name] for name in reversed(SHARED) if name in parts)
+    return Packed(kind, *shape, group, sum(t.numel() for t in own), own, handle, None, shared)
+
+
+def take_apart(packed: Packed) -> tuple[Numbers, dict[str, Tensor]]:
+    """The inverse of `assemble`."""
+    held = {t.data_ptr(): t for t in (*packed.buffers, *packed.shared)}
+    _, codes, *rest = packed.handle
+    parts = {"codes": held[codes]}
+    if not rest:
+        return Numbers(), parts
+    *slots, wide, digits = rest
+    named = zip(SLOTS.get(packed.kind, USUAL_SLOTS), slots, strict=True)
+    parts |= {name: held[at] for name, at in named if name != "books" and at}
+    return Numbers(bool(wide), 8 * digits), parts
 
 
 def _pack_codes(cpu: Cpu, weight: Weight, data: Tensor, codes: Tensor) -> None:

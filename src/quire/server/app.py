@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from quire.core.errors import QuireError
 from quire.engine.async_engine import AsyncEngine
+from quire.server.adapters import LoadLora, UnloadLora, load_lora_adapter, unload_lora_adapter
 from quire.server.chat import create_chat_completion
 from quire.server.completions import create_completion
 from quire.server.errors import HttpError, encode_error, error_headers
@@ -38,6 +39,8 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 _BODIES: dict[str, tuple[type, ...]] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatCompletionRequest,),
+    "/v1/load_lora_adapter": (LoadLora,),
+    "/v1/unload_lora_adapter": (UnloadLora,),
     "/tokenize": (TokenizeText, TokenizeChat),
     "/detokenize": (DetokenizeRequest,),
 }
@@ -73,6 +76,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ("POST", "/v1/chat/completions", create_chat_completion),
         ("GET", "/v1/models", models),
         ("GET", "/v1/models/{model:path}", model),
+        ("POST", "/v1/load_lora_adapter", load_lora_adapter),
+        ("POST", "/v1/unload_lora_adapter", unload_lora_adapter),
         ("POST", "/tokenize", tokenize),
         ("POST", "/detokenize", detokenize),
         ("GET", "/health", health),

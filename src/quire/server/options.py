@@ -15,6 +15,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `scheduling_policy` repeats the engine's, so that a priority is refused where it would have no effect. `seed` fixes
     the sequence of seeds that requests without one get; 0 draws each at random.
+    `allow_runtime_lora_updating` lets clients load adapters from folders on the server's disk.
     `allowed_hosts` empty = loopback names on a loopback address (against DNS rebinding), any name elsewhere.
     """
 
@@ -36,6 +37,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_timeout: float = 65.0
     stall_timeout: float = 120.0
     access_log: bool = False
+    allow_runtime_lora_updating: bool = False
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option."""

@@ -1,0 +1,100 @@
+"""LoRA adapters loaded and unloaded over HTTP, in vLLM's shape, by an engine in its own process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from live_server import FOLDER, LiveServer, live
+from quire.engine.options import engine_config
+from quire.engine.process import ProcessEngine
+from quire.server.options import ServerOptions
+
+PROMPT = "What is a list? " * 9
+
+
+def write_adapter(folder: Path, seed: int, rank: int = 4, roles: tuple[str, ...] = ("q_proj", "down_proj")) -> str:
+    """A PEFT folder that changes the embedded model's text; returns its path."""
+    made, tensors = torch.Generator().manual_seed(seed), {}
+    for name, weight in load_file(FOLDER / "model.safetensors").items():
+        base = name.removesuffix(".weight")
+        if base.rsplit(".", 1)[-1] in roles:
+            n, k = weight.shape
+            tensors[f"base_model.model.{base}.lora_A.weight"] = torch.randn(rank, k, generator=made) * 0.3
+            tensors[f"base_model.model.{base}.lora_B.weight"] = torch.randn(n, rank, generator=made) * 0.3
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 8}))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    config = engine_config({"model": "", "enable_lora": True, "max_loras": 1, "num_blocks": 64})
+    running = LiveServer(ProcessEngine(config), ServerOptions(port=0, allow_runtime_lora_updating=True))  # type: ignore[arg-type]
+    running.start()
+    yield running
+    running.stop()
+
+
+def names(server: LiveServer) -> list[str]:
+    return [card["id"] for card in server.http.get("/v1/models").json()["data"]]
+
+
+def text(server: LiveServer, model: str | None = None) -> str:
+    found: str = server.complete("What is a list? " * 9, model=model, max_tokens=12, temperature=0)["choices"][0][
+        "text"
+    ]
+    return found
+
+
+def change(server: LiveServer, what: str, **body: Any) -> tuple[int, str]:
+    reply = server.post(f"/v1/{what}_lora_adapter", body)
+    return reply.status_code, reply.text
+
+
+def test_adapters_come_and_go(server: LiveServer, tmp_path: Path) -> None:
+    one, two = write_adapter(tmp_path / "one", 1), write_adapter(tmp_path / "two", 2, rank=2, roles=("v_proj",))
+    plain = text(server)
+    assert change(server, "load", lora_name="mine", lora_path=one) == (
+        200, "Success: LoRA adapter 'mine' added successfully.",
+    )  # fmt: skip
+    assert names(server)[1:] == ["mine"]
+    first = text(server, "mine")
+    assert first != plain and text(server) == plain
+    status, why = change(server, "load", lora_name="mine", lora_path=two)
+    assert status == 400 and "load_inplace" in why
+    status, why = change(server, "load", lora_name="other", lora_path=two)
+    assert status == 400 and "no room" in why
+    assert change(server, "load", lora_name="mine", lora_path=two, load_inplace=True)[0] == 200
+    second = text(server, "mine")
+    assert second not in (first, plain), "the new adapter's text, not what the old one left in slot or prefix cache"
+    assert change(server, "unload", lora_name="mine")[0] == 200
+    assert names(server)[1:] == []
+    assert server.post("/v1/completions", {"prompt": "x", "model": "mine"}).status_code == 404
+    assert change(server, "load", lora_name="again", lora_path=two)[0] == 200
+    assert text(server, "again") == second and text(server) == plain
+    assert change(server, "unload", lora_name="again", lora_int_id=1)[0] == 200
+
+
+def test_what_cannot_be_done_is_said(server: LiveServer, tmp_path: Path) -> None:
+    assert change(server, "unload", lora_name="nobody")[0] == 404
+    status, why = change(server, "load", lora_name="mine", lora_path=str(tmp_path / "missing"))
+    assert status == 400 and "adapter_config.json" in why
+    status, why = change(server, "load", lora_name="pydoc", lora_path="x")
+    assert status == 400 and "own name" in why
+    assert change(server, "load", lora_name="", lora_path="x")[0] == 400
+    assert change(server, "load", lora_name="mine", lora_path="x", rank=3)[0] == 400
+    assert names(server)[1:] == []
+
+
+def test_nobody_changes_adapters_unless_the_server_allows_it() -> None:
+    with live() as server:
+        status, why = change(server, "load", lora_name="mine", lora_path="x")
+        assert status == 403 and "--allow-runtime-lora-updating" in why
