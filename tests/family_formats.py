@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import foreign_weights as foreign
-from gguf_models import write_gguf
 from oracle import BACKENDS, backend, edit_config, logits, write
 from quire.core.config import flat_config
 from quire.core.errors import QuireError
@@ -181,6 +179,9 @@ def outcomes(family: str, folder: Path) -> Iterator[tuple[str, str]]:
 
 def gguf_outcome(family: str, path: Path) -> str:
     """Q8_0 through and through, made by the gguf package, against transformers' model of the file's numbers."""
+    from gguf import GGMLQuantizationType
+
+    from gguf_models import write_gguf
     from test_gguf import FAMILIES as WRITTEN
 
     named = {a.model_type for a in ARCHITECTURES.values()} | {a.windowed for a in ARCHITECTURES.values()}
@@ -216,19 +217,16 @@ def lines_of_rows() -> dict[str, int]:
     functions: dict[str, int] = {}
     rows: dict[str, tuple[int, str]] = {}
     for path in (ROOT / "src/quire/model").glob("*.py"):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 functions[node.name] = (node.end_lineno or 0) - node.lineno + 1
             if isinstance(node, ast.Dict):
                 for key, value in zip(node.keys, node.values, strict=True):
-                    if (
-                        isinstance(key, ast.Constant)
-                        and key.value in FAMILIES
-                        and isinstance(value, (ast.Call, ast.Name))
-                    ):
+                    name = key.value if isinstance(key, ast.Constant) else None
+                    made = value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
+                    if name in FAMILIES and (made == "Family" or isinstance(value, ast.Name)):
                         lines = (value.end_lineno or 0) - value.lineno + 1
-                        rows[str(key.value)] = lines, value.id if isinstance(value, ast.Name) else ""
+                        rows[str(name)] = lines, value.id if isinstance(value, ast.Name) else ""
     return {name: lines + functions.get(function, 0) for name, (lines, function) in sorted(rows.items())}
 
 

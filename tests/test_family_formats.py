@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("gguf")
+
 from family_formats import README, head, lines_of_rows, outcomes, row
 from oracle import BACKENDS
 from quire.model.families import FAMILIES

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -23,6 +24,7 @@ from quire.model.build import Model, load_model
 from test_model import CUTS, TOLERANCE, Paged, prompt
 from tiny_model import OPTIONS, write_tiny
 
+Tensors = dict[str, Tensor]
 TARGETS = {
     "llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
@@ -123,6 +125,29 @@ def test_requests_choose_adapters_and_share_no_prefix(tmp_path: Path) -> None:
         assert greedy(llm, prompts[:1]) == [mixed[1]]
 
 
+def parts_of(made: Tensors, start: str) -> Tensors:
+    return {name.removeprefix(start): t.float() for name, t in made.items() if name.startswith(start)}
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_logits_are_those_of_peft(family: str, name: str, tmp_path: Path) -> None:
+    path = Path(__file__).parent / "data" / "peft_adapters.safetensors"  # written by PEFT: data/make_peft_adapters.py
+    made = load_file(path)
+    with safe_open(path, framework="pt") as opened:
+        metadata = opened.metadata()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "config.json").write_text(metadata[f"{family}.config"])
+    (tmp_path / "a" / "adapter_config.json").write_text(metadata[f"{family}.adapter_config"])
+    save_file(parts_of(made, f"{family}.base."), tmp_path / "model.safetensors")
+    save_file(parts_of(made, f"{family}.adapter."), tmp_path / "a" / "adapter_model.safetensors")
+    options = {"enable_lora": True, "lora_modules": (f"a={tmp_path / 'a'}",)}
+    model = load_model(flat_config(model=str(tmp_path), **options), backend(name))
+    (got,) = run(model, [list(range(3, 15))], ["a"], [[12]])
+    (plain,) = run(model, [list(range(3, 15))], [""], [[12]])
+    assert relative_error(got, made[f"{family}.want"]) <= TOLERANCE < relative_error(plain, made[f"{family}.want"])
+
+
 def test_an_adapter_in_use_stays_and_its_place_is_left_clean(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     oracle = write(folder, "llama", vocab_size=99)
@@ -132,7 +157,9 @@ def test_an_adapter_in_use_stays_and_its_place_is_left_clean(tmp_path: Path) -> 
     with LLM(folder, enable_lora=True, max_loras=1, num_blocks=64, block_size=4) as llm:
         engine = llm.engine.engine
         greedy(llm, [tokens], LoRARequest("a", 1, str(one)))
-        engine.submit(Request(id="r", prompt=tuple(tokens), params=SamplingParams(max_tokens=9), seed=1, adapter="a"))
+        engine.submit(
+            Request(id="r", prompt=tuple(tokens), params=SamplingParams(max_tokens=9), seed=1, arrival=0.0, adapter="a")
+        )
         engine.step()
         changed = engine.change_adapter(ChangeAdapter("a", ""))
         assert "used by 1 requests" in changed.error and changed.adapters == ("a",)

@@ -62,7 +62,7 @@ class CodeBook:
             groups = w[rows].float().view(-1, k // group, group)
             scale = self._scale(groups.abs().amax(-1))
             scaled = groups * torch.where(scale > 0, self.unit / scale, 0.0)[..., None]
-            codes[rows] = places[torch.bucketize(scaled, borders)].to(torch.int8).flatten(1)
+            codes[rows] = places[torch.bucketize(scaled.contiguous(), borders)].to(torch.int8).flatten(1)
             scales[rows] = scale
 
         over_rows(n, k, work)
