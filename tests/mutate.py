@@ -19,6 +19,7 @@ VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 3, 2**31, 2**63, 2**64, -(2**63), 10**30, 0.5, -0.0, 1e308, float("nan"), float("inf"),
     "", "x", "silu", "0", "\ud800", "x" * 1000, [], [0], [[]], [1] * 5000, {}, {"rope_type": "yarn"}, {"a": {"b": []}},
 )  # fmt: skip
+NEAR = (1, 2, 3, 4, 5, 8, 16, 31, 32, 48, 60, 64, 96, 99, 128, 65536)
 MARGIN = 64 << 20
 """Bytes that reading one file may take beyond its size."""
 SLOW = 5.0
@@ -88,7 +89,10 @@ def damaged_json(value: Any, rng: np.random.Generator) -> str:
         if not places:
             break
         parent, key = places[int(rng.integers(len(places)))]
-        if rng.random() < 0.75:
+        old, luck = parent[key], rng.random()
+        if luck < 0.4 and type(old) is int:
+            parent[key] = NEAR[int(rng.integers(len(NEAR)))] if luck < 0.2 else old + int(rng.integers(-2, 3))
+        elif luck < 0.75:
             parent[key] = copy.deepcopy(VALUES[int(rng.integers(len(VALUES)))])
         elif isinstance(parent, dict) and rng.random() < 0.5:
             parent[str(key) + "x"] = parent.pop(key)
@@ -104,6 +108,34 @@ def damaged_json(value: Any, rng: np.random.Generator) -> str:
         name = list(root)[int(rng.integers(len(root)))]
         return text[:-1] + f", {json.dumps(name)}: 3}}"
     return text
+
+
+SAME_WIDTH = ("F32", "I32", "U32", "F16", "X1")
+"""Types to take the place of F32: most have its width, so that sizes and places still agree."""
+
+
+def changed_header(header: dict[str, Any], rng: np.random.Generator) -> str:
+    """A safetensors header that is well-formed, with one or two tensors changed in a way that could be meant."""
+    out = copy.deepcopy(header)
+    for _ in range(int(rng.integers(1, 3))):
+        names = [name for name in out if name != "__metadata__"]
+        one, other = (names[int(rng.integers(len(names)))] for _ in range(2))
+        info, luck = out[one], rng.random()
+        shape = info["shape"]
+        if luck < 0.1 and shape:
+            i = int(rng.integers(len(shape)))
+            shape[i] = max(0, shape[i] + int(rng.integers(-2, 3)))
+        elif luck < 0.35:
+            info["shape"] = shape[::-1] if rng.random() < 0.5 else [*shape, 1]
+        elif luck < 0.5:
+            info["dtype"] = SAME_WIDTH[int(rng.integers(len(SAME_WIDTH)))]
+        elif luck < 0.6:
+            info["data_offsets"] = [n + int(rng.integers(-4, 5)) for n in info["data_offsets"]]
+        elif luck < 0.8:
+            out[one], out[other] = out[other], info
+        else:
+            out[one.replace("weight", "bias") if rng.random() < 0.5 else one.replace("0", "1")] = out.pop(one)
+    return json.dumps(out)
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -11,21 +11,24 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
+from quire import LLM, SamplingParams
 from quire.model.checkpoint import EMBEDDED
 
 QUESTIONS = [json.loads(line) for line in (EMBEDDED / "questions.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """The base URL of a running server; stopping it must take no force and end with exit code 0."""
+@contextmanager
+def serving(*words: str) -> Iterator[str]:
+    """The base URL of `quire serve` with these words; stopping it must take no force and end with exit code 0."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "quire", "serve", "--port", "0", "--max-num-seqs", "16"],
+        [sys.executable, "-m", "quire", "serve", *words, "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -50,6 +53,12 @@ def server() -> Iterator[str]:
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serving("--max-num-seqs", "16") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +143,23 @@ def test_a_client_that_leaves_frees_its_blocks(server: str, client: OpenAI) -> N
             next(response.iter_lines())
         assert wait_for(lambda: gauge(server, "vllm:num_requests_running") == 0)
         assert wait_for(lambda: gauge(server, "vllm:kv_cache_usage_perc") == 0)
+
+
+def test_a_gguf_file_is_served(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="the gguf package writes the test files; it is in the dev extra")
+    from gguf.constants import GGMLQuantizationType
+
+    from gguf_models import write_gguf
+
+    path = tmp_path / "tiny.gguf"
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 320}
+    write_gguf(path, "mixtral", lambda name: GGMLQuantizationType.Q8_0, **experts)
+    want = LLM(str(path)).generate(["the other one"], SamplingParams(temperature=0, max_tokens=12))[0].outputs[0]
+    with serving("--model", str(path)) as url, OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as openai:
+        assert [model.id for model in openai.models.list()] == ["tiny"]
+        got = openai.completions.create(model="tiny", prompt="the other one", temperature=0, max_tokens=12)
+        assert got.choices[0].text == want.text and got.usage.completion_tokens == len(want.token_ids)
+        chat = openai.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "on the"}], temperature=0, max_tokens=5
+        )
+        assert chat.usage.completion_tokens > 0

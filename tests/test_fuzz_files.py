@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from mutate import bounded, damaged, damaged_json
+from mutate import bounded, changed_header, damaged, damaged_json
 from oracle import SMALL, backend, write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
@@ -70,8 +70,9 @@ def run_safetensors(folder: Path, work: Path, seeds: range) -> int:
     path, accepted = work / "model.safetensors", 0
     for seed in seeds:
         rng = np.random.default_rng(seed)
-        if seed % 2:
-            text = damaged_json(header, rng).encode("utf-8", "replace")
+        if seed % 3:
+            damage = changed_header if seed % 3 == 1 else damaged_json
+            text = damage(header, rng).encode("utf-8", "replace")
             mutant = struct.pack("<Q", len(text)) + text + raw[8 + length :]
         else:
             mutant = damaged(raw, 8 + length, rng)
@@ -87,6 +88,7 @@ def run_gguf(source: Path, work: Path, seeds: range) -> int:
     """Damaged GGUF files through description, tokenizer, template and now and then the whole load."""
     import gguf
 
+    from mutate_gguf import changed
     from quire.gguf.file import GgufFile
 
     raw, path, accepted = source.read_bytes(), work / "model.gguf", 0
@@ -100,7 +102,8 @@ def run_gguf(source: Path, work: Path, seeds: range) -> int:
         ChatTemplate.from_folder(path, tokenizer)
 
     for seed in seeds:
-        mutant = damaged(raw, header, np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        mutant = damaged(raw, header, rng) if seed % 2 else changed(raw, rng)
         path.unlink(missing_ok=True)  # the last one may still be mapped
         path.write_bytes(mutant)
         if accepts(read, f"gguf seed {seed}", len(mutant)):
@@ -138,16 +141,30 @@ def test_damaged_config(folder: Path, tmp_path: Path) -> None:
     assert 10 < run_config(folder, tmp_path, tries(0, 1000)) < 950
 
 
-@pytest.mark.nightly
-def test_two_hundred_thousand_safetensors(folder: Path, tmp_path: Path) -> None:
-    run_safetensors(folder, tmp_path, tries(10_000, 200_000))
+PARTS = 20
+EACH = 10_000
+"""Mutants of a part: 200,000 of each kind of file in all, minutes a part (`-m nightly -k "gguf and part7"`)."""
+parts = pytest.mark.parametrize("part", range(PARTS), ids=lambda part: f"part{part}")
+
+
+def seeds_of(part: int) -> range:
+    """The seeds of a part; those of the tests above are below."""
+    return tries(EACH * (part + 1), EACH)
 
 
 @pytest.mark.nightly
-def test_two_hundred_thousand_gguf(gguf_file: Path, tmp_path: Path) -> None:
-    run_gguf(gguf_file, tmp_path, tries(10_000, 200_000))
+@parts
+def test_many_safetensors(part: int, folder: Path, tmp_path: Path) -> None:
+    print(f"{run_safetensors(folder, tmp_path, seeds_of(part))} of {EACH} accepted")
 
 
 @pytest.mark.nightly
-def test_two_hundred_thousand_configs(folder: Path, tmp_path: Path) -> None:
-    run_config(folder, tmp_path, tries(10_000, 200_000))
+@parts
+def test_many_gguf(part: int, gguf_file: Path, tmp_path: Path) -> None:
+    print(f"{run_gguf(gguf_file, tmp_path, seeds_of(part))} of {EACH} accepted")
+
+
+@pytest.mark.nightly
+@parts
+def test_many_configs(part: int, folder: Path, tmp_path: Path) -> None:
+    print(f"{run_config(folder, tmp_path, seeds_of(part))} of {EACH} accepted")
