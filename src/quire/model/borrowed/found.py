@@ -70,7 +70,6 @@ def find_borrowed(folder: Path) -> Borrowed | None:
     model_type = raw.raw.get("model_type")
     if not isinstance(model_type, str) or model_type in FAMILIES or not known_to_transformers(model_type):
         return None
-    checkpoint = Checkpoint(folder)
     config = _read_config(folder, raw)
     code = _class_of(config, raw)
     for reason in _reasons(code, config, raw):
@@ -78,7 +77,7 @@ def find_borrowed(folder: Path) -> Borrowed | None:
     notes = [SLOW.format(model_type)]
     if raw.has("auto_map"):
         notes.append("auto_map in config.json is ignored: code from a model folder is never run")
-    return Borrowed(folder, code, config, _spec(model_type, config, raw), checkpoint, tuple(notes))
+    return Borrowed(folder, code, config, _spec(model_type, config, raw), Checkpoint(folder), tuple(notes))
 
 
 def _read_config(folder: Path, raw: HfConfig) -> Any:
