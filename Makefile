@@ -18,7 +18,7 @@ serve: build  ## the embedded model on http://127.0.0.1:8000
 	$(BIN)/quire serve
 
 test: build .venv/triton
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 sanitize: build  ## the tests of ops with every address and integer operation of the kernels checked; minutes to build once
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -G Ninja -DQUIRE_SANITIZE=$(SANITIZE) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
