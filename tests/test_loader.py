@@ -115,6 +115,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"eos_token_id": [1, "2"]}, "eos_token_id"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
     ({"model_type": "mamba"}, "model_type"),
+    ({"model_type": "mamba", "auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
     ({"model_type": "nobody_s", "auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
     ({"model_type": 7}, "model_type"),
     ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0}}, "alpha"),

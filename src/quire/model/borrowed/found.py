@@ -24,6 +24,7 @@ SLOW = (
     "model_type {!r} is not in the table of families: it runs by the code of the installed transformers, which is the "
     "slow path (several times slower than a family of the table)"
 )
+OWN_CODE = "auto_map in config.json is ignored: code from a model folder is never run"
 LAYER_KINDS = ("full_attention", "sliding_attention")
 CHANGING_ROPES = ("dynamic", "longrope")
 """Kinds whose frequencies change with the longest sequence of a batch: cached keys would no longer fit."""
@@ -72,11 +73,11 @@ def find_borrowed(folder: Path) -> Borrowed | None:
         return None
     config = _read_config(folder, raw)
     code = _class_of(config, raw)
+    ignored = [OWN_CODE] if raw.has("auto_map") else []
     for reason in _reasons(code, config, raw):
-        raise raw.fail("model_type", f"{model_type!r} cannot run by the code of transformers: {reason}")
-    notes = [SLOW.format(model_type)]
-    if raw.has("auto_map"):
-        notes.append("auto_map in config.json is ignored: code from a model folder is never run")
+        why = "; ".join([f"{model_type!r} cannot run by the code of transformers: {reason}", *ignored])
+        raise raw.fail("model_type", why)
+    notes = [SLOW.format(model_type), *ignored]
     return Borrowed(folder, code, config, _spec(model_type, config, raw), Checkpoint(folder), tuple(notes))
 
 
