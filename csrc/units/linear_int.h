@@ -64,6 +64,13 @@ QUIRE_INLINE void add_group(const LinearCall& c, F (&acc)[R][NB], I (&sum)[kSums
     }
 }
 
+// Asks for the scales of group `g` of NB blocks.
+template <int NB>
+QUIRE_INLINE void ask_scales(const LinearCall& c, int64_t block, int64_t g) {
+#pragma GCC unroll 8
+    for (int b = 0; b < NB; ++b) prefetch(c.scales + ((block + b) * c.groups + g) * (c.scales_f32 ? 64 : 32));
+}
+
 template <WeightKind kKind, int R, int NB>
 void int_tile(const LinearCall& c, int64_t row, int64_t block) {
     constexpr bool kFour = !is_int8(kKind), kTable = kFour && !is_int4(kKind);
@@ -76,12 +83,16 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block) {
     U table[kPlanes];
     if constexpr (kTable)
         for (int p = 0; p < kPlanes; ++p) table[p] = load_table(c.table + p * 16);
-    const int64_t block_bytes = c.k / kStep * 64, ahead = g_tuning.ahead;
+    const int64_t block_bytes = c.k / kStep * 64, group_bytes = c.group / kStep * 64, groups_ahead = g_tuning.ahead / group_bytes;
     const char* w = c.weights + block * block_bytes;
     const char* x = c.x + row * c.x_stride;
     for (int64_t g = 0; g < c.groups; ++g) {
         I sum[kSums][R][NB];
         start_sums<kPlanes, kDigits, kOffset, R, NB>(c, sum, row, block, g);
+        // Behind the end of a stream comes the first place of the same stream in the next group of blocks.
+        const bool turns = g + groups_ahead >= c.groups;
+        const int64_t ahead = g_tuning.ahead + (turns ? (NB - 1) * block_bytes : 0);
+        if constexpr (R == 1) ask_scales<NB>(c, block, g + groups_ahead + (turns ? (NB - 1) * c.groups : 0));
         for (int64_t k = 0; k < c.group; k += kStep, w += 64, x += kStep) {
             U low[kPlanes][NB], high[kPlanes][NB];
 #pragma GCC unroll 8
