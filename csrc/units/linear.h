@@ -77,6 +77,13 @@ QUIRE_INLINE uint32_t word(const char* p) {
     return x;
 }
 
+// From byte `at` of NB streams of `bytes` each to the place to ask for: behind a stream's end the same stream goes on in the
+// next group of blocks.
+template <int NB>
+QUIRE_INLINE int64_t place_ahead(int64_t at, int64_t bytes) {
+    return g_tuning.ahead + (at + g_tuning.ahead >= bytes ? (NB - 1) * bytes : 0);
+}
+
 template <int R, int NB>
 QUIRE_INLINE void prefetch_weights(const char* w, int64_t block_bytes, int64_t ahead) {
     if constexpr (R == 1) {

@@ -18,15 +18,15 @@ struct alignas(64) TileArea {
     float acc[kTall + 1][kWide * kTileInts];  // the last takes what the first flush of a panel makes of no sums
 };
 
-template <WeightKind kKind>
+template <WeightKind kKind, int NB>
 QUIRE_INLINE void unpack_group(int8_t* to, const LinearCall& c, int64_t block, int64_t g) {
     constexpr int kStep = is_int4(kKind) ? 8 : 4;
     const char* w = c.weights + (block * c.k + g * c.group) * (64 / kStep);
     const __m512i offset = _mm512_set1_epi8(static_cast<char>(is_int4(kKind) ? 8 : 128));
-    const int64_t ahead = g_tuning.ahead;
+    const int64_t ahead = place_ahead<NB>(g * c.group * (64 / kStep), c.k * (64 / kStep));
     for (int64_t i = 0; i < c.group / kStep; ++i, w += 64) {
         const U packed = load_u(w);
-        prefetch_far(w + ahead);
+        prefetch(w + ahead);
         if constexpr (is_int4(kKind)) {
             _mm512_store_si512(to + i * 128, _mm512_sub_epi8(low_nibbles(packed).v, offset));
             _mm512_store_si512(to + i * 128 + 64, _mm512_sub_epi8(high_nibbles(packed).v, offset));
@@ -149,7 +149,7 @@ void tile_blocks(const LinearCall& c, const Panel& p, int8_t* weights, TileArea&
         for (int64_t g = 0; g < c.groups; ++g) {
             int8_t* w = weights + g * kGroup * 16 * NB;
             if (top == p.row)
-                for (int b = 0; b < NB; ++b) unpack_group<kKind>(w + b * kGroup * 16, c, p.block + b, g);
+                for (int b = 0; b < NB; ++b) unpack_group<kKind, NB>(w + b * kGroup * 16, c, p.block + b, g);
             for (int t = 0; t < tall; ++t, turn ^= 1) {
                 const int64_t row = tile_row(p, top, t, rows);
                 const char* x = c.x + row * c.x_stride + g * kGroup;

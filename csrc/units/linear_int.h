@@ -83,16 +83,14 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block) {
     U table[kPlanes];
     if constexpr (kTable)
         for (int p = 0; p < kPlanes; ++p) table[p] = load_table(c.table + p * 16);
-    const int64_t block_bytes = c.k / kStep * 64, group_bytes = c.group / kStep * 64, groups_ahead = g_tuning.ahead / group_bytes;
+    const int64_t block_bytes = c.k / kStep * 64, group_bytes = c.group / kStep * 64;
     const char* w = c.weights + block * block_bytes;
     const char* x = c.x + row * c.x_stride;
     for (int64_t g = 0; g < c.groups; ++g) {
         I sum[kSums][R][NB];
         start_sums<kPlanes, kDigits, kOffset, R, NB>(c, sum, row, block, g);
-        // Behind the end of a stream comes the first place of the same stream in the next group of blocks.
-        const bool turns = g + groups_ahead >= c.groups;
-        const int64_t ahead = g_tuning.ahead + (turns ? (NB - 1) * block_bytes : 0);
-        if constexpr (R == 1) ask_scales<NB>(c, block, g + groups_ahead + (turns ? (NB - 1) * c.groups : 0));
+        const int64_t ahead = place_ahead<NB>(g * group_bytes, block_bytes);
+        if constexpr (R == 1) ask_scales<NB>(c, block, g + ahead / group_bytes);
         for (int64_t k = 0; k < c.group; k += kStep, w += 64, x += kStep) {
             U low[kPlanes][NB], high[kPlanes][NB];
 #pragma GCC unroll 8
