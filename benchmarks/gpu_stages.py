@@ -148,6 +148,7 @@ def bits(scale: Scale) -> None:
             LocalEngine(config_of(scale, max_num_batched_tokens=16, max_num_seqs=7, **options)), requests
         ),
         "eager": lambda: run(LocalEngine(config_of(scale, enforce_eager=True, **options)), requests),
+        "not_ahead": lambda: run(LocalEngine(config_of(scale, async_scheduling=False, **options)), requests),
     }
     wrong = []
     for way, go in ways.items():
@@ -256,9 +257,13 @@ def model(scale: Scale, shape: str, quantization: str) -> None:
     tell(prefill_tokens_per_s=length / took, prefill_share_of_bf16_rate=work / took / products)
     batch = scale(64, 2)
     step = loaded.decode_step(batch, context, scale(50, 2))
+    engine.ahead = False
+    waiting = loaded.decode_step(batch, context, scale(50, 2))
+    engine.ahead = True
     graph = engine.runner._graphs[min(s for s in engine.runner.graph_sizes if s >= batch)]
     busy = seconds(graph.run, 20)
     tell(step_ms_at_64=step * 1e3, graph_ms_at_64=busy * 1e3, outside_graph_share_at_64=1 - busy / step)
+    tell(step_ms_at_64_not_ahead=waiting * 1e3, outside_graph_share_at_64_not_ahead=1 - busy / waiting)
     for requests in (1, 16, 64, 256) if not scale.dry else (1, 2):
         loaded.submit(requests, scale(512, 6), scale(128, 2))
         took = loaded.until_done()

@@ -2,11 +2,15 @@
 
 It fails loudly when a row reads a slot that does not hold exactly the token the sequence has there, so that every fault
 in block ownership, copy-on-write, sharing or scrubbing becomes a wrong value and not a silent one.
+
+A step computes when it is launched or, on a `late` device, when its results are waited for: from what was known when it
+was launched, and after all that were launched before it.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
@@ -14,9 +18,9 @@ from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import SchedulerConfig
 from quire.core.params import SamplingParams
-from quire.core.plan import ChunkResult, StepPlan
+from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import Output, Request
-from quire.core.sequence import SLID_OUT, Status
+from quire.core.sequence import SLID_OUT, Sequence, Status
 from quire.sched.scheduler import Scheduler
 
 VOCAB = 50
@@ -48,6 +52,8 @@ class FakeEngine:
         max_model_len: int = 48,
         windows: tuple[int, ...] = (0,),
         prefix: bool = True,
+        ahead: bool = False,
+        late: bool = False,
         **limits: object,
     ) -> None:
         defaults: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
@@ -61,7 +67,10 @@ class FakeEngine:
         self.poison: set[str] = set()
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], Output] = {}
-        self.max_step = 0
+        self.ahead, self.late = ahead, late
+        self.steps_ahead = 0
+        self._launched: tuple[StepPlan, Callable[[], list[ChunkResult]]] | None = None
+        self._drawn: dict[Sequence, int] = {}
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
@@ -69,8 +78,10 @@ class FakeEngine:
 
     def step(self) -> list[Output]:
         """Plan, run on the dictionary, commit, check every invariant."""
-        plan = self.scheduler.plan()
-        outputs = self.scheduler.commit(plan, self.run(plan))
+        plan, results = self._launched or self.launch()
+        self._launched = self.launch() if self.ahead and self.scheduler.may_plan_ahead() else None
+        self.steps_ahead += self._launched is not None
+        outputs = self.scheduler.commit(plan, results())
         for out in outputs:
             key = (out.request_id, out.index)
             assert key not in self.ends, f"output after the end of {key}"
@@ -80,9 +91,20 @@ class FakeEngine:
         self.check(plan)
         return outputs
 
-    def run(self, plan: StepPlan) -> list[ChunkResult]:
-        """Write and read slots as the kernels would."""
-        size = self.block_size
+    def launch(self) -> tuple[StepPlan, Callable[[], list[ChunkResult]]]:
+        """Plan a step and give it to the device."""
+        plan = self.scheduler.plan()
+        tables = [[list(table) for table in chunk.seq.blocks] for chunk in plan.chunks]
+        known = [[*chunk.seq.tokens] for chunk in plan.chunks]
+        if self.late:
+            return plan, lambda: self.run(plan, tables, known)
+        results = self.run(plan, tables, known)
+        return plan, lambda: results
+
+    def run(self, plan: StepPlan, tables: list[list[list[int]]], known: list[list[int]]) -> list[ChunkResult]:
+        """Write and read slots as the kernels would; a token the host did not know is what the last step drew."""
+        size, drawn = self.block_size, self._drawn
+        self._drawn = {}
         for block in plan.scrub:
             for offset in range(size):
                 self.cache.pop(block * size + offset, None)
@@ -92,27 +114,40 @@ class FakeEngine:
                 if value is not None:
                     self.cache[destination * size + offset] = value
         results = []
-        for chunk in plan.chunks:
-            seq, end = chunk.seq, chunk.start + chunk.count
-            for group, (table, window) in enumerate(zip(seq.blocks, self.windows, strict=True)):
-                for position in range(chunk.start, end):
-                    slot = table[position // size] * size + position % size
-                    self.cache[slot] = (group, *seq.tokens[: position + 1])
-                for position in range(max(0, chunk.start - window + 1) if window else 0, end):
-                    block = table[position // size]
-                    assert block != SLID_OUT, f"{seq} reads position {position}, which slid out"
-                    held = self.cache.get(block * size + position % size)
-                    want = (group, *seq.tokens[: position + 1])
-                    assert held == want, f"{seq} reads a wrong value at {position}: {held}"
-            result = ChunkResult([], [], [])
-            if chunk.logits and (end == len(seq.tokens) or end < seq.prompt_len):
-                if seq.request.id in self.poison:
-                    result.error = "numerics"
-                elif end == len(seq.tokens):
-                    result.tokens = [next_token(seq.tokens, seq.index)]
-                result.finite = result.error is None
-            results.append(result)
+        for chunk, own, tokens in zip(plan.chunks, tables, known, strict=True):
+            if chunk.start + chunk.count > len(tokens):
+                assert not chunk.seq.request.params.presence_penalty, "its edits need all tokens"
+                tokens.append(drawn[chunk.seq])
+            self._attend(chunk, own, tokens)
+            results.append(self._draw(chunk, tokens))
         return results
+
+    def _attend(self, chunk: Chunk, tables: list[list[int]], tokens: list[int]) -> None:
+        """Write the chunk's slots and read all that its rows see."""
+        size, end = self.block_size, chunk.start + chunk.count
+        for group, (table, window) in enumerate(zip(tables, self.windows, strict=True)):
+            for position in range(chunk.start, end):
+                slot = table[position // size] * size + position % size
+                self.cache[slot] = (group, *tokens[: position + 1])
+            for position in range(max(0, chunk.start - window + 1) if window else 0, end):
+                block = table[position // size]
+                assert block != SLID_OUT, f"{chunk.seq} reads position {position}, which slid out"
+                held = self.cache.get(block * size + position % size)
+                want = (group, *tokens[: position + 1])
+                assert held == want, f"{chunk.seq} reads a wrong value at {position}: {held}"
+
+    def _draw(self, chunk: Chunk, tokens: list[int]) -> ChunkResult:
+        """The token of a chunk that ends its sequence, for the host and for the next step."""
+        seq, end, result = chunk.seq, chunk.start + chunk.count, ChunkResult([], [], [])
+        if chunk.logits and (end == len(tokens) or end < seq.prompt_len):
+            if end == len(tokens):
+                self._drawn[seq] = next_token(tokens, seq.index)
+            if seq.request.id in self.poison:
+                result.error = "numerics"
+            elif end == len(tokens):
+                result.tokens = [self._drawn[seq]]
+            result.finite = result.error is None
+        return result
 
     def check(self, plan: StepPlan) -> None:
         """The invariants of ownership and of a step's bounds."""
@@ -133,7 +168,9 @@ class FakeEngine:
                     for block in table[slid:]:
                         owners[block] += 1
                 held = sum(len(table) - slid for table, slid in zip(seq.blocks, seq.slid, strict=True))
-                assert held <= self.sizes.footprint(seq.target), "more blocks than were promised"
+                # What slides out is not free before the step that writes behind it is planned.
+                more = sum(map(bool, self.windows)) * self.sizes.entries(self.sizes.max_chunk) if self.ahead else 0
+                assert held <= self.sizes.footprint(seq.target) + more, "more blocks than were promised"
         assert owners == self.pool.refs, "reference counts differ from the owners that exist"
         # One writer: the block that a sequence writes next is its own unless it will be copied first.
         writing = [table[s.computed // self.block_size] for s in self.scheduler.running for table in s.blocks
@@ -153,12 +190,12 @@ class FakeEngine:
 
 
 def request(name: str, prompt: list[int], max_tokens: int, n: int = 1, salt: str = "", priority: int = 0,
-            eos: tuple[int, ...] = (7,)) -> Request:  # fmt: skip
-    """A request for the fake engine."""
+            eos: tuple[int, ...] = (7,), **params: float) -> Request:  # fmt: skip
+    """A request for the fake engine, which ignores `params`."""
     return Request(
         id=name,
         prompt=tuple(prompt),
-        params=SamplingParams(max_tokens=max_tokens, n=n),
+        params=SamplingParams(max_tokens=max_tokens, n=n, **params),  # type: ignore[arg-type]
         seed=0,
         arrival=0.0,
         eos_token_ids=eos,

@@ -47,7 +47,7 @@ def test_a_step_reads_its_own_arrays_whenever_copies_happen(eager: str) -> None:
         )
         tables = [[[which + step] * blocks] * seqs for which in (0, 50)]
         expected.append(([100 * step + i for i in range(8)], tables))
-    runtime.fetch([])
+    runtime.fetch([])()
     assert seen == expected
     assert 0 < runtime.waits <= 6, "the host runs one step ahead, and no further"
 
@@ -70,7 +70,7 @@ def test_adapters_rows_arrive_where_the_decoder_reads_them() -> None:
     arrays.begin()
     arrays.adapters[:] = np.arange(8)
     arrays.send(1, 1)
-    runtime.fetch([])
+    runtime.fetch([])()
     assert rows.tolist() == list(range(8))
 
 

@@ -39,7 +39,7 @@ def next_row(seq: Sequence) -> LogitRow:
 
 
 def run(ops: Ops, logits: torch.Tensor, *seqs: Sequence) -> list[RowResult]:
-    return Sampler(ops, logits.shape[1])(logits.clone(), [next_row(s) for s in seqs])
+    return Sampler(ops, logits.shape[1])(logits.clone(), [next_row(s) for s in seqs]).results()
 
 
 def rising() -> torch.Tensor:
@@ -99,7 +99,7 @@ def test_prompt_logprobs_score_the_target_and_draw_nothing(ops: Ops) -> None:
     raw = torch.randn((3, VOCAB), generator=torch.Generator().manual_seed(0))
     seq = sequence(prompt=(4, 5, 6), prompt_logprobs=3, temperature=0.0, logit_bias={9: 100.0})
     rows = [LogitRow(seq, 1, 5), LogitRow(seq, 2, 6), LogitRow(seq, 3)]
-    results = Sampler(ops, VOCAB)(raw.clone(), rows)
+    results = Sampler(ops, VOCAB)(raw.clone(), rows).results()
     exact = raw.double().log_softmax(1)
     for i, target in ((0, 5), (1, 6)):
         logprob = results[i].logprob
@@ -107,7 +107,7 @@ def test_prompt_logprobs_score_the_target_and_draw_nothing(ops: Ops) -> None:
         assert logprob.logprob == pytest.approx(exact[i, target].item(), rel=1e-5)
         assert logprob.top[0][0] == int(raw[i].argmax())
     assert results[2] == RowResult(9)
-    only = Sampler(ops, VOCAB)(raw[:2].clone(), rows[:2])
+    only = Sampler(ops, VOCAB)(raw[:2].clone(), rows[:2]).results()
     assert only == results[:2]
 
 
@@ -123,7 +123,7 @@ def test_errors_name_the_cause_and_stay_in_their_row(ops: Ops) -> None:
         sequence(allowed_token_ids=(9,), bad_words_ids=((9,),)),
     ]
     rows = [*map(next_row, seqs), LogitRow(sequence(prompt_logprobs=1), 1, 2)]
-    results = Sampler(ops, VOCAB)(logits, rows)
+    results = Sampler(ops, VOCAB)(logits, rows).results()
     assert [r.error for r in results] == [None, NUMERICS, NUMERICS, NUMERICS, NO_TOKEN, NUMERICS]
     assert [r.token for r in results] == [49, -1, -1, -1, -1, -1]
 
@@ -161,7 +161,7 @@ def test_native_agrees_with_reference() -> None:
 def generate(sampler: Sampler, seq: Sequence, logits: torch.Tensor, steps: int) -> list[int]:
     """Append `steps` tokens, always from the same logits."""
     for _ in range(steps):
-        (result,) = sampler(logits.clone(), [next_row(seq)])
+        (result,) = sampler(logits.clone(), [next_row(seq)]).results()
         seq.tokens.append(result.token)
     return seq.output
 

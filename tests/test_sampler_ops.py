@@ -213,6 +213,19 @@ def test_top_logprobs_by_definition(ops: Ops) -> None:
     assert logprobs[0, :4] == pytest.approx(exact[[1, 2, 0, 4]].tolist(), rel=1e-6)
 
 
+@BACKENDS
+def test_targets_may_be_places_among_what_was_drawn(ops: Ops) -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 0.5], [math.nan, 1.0, 2.0, 3.0], [4.0, 1.0, 2.0, 3.0]])
+    tokens, flags = ops.sample(logits, np.array([draw_record(row, temperature=0.0) for row in (2, 1, 0)], DRAW))
+    assert tokens.tolist() == [0, -1, 1] and flags.tolist() == [0, NOT_FINITE, 0]
+    queries = np.array([(0, -3), (1, -2), (2, -1), (2, 3)], QUERY)
+    scores, _, _ = ops.top_logprobs(logits, queries, 1, tokens)
+    known, _, _ = ops.top_logprobs(logits, np.array([(0, 1), (1, 0), (2, 0), (2, 3)], QUERY), 1)
+    assert scores["flags"].tolist() == [0, NOT_FINITE, 0, 0]
+    assert [scores[i].tobytes() for i in (0, 2, 3)] == [known[i].tobytes() for i in (0, 2, 3)]
+    assert queries["target"].tolist() == [-3, -2, -1, 3], "the caller's records stay as they are"
+
+
 def test_native_refuses_what_lies_outside() -> None:
     logits = torch.zeros((2, 10))
     for bad in (-1, 2):

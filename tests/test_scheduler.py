@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fake_runner import FakeEngine, golden, request
+from fake_runner import FakeEngine, golden, next_token, request
 from quire.core.errors import BadRequest
 from quire.core.request import Request
 
@@ -47,6 +47,60 @@ def test_preemption_happens_and_changes_nothing() -> None:
     engine.drain()
     assert engine.scheduler.preemptions > 0
     assert_golden(engine, requests)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("blocks", [16, 96])
+def test_a_step_ahead_changes_no_output(blocks: int, late: bool) -> None:
+    engine = FakeEngine(blocks, 4, 48, ahead=True, late=late, max_num_batched_tokens=16)
+    requests = [request(f"r{i}", [i % 3, *range(2 + 3 * i)], 3 + 5 * (i % 4), n=1 + i % 3) for i in range(9)]
+    for req in requests:
+        engine.submit(req)
+    engine.drain()
+    assert_golden(engine, requests)
+    assert engine.steps_ahead > 20
+    assert (engine.scheduler.preemptions > 0) == (blocks == 16)
+
+
+def test_no_row_is_planned_past_a_known_end() -> None:
+    engine = FakeEngine(64, 4, 12, ahead=True)
+    engine.submit(request("short", [1, 2], 3, eos=()))
+    engine.submit(request("longest", [3, 4], 40, eos=()))
+    rows = []
+    while engine.scheduler.has_work:
+        engine.step()
+        rows.append(engine._launched[0].num_tokens if engine._launched else None)
+    # The prompts, then a row each until one has its three tokens, the other the twelve that a sequence may have.
+    assert rows == [2, 2, *[1] * 7, 0]
+
+
+def test_an_end_token_and_an_abort_throw_the_row_ahead_away() -> None:
+    engine = FakeEngine(64, 4, 48, ahead=True, late=True)
+    last = next_token([1, 2], 0)
+    engine.submit(request("ends", [1, 2], 20, eos=(last,)))
+    engine.submit(request("aborted", [3, 3, 3], 20, eos=()))
+    engine.step()
+    assert engine.outputs["ends", 0] == [last] and engine.ends["ends", 0].finish_reason == "stop"
+    assert engine._launched is not None and engine._launched[0].num_tokens == 2, "a row of each is under way"
+    engine.scheduler.abort("aborted")
+    assert engine.pool.num_used == 0 and not engine.scheduler.has_work
+    engine.outputs.clear()
+    other = request("aborted", [5], 4)
+    engine.submit(other)
+    engine.drain()
+    assert_golden(engine, [other])
+
+
+@pytest.mark.parametrize("params", [{"presence_penalty": 1.0}, {"repetition_penalty": 2.0}, {"min_tokens": 9}])
+def test_a_request_whose_logits_are_edited_is_not_planned_ahead(params: dict[str, float]) -> None:
+    engine = FakeEngine(64, 4, 48, ahead=True)
+    edited = request("edited", [1, 2, 3], 9, eos=(), **params)
+    engine.submit(edited)
+    engine.drain()
+    assert engine.steps_ahead == 1, "only when its last token is in flight, which takes no row"
+    engine.submit(request("plain", [1, 2, 3], 9, eos=()))
+    engine.drain()
+    assert engine.steps_ahead > 5
 
 
 def test_prefix_is_shared_and_salted() -> None:
@@ -151,9 +205,17 @@ class Machine(RuleBasedStateMachine):
         prefix=st.booleans(),
         budget=st.integers(4, 40),
         policy=st.sampled_from(["fcfs", "priority"]),
+        device=st.sampled_from([{}, {"ahead": True}, {"ahead": True, "late": True}]),
     )
     def start(
-        self, blocks: int, block_size: int, windows: tuple[int, ...], prefix: bool, budget: int, policy: str
+        self,
+        blocks: int,
+        block_size: int,
+        windows: tuple[int, ...],
+        prefix: bool,
+        budget: int,
+        policy: str,
+        device: dict[str, bool],
     ) -> None:
         """Build an engine."""
         self.engine = FakeEngine(
@@ -164,6 +226,7 @@ class Machine(RuleBasedStateMachine):
             prefix,
             max_num_batched_tokens=budget,
             scheduling_policy=policy,
+            **device,
         )
         self.live: dict[str, Request] = {}
         self.aborted: set[str] = set()
@@ -181,7 +244,8 @@ class Machine(RuleBasedStateMachine):
     def submit(self, head: int, length: int, max_tokens: int, n: int, salt: str, priority: int, poison: bool) -> None:
         """Add a request whose prompt shares its beginning with others."""
         self.count += 1
-        req = request(f"r{self.count}", [head, *range(length - 1)], max_tokens, n, salt, priority)
+        edited = {"presence_penalty": 1.0} if self.count % 5 == 0 else {}
+        req = request(f"r{self.count}", [head, *range(length - 1)], max_tokens, n, salt, priority, **edited)
         try:
             self.engine.submit(req)
         except BadRequest:

@@ -87,9 +87,9 @@ def copy_cache(source: KVCache, target: KVCache) -> None:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """Every tensor of an output or an argument; caches as the numbers they hold, in the logical order."""
+    """Every tensor of an output or an argument; caches as the numbers they hold, in the logical order. No records."""
     if isinstance(value, Tensor):
-        return [value]
+        return [] if value.dim() == 1 and value.dtype is torch.uint8 else [value]
     if isinstance(value, KVCache):
         if type(value.layout) in (KVLayout, PlainLayout):
             return list(value.logical(torch.arange(len(value.keys), device=value.keys.device)))

@@ -62,10 +62,10 @@ class PrefixCache:
         self.queries += len(seq.tokens)
         self.hits += hit_tokens
 
-    def publish(self, seq: Sequence) -> None:
-        """Publish the blocks of `seq` that became full; call only once their values are in the cache."""
+    def publish(self, seq: Sequence, upto: int) -> None:
+        """Publish the full blocks of positions 0 .. upto - 1; call only once their values are in the cache."""
         size = self.block_size
-        full = min(seq.computed, len(seq.tokens)) // size
+        full = upto // size
         if full <= seq.published:
             return
         keys = self._keys(seq, full)

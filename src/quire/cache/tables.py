@@ -84,22 +84,22 @@ class BlockTables:
         if seq.preemptions == 0:
             seq.cached_tokens = seq.computed
 
-    def publish(self, seq: Sequence) -> None:
-        """Let others find the full blocks of `seq`, whose values are known to be finite."""
+    def publish(self, seq: Sequence, upto: int) -> None:
+        """Let others find the full blocks of positions 0 .. upto - 1 of `seq`, whose values are known to be finite."""
         if self.prefix is not None:
-            self.prefix.publish(seq)
+            self.prefix.publish(seq, upto)
 
     @property
     def loses(self) -> bool:
         """Whether blocks that are not published yet may slide out, which later requests would have found."""
         return self.prefix is not None and any(self.sizes.windows)
 
-    def slide(self, seq: Sequence) -> None:
-        """Free the blocks that no future row of `seq` can see."""
+    def slide(self, seq: Sequence, upto: int) -> None:
+        """Free the blocks that no row of `seq` from position `upto` on can see."""
         for group, window in enumerate(self.sizes.windows):
             if window and seq.blocks:
                 table = seq.blocks[group]
-                keep = min(max(0, seq.computed - window + 1) // self.block_size, len(table))
+                keep = min(max(0, upto - window + 1) // self.block_size, len(table))
                 for i in range(seq.slid[group], keep):
                     self.pool.release(table[i])
                     table[i] = SLID_OUT

@@ -81,6 +81,7 @@ HELP = {
     "scheduling_policy": "Who runs first.",
     "max_num_queued_reqs": "Sequences accepted and not finished at most; more are refused (HTTP 429).",
     "static_batching": "Admit no sequence while others run: the baseline to compare with.",
+    "async_scheduling": "Plan and send a step while the one before runs; on where there is a GPU, which it needs.",
     "device": "cuda = GPU kernels, cpu = native kernels, reference = torch (slow), auto = the first that can run.",
     "threads": "CPU threads; 0 = one per physical core, as far as the quota goes.",
     "isa": "Force an instruction set of the native kernels.",
@@ -168,6 +169,8 @@ def _flag(field: msgspec.structs.FieldInfo, panel: str) -> inspect.Parameter:
         kind, default = list[str], None
     elif name == "max_model_len":
         kind, default = str, "auto"
+    elif kind == bool | None:
+        kind = bool
     spellings = [_long(name), *([SHORT[name]] if name in SHORT else [])]
     if kind is bool:
         spellings[0] += f"/{_long(f'no_{name}')}"

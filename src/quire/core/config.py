@@ -64,7 +64,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one step and of the queue."""
+    """Limits of one step and of the queue. `async_scheduling`: plan a step while another runs; None = on a GPU."""
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -72,6 +72,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int = 1024
     static_batching: bool = False
+    async_scheduling: bool | None = None
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):

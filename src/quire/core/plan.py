@@ -23,7 +23,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """All chunks of a step, after wiping `scrub` and the block copies (source, destination) of copy-on-write."""
+    """All chunks of a step, after wiping `scrub` and the block copies (source, destination) of copy-on-write.
+
+    Steps run in the order of their plans. So what one writes or frees, a later one may use, whichever is committed.
+    """
 
     chunks: tuple[Chunk, ...]
     copies: tuple[tuple[int, int], ...] = ()

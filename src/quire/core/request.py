@@ -31,6 +31,19 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     adapter: str = ""
 
+    def edits_logits(self, made: int) -> bool:
+        """Whether the token after `made` generated ones is drawn from changed logits."""
+        params = self.params
+        return bool(
+            params.repetition_penalty != 1.0
+            or params.presence_penalty
+            or params.frequency_penalty
+            or params.logit_bias
+            or params.allowed_token_ids is not None
+            or self.bad_words_ids
+            or made < params.min_tokens
+        )
+
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Log-probability (nats) of one token with its 1-based rank, and the `top` alternatives, best first."""

@@ -27,6 +27,8 @@ class Sequence:
 
     `blocks` holds a table per group of layers, all of one length, or nothing; the first `slid` entries of a table are
     SLID_OUT. `cache.tables` writes them.
+
+    `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too.
     """
 
     __slots__ = (
@@ -37,6 +39,7 @@ class Sequence:
         "finish_reason",
         "first_scheduled",
         "first_token",
+        "in_flight",
         "index",
         "keys",
         "last_token",
@@ -61,6 +64,7 @@ class Sequence:
         self.prompt_len = len(self.tokens)
         self.draft: list[int] = []
         self.computed = 0
+        self.in_flight = 0
         self.blocks: list[list[int]] = []
         self.published = 0
         self.keys: list[bytes] = []
@@ -79,7 +83,7 @@ class Sequence:
     @property
     def target(self) -> int:
         """The length `computed` is moving toward."""
-        return len(self.tokens) + len(self.draft)
+        return len(self.tokens) + self.in_flight + len(self.draft)
 
     @property
     def output(self) -> list[int]:

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.model.batch import Batch
+from quire.ops.gpu import take_drawn
 from quire.ops.runtime import Mark, Runtime
+from quire.ops.sampling import Found
 
 ROWS = (("slots", np.int64), ("tokens", np.int32), ("positions", np.int32), ("logit_rows", np.int32),
         ("adapters", np.int32))  # fmt: skip
@@ -37,8 +39,9 @@ def _size(rows: int, seqs: int, groups: int) -> int:
 class Arrays:
     """What the host fills and the ops read: one memory for both, where the ops run on the host.
 
-    `adapters`: the rows' LoRA slots, which the decoder's adapters read where they lie. `slots` [groups, tokens] and
-    `block_tables` [groups, seqs, blocks] differ by group of layers; the tables keep their rows from step to step.
+    `tokens`: where the host does not know one yet, -1 - i for the i-th that the step before draws. `adapters`: the LoRA
+    slots of rows, which the decoder's adapters read where they lie. `slots` [groups, tokens] and `block_tables`
+    [groups, seqs, blocks] differ by group of layers; the tables keep their rows from step to step.
     """
 
     def __init__(
@@ -70,6 +73,12 @@ class Arrays:
 
     def send(self, seqs: int, blocks: int) -> None:
         """The ops may read from here on: the arrays and the first `blocks` columns of `seqs` rows of the tables."""
+
+    def keep_drawn(self, tokens: Found) -> None:
+        """What a step drew, int32 [n], for the next one. The host, where nothing is ahead, knows it by then."""
+
+    def take_drawn(self, tokens: int) -> None:
+        """Part of a step: look up those of its `tokens` that the step before drew."""
 
     def batches(self, tokens: int, seqs: int, logits: int) -> list[Batch]:
         """Views of the filled part, as ops read them: a batch per group of layers."""
@@ -123,6 +132,7 @@ class DeviceArrays(Arrays):
         self._turn = 0
         tables = torch.zeros(self.block_tables.shape, dtype=torch.int32, device=device)
         self._place(torch.zeros(len(self._memory), dtype=torch.uint8, device=device), tables)
+        self._drawn = torch.zeros(sizes[0], dtype=torch.int32, device=device)
         self._rows = rows
         self._use(self._buffers[0].arrays)
 
@@ -150,3 +160,12 @@ class DeviceArrays(Arrays):
             placed.append((self._rows, buffer.adapters))
         self._runtime.place(placed)
         buffer.read = self._runtime.mark()
+
+    def keep_drawn(self, tokens: Found) -> None:
+        """Queue a copy to where the next step looks, behind the step that runs."""
+        drawn = torch.as_tensor(tokens)
+        self._runtime.place([(self._drawn[: len(drawn)], drawn)])
+
+    def take_drawn(self, tokens: int) -> None:
+        """Queue it, or record it as a graph's first part."""
+        take_drawn(self._views["tokens"][:tokens], self._drawn)

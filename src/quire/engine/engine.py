@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError, QuireError
+from quire.core.plan import ChunkResult, StepPlan
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
@@ -45,21 +47,34 @@ class Engine:
         self.pool = BlockPool(self.kv.blocks)
         self.prefix = PrefixCache(self.pool, config.cache.block_size) if config.cache.enable_prefix_caching else None
         limits = config.scheduler
+        self._check_limits()
+        tables = BlockTables(self.pool, self.prefix, self.kv.sizes)
+        self.scheduler = Scheduler(limits, tables, self.max_model_len)
+        self.runner = Runner(self.model, self.ops, self.kv, limits, capture=not config.device.enforce_eager)
+        self.runner.warm_up()
+        tune(self.runner, config, self.model.weight_bytes)
+        self.ahead = self.ops.gpu is not None and limits.async_scheduling is not False
+        self._launched: tuple[StepPlan, Callable[[], list[ChunkResult]]] | None = None
+        self.load_seconds = time.monotonic() - started
+        self._unloads: dict[str, int] = {}
+        self.steps = self.prompt_tokens = self.generation_tokens = 0
+        self.step_tokens, self.step_seconds = 0, 0.0
+
+    def _check_limits(self) -> None:
+        """Limits of a step that the model or the device makes impossible."""
+        limits = self.config.scheduler
         if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"without chunked prefill --max-num-batched-tokens ({limits.max_num_batched_tokens}) must be at least "
                 f"--max-model-len ({self.max_model_len})",
                 param="max_num_batched_tokens",
             )
-        tables = BlockTables(self.pool, self.prefix, self.kv.sizes)
-        self.scheduler = Scheduler(limits, tables, self.max_model_len)
-        self.runner = Runner(self.model, self.ops, self.kv, limits, capture=not config.device.enforce_eager)
-        self.runner.warm_up()
-        tune(self.runner, config, self.model.weight_bytes)
-        self.load_seconds = time.monotonic() - started
-        self._unloads: dict[str, int] = {}
-        self.steps = self.prompt_tokens = self.generation_tokens = 0
-        self.step_tokens, self.step_seconds = 0, 0.0
+        if limits.async_scheduling and self.ops.gpu is None:
+            raise ConfigError(
+                f"--async-scheduling needs a GPU: on the {self.ops.name} backend the host itself computes each step, "
+                "and nothing is left to overlap with it; leave the option out",
+                param="async_scheduling",
+            )
 
     def _cache_bytes(self, shape: KVPlan) -> int | None:
         """What a GPU has left for the KV cache; None on the host."""
@@ -135,10 +150,11 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> list[Output]:
-        """One iteration: schedule, execute, update."""
+        """One iteration: schedule, execute, update. On a GPU the next one is scheduled and sent before the wait."""
         started = time.perf_counter()
-        plan = self.scheduler.plan()
-        outputs = self.scheduler.commit(plan, self.runner.run(plan))
+        plan, results = self._launched or self._launch()
+        self._launched = self._launch() if self.ahead and self.scheduler.may_plan_ahead() else None
+        outputs = self.scheduler.commit(plan, results())
         self.steps += 1
         self.step_tokens = plan.num_tokens
         made = sum(len(o.tokens) for o in outputs)
@@ -148,6 +164,10 @@ class Engine:
         if not self.has_work:
             self.pool.check()
         return outputs
+
+    def _launch(self) -> tuple[StepPlan, Callable[[], list[ChunkResult]]]:
+        plan = self.scheduler.plan()
+        return plan, self.runner.launch(plan)
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""

@@ -9,7 +9,7 @@ import torch
 
 from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk, ChunkResult, StepPlan
-from quire.core.sequence import Sequence
+from quire.core.sequence import Sequence, Status
 from quire.engine.arrays import Arrays, DeviceArrays
 from quire.engine.budget import KVPlan
 from quire.engine.shapes import fitting, graph_sizes
@@ -17,11 +17,11 @@ from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.lora import NONE
 from quire.ops.backend import Captured, Ops, Replay
-from quire.sample.sampler import LogitRow, Sampler
+from quire.sample.sampler import Drawn, LogitRow, Sampler
 
 
 class Runner:
-    """Owns the KV cache, the step arrays and the recordings. One call of `run` is one step.
+    """Owns the KV cache, the step arrays and the recordings. One call of `launch` is one step.
 
     `kv`: blocks of the cache, layers that share them, the longest sequence; `limits`: bounds of a step; `capture`:
     replay small steps.
@@ -56,6 +56,7 @@ class Runner:
         self._graphs: dict[int, Replay[torch.Tensor] | Captured] = {}
         self._logits = torch.empty(0)
         self._table_owner: list[tuple[Sequence, int] | None] = [None] * max_seqs
+        self._places: dict[Sequence, int] = {}
 
     def warm_up(self) -> None:
         """Fault in what the first step touches, or capture the graphs of a GPU. No counter sees it."""
@@ -119,19 +120,27 @@ class Runner:
         """Zero the block that made-up steps wrote."""
         self.ops.zero_blocks(self.own_caches, (0,))
 
-    def run(self, plan: StepPlan) -> list[ChunkResult]:
-        """Execute the plan: wipe, copy, compute, sample. One result per chunk, in order."""
+    def launch(self, plan: StepPlan) -> Callable[[], list[ChunkResult]]:
+        """Execute the plan: wipe, copy, compute, sample. The call that comes back gives a result per chunk, in order.
+
+        A GPU is only told what to do; that call waits for it. The next plan may be launched before: it takes tokens
+        that are not known yet from what this one draws, on the device.
+        """
         if plan.scrub:
             self.ops.zero_blocks(self.own_caches, plan.scrub)
         if plan.copies:
             self.ops.copy_blocks(self.own_caches, plan.copies)
         if not plan.chunks:
-            return []
+            return list
         self.arrays.begin()
         rows = self._fill(plan.chunks)
         blocks = max(len(chunk.seq.blocks[0]) for chunk in plan.chunks)
         logits = self._forward(plan.num_tokens, len(plan.chunks), len(rows), blocks)
-        return self._collect(plan.chunks, rows, logits[: len(rows)])
+        drawn = self.sampler(logits[: len(rows)], rows) if rows else None
+        if drawn is not None and drawn.tokens is not None:
+            self.arrays.keep_drawn(drawn.tokens)
+        self._places = {row.seq: i for i, row in enumerate(row for row in rows if row.target is None)}
+        return lambda: self._collect(plan.chunks, rows, drawn)
 
     def _forward(self, tokens: int, seqs: int, logits: int, blocks: int) -> torch.Tensor:
         size = fitting(self.graph_sizes, tokens, seqs, logits, exact=self.ops.gpu is None) if self.capture else 0
@@ -144,6 +153,7 @@ class Runner:
         return self._decode(self.arrays.batches(tokens, seqs, logits))
 
     def _decode(self, batches: list[Batch]) -> torch.Tensor:
+        self.arrays.take_drawn(len(batches[0].tokens))
         views = [batches[group] for group in self._group_of] if len(batches) > 1 else ()
         return self.model.decoder(batches[0], self.caches, views)
 
@@ -181,9 +191,12 @@ class Runner:
         for s, chunk in enumerate(chunks):
             seq, start, count = chunk.seq, chunk.start, chunk.count
             end, stop = start + count, at + count
-            arrays.tokens[at:stop] = (
-                seq.tokens[start:end] if end <= len(seq.tokens) else (seq.tokens + seq.draft)[start:end]
-            )
+            if end <= len(seq.tokens):
+                arrays.tokens[at:stop] = seq.tokens[start:end]
+            elif seq.draft:
+                arrays.tokens[at:stop] = (seq.tokens + seq.draft)[start:end]
+            else:
+                arrays.tokens[at] = -1 - self._places[seq]
             self._fill_blocks(s, chunk, at)
             if adapters is not None:
                 arrays.adapters[at:stop] = adapters.slot(seq.request.adapter)
@@ -214,10 +227,12 @@ class Runner:
                 else np.asarray(table[first:])[position // size - first] * size + position % size
             )
 
-    def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], logits: torch.Tensor) -> list[ChunkResult]:
+    def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: Drawn | None) -> list[ChunkResult]:
         results = {id(c.seq): ChunkResult([], [], []) for c in chunks}
-        for row, found in zip(rows, self.sampler(logits, rows) if rows else (), strict=True):
+        for row, found in zip(rows, drawn.results() if drawn is not None else (), strict=True):
             result = results[id(row.seq)]
+            if row.seq.status is Status.FINISHED:
+                continue  # it ended while this step was under way: its row came after an end or an error
             if found.error is not None:
                 self.numeric_errors += result.error is None
                 result.error = found.error

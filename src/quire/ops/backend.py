@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,8 @@ from quire.ops.moe_cpu import group
 from quire.ops.native import Native, load_native
 from quire.ops.op import REGISTRY, choose
 from quire.ops.pack import pack
+from quire.ops.runtime import Fetched
+from quire.ops.sampling import Found
 from quire.ops.triton.pack import multiplies_float8
 from quire.ops.triton.pack import pack as gpu_pack
 from quire.ops.weights import Packed, Weight, plain_packed
@@ -170,6 +173,12 @@ class Ops:
         """Run `fn` once and record its calls; valid while its tensors keep their shapes and addresses."""
         self.begin_step()
         return Replay(self, fn) if self.gpu is None else Captured(self.gpu, fn)
+
+    def fetch(self, found: Sequence[Found]) -> Fetched:
+        """Bring results of sampling to the host: queued now, waited for when the result is called."""
+        if self.gpu is None:
+            return lambda: [np.asarray(each) for each in found]
+        return self.gpu.runtime.fetch([torch.as_tensor(each) for each in found])
 
     def describe(self) -> dict[str, Any]:
         """What `quire inspect` shows: backend, instruction set, threads, implementation of each op."""

@@ -63,10 +63,6 @@ class Gpu:
         host.numpy()[:] = array.reshape(-1)
         return host.to(self.device, non_blocking=True).view(array.shape)
 
-    def download(self, *tensors: Tensor) -> list[NDArray[Any]]:
-        """The tensors as arrays of the host: all copies are queued, then waited for once."""
-        return self.runtime.fetch(tensors)
-
 
 def choose_row(rows: list[dict[str, Any]], device: str, kernel: str, facts: dict[str, int]) -> dict[str, int]:
     """The sizes of the first row that fits, rows of `device` first."""
@@ -141,6 +137,11 @@ def gpu_facts() -> GpuFacts:
     version = importlib.metadata.version("triton")
     tuned = f"for this device: {', '.join(sorted(own))}" if own else "none for this device; those of any are used"
     return GpuFacts(found.name, architecture, found.multi_processor_count, free, total, version, tuned)
+
+
+def take_drawn(ids: Tensor, drawn: Tensor) -> None:
+    """Queue: each -1 - i in `ids` int32 [n] becomes `drawn[i]` (int32), or 0 where nothing could be drawn (-1)."""
+    ids.copy_(torch.where(ids < 0, drawn.index_select(0, (-1 - ids).clamp_(min=0)), ids).clamp_(min=0))
 
 
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

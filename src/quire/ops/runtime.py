@@ -14,6 +14,8 @@ from torch import Tensor
 
 Copies = Sequence[tuple[Tensor, Tensor]]
 """(target, source) of copies that are queued."""
+Fetched = Callable[[], list[NDArray[Any]]]
+"""Waits for copies to the host, and returns them."""
 
 
 class Mark(Protocol):
@@ -43,8 +45,8 @@ class Runtime(Protocol):
         """Queue copies within the device on the main queue."""
         ...
 
-    def fetch(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-        """Copies on the host, of what the main queue has written by now: all are queued, then waited for once."""
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        """Queue copies to the host on the main queue; they are waited for, once for all, when the result is called."""
         ...
 
     def capture(self, fn: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
@@ -104,11 +106,16 @@ class Cuda:
         for target, source in copies:
             target.copy_(source)
 
-    def fetch(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-        """Copies to page-locked memory behind the work of the current stream, one wait for all."""
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        """Copies to page-locked memory behind the work of the current stream, one event for all."""
         hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
-        self.mark().wait()
-        return [host.numpy() for host in hosts]
+        done = self.mark()
+
+        def wait() -> list[NDArray[Any]]:
+            done.wait()
+            return [host.numpy() for host in hosts]
+
+        return wait
 
     def capture(self, fn: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """A CUDA graph; all graphs share one pool of memory, since one runs at a time.
@@ -168,9 +175,9 @@ class Immediate:
         for target, source in copies:
             target.copy_(source)
 
-    def fetch(self, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         """The tensors' own memory."""
-        return [t.numpy() for t in tensors]
+        return lambda: [t.numpy() for t in tensors]
 
     def capture(self, fn: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Runs `fn` again each time and puts its result where the first one lies."""

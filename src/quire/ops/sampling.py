@@ -22,6 +22,8 @@ from quire.ops.philox import uniform
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Records = NDArray[np.void]
+Found = NDArray[Any] | Tensor
+"""A result of sampling where the logits are: on a device a tensor, records as bytes, that `Ops.fetch` brings."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy (vLLM's bound): dividing by them would only overflow."""
@@ -92,7 +94,7 @@ def penalize(logits: Tensor, edits: Sequence[RowEdits]) -> None:
 
 
 @op(tolerance=0.0)
-def sample(logits: Tensor, draws: Records) -> tuple[Ints, Ints]:
+def sample(logits: Tensor, draws: Records) -> tuple[Found, Found]:
     """One token per record of `draws` [n] (DRAW): tokens [n] int32 (-1 where flagged) and flags [n] int32.
 
     Greedy takes the largest logit, the lowest id among equals. Otherwise, in this order: divide by the temperature;
@@ -132,12 +134,13 @@ def _sample_row(x: NDArray[np.float64], draw: Any) -> tuple[int, int]:
 
 
 @op(tolerance=1e-5)
-def top_logprobs(logits: Tensor, queries: Records, k: int) -> tuple[Records, Ints, Floats]:
+def top_logprobs(logits: Tensor, queries: Records, k: int, drawn: Found | None = None) -> tuple[Found, Found, Found]:
     """Scores [n] (SCORE) of the targets of `queries` [n] (QUERY); each row's k best ids and log-probabilities [n, k].
 
     Best first, equal logits by ascending id; where fewer than k logits are above -inf the id is -1. A row with a flag
-    has undefined figures.
+    has undefined figures. A target of -1 - i is the i-th of `drawn`, tokens that `sample` found (any where it is -1).
     """
+    queries = with_drawn(queries, drawn)
     scores = np.zeros(len(queries), SCORE)
     ids = np.full((len(queries), k), -1, np.int32)
     logprobs = np.full((len(queries), k), -np.inf, np.float32)
@@ -153,6 +156,16 @@ def top_logprobs(logits: Tensor, queries: Records, k: int) -> tuple[Records, Int
         best = best[x[best] > -np.inf]
         ids[i, : len(best)], logprobs[i, : len(best)] = best, x[best] - lse
     return scores, ids, logprobs
+
+
+def with_drawn(queries: Records, drawn: Found | None) -> Records:
+    """`queries` with the targets that are places in `drawn` looked up, on the host."""
+    if drawn is None:
+        return queries
+    queries = queries.copy()
+    targets = queries["target"]
+    targets[targets < 0] = np.maximum(np.asarray(drawn)[-1 - targets[targets < 0]], 0)
+    return queries
 
 
 def draw_record(row: int = 0, seed: int = 0, position: int = 0, stream: int = 0, **options: float) -> tuple[Any, ...]:

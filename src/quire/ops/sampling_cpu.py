@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.ops.cpu import F32, Cpu, check
 from quire.ops.op import impl
-from quire.ops.sampling import DRAW, QUERY, SCORE, Floats, Ints, Records, RowEdits
+from quire.ops.sampling import DRAW, QUERY, SCORE, Floats, Found, Ints, Records, RowEdits, with_drawn
 
 _EDIT = struct.Struct("=11q3d")
 
@@ -67,7 +67,10 @@ def sample(cpu: Cpu, logits: Tensor, draws: Records) -> tuple[Ints, Ints]:
 
 
 @impl("top_logprobs", "cpu")
-def top_logprobs(cpu: Cpu, logits: Tensor, queries: Records, k: int) -> tuple[Records, Ints, Floats]:
+def top_logprobs(
+    cpu: Cpu, logits: Tensor, queries: Records, k: int, drawn: Found | None = None
+) -> tuple[Records, Ints, Floats]:
+    queries = with_drawn(queries, drawn)
     rows, vocab = check(logits, "top_logprobs logits", F32, -1, -1).shape
     count = len(queries)
     scores = np.empty(count, SCORE)

@@ -9,20 +9,6 @@ from quire.core.sequence import Sequence
 from quire.ops.sampling import RowEdits
 
 
-def wants_edits(seq: Sequence, position: int) -> bool:
-    """Whether the token at `position` of `seq` is drawn from changed logits."""
-    params = seq.request.params
-    return bool(
-        params.repetition_penalty != 1.0
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.logit_bias
-        or params.allowed_token_ids is not None
-        or seq.request.bad_words_ids
-        or position - seq.prompt_len < params.min_tokens
-    )
-
-
 def _ids(values: object) -> NDArray[np.int32]:
     return np.array(sorted(values), np.int32)  # type: ignore[call-overload]
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence, Status
-from quire.ops.sampling import DRAW, NOTHING_ALLOWED, PACK_DRAW, QUERY, Floats, Ints, Records, RowEdits
-from quire.sample.edits import History, wants_edits
+from quire.ops.sampling import DRAW, NOTHING_ALLOWED, PACK_DRAW, QUERY, SCORE, Found, Records, RowEdits
+from quire.sample.edits import History
 
 NUMERICS = (
     "the model's logits are not finite numbers (NaN or infinity); the weights or their number format are at fault"
@@ -25,9 +27,13 @@ class SamplingOps(Protocol):
 
     def penalize(self, logits: Tensor, edits: Rows[RowEdits]) -> None: ...
 
-    def sample(self, logits: Tensor, draws: Records) -> tuple[Ints, Ints]: ...
+    def sample(self, logits: Tensor, draws: Records) -> tuple[Found, Found]: ...
 
-    def top_logprobs(self, logits: Tensor, queries: Records, k: int) -> tuple[Records, Ints, Floats]: ...
+    def top_logprobs(
+        self, logits: Tensor, queries: Records, k: int, drawn: Found | None
+    ) -> tuple[Found, Found, Found]: ...
+
+    def fetch(self, found: Rows[Found]) -> Callable[[], list[NDArray[Any]]]: ...
 
 
 class LogitRow(NamedTuple):
@@ -50,12 +56,69 @@ class RowResult(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A wish for log-probabilities: of `token` and of the `k` best, in row `at` of some logits, for result `row`."""
+    """A wish for log-probabilities: of `token` and of the `k` best, in row `at` of some logits, for result `row`.
+
+    A `token` of -1 - i is the one that row `drawn[i]` gives.
+    """
 
     row: int
     at: int
     token: int
     k: int
+
+
+class Wishes(NamedTuple):
+    """What is asked of some rows: `drawn`, those that want a token; those that are `edited`; log-probabilities.
+
+    `scored` are of the logits as they come out of the sampler, `kept` of copies of edited rows, as they came in.
+    """
+
+    drawn: list[int]
+    edited: set[int]
+    scored: list[Query]
+    kept: list[Query]
+
+
+class Drawn:
+    """What rows of logits gave, perhaps not yet: the device may still be at work.
+
+    `tokens` int32 [n] lie where the logits do: those of the rows without a target, in order, -1 where one is broken.
+    """
+
+    def __init__(self, rows: int, wishes: Wishes, found: list[Found], ops: SamplingOps) -> None:
+        self.tokens = found[0] if wishes.drawn else None
+        self._rows, self._wishes, self._wait = rows, wishes, ops.fetch(found)
+
+    def results(self) -> list[RowResult]:
+        """One result per row, once the device has them."""
+        arrays, wishes = iter(self._wait()), self._wishes
+        results = [RowResult(-1)] * self._rows
+        if wishes.drawn:
+            tokens, flags = next(arrays), next(arrays)
+            for row, token, flag in zip(wishes.drawn, tokens.tolist(), flags.tolist(), strict=True):
+                nothing_left = row in wishes.edited and flag == NOTHING_ALLOWED
+                results[row] = RowResult(token, None, (NO_TOKEN if nothing_left else NUMERICS) if flag else None)
+        for queries in (wishes.scored, wishes.kept):
+            if queries:
+                _score(queries, [next(arrays) for _ in range(3)], results)
+        return results
+
+
+def _score(queries: list[Query], found: list[NDArray[Any]], results: list[RowResult]) -> None:
+    """Put the log-probabilities that `queries` asked for into `results`; rows in error stay so."""
+    scores, ids, logprobs = found
+    records = scores.view(SCORE).tolist()
+    for query, score, best, values in zip(queries, records, ids.tolist(), logprobs.tolist(), strict=True):
+        _, logprob, rank, flags, _ = score
+        token, _, error = results[query.row]
+        if error is not None:
+            continue
+        if flags:
+            results[query.row] = RowResult(-1, None, NUMERICS)
+            continue
+        token = query.token if query.token >= 0 else token
+        top = tuple((i, v) for i, v in zip(best[: query.k], values, strict=False) if i >= 0)
+        results[query.row] = RowResult(token, TokenLogprob(token, logprob, rank, top))
 
 
 class Sampler:
@@ -75,8 +138,8 @@ class Sampler:
         self._buffer = bytearray(rows * DRAW.itemsize)
         self._draws: Records = np.frombuffer(self._buffer, DRAW)
 
-    def __call__(self, logits: Tensor, rows: Rows[LogitRow]) -> list[RowResult]:
-        """Results for `rows`, one per row of logits [R, V] float32 (contiguous, changed in place)."""
+    def __call__(self, logits: Tensor, rows: Rows[LogitRow]) -> Drawn:
+        """What `rows` give, one per row of logits [R, V] float32 (contiguous, changed in place). Waits for nothing."""
         if logits.shape != (len(rows), self._vocab_size):
             raise ValueError(
                 f"logits {tuple(logits.shape)} for {len(rows)} rows and a vocabulary of {self._vocab_size}"
@@ -84,16 +147,16 @@ class Sampler:
         if len(rows) > len(self._draws):
             self._reserve(2 * len(rows))
         edits: list[RowEdits] = []
-        drawn: list[int] = []
-        queries: list[Query] = []
+        wishes = Wishes([], set(), [], [])
         for row, (seq, position, target) in enumerate(rows):
             params = seq.request.params
             if target is not None:
-                queries.append(Query(row, row, target, params.prompt_logprobs or 0))
+                wishes.scored.append(Query(row, row, target, params.prompt_logprobs or 0))
                 continue
+            place = len(wishes.drawn)
             PACK_DRAW(
                 self._buffer,
-                len(drawn) * DRAW.itemsize,
+                place * DRAW.itemsize,
                 row,
                 max(params.top_k, 0),
                 seq.request.seed & _SEED_MASK,
@@ -103,53 +166,31 @@ class Sampler:
                 params.top_p,
                 params.min_p,
             )
-            drawn.append(row)
-            if wants_edits(seq, position):
+            wishes.drawn.append(row)
+            edited = seq.request.edits_logits(position - seq.prompt_len)
+            if edited:
                 edits.append(self._history(seq).edits(row, position))
-        return self._run(logits, rows, edits, drawn, queries)
+                wishes.edited.add(row)
+            if params.logprobs is not None and edited:
+                wishes.kept.append(Query(row, len(wishes.kept), -1 - place, params.logprobs))
+            elif params.logprobs is not None:
+                wishes.scored.append(Query(row, row, -1 - place, params.logprobs))
+        return Drawn(len(rows), wishes, self._run(logits, edits, wishes), self._ops)
 
-    def _run(
-        self, logits: Tensor, rows: Rows[LogitRow], edits: list[RowEdits], drawn: list[int], queries: list[Query]
-    ) -> list[RowResult]:
+    def _run(self, logits: Tensor, edits: list[RowEdits], wishes: Wishes) -> list[Found]:
         """Edit, draw, then score what was asked for; edited rows that want log-probabilities are kept aside."""
-        asking = [e.row for e in edits if rows[e.row].seq.request.params.logprobs is not None]
-        kept = logits[asking] if asking else logits
+        kept = logits[[query.row for query in wishes.kept]] if wishes.kept else logits
         if edits:
             self._ops.penalize(logits, edits)
-        results: list[RowResult] = [RowResult(q.token) for q in queries] if not drawn else [RowResult(-1)] * len(rows)
-        kept_queries: list[Query] = []
-        if drawn:
-            tokens, flags = self._ops.sample(logits, self._draws[: len(drawn)])
-            edited = {e.row for e in edits}
-            for row, token, flag in zip(drawn, tokens.tolist(), flags.tolist(), strict=True):
-                if flag:
-                    nothing_left = row in edited and flag == NOTHING_ALLOWED
-                    results[row] = RowResult(-1, None, NO_TOKEN if nothing_left else NUMERICS)
-                    continue
-                results[row] = RowResult(token)
-                k = rows[row].seq.request.params.logprobs
-                if k is not None and row in edited:
-                    kept_queries.append(Query(row, asking.index(row), token, k))
-                elif k is not None:
-                    queries.append(Query(row, row, token, k))
-        self._score(logits, queries, results)
-        self._score(kept, kept_queries, results)
-        return results
-
-    def _score(self, logits: Tensor, queries: list[Query], results: list[RowResult]) -> None:
-        """Put the log-probabilities that `queries` ask for into `results`."""
-        if not queries:
-            return
-        most = max(q.k for q in queries)
-        records = np.array([(q.at, q.token) for q in queries], QUERY)
-        scores, ids, logprobs = self._ops.top_logprobs(logits, records, most)
-        for query, score, best, values in zip(queries, scores.tolist(), ids.tolist(), logprobs.tolist(), strict=True):
-            _, logprob, rank, flags, _ = score
-            if flags:
-                results[query.row] = RowResult(-1, None, NUMERICS)
-                continue
-            top = tuple((i, v) for i, v in zip(best[: query.k], values, strict=False) if i >= 0)
-            results[query.row] = RowResult(query.token, TokenLogprob(query.token, logprob, rank, top))
+        found: list[Found] = []
+        if wishes.drawn:
+            found += self._ops.sample(logits, self._draws[: len(wishes.drawn)])
+        drawn = found[0] if found else None
+        for source, queries in ((logits, wishes.scored), (kept, wishes.kept)):
+            if queries:
+                records = np.array([(q.at, q.token) for q in queries], QUERY)
+                found += self._ops.top_logprobs(source, records, max(q.k for q in queries), drawn)
+        return found
 
     def _history(self, seq: Sequence) -> History:
         """The sequence's history; those of finished sequences are dropped when the table has doubled."""

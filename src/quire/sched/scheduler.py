@@ -12,8 +12,9 @@ from quire.cache.tables import BlockTables
 from quire.core.config import SchedulerConfig
 from quire.core.errors import BadRequest
 from quire.core.plan import Chunk, ChunkResult, StepPlan
-from quire.core.request import FinishReason, Output, Request, Timing
+from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
+from quire.sched.growth import append, ended, full, timing
 from quire.sched.policy import order_key
 from quire.sched.queue import WaitingQueue
 
@@ -68,15 +69,37 @@ class Scheduler:
 
     # ---------------------------------------------------------------------------------------------------- plan
 
+    def may_plan_ahead(self) -> bool:
+        """Whether `plan` may be called before the last plan is committed: the next step without its tokens' values.
+
+        It may not where the next step depends on them:
+        - the next row's logits are edited (penalties, biases, bans, allow-lists): the host makes edits from all tokens;
+        - a draft is in flight: how many tokens it gives is not known;
+        - blocks are lacking: who is preempted depends on who ends.
+        What may end a sequence is no obstacle. Limits are known beforehand, and a row after an end token, after a
+        failure or of an aborted request is computed and thrown away.
+        """
+        budget, free = self.config.max_num_batched_tokens, self.tables.pool.num_free
+        for seq in self._order():
+            made = len(seq.tokens) + seq.in_flight - seq.prompt_len
+            if seq.in_flight and (seq.draft or seq.request.edits_logits(made)):
+                return False
+            count = self._chunk(seq, budget)
+            budget -= count
+            free -= self.tables.missing(seq, seq.computed + count) if count else 0
+        return free >= 0
+
     def plan(self) -> StepPlan:
-        """Decide the next step. A plan without chunks may still carry sequences that ended for want of blocks."""
+        """Decide the next step. A plan without chunks may still carry sequences that ended for want of blocks.
+
+        The plan is as good as done: `computed` and `in_flight` of its sequences say what will be after it.
+        """
         budget = self.config.max_num_batched_tokens
         self._closed = self._closed and bool(self.running)
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         preempted: list[Sequence] = []
-        # Decodes first: a long prompt must not delay tokens that are one row away.
-        todo = sorted(self.running, key=lambda s: s.target - s.computed > 1 + len(s.draft))
+        todo = self._order()
         while todo and budget:
             seq = todo.pop(0)
             count = self._chunk(seq, budget)
@@ -89,7 +112,7 @@ class Scheduler:
                 else:
                     todo.remove(victim)
             if count:
-                chunks.append(self._chunk_of(seq, count))
+                chunks.append(self._advance(seq, count))
                 budget -= count
         if not preempted:
             self._admit(chunks, copies, budget)
@@ -110,8 +133,16 @@ class Scheduler:
             seq.status = Status.RUNNING
             seq.first_scheduled = seq.first_scheduled or time.monotonic()
             self.running.append(seq)
-            chunks.append(self._chunk_of(seq, count))
+            chunks.append(self._advance(seq, count))
             budget -= count
+
+    def _order(self) -> list[Sequence]:
+        """What runs and has not all its tokens made or in flight.
+
+        Decodes first: a long prompt must not delay tokens that are one row away.
+        """
+        unfinished = (s for s in self.running if not full(s, len(s.tokens) + s.in_flight, self.max_model_len))
+        return sorted(unfinished, key=lambda s: s.target - s.computed > 1 + len(s.draft))
 
     def _chunk(self, seq: Sequence, budget: int) -> int:
         need = seq.target - seq.computed
@@ -129,15 +160,20 @@ class Scheduler:
             self._reclaim(seq)
         return need <= self.tables.pool.num_free
 
-    def _chunk_of(self, seq: Sequence, count: int) -> Chunk:
-        """A chunk wants logits for the row that ends the sequence, its draft rows, and prompt rows still to be scored.
+    def _advance(self, seq: Sequence, count: int) -> Chunk:
+        """Take `count` tokens of `seq` into the step.
 
-        Where blocks may slide out unpublished, also for the last row of any chunk: it proves them finite in time.
+        Logits are wanted for the row that ends the sequence, its draft rows, and prompt rows still to be scored. Where
+        blocks may slide out unpublished, also for the last row of any chunk: it proves them finite in time.
         """
-        logits = 1 + len(seq.draft) if seq.computed + count == seq.target else int(self.tables.loses)
+        draws = seq.computed + count == seq.target
+        logits = 1 + len(seq.draft) if draws else int(self.tables.loses)
         if seq.request.params.prompt_logprobs is not None and len(seq.prompt_logprobs) < seq.prompt_len - 1:
             logits = count
-        return Chunk(seq, seq.computed, count, logits)
+        chunk = Chunk(seq, seq.computed, count, logits)
+        seq.computed += count
+        seq.in_flight += draws
+        return chunk
 
     def _reserve(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
         upto = seq.computed + count
@@ -178,65 +214,35 @@ class Scheduler:
     # ---------------------------------------------------------------------------------------------------- commit
 
     def commit(self, plan: StepPlan, results: list[ChunkResult]) -> list[Output]:
-        """Append what the runner found, publish full blocks, fork siblings, end what is done."""
+        """Append what the runner found, publish full blocks, fork siblings, end what is done.
+
+        Results of what ended meanwhile, by a token that was not known when this step was planned, are dropped.
+        """
         now = time.monotonic()
-        outputs = [_ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
+        outputs = [ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
         for chunk, result in zip(plan.chunks, results, strict=True):
             seq = chunk.seq
+            if seq.status is Status.FINISHED:
+                continue
             if result.error is not None:
                 outputs += self._fail(seq, result.error)
                 continue
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
-            reason = self._append(chunk, result, output, now)
+            reason = append(chunk, result, output, now, self.max_model_len)
+            done = min(chunk.start + chunk.count, len(seq.tokens) - 1)
             if result.finite:
                 # Only now is it known that the values are finite: inf or nan would have reached these logits.
-                self.tables.publish(seq)
-            if chunk.start < seq.prompt_len <= seq.computed:
+                self.tables.publish(seq, done)
+            if chunk.start < seq.prompt_len <= done:
                 self._fork(seq)
-            self.tables.slide(seq)
+            self.tables.slide(seq, done)
             if reason is not None:
                 self._finish(seq, reason)
                 output.finish_reason, output.stop_token = reason, seq.stop_token
-                output.timing = _timing(seq)
+                output.timing = timing(seq)
             if output.tokens or output.finish_reason:
                 outputs.append(output)
         return outputs
-
-    def _append(self, chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
-        """Move `computed`, append new tokens up to the first that ends the sequence, and fill `output`."""
-        seq = chunk.seq
-        seq.computed = chunk.start + chunk.count
-        seq.draft = []
-        if seq.request.params.prompt_logprobs is not None:
-            seq.prompt_logprobs += result.prompt_logprobs[max(0, len(seq.prompt_logprobs) - chunk.start) :]
-        reason: FinishReason | None = None
-        for token in result.tokens:
-            if not output.tokens and len(seq.tokens) == seq.prompt_len:
-                seq.first_token = now
-                if seq.request.params.prompt_logprobs is not None:
-                    output.prompt_logprobs = seq.prompt_logprobs
-            seq.tokens.append(token)
-            output.tokens.append(token)
-            reason = self._end_reason(seq, token)
-            if reason is not None:
-                break
-        if output.tokens:
-            seq.last_token = now
-            seq.computed = len(seq.tokens) - 1
-            output.logprobs = result.logprobs[: len(output.tokens)]
-        return reason
-
-    def _end_reason(self, seq: Sequence, token: int) -> FinishReason | None:
-        params, made = seq.request.params, len(seq.tokens) - seq.prompt_len
-        if made >= params.min_tokens:
-            if token in params.stop_token_ids:
-                seq.stop_token = token
-                return "stop"
-            if not params.ignore_eos and token in seq.request.eos_token_ids:
-                return "stop"
-        if made == params.max_tokens or len(seq.tokens) >= self.max_model_len:
-            return "length"
-        return None
 
     def _fork(self, parent: Sequence) -> None:
         for child in self.requests[parent.request.id]:
@@ -253,20 +259,5 @@ class Scheduler:
         outputs = []
         for each in dead:
             self._finish(each, "error")
-            outputs.append(_ended(each, error))
+            outputs.append(ended(each, error))
         return outputs
-
-
-def _ended(seq: Sequence, error: str | None = None) -> Output:
-    reason = seq.finish_reason
-    return Output(request_id=seq.request.id, index=seq.index, finish_reason=reason, error=error, timing=_timing(seq))
-
-
-def _timing(seq: Sequence) -> Timing:
-    return Timing(
-        arrival=seq.request.arrival,
-        scheduled=seq.first_scheduled,
-        first_token=seq.first_token,
-        last_token=seq.last_token,
-        preemptions=seq.preemptions,
-    )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.gpu import Gpu, as_bytes
+from quire.ops.gpu import Gpu
 from quire.ops.moe import Grouped, Routing
 from quire.ops.runtime import Immediate
 from quire.ops.sampling import DRAW, QUERY, RowEdits
@@ -148,6 +148,6 @@ def _others(gpu: Gpu, label: list[str]) -> None:
     moe.scale_by_sigmoid(gpu, wide, torch.zeros(256, 1, dtype=torch.bfloat16))
     label[0] = "128k"
     logits = torch.zeros(1, 128256)
-    sampling.sample_rows(gpu, logits, gpu.upload(as_bytes(np.zeros(1, DRAW))))
-    sampling.score_rows(gpu, logits, gpu.upload(as_bytes(np.zeros(1, QUERY))), 5)
+    sampling.sample(gpu, logits, np.zeros(1, DRAW))
+    sampling.top_logprobs(gpu, logits, np.zeros(1, QUERY), 5)
     sampling.penalize(gpu, logits, [RowEdits(0, banned=np.zeros(1, np.int32))])

@@ -1,7 +1,4 @@
-"""The Triton backend's side of the sampling ops: records to the device, tokens back.
-
-`sample_rows` and `score_rows` queue work and wait for nothing; the ops of the same purpose wait for their results.
-"""
+"""The Triton backend's side of the sampling ops: records to the device, where the results stay; nothing waits."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.gpu import Gpu, as_bytes
+from quire.ops.gpu import Gpu, as_bytes, take_drawn
 from quire.ops.op import impl
-from quire.ops.sampling import DRAW, QUERY, SCORE, Floats, Ints, Records, RowEdits
+from quire.ops.sampling import SCORE, Found, Ints, Records, RowEdits
 from quire.ops.triton import sampling_kernels as kernels
 
 BLOCK = 2048
@@ -35,39 +32,31 @@ def _block(gpu: Gpu, vocab: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": min(max(block // 128, 1), 16)}
 
 
-def sample_rows(gpu: Gpu, logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-    """What the op `sample` returns, on the device: tokens and flags int32 [n]. `draws`: DRAW records as bytes there."""
-    vocab, n = _logits(logits, "sample"), draws.numel() // DRAW.itemsize
+@impl("sample", "triton")
+def sample(gpu: Gpu, logits: Tensor, draws: Records) -> tuple[Tensor, Tensor]:
+    vocab, n = _logits(logits, "sample"), len(draws)
     tokens, flags = gpu.empty(n, dtype=torch.int32), gpu.empty(n, dtype=torch.int32)
     if n:
-        views = draws.view(torch.int32), draws.view(torch.int64), draws.view(torch.float64)
+        data = gpu.upload(as_bytes(draws))
+        views = data.view(torch.int32), data.view(torch.int64), data.view(torch.float64)
         kernels.sample_kernel[n,](tokens, flags, logits, *views, vocab, **_block(gpu, vocab))
     return tokens, flags
 
 
-@impl("sample", "triton")
-def sample(gpu: Gpu, logits: Tensor, draws: Records) -> tuple[Ints, Ints]:
-    tokens, flags = gpu.download(*sample_rows(gpu, logits, gpu.upload(as_bytes(draws))))
-    return tokens, flags
-
-
-def score_rows(gpu: Gpu, logits: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What the op `top_logprobs` returns, on the device: SCORE records as bytes, ids int32 and logprobs f32 [n, k]."""
-    vocab, n = _logits(logits, "top_logprobs"), queries.numel() // QUERY.itemsize
+@impl("top_logprobs", "triton")
+def top_logprobs(
+    gpu: Gpu, logits: Tensor, queries: Records, k: int, drawn: Found | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    vocab, n = _logits(logits, "top_logprobs"), len(queries)
     scores = torch.zeros(n * SCORE.itemsize, dtype=torch.uint8, device=gpu.device)
     ids, logprobs = gpu.empty(n, k, dtype=torch.int32), gpu.empty(n, k)
     if n:
+        asked = gpu.upload(as_bytes(queries)).view(torch.int32)
+        if drawn is not None:
+            take_drawn(asked.view(n, 2)[:, 1], torch.as_tensor(drawn))
         views = scores.view(torch.float64), scores.view(torch.float32), scores.view(torch.int32)
-        kernels.logprobs_kernel[n,](
-            *views, ids, logprobs, logits, queries.view(torch.int32), vocab, k, **_block(gpu, vocab)
-        )
+        kernels.logprobs_kernel[n,](*views, ids, logprobs, logits, asked, vocab, k, **_block(gpu, vocab))
     return scores, ids, logprobs
-
-
-@impl("top_logprobs", "triton")
-def top_logprobs(gpu: Gpu, logits: Tensor, queries: Records, k: int) -> tuple[Records, Ints, Floats]:
-    scores, ids, logprobs = gpu.download(*score_rows(gpu, logits, gpu.upload(as_bytes(queries)), k))
-    return scores.view(SCORE), ids, logprobs
 
 
 @impl("penalize", "triton")

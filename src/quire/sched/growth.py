@@ -1,0 +1,65 @@
+"""How a sequence grows by what a step found, and when it ends."""
+
+from __future__ import annotations
+
+from quire.core.plan import Chunk, ChunkResult
+from quire.core.request import FinishReason, Output, Timing
+from quire.core.sequence import Sequence
+
+
+def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longest: int) -> FinishReason | None:
+    """Append new tokens up to the first that ends the sequence, and fill `output`. `longest`: tokens it may have."""
+    seq = chunk.seq
+    if seq.request.params.prompt_logprobs is not None:
+        seq.prompt_logprobs += result.prompt_logprobs[max(0, len(seq.prompt_logprobs) - chunk.start) :]
+    reason: FinishReason | None = None
+    for token in result.tokens:
+        if not output.tokens and len(seq.tokens) == seq.prompt_len:
+            seq.first_token = now
+            if seq.request.params.prompt_logprobs is not None:
+                output.prompt_logprobs = seq.prompt_logprobs
+        seq.tokens.append(token)
+        output.tokens.append(token)
+        reason = _end_reason(seq, token, longest)
+        if reason is not None:
+            break
+    if output.tokens:
+        seq.last_token = now
+        seq.in_flight -= 1
+        output.logprobs = result.logprobs[: len(output.tokens)]
+    if seq.draft:
+        seq.computed, seq.draft = len(seq.tokens) - 1, []
+    return reason
+
+
+def full(seq: Sequence, length: int, longest: int) -> bool:
+    """Whether a sequence of `length` tokens may have no more."""
+    return length - seq.prompt_len == seq.request.params.max_tokens or length >= longest
+
+
+def _end_reason(seq: Sequence, token: int, longest: int) -> FinishReason | None:
+    params = seq.request.params
+    if len(seq.tokens) - seq.prompt_len >= params.min_tokens:
+        if token in params.stop_token_ids:
+            seq.stop_token = token
+            return "stop"
+        if not params.ignore_eos and token in seq.request.eos_token_ids:
+            return "stop"
+    return "length" if full(seq, len(seq.tokens), longest) else None
+
+
+def ended(seq: Sequence, error: str | None = None) -> Output:
+    """The output of a sequence that ended without another token."""
+    reason = seq.finish_reason
+    return Output(request_id=seq.request.id, index=seq.index, finish_reason=reason, error=error, timing=timing(seq))
+
+
+def timing(seq: Sequence) -> Timing:
+    """When what happened to it."""
+    return Timing(
+        arrival=seq.request.arrival,
+        scheduled=seq.first_scheduled,
+        first_token=seq.first_token,
+        last_token=seq.last_token,
+        preemptions=seq.preemptions,
+    )
