@@ -1,6 +1,7 @@
 // Packing of weight matrices [n, k] into blocks of 16 rows whose k axis is innermost but for a few values per lane:
 //   4 bits  [n/16][k/8][16 lanes][4 bytes], byte j of a lane = codes k+j (low nibble) and k+4+j (high), both + `offset`
 //   8 bits  [n/16][k/4][16][4], code + 128
+//   e4m3    [n/16][k/4][16][4], the four being columns k, k + 2, k + 1, k + 3: widened halves of words are pairs of columns
 //   bf16    [n/16][k/2][16][2]        f32 [n/16][k][16]
 //   scales  [n/16][k/group][16]       zeros likewise
 // Rows beyond n are filled with what contributes nothing.
@@ -69,6 +70,18 @@ void pack_int8(uint8_t* out, const int8_t* codes, int64_t n, int64_t k) {
     pack_words(out, n, k / 4, 0x80808080u, [&](int64_t row, int64_t w) { return read_as<uint32_t>(codes + row * k + w * 4) ^ 0x80808080u; });
 }
 
+void pack_fp8(uint8_t* out, const uint8_t* codes, int64_t n, int64_t k) {
+    check_sizes(n, k, 4);
+    std::atomic<bool> nan{false};
+    pack_words(out, n, k / 4, 0, [&](int64_t row, int64_t w) {
+        const auto four = read_as<uint32_t>(codes + row * k + w * 4);
+        // A byte whose seven low bits are ones carries into its own sign bit when one is added.
+        if (((four & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) nan.store(true, std::memory_order_relaxed);
+        return (four & 0xff0000ffu) | (four & 0x0000ff00u) << 8 | (four & 0x00ff0000u) >> 8;
+    });
+    if (nan.load()) fail("a weight is nan");
+}
+
 // Pairs of columns stay together; an odd k is padded with a zero.
 void pack_bf16(uint8_t* out, const uint16_t* values, int64_t n, int64_t k) {
     check_sizes(n, k, 1);
@@ -98,6 +111,7 @@ void pack_groups(T* out, const T* values, int64_t n, int64_t groups) {
 const OpEntry kOps[] = {
     op_entry<&pack_int4>("pack_int4"),         op_entry<&pack_int8>("pack_int8"),
     op_entry<&pack_bf16>("pack_bf16"),         op_entry<&pack_f32>("pack_f32"),
+    op_entry<&pack_fp8>("pack_fp8"),
     op_entry<&pack_groups<uint16_t>>("pack_scales16"), op_entry<&pack_groups<float>>("pack_scales32"),
     op_entry<&pack_groups<int8_t>>("pack_zeros"),
 };

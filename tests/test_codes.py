@@ -1,4 +1,4 @@
-"""Integer weights in all their forms: rows that do not depend on the batch, refusals, and how exact 16 bits are."""
+"""Weights of codes in all their forms: rows that do not depend on the batch, refusals, and how exact they are."""
 
 from __future__ import annotations
 
@@ -32,6 +32,46 @@ def test_a_row_does_not_depend_on_the_batch(kind: str, bits: int, isa: str) -> N
         for first in (0, 1, 60 - m):
             ops.begin_step()
             assert torch.equal(ops.linear(x[first : first + m].contiguous(), w, None), whole[first : first + m])
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+@pytest.mark.parametrize("group", [32, 256])
+def test_a_row_does_not_depend_on_the_batch_of_float8_weights(group: int, isa: str) -> None:
+    g, ops = generator(), ops_of(isa)
+    w, x, bias = ops.pack(cases.random_weight(g, "fp8", 75, 512, group)), cases.normal(g, 300, 512), cases.normal(g, 75)
+    ops.begin_step()
+    whole = ops.linear(x, w, bias).clone()
+    for m in (1, 2, 3, 5, 8, 15, 16, 17, 33, 64, 257, 299):  # around the tiles of every unit, and two panels
+        for first in {0, 1, 300 - m}:
+            ops.begin_step()
+            part = ops.linear(x[first : first + m].contiguous(), w, bias)
+            assert torch.equal(part, whole[first : first + m]), (m, first)
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+def test_every_float8_number_is_widened_exactly(isa: str) -> None:
+    """Row 0 of x picks a column each: with a power of two as scale the output is the number itself."""
+    finite = torch.tensor([c for c in range(256) if c & 127 != 127], dtype=torch.uint8)
+    codes = torch.stack([finite.roll(i) for i in range(0, 254, 8)], 1).contiguous().view(torch.float8_e4m3fn)
+    weight = Weight("fp8", codes, torch.full((254, 1), 0.25), group=32, activation_bits=16)
+    for x in (torch.eye(32), torch.eye(32)[5:6].contiguous()):
+        (found,) = run(ops_of(isa), "linear", {"x": x, "w": weight, "bias": None})[:1]
+        assert torch.equal(found, x @ weight.dequantize().t())
+
+
+def test_float8_weights_that_cannot_be_packed() -> None:
+    w = cases.random_weight(generator(), "fp8", 16, 64, 32)
+    nan = w.codes.view(torch.uint8).clone()
+    nan[3, 5] = 255
+    assert w.scales is not None
+    for changes, message in (
+        ({"codes": nan.view(torch.float8_e4m3fn)}, "a weight is nan"),
+        ({"activation_bits": 8}, "need a GPU"),
+        ({"scales": w.scales.half()}, "must be float32"),
+        ({"group": 16, "scales": torch.ones(16, 4)}, "group of 16 is not one of"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ops_of(UNITS_HERE[0]).pack(replace(w, **changes))
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "table4"])

@@ -110,6 +110,9 @@ def matrices() -> Iterator[Weight]:
             yield Weight(kind, codes)
             continue
         for scales in (torch.rand((40, 2), generator=made), torch.rand((40, 2), generator=made).half()):
+            if kind == "fp8":
+                yield Weight(kind, codes, scales.float(), group=32, activation_bits=16)
+                continue
             if kind == "table4":
                 for numbers in (table, table * 1000):
                     yield Weight(kind, codes, scales, group=32, table=numbers, order=order, activation_bits=16)

@@ -63,10 +63,10 @@ def test_rounded_activations_equal_the_definition(form: str) -> None:
 def test_float8_files_keep_their_numbers(block: tuple[int, int] | None, shape: tuple[int, ...]) -> None:
     g, scheme = generator(), Fp8("scale", block)
     raw = {"weight": normal(g, 200, 256).to(torch.float8_e4m3fn), "scale": torch.rand(shape, generator=g) + 0.1}
-    kept = load(scheme, raw, torch.bfloat16, True)
+    kept = load(scheme, raw, torch.bfloat16, 8)
     assert kept.weight.kind == "fp8" and torch.equal(kept.dequantize(), scheme.load(raw, torch.float32).dequantize())
-    assert load(scheme, raw, torch.bfloat16, False).weight.kind == "bf16"
-    assert load(Fp8("scale", (128, 48)), raw | {"scale": torch.ones(2, 6)}, torch.bfloat16, True).weight.kind == "bf16"
+    assert load(scheme, raw, torch.bfloat16, 0).weight.kind == "bf16"
+    assert load(Fp8("scale", (128, 48)), raw | {"scale": torch.ones(2, 6)}, torch.bfloat16, 8).weight.kind == "bf16"
 
 
 def test_float16_matrices_are_multiplied_in_float16() -> None:

@@ -46,13 +46,18 @@ def plain(layout: KVLayout) -> KVLayout:
     return PlainLayout(layout.block_size, layout.kv_heads, layout.head_dim, layout.dtype)
 
 
+def for_gpu(weight: Weight) -> Weight:
+    """The weight with the activations that the GPU multiplies it with: float8 with float8."""
+    return replace(weight, activation_bits=8) if weight.kind == "fp8" else weight
+
+
 def on_gpu(value: Any, ops: Ops, dtype: torch.dtype = torch.float32) -> Any:
     """A copy of an argument of a case on the device: f32 matrices as `dtype`, caches in the GPU's layout.
 
     Which arguments are activations is told by their shape alone: f32 tensors of two dimensions.
     """
     if isinstance(value, Weight):
-        return ops.pack(value)
+        return ops.pack(for_gpu(value))
     if isinstance(value, Grouped):
         assert value.packed.plain is not None
         bias = None if value.bias is None else value.bias.to(ops.device)
@@ -114,7 +119,7 @@ def run_reference(name: str, case: Case, dtype: torch.dtype = torch.float32) -> 
 
     def copied(value: Any) -> Any:
         if isinstance(value, Weight):
-            return ops.pack(replace(value, activation_bits=0) if keeps_activations(value) else value)
+            return ops.pack(replace(value, activation_bits=0) if keeps_activations(value) else for_gpu(value))
         if isinstance(value, Grouped):
             assert value.packed.plain is not None
             return replace(value, packed=copied(value.packed.plain))

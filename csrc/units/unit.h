@@ -28,6 +28,7 @@ namespace {
 #include "elementwise.h"
 #include "rowwise.h"
 #include "linear.h"
+#include "linear_fp8.h"
 #include "round_groups.h"
 #include "cache.h"
 #include "mlp.h"
@@ -55,6 +56,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&linear_int8>("linear_int8"),
     op_entry<&linear_int4>("linear_int4"),
     op_entry<&linear_table4>("linear_table4"),
+    op_entry<&linear_fp8>("linear_fp8"),
     op_entry<&round_groups>("round_groups"),
     op_entry<&gated_mlp>("gated_mlp"),
     op_entry<&rope_and_cache>("rope_and_cache"),

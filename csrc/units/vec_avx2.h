@@ -145,6 +145,18 @@ QUIRE_INLINE F fp8_load(const uint8_t* p) {
     return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), unit),
             _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), unit)};
 }
+// The low byte of each half, e4m3, as bf16; exact, codes of NaN read as 480. Numbers below 2^-6 come from a table.
+QUIRE_INLINE __m256i fp8_widen(__m256i w) {
+    const __m256i low = _mm256_set1_epi64x(0x6040'2000'c080'0000), high = _mm256_set1_epi64x(0x3c3c'3c3c'3b3b'3b00);
+    const __m256i size = _mm256_and_si256(w, _mm256_set1_epi16(0x7f)), at = _mm256_and_si256(w, _mm256_set1_epi16(7));
+    const __m256i normal = _mm256_add_epi16(_mm256_slli_epi16(size, 4), _mm256_set1_epi16(120 << 7));
+    const __m256i index = _mm256_add_epi16(_mm256_or_si256(at, _mm256_slli_epi16(at, 8)), _mm256_set1_epi16(0x0800));
+    const __m256i small = _mm256_shuffle_epi8(_mm256_unpacklo_epi64(low, high), index);
+    const __m256i number = _mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi16(_mm256_set1_epi16(8), size));
+    return _mm256_or_si256(number, _mm256_and_si256(_mm256_slli_epi16(w, 8), _mm256_set1_epi16(static_cast<int16_t>(0x8000))));
+}
+QUIRE_INLINE U fp8_to_bf16(U w) { return {fp8_widen(w.a), fp8_widen(w.b)}; }
+QUIRE_INLINE U high_bytes(U w) { return {_mm256_srli_epi16(w.a, 8), _mm256_srli_epi16(w.b, 8)}; }
 QUIRE_INLINE U low_nibbles(U w) {
     const __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(w.a, mask), _mm256_and_si256(w.b, mask)};

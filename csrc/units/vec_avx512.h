@@ -99,6 +99,18 @@ QUIRE_INLINE F fp8_load(const uint8_t* p) {
     const __m256i half = _mm256_or_si256(sign, _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7));
     return {_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f))};
 }
+// The low byte of each half, e4m3, as bf16; exact, codes of NaN read as 480. Numbers below 2^-6 come from a table, because the dot
+// product takes bf16 numbers without exponent for zeros; of them the low five bits, which choose the entry, are the mantissa.
+QUIRE_INLINE U fp8_to_bf16(U w) {
+    const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+    const __m512i size = _mm512_slli_epi16(_mm512_and_si512(w.v, _mm512_set1_epi16(0x7f)), 4);
+    const __m512i normal = _mm512_add_epi16(size, _mm512_set1_epi16(120 << 7));
+    const __mmask32 small = _mm512_testn_epi16_mask(w.v, _mm512_set1_epi16(0x78));
+    const __m512i number = _mm512_mask_permutexvar_epi16(normal, small, w.v, table);
+    const __m512i sign = _mm512_slli_epi16(w.v, 8);
+    return {_mm512_ternarylogic_epi32(number, sign, _mm512_set1_epi16(static_cast<int16_t>(0x8000)), 0xf8)};  // number | sign & top
+}
+QUIRE_INLINE U high_bytes(U w) { return {_mm512_srli_epi16(w.v, 8)}; }
 QUIRE_INLINE U low_nibbles(U w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
 QUIRE_INLINE U high_nibbles(U w) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))}; }
 // GCC 12 copies the accumulator before and after its intrinsic for this instruction: two moves per dot product.

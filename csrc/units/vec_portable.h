@@ -146,6 +146,16 @@ QUIRE_INLINE F fp8_load(const uint8_t* p) {
     const F magnitude = (F)((w & 0x7fu) << 20) * 0x1p120f;
     return (F)((U)magnitude | (w & 0x80u) << 24);
 }
+// The low byte of each half, e4m3, as bf16; exact, codes of NaN read as 480. Numbers below 2^-6 are multiples of 2^-9.
+QUIRE_INLINE U fp8_to_bf16(U w) {
+    const auto widen = [](U code) {
+        const U size = code & 0x7fu, normal = (size << 4) + (120u << 7);
+        const U small = (U)(to_f((I)size) * 0x1p-9f) >> 16;
+        return (size < 8u ? small : normal) | (code & 0x80u) << 8;
+    };
+    return widen(w & 0xffu) | widen(w >> 16 & 0xffu) << 16;
+}
+QUIRE_INLINE U high_bytes(U w) { return w >> 8 & 0x00ff00ffu; }
 QUIRE_INLINE U low_nibbles(U w) { return w & 0x0f0f0f0fu; }
 QUIRE_INLINE U high_nibbles(U w) { return (w >> 4) & 0x0f0f0f0fu; }
 QUIRE_INLINE I dot_bytes(I acc, U w, U x) {

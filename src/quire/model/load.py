@@ -303,7 +303,7 @@ class Loader:
             raw["weight"] = torch.nn.functional.normalize(raw["weight"].float())
         try:
             if self.target is None or DISK_ROLES[holder].wide:
-                weight = load_matrix(scheme, raw, self.dtype, self.ops.multiplies_float8 and self.target is None)
+                weight = load_matrix(scheme, raw, self.dtype, self.ops.float8_activations(self.dtype))
             else:
                 target = self.target.head if holder in ("head", "embed") else self.target
                 weight = target.quantize(raw["weight"], self.group)

@@ -111,8 +111,10 @@ class PackedCache:
         shape = f"[{entry.n}, {entry.k}]"
         if entry.kind not in BITS or min(entry.n, entry.k) < 1 or entry.activation_bits not in MOST:
             raise Damaged(f"there is a matrix of kind {entry.kind}, shape {shape}, {entry.activation_bits} bits")
-        if (entry.kind in ("f32", "bf16")) != (entry.group == 0) or entry.group not in (0, *GROUPS):
+        if entry.group not in GROUPS.get(entry.kind, (0,)):
             raise Damaged(f"there is a matrix of kind {entry.kind}, shape {shape}, group {entry.group}")
+        if entry.kind == "fp8" and not (entry.wide and entry.activation_bits == 16):
+            raise Damaged(f"there is a matrix of kind fp8, shape {shape}, with scales or activations that it has not")
         if entry.group and entry.k % entry.group:
             raise Damaged(f"there is a matrix of shape {shape} in groups of {entry.group}")
         allowed = part_sizes(entry.kind, (entry.n, entry.k), entry.group, entry.wide)

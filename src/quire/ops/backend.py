@@ -137,10 +137,14 @@ class Ops:
         """Whether `gated_mlp` takes these matrices."""
         return self.gpu is None and (self.cpu is None or _cpu.fuses_mlp(gate_up, down))
 
-    @property
-    def multiplies_float8(self) -> bool:
-        """Whether weights in float8 are multiplied as such."""
-        return self.gpu is not None and multiplies_float8(self.gpu.device)
+    def float8_activations(self, dtype: torch.dtype) -> int:
+        """Bits of the activations that weights kept in float8 are multiplied with; 0: such weights are widened at load.
+
+        8: float8, on GPUs that multiply it. 16: bf16, by the CPU's and the reference's `linear`, if `dtype` is that.
+        """
+        if self.gpu is not None:
+            return 8 if multiplies_float8(self.gpu.device) else 0
+        return 16 if dtype is torch.bfloat16 else 0
 
     @property
     def layout(self) -> type[KVLayout]:

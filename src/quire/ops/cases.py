@@ -36,6 +36,10 @@ def random_weight(
         return Weight(kind, normal(g, n, k))
     if kind == "bf16":
         return Weight(kind, normal(g, n, k).bfloat16())
+    if kind == "fp8":  # every code but the two of nan
+        codes8 = (torch.randint(127, (n, k), generator=g) + 128 * torch.randint(2, (n, k), generator=g)).to(torch.uint8)
+        scales8 = (0.5 + torch.rand(n, k // group, generator=g)) / 448
+        return Weight(kind, codes8.view(torch.float8_e4m3fn), scales8, None, group, activation_bits=16)
     low, high = CODES[kind]
     codes = torch.randint(low, high, (n, k), generator=g, dtype=torch.int8)
     scales = ((0.5 + torch.rand(n, k // group, generator=g)) / high).half()
@@ -90,6 +94,9 @@ def linear_cases(g: Generator) -> Iterator[Case]:
         for code, value in ((low, 1.0), (high - 1, -3e30), (low, 1e-30), (low, 0.0)):  # the ends of the integer range
             w = Weight(kind, torch.full((16, 128), code, dtype=torch.int8), torch.ones(16, 1).half(), None, 128)
             yield {"x": torch.full((2, 128), value), "w": w, "bias": None}
+    for m, n, k, group in ((1, 16, 32, 32), (2, 75, 512, 256), (9, 33, 192, 64), (70, 50, 384, 128)):
+        bias = normal(g, n) if m % 2 else None
+        yield {"x": normal(g, m, k), "w": random_weight(g, "fp8", n, k, group), "bias": bias}
     yield from linear_parts_cases(g)
 
 

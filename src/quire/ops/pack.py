@@ -15,11 +15,19 @@ from quire.ops.cpu import Cpu
 from quire.ops.weights import MOST, TABLE_MOST, Packed, Weight
 
 LANES = 16
-GROUPS = (16, 32, 64, 128)
-BITS = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4, "table4": 4}
-TOGETHER = {"f32": 1, "bf16": 2, "int8": 4, "int4": 8, "table4": 8}
+GROUPS = {"fp8": (32, 64, 128, 256)} | dict.fromkeys(("int8", "int4", "table4"), (16, 32, 64, 128))
+"""Columns that may share a scale."""
+BITS = {"f32": 32, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4, "table4": 4}
+TOGETHER = {"f32": 1, "bf16": 2, "fp8": 4, "int8": 4, "int4": 8, "table4": 8}
 """Columns that share a vector register lane."""
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.int8, "table4": torch.int8}
+DTYPES = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8,
+    "int4": torch.int8,
+    "table4": torch.int8,
+}
 
 
 def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False) -> Packed:
@@ -58,7 +66,7 @@ class Numbers(NamedTuple):
 
 SHARED = ("table", "order")
 """Parts that do not grow with the rows."""
-SLOTS = {"table4": ("scales", "table", "books", "order")}
+SLOTS = {"table4": ("scales", "table", "books", "order"), "fp8": ("scales",)}
 USUAL_SLOTS = ("scales", "zeros", "mins", "order")
 """Addresses in the handle of a matrix with groups, behind that of its codes; `books` counts the digits of a table."""
 
@@ -70,8 +78,8 @@ def part_sizes(kind: str, shape: tuple[int, int], group: int, wide: bool) -> dic
     found: dict[str, tuple[int, ...]] = {"codes": (padded * (-(-k // together) * together) * BITS[kind] // 8,)}
     if group:
         floats = (padded * (k // group) * (4 if wide else 2),)
-        own = {"table": (16, 32)} if kind == "table4" else {"zeros": (padded * (k // group),), "mins": floats}
-        found |= {"scales": floats, "order": (4 * k,)} | own
+        sizes = {"zeros": (padded * (k // group),), "mins": floats, "order": (4 * k,), "table": (16, 32)}
+        found |= {"scales": floats} | {name: sizes[name] for name in SLOTS.get(kind, USUAL_SLOTS) if name in sizes}
     return found
 
 
@@ -144,7 +152,7 @@ def _validate(weight: Weight) -> None:
         raise _refusal(weight, reason)
 
     if weight.kind not in BITS:
-        refuse(f"known kinds are {', '.join(BITS)}; f16 and fp8 need a GPU (--device cuda)")
+        refuse(f"known kinds are {', '.join(BITS)}; f16 needs a GPU (--device cuda)")
     if weight.codes.dim() != 2 or 0 in weight.codes.shape:
         refuse("it must be a matrix with rows and columns")
     if weight.codes.dtype is not DTYPES[weight.kind]:
@@ -152,8 +160,8 @@ def _validate(weight: Weight) -> None:
     if weight.kind in ("f32", "bf16"):
         return
     n, k = weight.shape
-    if weight.group not in GROUPS:
-        refuse(f"its group of {weight.group} is not one of {GROUPS}")
+    if weight.group not in GROUPS[weight.kind]:
+        refuse(f"its group of {weight.group} is not one of {GROUPS[weight.kind]}")
     if k % weight.group:
         refuse(f"its {k} columns are not a multiple of the group of {weight.group}")
     if weight.scales is None or weight.scales.shape != (n, k // weight.group):
@@ -181,6 +189,12 @@ def _validate_parts(weight: Weight, refuse: Callable[[str], None]) -> None:
         refuse(f"its table must hold 16 numbers of at most {TABLE_MOST}")
     if table is not None and (weight.zeros is not None or weight.mins is not None):
         refuse("a table has neither zeros nor minimums")
+    if weight.kind == "fp8" and (
+        weight.activation_bits != 16 or weight.zeros is not None or weight.mins is not None or order is not None
+    ):
+        refuse("float8 weights have scales alone, and activations of 16 bits; those of 8 need a GPU (--device cuda)")
+    if weight.kind == "fp8" and scales is not None and scales.itemsize != 4:
+        refuse("the scales of float8 weights must be float32")
     k = weight.shape[1]
     if order is not None and (
         order.dtype is not torch.int32 or not order.is_contiguous() or not torch.equal(order.sort()[0], _counted(k))

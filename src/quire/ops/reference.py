@@ -51,7 +51,7 @@ def linear(x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
     f32 weights: f32 products. bf16 weights: x is rounded to bf16, products are accumulated in f32. Integer codes and
     tables: x is quantized to 8 or 16 bits per group of the weight's group size (after its columns were put into the
     weight's order), the integer dot product of a group is exact, and the groups are summed in f32 in ascending order;
-    with `activation_bits` 0 x stays as it is. Float8 codes: as 8-bit integers, with x in float8.
+    with `activation_bits` 0 x stays as it is. Float8 codes: as 8-bit integers, with x in float8, or with x in bf16.
     """
     assert w.plain is not None
     if w.kind == "f32":
@@ -60,6 +60,8 @@ def linear(x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
         out = x.to(w.plain.codes.dtype).float() @ w.plain.codes.float().t()
     elif not w.plain.activation_bits:
         out = x @ w.plain.dequantize().t()
+    elif w.kind == "fp8" and w.plain.activation_bits == 16:
+        out = x.bfloat16().float() @ w.plain.dequantize().t()
     else:
         order = w.plain.order
         quantize = quantize_to_float8 if w.kind == "fp8" else quantize_activations

@@ -26,11 +26,12 @@ class Weight:
     `kind` "table4": `codes` [n, k] int8 0..15 stand for the numbers of `table` [16] int16, at most `TABLE_MOST` in
     magnitude; the value is table[code] * scale.
 
-    `kind` "fp8" (the GPU backend alone): `codes` [n, k] float8_e4m3fn, `scales` [n, k / group] float32; the value is
-    code * scale. A scale of a block of rows is repeated for each.
+    `kind` "fp8": `codes` [n, k] float8_e4m3fn, `scales` [n, k / group] float32; the value is code * scale. A scale of a
+    block of rows is repeated for each.
 
     `order` [k] int32: column j multiplies activation order[j]. `activation_bits`: 8 or 16, of the integers that
-    activations are rounded to, per group; 0: they stay floats. Those of fp8 are rounded to float8.
+    activations are rounded to, per group; 0: they stay floats. Those of fp8 are rounded to float8 (8, which takes a
+    GPU) or to bf16 (16).
     """
 
     kind: str

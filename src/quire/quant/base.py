@@ -56,7 +56,8 @@ class QWeight:
 
     def with_activations(self, bits: int) -> QWeight:
         """The weight with activations rounded to `bits` (8 or 16), where they are rounded to integers at all."""
-        return QWeight(replace(self.weight, activation_bits=bits)) if self.weight.group else self
+        integers = self.weight.group and self.weight.kind != "fp8"
+        return QWeight(replace(self.weight, activation_bits=bits)) if integers else self
 
     def take_rows(self, rows: slice | Tensor) -> QWeight:
         """The rows `rows` (a slice, or an index [m] int64 that may permute)."""

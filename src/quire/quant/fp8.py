@@ -1,7 +1,8 @@
 """Checkpoints of float8 (e4m3) weights: one scale per matrix, per row, or per block (DeepSeek-V3's `weight_scale_inv`).
 
-There is no float8 arithmetic on CPUs, so there the weights become bfloat16 (or float32) on load, in twice (four times)
-the memory of the file. A number of 4 significant bits times its scale keeps 8 of its bits in bfloat16.
+Codes stay codes. GPUs with float8 arithmetic multiply them with activations rounded to float8; CPUs have none and widen
+them to bfloat16 in the kernel, exactly, for bfloat16 activations. In float32, on other GPUs, and in blocks that kernels
+do not take they are multiplied by their scales on load, in twice or four times the memory of the file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from quire.quant.base import FLOAT_KINDS, Fields, QWeight
 from quire.quant.packed import SCALES
 from quire.quant.rows import over_rows
 
-NOTE = "float8 weights are kept as bfloat16 in twice the memory of the file, except on GPUs with float8 arithmetic"
+GROUPS = (256, 128, 64, 32)
+"""Columns of a group of the CPU's kernels, longest first: a longer scale is repeated for each (1.6 % of the codes)."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,17 @@ class Fp8:
     scale: str = "weight_scale"
     block: tuple[int, int] | None = None
     optional: Mapping[str, bool] = field(default_factory=lambda: {"input_scale": True, "activation_scale": True})
-    bits_per_number: float = 0.0
-    notes: tuple[str, ...] = (NOTE,)
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """ "fp8" or "fp8 128x128"."""
         return "fp8 {}x{}".format(*self.block) if self.block else "fp8"
+
+    @property
+    def bits_per_number(self) -> float:
+        """Of a matrix that stays in float8: its codes, and a float32 scale per row and group."""
+        return 8 + 32 / (self.block or (1, GROUPS[0]))[1]
 
     @property
     def parts(self) -> Mapping[str, bool]:
@@ -65,14 +71,23 @@ class Fp8:
             raise ModelError("a scale is nan or inf; the file is damaged")
         return scale.float().reshape(1 if whole else per_block[0], -1), whole
 
-    def keep(self, raw: Mapping[str, Tensor]) -> QWeight | None:
-        """The matrix as it is stored, scales repeated for each row; None when its blocks are not those of kernels."""
+    def keep(self, raw: Mapping[str, Tensor], activation_bits: int) -> QWeight | None:
+        """The matrix as it is stored, scales repeated for each row; None when its blocks are not those of kernels.
+
+        `activation_bits`: 8 for activations in float8, whose kernels take groups of any length; 16 for bfloat16 ones.
+        """
         (scale, whole), (n, k) = self._scales(raw), raw["weight"].shape
         rows, columns = self.block or (1, k)
         if k % columns or columns % 32:
             return None
+        codes = raw["weight"].clone()
+        if bool(((codes.view(torch.uint8) & 127) == 127).any()):
+            raise ModelError("a weight is nan; the file is damaged")
         at = torch.zeros(n, dtype=torch.int64) if whole else torch.arange(n) // rows
-        return QWeight(Weight("fp8", raw["weight"].clone(), scale[at].contiguous(), group=columns))
+        scale = scale[at]
+        group = columns if activation_bits == 8 else next(g for g in GROUPS if columns % g == 0)
+        scale = scale.repeat_interleave(columns // group, 1).contiguous()
+        return QWeight(Weight("fp8", codes, scale, group=group, activation_bits=activation_bits))
 
     def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
         """weight * scale as `dtype`, rounded once, from a float32 product."""

@@ -15,6 +15,7 @@ from quire.quant.dense import Dense
 from quire.quant.float8 import FP8
 from quire.quant.gguf import Gguf
 from quire.quant.rtn import INT4, INT8
+from quire.quant.sparse import Sparse
 
 DENSE = Dense()
 READERS: dict[str, Callable[[Fields, Collection[str]], QuantScheme]] = {
@@ -53,10 +54,13 @@ def matrix_scheme(scheme: QuantScheme, present: Collection[str]) -> QuantScheme:
     return scheme if any(s in present for s in scheme.parts if s != "weight") else DENSE
 
 
-def load(scheme: QuantScheme, raw: Mapping[str, Tensor], dtype: torch.dtype, float8: bool) -> QWeight:
-    """A matrix from its parts on disk; matrices in float8 stay what they are where the backend multiplies `float8`."""
-    kept = scheme.keep(raw) if float8 and isinstance(scheme, fp8.Fp8) else None
-    return scheme.load(raw, dtype) if kept is None else kept
+def load(scheme: QuantScheme, raw: Mapping[str, Tensor], dtype: torch.dtype, float8: int) -> QWeight:
+    """A matrix from its parts on disk. Those in float8 stay as they are for activations of `float8` bits, if not 0."""
+    inner = scheme.inner if isinstance(scheme, Sparse) else scheme
+    if not float8 or not isinstance(inner, fp8.Fp8):
+        return scheme.load(raw, dtype)
+    parts = scheme.expand(raw) if isinstance(scheme, Sparse) else raw
+    return inner.keep(parts, float8) or inner.load(parts, dtype)
 
 
 def quantizer(name: str | None) -> Quantizer | None:

@@ -67,6 +67,10 @@ class Sparse:
 
     def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
         """The weight with its zeros, by `inner`."""
+        return self.inner.load(self.expand(raw), dtype)
+
+    def expand(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parts that `inner` reads, the matrix with its zeros; `ModelError` when they do not fit each other."""
         n, k = self.shape({name: tuple(t.shape) for name, t in raw.items()})
         if raw["shape"].flatten().tolist() != [n, k]:
             raise ModelError(f"shape is {raw['shape'].flatten().tolist()}, bitmask is of {[n, k]}; the file is damaged")
@@ -82,4 +86,4 @@ class Sparse:
             dense.view(torch.uint8)[places] = numbers.view(torch.uint8)
         else:
             dense[places] = numbers
-        return self.inner.load({**raw, "weight": dense}, dtype)
+        return {**raw, "weight": dense}

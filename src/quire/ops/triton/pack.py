@@ -98,6 +98,10 @@ def _scaled(weight: Weight, device: torch.device) -> Matrix:
     k, group = weight.shape[1], weight.group
     if weight.kind == "fp8" and not multiplies_float8(device):
         raise _refusal(weight, "this GPU does not multiply float8 (e4m3); use --quantization int8")
+    if weight.activation_bits != 8:
+        raise _refusal(
+            weight, f"its activations have {weight.activation_bits} bits, the matrix unit takes 8 on both sides"
+        )
     if group != k and (k % group or group % 32):
         raise _refusal(weight, f"a scale for {group} of its {k} columns is none for a row or a multiple of 32")
     whole = 0 if group == k else group

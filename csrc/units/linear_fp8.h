@@ -1,0 +1,116 @@
+// Linear layers of float8 (e4m3) weights with a scale per row and group of columns, and bf16 activations (included by unit.h).
+//
+// A number of 4 significant bits is one of bf16 exactly, so codes need no arithmetic of their own: a group of a few column
+// blocks is widened into a buffer of the first-level cache, in the layout of bf16 weights, and multiplied there for a panel
+// of rows. Each group's sum is one chain in ascending k; groups are scaled and added in f32 in ascending order. Both are the
+// same whatever the number of rows.
+#pragma once
+
+constexpr int64_t kFp8Group = 256;      // columns of the longest group: 8 KiB of bf16 a block
+constexpr int64_t kFp8PanelRows = 256;  // rows that share a widened group
+
+// Group g of a column block as bf16: [group / 2][16][2].
+QUIRE_INLINE void widen_group(char* to, const LinearCall& c, int64_t block, int64_t g) {
+    const char* w = c.weights + (block * c.k + g * c.group) * 16;
+    const int64_t ahead = g_tuning.ahead;
+    for (int64_t i = 0; i < c.group / 4; ++i) {
+        const U codes = load_u(w + i * 64);
+        prefetch(w + i * 64 + ahead);
+        const U first = fp8_to_bf16(codes), second = fp8_to_bf16(high_bytes(codes));
+        std::memcpy(to + i * 128, &first, 64);
+        std::memcpy(to + i * 128 + 64, &second, 64);
+    }
+}
+
+// out += a group's sum times its scale: from zero at the first group, with the bias at the last.
+QUIRE_INLINE void add_scaled(const LinearCall& c, F sum, F scale, int64_t row, int64_t block, int64_t g) {
+    const int64_t column = block * 16;
+    const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
+    float* out = c.out + row * c.out_stride + column;
+    F acc = fma(sum, scale, g ? load_lanes(out, lanes) : set1(0.0f));
+    if (c.bias && g + 1 == c.groups) acc = add(acc, load_lanes(c.bias + column, lanes));
+    store_lanes(out, acc, lanes);
+}
+
+#if defined(QUIRE_AMX)
+#include "linear_amx_fp8.h"
+#else
+
+// A group of R rows by NB blocks; `w` holds the blocks' widened group.
+template <int R, int NB>
+void fp8_tile(const LinearCall& c, const char* w, int64_t row, int64_t block, int64_t g) {
+    F sum[R][NB];
+    for (int r = 0; r < R; ++r)
+        for (int b = 0; b < NB; ++b) sum[r][b] = set1(0.0f);
+    const char* x = c.x + row * c.x_stride + g * c.group * 2;
+    for (int64_t p = 0; p < c.group / 2; ++p) {
+        U wk[NB];
+#pragma GCC unroll 8
+        for (int b = 0; b < NB; ++b) wk[b] = load_u(w + b * c.group * 32 + p * 64);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const U xk = set1_u(word(x + r * c.x_stride + p * 4));
+#pragma GCC unroll 8
+            for (int b = 0; b < NB; ++b) sum[r][b] = dot_bf16(sum[r][b], wk[b], xk);
+        }
+    }
+    for (int b = 0; b < NB; ++b) {
+        const F scale = load(reinterpret_cast<const float*>(c.scales) + ((block + b) * c.groups + g) * 16);
+        for (int r = 0; r < R; ++r) add_scaled(c, sum[r][b], scale, row + r, block + b, g);
+    }
+}
+
+// The tile of `rows` <= R rows: tries R, R - 1, ... 1.
+template <int NB, int R>
+void fp8_tile_of(const LinearCall& c, const char* w, int64_t rows, int64_t row, int64_t block, int64_t g) {
+    if (rows == R) return fp8_tile<R, NB>(c, w, row, block, g);
+    if constexpr (R > 1) return fp8_tile_of<NB, R - 1>(c, w, rows, row, block, g);
+}
+
+// NB blocks of a panel of rows.
+template <int R, int NB>
+void fp8_blocks(const LinearCall& c, const Panel& p) {
+    alignas(64) char w[NB * kFp8Group * 32];
+    for (int64_t g = 0; g < c.groups; ++g) {
+        for (int b = 0; b < NB; ++b) widen_group(w + b * c.group * 32, c, p.block + b, g);
+        for (int64_t row = p.row; row < p.rows_end; row += R)
+            fp8_tile_of<NB, R>(c, w, p.rows_end - row < R ? p.rows_end - row : R, row, p.block, g);
+    }
+}
+
+template <int R, int NB>
+void fp8_panel(const LinearCall& c, Panel p) {
+    if (p.blocks_end - p.block == NB) return fp8_blocks<R, NB>(c, p);
+    for (; p.block < p.blocks_end; ++p.block) fp8_blocks<R, 1>(c, p);
+}
+
+// Calls f.template operator()<R, NB>() with the tile for m rows. A single row takes as many blocks as a few rows do: one chain
+// of dot products alone would wait for each of them.
+template <class Fn>
+QUIRE_INLINE void with_fp8_tile(int64_t m, const Fn& f) {
+    if (m <= kFewRows) return f.template operator()<kFewRows, kFewBlocks>();
+    f.template operator()<kTileRows, kTileBlocks>();
+}
+#endif
+
+// Codes [n / 16][k / 4][16][4], the four of a lane being columns k, k + 2, k + 1, k + 3; `digits` 2: activations have 16 bits.
+void linear_fp8(float* out, const float* x, const char* weights, const char* scales, int64_t scales_f32, int64_t digits,
+                Optional<const float> bias, int64_t m, int64_t n, int64_t k, int64_t group) {
+    check_linear(m, n, k);
+    if (group < 32 || group > kFp8Group || group % 32 || k % group) fail("linear_fp8: the columns must be whole groups of 32 to 256");
+    if (!scales_f32 || digits != 2) fail("linear_fp8: scales are f32, and activations bf16");
+    const int64_t stride = bf16_stride(k);
+    auto* rounded = static_cast<char*>(scratch(Scratch::kActivations, static_cast<size_t>(m * stride)));
+    parallel_ranges(m, k, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) round_row(reinterpret_cast<uint16_t*>(rounded + r * stride), x + r * k, k);
+    });
+    const LinearCall c{out, n, weights, scales, nullptr, bias.ptr, n, k, group, k / group, true, rounded, stride, nullptr, nullptr};
+    const int64_t blocks = (n + 15) / 16, panels = (m + kFp8PanelRows - 1) / kFp8PanelRows;
+    with_fp8_tile(m, [&]<int R, int NB>() {
+        const int64_t columns = (blocks + NB - 1) / NB;
+        parallel_for(panels * columns, [&](int64_t index, int) {
+            const int64_t row = index / columns * kFp8PanelRows, block = index % columns * NB;
+            fp8_panel<R, NB>(c, {row, row + kFp8PanelRows < m ? row + kFp8PanelRows : m, block, block + NB < blocks ? block + NB : blocks});
+        });
+    });
+}
