@@ -108,7 +108,7 @@ def make_requests(count: int, seed: int) -> list[Request]:
         params = SamplingParams(
             max_tokens=rng.choice((1, 2, 5, 12, 25)),
             temperature=float(i % 2),
-            n=1 if i % 7 == 3 else rng.choice((1, 1, 1, 3)),
+            n=rng.choice((1, 1, 1, 3)),
             logprobs=2 if not edited and i % 3 else None,
             prompt_logprobs=1 if i % 7 == 3 else None,
             **edited,

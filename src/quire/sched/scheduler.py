@@ -163,12 +163,14 @@ class Scheduler:
     def _advance(self, seq: Sequence, count: int) -> Chunk:
         """Take `count` tokens of `seq` into the step.
 
-        Logits are wanted for the row that ends the sequence, its draft rows, and prompt rows still to be scored. Where
-        blocks may slide out unpublished, also for the last row of any chunk: it proves them finite in time.
+        Logits are wanted for the row that ends the sequence, its draft rows, and prompt rows still to be scored (once,
+        whoever of its siblings computes the prompt again). Where blocks may slide out unpublished, also for the last
+        row of any chunk: it proves them finite in time.
         """
         draws = seq.computed + count == seq.target
         logits = 1 + len(seq.draft) if draws else int(self.tables.loses)
-        if seq.request.params.prompt_logprobs is not None and len(seq.prompt_logprobs) < seq.prompt_len - 1:
+        scores = seq.request.params.prompt_logprobs is not None and seq.index == 0
+        if scores and len(seq.prompt_logprobs) < seq.prompt_len - 1:
             logits = count
         chunk = Chunk(seq, seq.computed, count, logits)
         seq.computed += count
