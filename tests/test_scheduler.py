@@ -103,6 +103,20 @@ def test_a_request_whose_logits_are_edited_is_not_planned_ahead(params: dict[str
     assert engine.steps_ahead > 5
 
 
+def test_a_block_is_published_only_when_its_last_row_is_known_to_be_finite() -> None:
+    engine = FakeEngine(64, 4, 48, ahead=True, late=True)
+    engine.submit(request("bad", [1, 2, 3], 20, eos=()))
+    while engine._launched is None or engine._launched[0].chunks[0].start != 7:
+        engine.step()
+    engine.poison.add("bad")  # the row that fills the second block is under way, and its logits will not be numbers
+    engine.drain()
+    tokens = [1, 2, 3, *engine.outputs["bad", 0]]
+    assert len(tokens) == 8 and engine.ends["bad", 0].finish_reason == "error"
+    engine.submit(request("after", [*tokens, 5], 2))
+    engine.drain()
+    assert engine.ends["after", 0].cached_tokens == 4
+
+
 def test_prefix_is_shared_and_salted() -> None:
     engine = FakeEngine(num_blocks=32)
     prompt = list(range(10, 30))
