@@ -27,6 +27,8 @@ from quire.model.families import FAMILIES
 from quire.model.gguf import ARCHITECTURES
 from quire.model.roles import DISK_ROLES
 from quire.quant.codebook import NF4
+from test_encoder import VARIANTS as ENCODERS
+from test_encoder import Encoded
 from test_four_bits import bits_and_bytes
 from test_mixtures import VARIANTS as MIXTURES
 from test_mla import VARIANTS as LATENT
@@ -37,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BEGIN, END = "<!-- families x formats: make table -->\n", "<!-- end of families x formats -->\n"
 WIDE = {"intermediate_size": 128, "head_dim": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
-        "ffn_dim": 128, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16}  # fmt: skip
+        "ffn_dim": 128, "d_ff": 128, "d_kv": 16, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16}  # fmt: skip
 """Sizes that groups of 32 and blocks of 64 divide."""
 STEP = 2.0**-5
 RENAMED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
@@ -95,9 +97,11 @@ def facts_of(family: str) -> tuple[str, dict[str, Any]]:
     """(transformers' model type, facts) of a small model of `family`."""
     if family in RENAMED:
         return "llama", {"intermediate_size": 128, "num_key_value_heads": 4 if family == "baichuan" else 2}
-    all_variants = [*VARIANTS.values(), *MIXTURES.values(), *LATENT.values()]
+    all_variants = [*VARIANTS.values(), *MIXTURES.values(), *LATENT.values(), *ENCODERS.values()]
     facts = next(f for t, f in all_variants if t == family)
-    plain = {} if family in ("gpt2", "gpt_bigcode", "gptj", "gpt_neo", "bloom", "mpt") else {"intermediate_size": 128}
+    plain = (
+        {} if family in ("gpt2", "gpt_bigcode", "gptj", "gpt_neo", "bloom", "mpt", "t5") else {"intermediate_size": 128}
+    )
     return family, plain | facts | {k: v for k, v in WIDE.items() if k in facts}
 
 
@@ -149,7 +153,10 @@ class Checkpoint:
 
 def logits_of(folder: Path, **options: Any) -> Tensor:
     """Logits [12, vocabulary] of two sequences, one of them in two steps."""
-    paged = Paged(load(folder, backend(BACKENDS[-1]), **options), [prompt(7, 1), prompt(5, 2)])
+    model, sequences = load(folder, backend(BACKENDS[-1]), **options), [prompt(7, 1), prompt(5, 2)]
+    paged = (
+        Paged(model, sequences) if model.encoder is None else Encoded(model, [prompt(20, 3), prompt(3, 4)], sequences)
+    )
     return torch.cat(paged.run([[4, 5], [3, 0]]))
 
 

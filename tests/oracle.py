@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging
 
 from quire.core.config import DeviceConfig
@@ -41,6 +41,8 @@ OWN_NAMES = {
     "bloom": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     "mpt": {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
             "max_position_embeddings": "max_seq_len"},
+    "t5": {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+           "max_position_embeddings": "n_positions"},
 }  # fmt: skip
 """Families that do not take `SMALL` as it is: our name of a field -> theirs; they know no key/value heads or width."""
 NOT_EAGER = {"falcon": "sdpa"}  # its eager attention ignores the mask of ALiBi in batches of one
@@ -65,7 +67,10 @@ def random_model(model_type: str, seed: int = 0, **facts: Any) -> PreTrainedMode
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **family_facts(model_type, facts))
     attention = NOT_EAGER.get(model_type, "eager")
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval().float()
+    code = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = code.from_config(config, attn_implementation=attention).eval().float()
+    if not getattr(config, "scale_decoder_outputs", True):  # transformers ties the heads of those that are not, too
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     with torch.no_grad():
         for name, p in model.named_parameters():
             spread = 0.08 if p.ndim > 1 else 0.3

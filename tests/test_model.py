@@ -123,8 +123,11 @@ class Paged:
         self.caches = [own[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
         self.computed = [0] * len(sequences)
 
-    def step(self, counts: list[int], wanted: int | None = None) -> list[Tensor]:
-        """Advance each sequence by its count (0 = not in this step); logits of all rows, or of the last `wanted`."""
+    def batch(self, counts: list[int], wanted: int | None = None) -> Batch:
+        """The step that advances each sequence by its count (0 = not in this step), in a batch.
+
+        Wants logits of all rows, or of the last `wanted`.
+        """
         tokens, positions, slots, ends, context, tables = [], [], [], [0], [], []
         for s, n in enumerate(counts):
             at = torch.arange(self.computed[s], self.computed[s] + n)
@@ -135,7 +138,7 @@ class Paged:
             ends.append(ends[-1] + n)
             context.append(self.computed[s])
             tables.append(self.blocks[s])
-        batch = Batch(
+        return Batch(
             tokens=torch.cat(tokens).int(),
             positions=torch.cat(positions).int(),
             slots=torch.cat(slots),
@@ -144,6 +147,10 @@ class Paged:
             block_tables=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).int(),
             logit_rows=torch.arange(ends[-1], dtype=torch.int32)[0 if wanted is None else ends[-1] - wanted :],
         )
+
+    def step(self, counts: list[int], wanted: int | None = None) -> list[Tensor]:
+        """The logits of `batch`."""
+        batch = self.batch(counts, wanted)
         self.model.decoder.ops.begin_step()
         return list(self.model.decoder(batch, self.caches).clone().split(counts if wanted is None else [wanted]))
 

@@ -154,7 +154,7 @@ def one_sequence(case: Case, s: int, first: int, last: int) -> Case:
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
-@pytest.mark.parametrize(("window", "extras"), [(0, ""), (150, ""), (0, "sinks alibi"), (150, "softcap sinks")])
+@pytest.mark.parametrize(("window", "extras"), [(0, ""), (150, ""), (0, "sinks alibi bias"), (150, "softcap sinks")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("block_size", [1, 8, 16, 128])
 def test_a_row_of_attention_does_not_depend_on_the_batch(

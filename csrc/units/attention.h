@@ -27,6 +27,8 @@ struct AttentionCall {
     int64_t heads, group, max_blocks, window;
     float scale, softcap;        // softcap 0: none
     const float *sinks, *alibi;  // per head, or null
+    const float* bias;           // [heads][distances] by the distance from the key to the row, or null
+    int64_t distances;
     CacheShape cache;
     int64_t padded;  // head_dim rounded up to kDimStep
 
@@ -38,7 +40,7 @@ struct AttentionCall {
         return rows;
     }
     // Scores need more than a factor. `factor` takes those that `softmax_rows` reads to powers of two.
-    bool adjusted() const { return softcap > 0.0f || alibi; }
+    bool adjusted() const { return softcap > 0.0f || alibi || bias; }
     float factor() const { return adjusted() ? 1.0f : scale * kLog2E; }
 };
 

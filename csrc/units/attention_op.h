@@ -56,6 +56,7 @@ void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences) {
     if (c.window < 0) fail("attention: window must not be negative");
     if (!(c.scale > 0.0f)) fail("attention: scale must be positive");
     if (!(c.softcap >= 0.0f)) fail("attention: softcap must not be negative");
+    if (c.bias && c.distances < 1) fail("attention: a bias by distance needs at least one distance");
     if (c.cu_q[0] != 0 || c.cu_q[sequences] != rows) fail("attention: cu_q must run from 0 to the number of rows");
     for (int64_t s = 0; s < sequences; ++s) {
         const int64_t count = int64_t{c.cu_q[s + 1]} - c.cu_q[s], context = c.context[s];
@@ -148,9 +149,10 @@ void run_attention(const AttentionCall& c, int64_t sequences) {
 void attention(float* out, const float* qkv, const char* keys, const char* values, const int32_t* cu_q, const int32_t* context,
                const int32_t* tables, int64_t rows, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t d,
                int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t format, int64_t window, double scale,
-               double softcap, Optional<const float> sinks, Optional<const float> alibi, Optional<const uint64_t> tree) {
+               double softcap, Optional<const float> sinks, Optional<const float> alibi, Optional<const float> bias,
+               int64_t distances, Optional<const uint64_t> tree) {
     const AttentionCall c{out, qkv, keys, values, cu_q, context, tables, tree.ptr, heads, kv_heads > 0 ? heads / kv_heads : 0, max_blocks, window,
-                          static_cast<float>(scale), static_cast<float>(softcap), sinks.ptr, alibi.ptr, {kv_heads, d, block_size, blocks, format},
+                          static_cast<float>(scale), static_cast<float>(softcap), sinks.ptr, alibi.ptr, bias.ptr, distances, {kv_heads, d, block_size, blocks, format},
                           (d + kDimStep - 1) / kDimStep * kDimStep};
     check_attention(c, rows, sequences);
     if (c.cache.bf16()) {

@@ -9,7 +9,18 @@ QUIRE_INLINE void scale_scores(const AttentionBuffers& b, int64_t first, int64_t
     }
 }
 
-// q.k of one row and tile to softcap * tanh(q.k * scale / softcap) + slope * (key - row), times log2(e).
+// Adds a row's bias by distance, times log2(e), to its scores of a tile. Keys that it does not see get any entry.
+QUIRE_INLINE void add_bias(const AttentionCall& c, const AttentionBuffers& b, int64_t r, int64_t start) {
+    const float* bias = c.bias + (b.head + r % c.group) * c.distances;
+    const int64_t last = c.distances - 1, nearest = b.to[r] - 1 - start;
+    float* at = b.scores + r * kTile;
+    for (int64_t j = 0; j < kTile; ++j) {
+        const int64_t distance = nearest - j;
+        at[j] += kLog2E * bias[distance < 0 ? 0 : distance < last ? distance : last];
+    }
+}
+
+// q.k of one row and tile to softcap * tanh(q.k * scale / softcap) + slope * (key - row) + bias, times log2(e).
 QUIRE_INLINE void adjust_scores(const AttentionCall& c, const AttentionBuffers& b, int64_t r, int64_t start) {
     constexpr float kIndex[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const F slope = set1(c.alibi ? c.alibi[b.head + r % c.group] * kLog2E : 0.0f);
@@ -21,6 +32,7 @@ QUIRE_INLINE void adjust_scores(const AttentionCall& c, const AttentionBuffers& 
         store(at, fma(slope, distance, s));
         distance = add(distance, set1(16.0f));
     }
+    if (c.bias) add_bias(c, b, r, start);
 }
 
 // The factor that turns a row's sums over keys into its output when a key without a value of score `sink` is added.

@@ -117,7 +117,8 @@ class BlockTables:
             for block in table:
                 if block != SLID_OUT:
                     self.pool.acquire(block)
-        child.computed = child.cached_tokens = child.prompt_len - 1
+        child.computed = child.prompt_len - 1
+        child.cached_tokens = child.prompt_tokens(0, child.computed)
         child.slid = list(parent.slid)
         child.published = min(parent.published, entries)
         child.keys = parent.keys[: child.prompt_len // self.block_size]

@@ -62,6 +62,7 @@ def _model_rows(found: ModelFacts) -> Rows:
         ("family", spec.family),
         ("parameters", f"{found.parameters:,} in {found.tensors} tensors"),
         *_expert_rows(found),
+        *_encoder_rows(found),
         ("layers", f"{spec.layers}, hidden {spec.hidden}, intermediate {spec.intermediate}, {spec.activation}"),
         ("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}"),
         ("window", "none" if windows == [0] else ", ".join(map(str, windows))),
@@ -81,6 +82,20 @@ def _expert_rows(found: ModelFacts) -> Rows:
         ("active parameters", f"{found.active_parameters:,} for a token"),
         ("experts", f"{moe.routing.top_k} of {moe.routing.experts}, intermediate {moe.intermediate}"),
         ("layers with experts", str(sum(moe.sparse))),
+    ]
+
+
+def _encoder_rows(found: ModelFacts) -> Rows:
+    encoder = found.spec.encoder
+    if not encoder.layers:
+        return []
+    return [
+        ("encoder", f"{encoder.layers} layers; prompts are read whole and share no prefix"),
+        (
+            "decoder",
+            f"begins with token {found.generation.decoder_start}, attends to the encoder's output in each layer",
+        ),
+        ("distances", f"in {encoder.buckets} buckets, the last from {encoder.furthest} tokens on"),
     ]
 
 

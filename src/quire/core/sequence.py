@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 from quire.core.request import FinishReason, Request, TokenLogprob
 
@@ -19,11 +20,21 @@ class Status(IntEnum):
     FINISHED = 3
 
 
+class Opening(NamedTuple):
+    """How sequences of an encoder-decoder begin: the encoder's part fills blocks, the decoder's begins with `start`."""
+
+    block_size: int
+    start: int
+
+
 class Sequence:
     """One of a request's `n` rows of tokens.
 
     One rule moves it: every step brings `computed` closer to `len(tokens) + len(draft)`. Prefill, chunked prefill,
     prefix hits, decode, speculation, preemption and replay are all that rule; there is no phase flag.
+
+    With an encoder, the first `encoded` tokens are the encoder's, and the decoder's begin at `lead`, which begins a
+    block; what lies between is never read. Both are 0 otherwise.
 
     `blocks` holds a table per group of layers, all of one length, or nothing; the first `slid` entries of a table are
     SLID_OUT. `cache.tables` writes them.
@@ -36,6 +47,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "draft",
+        "encoded",
         "finish_reason",
         "first_scheduled",
         "first_token",
@@ -43,6 +55,7 @@ class Sequence:
         "index",
         "keys",
         "last_token",
+        "lead",
         "order",
         "parent",
         "preemptions",
@@ -56,11 +69,18 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, index: int = 0, parent: Sequence | None = None) -> None:
+    def __init__(
+        self, request: Request, index: int = 0, parent: Sequence | None = None, opening: Opening | None = None
+    ) -> None:
         self.request = request
         self.index = index
         self.parent = parent
         self.tokens: list[int] = list(request.prompt)
+        self.encoded = self.lead = 0
+        if opening is not None:
+            self.encoded = len(self.tokens)
+            self.lead = -(-self.encoded // opening.block_size) * opening.block_size
+            self.tokens += [opening.start] * (self.lead - self.encoded + 1)
         self.prompt_len = len(self.tokens)
         self.draft: list[int] = []
         self.computed = 0
@@ -84,6 +104,10 @@ class Sequence:
     def target(self) -> int:
         """The length `computed` is moving toward."""
         return len(self.tokens) + self.in_flight + len(self.draft)
+
+    def prompt_tokens(self, start: int, end: int) -> int:
+        """How many tokens from `start` to before `end` are of the request's prompt."""
+        return max(0, min(end, self.encoded or self.prompt_len) - start)
 
     @property
     def output(self) -> list[int]:

@@ -95,6 +95,29 @@ class Arrays:
         return [first, *(replace(first, slots=s[:tokens], block_tables=t[:seqs]) for s, t in self._of_group[1:])]
 
 
+class CrossArrays(Arrays):
+    """Arrays of an encoder-decoder. All but two are of the decoder's part of the sequences.
+
+    `encoded` [seqs] int32: tokens of the encoder's part, which lies in the blocks `encoder_tables` [seqs, blocks].
+    """
+
+    def __init__(self, max_tokens: int, max_seqs: int, max_blocks: int) -> None:
+        super().__init__(max_tokens, max_seqs, max_blocks)
+        self.encoded, self.encoder_tables = np.ones(max_seqs, np.int32), np.zeros((max_seqs, max_blocks), np.int32)
+        self._cross = torch.from_numpy(self.encoded), torch.from_numpy(self.encoder_tables)
+        self._each = torch.arange(max_tokens + 1, dtype=torch.int32)
+
+    def batches(self, tokens: int, seqs: int, logits: int) -> list[Batch]:
+        """The one batch, in which each row is a sequence to cross attention: copied where sequences have several."""
+        (batch,) = super().batches(tokens, seqs, logits)
+        context, tables = (view[:seqs] for view in self._cross)
+        if tokens != seqs:
+            owners = torch.from_numpy(np.repeat(np.arange(seqs), np.diff(self.cu_q[: seqs + 1])))
+            context, tables = context[owners], tables[owners]
+        cross = replace(batch, cu_q=self._each[: tokens + 1], context=context, block_tables=tables)
+        return [replace(batch, cross=cross)]
+
+
 class _Buffer:
     """One of the two sets that a step's arrays go through: pinned on the host, and where they arrive on the device."""
 

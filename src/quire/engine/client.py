@@ -37,6 +37,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generation_defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     implementations: dict[str, str] = msgspec.field(default_factory=dict)
     adapters: tuple[str, ...] = ()
+    encoder_decoder: bool = False
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
-from quire.core.config import EngineConfig
+from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import BadRequest, ConfigError, QuireError
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
+from quire.core.sequence import Opening
 from quire.engine.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, Stats
 from quire.engine.runner import Runner
@@ -45,11 +46,14 @@ class Engine:
         self.kv = plan_kv(config, shape, self._cache_bytes(shape))
         self.max_model_len = self.kv.max_model_len
         self.pool = BlockPool(self.kv.blocks)
-        self.prefix = PrefixCache(self.pool, config.cache.block_size) if config.cache.enable_prefix_caching else None
-        limits = config.scheduler
-        self._check_limits()
+        size, encoder = config.cache.block_size, self.model.encoder
+        shares = config.cache.enable_prefix_caching and encoder is None
+        self.prefix = PrefixCache(self.pool, size) if shares else None
+        limits = config.scheduler if encoder is None else self._whole_prompts(config.scheduler)
+        self._check_limits(limits)
         tables = BlockTables(self.pool, self.prefix, self.kv.sizes)
-        self.scheduler = Scheduler(limits, tables, self.max_model_len)
+        opening = None if encoder is None else Opening(size, self.model.decoder_start)
+        self.scheduler = Scheduler(limits, tables, self.max_model_len, opening)
         self.runner = Runner(self.model, self.ops, self.kv, limits, capture=not config.device.enforce_eager)
         self.runner.warm_up()
         tune(self.runner, config, self.model.weight_bytes)
@@ -60,9 +64,8 @@ class Engine:
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.step_tokens, self.step_seconds = 0, 0.0
 
-    def _check_limits(self) -> None:
+    def _check_limits(self, limits: SchedulerConfig) -> None:
         """Limits of a step that the model or the device makes impossible."""
-        limits = self.config.scheduler
         if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"without chunked prefill --max-num-batched-tokens ({limits.max_num_batched_tokens}) must be at least "
@@ -75,6 +78,14 @@ class Engine:
                 "and nothing is left to overlap with it; leave the option out",
                 param="async_scheduling",
             )
+
+    def _whole_prompts(self, limits: SchedulerConfig) -> SchedulerConfig:
+        """An encoder reads all of a prompt at once: none is cut, and a step has room for the longest sequence.
+
+        For the same reason the beginning of a prompt says nothing of another's keys and values: no prefix is shared.
+        """
+        room = max(limits.max_num_batched_tokens, self.max_model_len)
+        return replace(limits, enable_chunked_prefill=False, max_num_batched_tokens=room)
 
     def _cache_bytes(self, shape: KVPlan) -> int | None:
         """What a GPU has left for the KV cache; None on the host."""
@@ -159,7 +170,7 @@ class Engine:
         self.step_tokens = plan.num_tokens
         made = sum(len(o.tokens) for o in outputs)
         self.generation_tokens += made
-        self.prompt_tokens += sum(max(0, min(c.start + c.count, c.seq.prompt_len) - c.start) for c in plan.chunks)
+        self.prompt_tokens += sum(c.seq.prompt_tokens(c.start, c.start + c.count) for c in plan.chunks)
         self.step_seconds = time.perf_counter() - started
         if not self.has_work:
             self.pool.check()
@@ -223,5 +234,6 @@ class Engine:
             kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
             generation_defaults=model.generation_defaults,
             adapters=self.adapters,
+            encoder_decoder=model.encoder is not None,
             implementations=dict(self.ops.chosen),
         )

@@ -171,6 +171,8 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """The `params.beam_width` best continuations of every prompt. Beams share blocks of the KV cache."""
         params.validate()
+        if self.info.encoder_decoder:
+            raise BadRequest("beam_search: this model's encoder would read the beams as prompts; use generate")
         rows = [ids for _, ids in map(self._tokens, _prompt_list(prompts))]
         limits = [room(self.info, len(ids)) for ids in rows]
         one = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, detokenize=False)

@@ -29,11 +29,27 @@ class Seeds:
         return int.from_bytes(digest, "little") >> 1
 
 
+def held(info: EngineInfo, prompt_tokens: int) -> int:
+    """Tokens of the context that a prompt takes: an encoder's fills whole blocks, and the decoder's first follows."""
+    if not info.encoder_decoder:
+        return prompt_tokens
+    return -(-prompt_tokens // info.block_size) * info.block_size + 1
+
+
+def check_scoring(info: EngineInfo, params: SamplingParams) -> None:
+    """`BadRequest` when log-probabilities of the prompt are wanted of a model that does not predict it."""
+    if info.encoder_decoder and params.prompt_logprobs is not None:
+        raise BadRequest(
+            "prompt_logprobs: this model's prompt is read by an encoder, which predicts nothing",
+            param="prompt_logprobs",
+        )
+
+
 def room(info: EngineInfo, prompt_tokens: int) -> int:
     """How many tokens can follow a prompt; `BadRequest` when none can."""
     if prompt_tokens == 0:
         raise BadRequest("prompt: must have at least one token", param="prompt")
-    left = info.max_model_len - prompt_tokens
+    left = info.max_model_len - held(info, prompt_tokens)
     if left < 1:
         raise BadRequest(
             f"prompt: has {prompt_tokens} tokens, but the context holds {info.max_model_len} and one must be left to "
@@ -64,6 +80,7 @@ def make_request(
     strange = next((t for t in prompt if not 0 <= t < info.vocab_size), None)
     if strange is not None:
         raise BadRequest(f"prompt: token id {strange} is not in [0, {info.vocab_size})", param="prompt")
+    check_scoring(info, params)
     if params.stop and not params.detokenize:
         raise BadRequest("stop: stop strings need detokenize", param="stop")
     if params.bad_words and tokenizer is None:

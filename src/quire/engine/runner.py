@@ -10,7 +10,7 @@ import torch
 from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
-from quire.engine.arrays import Arrays, DeviceArrays
+from quire.engine.arrays import Arrays, CrossArrays, DeviceArrays
 from quire.engine.budget import KVPlan
 from quire.engine.shapes import fitting, graph_sizes
 from quire.model.batch import Batch
@@ -45,11 +45,11 @@ class Runner:
         max_seqs = max((max_seqs, *self.graph_sizes))
         rows = None if model.adapters is None else model.adapters.rows
         sizes, groups = (max_tokens, max_seqs, kv.sizes.entries(kv.max_model_len)), len(kv.groups.layers)
-        self.arrays = (
-            Arrays(*sizes, rows, groups)
-            if ops.gpu is None
-            else DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device, groups)
-        )
+        self.arrays: Arrays
+        if ops.gpu is not None:
+            self.arrays = DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device, groups)
+        else:
+            self.arrays = Arrays(*sizes, rows, groups) if model.encoder is None else CrossArrays(*sizes)
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.capture = capture and model.decoder.recordable
         self.numeric_errors = 0
@@ -132,15 +132,27 @@ class Runner:
             self.ops.copy_blocks(self.own_caches, plan.copies)
         if not plan.chunks:
             return list
+        if self.model.encoder is not None:
+            for chunk in plan.chunks:
+                if chunk.start < chunk.seq.encoded:
+                    self._encode(chunk.seq)
         self.arrays.begin()
         rows = self._fill(plan.chunks)
-        blocks = max(len(chunk.seq.blocks[0]) for chunk in plan.chunks)
-        logits = self._forward(plan.num_tokens, len(plan.chunks), len(rows), blocks)
+        blocks, seqs = max(len(chunk.seq.blocks[0]) for chunk in plan.chunks), len(plan.chunks)
+        logits = self._forward(int(self.arrays.cu_q[seqs]), seqs, len(rows), blocks)
         drawn = self.sampler(logits[: len(rows)], rows) if rows else None
         if drawn is not None and drawn.tokens is not None:
             self.arrays.keep_drawn(drawn.tokens)
         self._places = {row.seq: i for i, row in enumerate(row for row in rows if row.target is None)}
         return lambda: self._collect(plan.chunks, rows, drawn)
+
+    def _encode(self, seq: Sequence) -> None:
+        """Compute the encoder's part of `seq`, which is always computed as one."""
+        assert self.model.encoder is not None
+        at, size = np.arange(seq.encoded), self.block_size
+        slots = np.asarray(seq.blocks[0])[at // size] * size + at % size
+        tokens = torch.tensor(seq.tokens[: seq.encoded], dtype=torch.int32)
+        self.model.encoder(tokens, torch.from_numpy(slots), self.caches)
 
     def _forward(self, tokens: int, seqs: int, logits: int, blocks: int) -> torch.Tensor:
         size = fitting(self.graph_sizes, tokens, seqs, logits, exact=self.ops.gpu is None) if self.capture else 0
@@ -189,18 +201,19 @@ class Runner:
         arrays, adapters, at = self.arrays, self.model.adapters, 0
         rows: list[LogitRow] = []
         for s, chunk in enumerate(chunks):
-            seq, start, count = chunk.seq, chunk.start, chunk.count
-            end, stop = start + count, at + count
+            seq, end = chunk.seq, chunk.start + chunk.count
+            start = max(chunk.start, seq.lead)
+            stop = at + end - start
             if end <= len(seq.tokens):
                 arrays.tokens[at:stop] = seq.tokens[start:end]
             elif seq.draft:
                 arrays.tokens[at:stop] = (seq.tokens + seq.draft)[start:end]
             else:
                 arrays.tokens[at] = -1 - self._places[seq]
-            self._fill_blocks(s, chunk, at)
+            self._fill_blocks(s, seq, start, end - start, at)
             if adapters is not None:
                 arrays.adapters[at:stop] = adapters.slot(seq.request.adapter)
-            arrays.context[s] = end
+            arrays.context[s] = end - seq.lead
             arrays.cu_q[s + 1] = stop
             for position in range(end - chunk.logits + 1, end + 1):
                 if position >= len(seq.tokens) or position < seq.prompt_len:
@@ -210,17 +223,19 @@ class Runner:
             at = stop
         return rows
 
-    def _fill_blocks(self, s: int, chunk: Chunk, at: int) -> None:
+    def _fill_blocks(self, s: int, seq: Sequence, start: int, count: int, at: int) -> None:
         """Positions and slots of one chunk, and its rows of the block tables (what changed since the last step)."""
-        arrays, seq, start, count, size = self.arrays, chunk.seq, chunk.start, chunk.count, self.block_size
+        arrays, size, lead = self.arrays, self.block_size, seq.lead // self.block_size
         first, end = start // size, at + count
         owner = (seq, seq.preemptions)
         same, self._table_owner[s] = self._table_owner[s] == owner, owner
         position = np.arange(start, start + count) if count > 1 else None
-        arrays.positions[at:end] = start if position is None else position
+        arrays.positions[at:end] = (start if position is None else position) - seq.lead
+        if lead and not same and isinstance(arrays, CrossArrays):
+            arrays.encoded[s], arrays.encoder_tables[s, :lead] = seq.encoded, seq.blocks[0][:lead]
         for group, table in enumerate(seq.blocks):
-            known = first if same else seq.slid[group]
-            arrays.block_tables[group, s, known : len(table)] = table[known:]
+            known = first if same else max(seq.slid[group], lead)
+            arrays.block_tables[group, s, known - lead : len(table) - lead] = table[known:]
             arrays.slots[group, at:end] = (
                 table[first] * size + start % size
                 if position is None

@@ -20,6 +20,9 @@ class Batch:
     cu_q[s]..cu_q[s + 1] belong to sequence s; context [S] int32: tokens in the cache once these rows are written;
     block_tables [S, max_blocks] int32; logit_rows [R] int32: rows that want logits;
     tree [T] int64: ancestors of the rows of a branching draft, as `ops.attention` reads them, or None.
+
+    With an encoder, all of these are of the decoder's part of the sequences. `cross`: the rows as cross attention sees
+    them, each a sequence of one, with the context and the blocks of its encoder's part.
     """
 
     tokens: Tensor
@@ -30,6 +33,7 @@ class Batch:
     block_tables: Tensor
     logit_rows: Tensor
     tree: Tensor | None = None
+    cross: Batch | None = None
 
 
 class Forward(Protocol):

@@ -19,6 +19,7 @@ from quire.model.borrowed.load import load_borrowed
 from quire.model.checkpoint import Checkpoint, Source, float_dtype, resolve
 from quire.model.claim import claim
 from quire.model.dummy import DummyWeights
+from quire.model.encoder import Encoder, check_encoder, load_encoder
 from quire.model.families import read_spec
 from quire.model.generation import GenerationDefaults, read_generation
 from quire.model.gguf import GgufModel
@@ -90,6 +91,8 @@ class Model:
     folder: Path
     notes: tuple[str, ...]
     adapters: Adapters | None = None
+    encoder: Encoder | None = None
+    decoder_start: int = 0
 
 
 def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
@@ -236,6 +239,8 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
         return _load_borrowed(config, ops, borrowed, target)
     opened = open_model(options.model, options.load_format, options.seed)
     spec = opened.spec
+    if spec.encoder.layers:
+        check_encoder(config, ops, spec.family)
     dtype, notes = compute_dtype(options.dtype, opened.dtype)
     length = max_model_len(options.max_model_len, spec)
     if target is not None:
@@ -247,7 +252,9 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     ropes = shared_tables(spec.rope, length)
-    decoder: Forward = placed(loader.decoder(ropes), ops.device)
+    made = loader.decoder(ropes)
+    encoder = load_encoder(loader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
+    decoder: Forward = placed(made, ops.device)
     if cache is not None:
         cache.save()
     loader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
@@ -274,6 +281,8 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
         folder=opened.folder,
         notes=notes,
         adapters=adapters,
+        encoder=encoder,
+        decoder_start=generation.decoder_start,
     )
 
 

@@ -67,12 +67,13 @@ def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, Place, s
         if name not in family.names:
             continue
         base = family.names[name]
-        for layer in range(spec.layers) if role.layer else (None,):
+        for layer in role.layers(spec) if role.layer else (None,):
             if layer is not None and not role.where(spec, layer):
                 continue
             if layer is not None and name in KEY_VALUE and spec.kv_layer(layer) != layer:
                 continue
-            prefix = "" if layer is None else family.names["layer"].format(layer)
+            stack = "encoder_layer" if role.encoder else "layer"
+            prefix = "" if layer is None else family.names[stack].format(layer)
             for expert in range(spec.moe.routing.experts) if role.experts else (None,):
                 yield name, role, Place(layer, expert), prefix + (base if expert is None else base.format(expert))
 

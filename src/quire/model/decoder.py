@@ -20,7 +20,7 @@ class Layer:
     """One layer's weights and facts.
 
     `qkv_steps` change the output of `qkv`; `qk_norms`: per-head norm weights of queries and keys, or None, with `eps`.
-    The post norms are of what attention and MLP add, for blocks that norm it.
+    The post norms are of what attention and MLP add, for blocks that norm it. `cross`: in decoders with an encoder.
     """
 
     attn_norm: Norm
@@ -36,6 +36,25 @@ class Layer:
     mlp: Mlp
     mlp_post_norm: Norm
     attention: Attention
+    cross: CrossAttention | None = None
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """Attention over the encoder's output, whose keys and values are in the cache. `still`: a rope table without columns."""
+
+    norm: Norm
+    q: Linear
+    still: Tensor
+    attend: AttentionSpec
+    o: Linear
+
+    def __call__(self, ops: Ops, h: Tensor, view: Batch, cache: KVCache) -> Tensor:
+        """h [T, hidden] -> [T, hidden]; in `view` each row is a sequence that sees all of its encoder's tokens."""
+        layout = cache.layout
+        q = self.q(ops, h)
+        qkv = ops.rope_queries(q, view.positions, self.still, 2 * layout.kv_heads, layout.head_dim, None, 1.0)
+        return self.o(ops, ops.attention(qkv, cache, view.cu_q, view.context, view.block_tables, self.attend))
 
 
 Attention = Callable[[Ops, "Layer", Tensor, Batch, KVCache], Tensor]
@@ -86,6 +105,14 @@ def parallel_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, c
 def parallel_two_norms_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
     """Like `parallel_block`, with a norm of its own for the MLP (GPT-NeoX)."""
     return ops.add(layer.attention(ops, layer, h, batch, cache), layer.mlp(ops, layer.mlp_norm(ops, x)))  # type: ignore[no-any-return]
+
+
+def crossed_block(ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    """Like `sequential_block`, with attention over an encoder's output between attention and MLP (T5)."""
+    assert layer.cross is not None and batch.cross is not None, "decoders with an encoder are loaded and fed with them"
+    h = layer.cross.norm.add(ops, x, layer.attention(ops, layer, h, batch, cache))
+    h = layer.mlp_norm.add(ops, x, layer.cross(ops, h, batch.cross, cache))
+    return layer.mlp(ops, h)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from quire.model.readers import (
 )
 from quire.model.relatives import RELATIVES
 from quire.model.spec import ModelSpec
-from quire.model.variants import LAYER, falcon, granite, opt, stablelm
+from quire.model.variants import LAYER, falcon, granite, opt, stablelm, t5
 
 QWEN = {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 
@@ -309,16 +309,19 @@ FAMILIES: dict[str, Row] = {
         flags={"attention_bias": QKV_BIAS},
         facts={"join": "post_norm", "interleaved_rope": True},
     ),
+    "t5": t5,
     **RELATIVES,
     **MIXTURES,
 }
+ENCODER_DECODERS = ("t5",)
 
 
 def find_family(config: HfConfig) -> tuple[str, Family]:
     """The row for `model_type`; `ModelError` naming the known ones."""
     name = config.text("model_type")
-    if config.flag("is_encoder_decoder", False):
-        raise config.fail("model_type", f"{name!r} is an encoder and a decoder; only models that just decode run here")
+    if config.flag("is_encoder_decoder", False) and name not in ENCODER_DECODERS:
+        known = ", ".join(ENCODER_DECODERS)
+        raise config.fail("model_type", f"{name!r} is an encoder and a decoder; of those only {known} runs here")
     if name not in FAMILIES:
         code = " (the code that auto_map points to is never run)" if config.has("auto_map") else ""
         known = ", ".join(sorted(FAMILIES))

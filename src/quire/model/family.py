@@ -1,9 +1,10 @@
 """What a row of the family table holds, and how config.json is read through one. The rows are in families.
 
 A row is a Family, or a function of config.json that gives one (where tensors or joins depend on it):
-- names     role -> on-disk name. `layer` is the prefix of a layer's tensors. On-disk names are the truth. What is not
-            named is absent: no `gate` is an MLP without one, no `mlp_norm` a parallel block with one norm. "qkv" and
-            "gate_up" are fused matrices, which loading cuts into roles by rows (`roles.disk_rows`).
+- names     role -> on-disk name. `layer` is the prefix of a layer's tensors, `encoder_layer` that of an encoder's layer.
+            On-disk names are the truth. What is not named is absent: no `gate` is an MLP without one, no `mlp_norm` a
+            parallel block with one norm. "qkv" and "gate_up" are fused matrices, which loading cuts into roles by rows
+            (`roles.disk_rows`).
 - defaults  config.json fields that the family's files may omit, with the family's default; a function is called with
             the config read so far.
 - spelling  our field -> the family's own name of it (hidden_size -> n_embd).

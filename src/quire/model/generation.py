@@ -11,21 +11,26 @@ from quire.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """`eos_token_ids` end a sequence; `sampling` holds the folder's defaults under the names of `SamplingParams`."""
+    """`eos_token_ids` end a sequence; `sampling` holds the folder's defaults under the names of `SamplingParams`.
+
+    `decoder_start`: the token that a decoder behind an encoder begins with.
+    """
 
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     sampling: dict[str, float] = field(default_factory=dict)
+    decoder_start: int = 0
 
 
 def read_generation(folder: Path, spec: ModelSpec) -> GenerationDefaults:
     """From generation_config.json if there is one, else from the spec. `do_sample` false asks for greedy decoding."""
     path = folder / "generation_config.json"
     if not path.is_file():
-        return GenerationDefaults(spec.eos_token_ids, spec.bos_token_id)
+        return GenerationDefaults(spec.eos_token_ids, spec.bos_token_id, decoder_start=spec.encoder.start)
     config = HfConfig(read_json(path), str(path))
     eos = config.token_ids("eos_token_id", spec.vocab_size) or spec.eos_token_ids
     bos = config.token_ids("bos_token_id", spec.vocab_size)
+    start = config.integer("decoder_start_token_id", spec.encoder.start, low=0, high=spec.vocab_size - 1)
     sampling: dict[str, float] = {}
     if not config.flag("do_sample", True):
         sampling["temperature"] = 0.0
@@ -39,4 +44,4 @@ def read_generation(folder: Path, spec: ModelSpec) -> GenerationDefaults:
         sampling["repetition_penalty"] = config.number("repetition_penalty")
     if config.has("max_new_tokens"):
         sampling["max_tokens"] = config.integer("max_new_tokens")
-    return GenerationDefaults(eos, bos[0] if bos else spec.bos_token_id, sampling)
+    return GenerationDefaults(eos, bos[0] if bos else spec.bos_token_id, sampling, start)

@@ -14,6 +14,7 @@ from quire.model.decoder import (
     Block,
     Decoder,
     Layer,
+    crossed_block,
     own_attention,
     parallel_block,
     parallel_two_norms_block,
@@ -21,23 +22,21 @@ from quire.model.decoder import (
     reading_attention,
     sequential_block,
 )
+from quire.model.encoder import backward_bias, load_cross
 from quire.model.linear import Linear
 from quire.model.lora import ADAPTED, Adapters
 from quire.model.mla import load_latent
+from quire.model.mlp import load_mlp
 from quire.model.moe import load_moe
 from quire.model.opened import Opened
 from quire.model.packed_cache import PackedCache, find
 from quire.model.parts import (
     Clip,
-    FusedGatedMlp,
-    GatedMlp,
     LayerNorm,
-    Mlp,
     NoNorm,
     Norm,
     Normed,
     NormSpans,
-    PlainMlp,
     Positions,
     Project,
     ProjectedNorm,
@@ -63,6 +62,7 @@ BLOCKS: dict[str, Block] = {
     "post_norm": post_norm_block,
     "parallel": parallel_block,
     "parallel_two_norms": parallel_two_norms_block,
+    "crossed": crossed_block,
 }
 
 
@@ -96,7 +96,8 @@ class Loader:
         spec = self.opened.spec
         embed = self.table("embed")
         steps = self.embed_steps()
-        layers = tuple(self.layer(i, ropes[spec.rope[i]]) for i in range(spec.layers))
+        bias = backward_bias(self)
+        layers = tuple(self.layer(i, ropes[spec.rope[i]], bias) for i in range(spec.layers))
         cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
         final = self.final_norm()
         return Decoder(self.ops, embed, steps, layers, final, self.head(), cap, BLOCKS[spec.join])
@@ -114,8 +115,8 @@ class Loader:
             steps.append(Normed(self.norm("embed_norm")))
         return tuple(steps)
 
-    def layer(self, index: int, rope: Tensor) -> Layer:
-        """Layer `index`, packed."""
+    def layer(self, index: int, rope: Tensor, bias: Tensor | None) -> Layer:
+        """Layer `index`, packed; `bias` of its scores by distance."""
         spec = self.opened.spec
         q_norm, k_norm = self.vector("q_norm", index), self.vector("k_norm", index)
         alibi = torch.tensor(spec.alibi) if spec.alibi else None
@@ -134,14 +135,15 @@ class Loader:
             eps=spec.norm_eps,
             rope=rope,
             attend=AttentionSpec(
-                spec.attention_scale, spec.windows[index], spec.softcap, self.vector("sinks", index), alibi
+                spec.attention_scale, spec.windows[index], spec.softcap, self.vector("sinks", index), alibi, bias
             ),
             o=self.linear(("o",), index),
             attn_post_norm=attn_post_norm,
             mlp_norm=mlp_norm,
-            mlp=self.mlp(index),
+            mlp=load_moe(self, index) if spec.is_sparse(index) else load_mlp(self, index),
             mlp_post_norm=mlp_post_norm,
             attention=attention,
+            cross=load_cross(self, index, rope),
         )
         self._progress(self._done, self._total, f"layer {index}")
         return layer
@@ -163,18 +165,6 @@ class Loader:
         if spec.clip_qkv:
             steps.append(Clip(spec.clip_qkv))
         return tuple(steps)
-
-    def mlp(self, index: int) -> Mlp:
-        """The MLP or the experts of layer `index`; without a gate when the checkpoint has none."""
-        activation = self.opened.spec.activation
-        if self.opened.spec.is_sparse(index):
-            return load_moe(self, index)
-        if self.opened.claim.get(self.opened.claim.holder("gate", index), index):
-            gate_up, down = self.linear(("gate", "up"), index), self.linear(("down",), index)
-            plain = self.adapters is None and not gate_up.more
-            fused = plain and self.ops.fuses_mlp(gate_up.weight, down.weight)
-            return (FusedGatedMlp if fused else GatedMlp)(gate_up, down, activation)
-        return PlainMlp(self.linear(("up",), index), self.linear(("down",), index), activation)
 
     def head(self) -> Linear:
         """The output head; a tied one is packed from the embedding table, which stays as it is for look-ups."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from quire.model.family import layer_kinds, spec_facts
 from quire.model.hf_config import HfConfig
 from quire.model.rope import NO_ROPE, Plain, Rope, read_rope
+from quire.model.spec import EncoderStack
 
 
 def four_times(config: HfConfig) -> int:
@@ -167,3 +168,33 @@ def mpt_scale(config: HfConfig, layers: int) -> float:
     """`softmax_scale`, or 1 / sqrt(head size)."""
     usual = (config.integer("hidden_size") / config.integer("num_attention_heads")) ** -0.5
     return config.child("attn_config").number("softmax_scale", usual)
+
+
+def encoder_stack(config: HfConfig, layers: int) -> EncoderStack:
+    """T5's: `num_layers` of the encoder, the buckets of both stacks, what the decoder begins with."""
+    buckets = config.integer("relative_attention_num_buckets", 32, low=4, high=1 << 12)
+    furthest = config.integer("relative_attention_max_distance", 128, low=2, high=1 << 20)
+    if furthest <= buckets // 2:
+        raise config.fail(
+            "relative_attention_max_distance", f"is {furthest}, needs more than half of {buckets} buckets"
+        )
+    last = config.integer("vocab_size") - 1
+    first = config.integer("bos_token_id", config.integer("pad_token_id", 0, low=0, high=last), low=0, high=last)
+    start = config.integer("decoder_start_token_id", first, low=0, high=last)
+    return EncoderStack(config.integer("num_layers", high=1024), buckets, furthest, start)
+
+
+def endless(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """No layer rotates, and relative positions do not end where the training did."""
+    return (Rope(1.0, 0, Plain(stretch=64.0)),) * layers
+
+
+def twice(config: HfConfig, layers: int) -> int:
+    """As long for the decoder as for the encoder."""
+    return 2 * config.integer("max_position_embeddings", high=1 << 20)
+
+
+def scaled_output(config: HfConfig, layers: int) -> float:
+    """1 / sqrt(hidden size) where the head is tied; files of newer writers say so instead, as they tie every head."""
+    scaled = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings"))
+    return config.integer("hidden_size") ** -0.5 if scaled else 1.0

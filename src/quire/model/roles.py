@@ -24,9 +24,9 @@ class Role:
     """`shape(spec)`: [n, k] of a matrix, [n] of a vector. `units(spec)`: pieces of the split axis that stay whole.
 
     `kind`: "linear" (in the checkpoint's weight format, may have a bias), "dense" (a small matrix kept as f32 whatever
-    the format), "table" (rows looked up, never quantized) or "vector". `layer`: there is one per layer, or `experts`:
-    per layer and expert, in the layers `where` says. `wide`: never quantized at load. `optional`: some families lack
-    it, but who has it has its `partner` too.
+    the format), "table" (rows looked up, never quantized) or "vector". `layer`: there is one per layer, of the encoder
+    if it is `encoder`, or `experts`: per layer and expert, in the layers `where` says. `wide`: never quantized at load.
+    `optional`: some families lack it, but who has it has its `partner` too.
     """
 
     kind: str
@@ -39,10 +39,15 @@ class Role:
     wide: bool = False
     where: Callable[[ModelSpec, int], bool] = lambda s, layer: True
     experts: bool = False
+    encoder: bool = False
+
+    def layers(self, spec: ModelSpec) -> range:
+        """The layers of the stack it belongs to."""
+        return range(spec.encoder.layers if self.encoder else spec.layers)
 
     def copies(self, spec: ModelSpec) -> int:
         """How many of it a model has."""
-        layers = sum(self.where(spec, i) for i in range(spec.layers)) if self.layer else 1
+        layers = sum(self.where(spec, i) for i in self.layers(spec)) if self.layer else 1
         return layers * (spec.moe.routing.experts if self.experts else 1)
 
 
@@ -105,6 +110,7 @@ ROLES: dict[str, Role] = {
         optional=True,
         wide=True,
     ),
+    "relative_bias": Role("vector", lambda s: (s.encoder.buckets, s.heads), layer=False, optional=True),
     "o": Role("linear", lambda s: (s.hidden, s.heads * s.value_dim), COLUMNS, lambda s: s.heads),
     "attn_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
     "mlp_norm": Role("vector", lambda s: (s.hidden,)),
@@ -125,6 +131,21 @@ ROLES: dict[str, Role] = {
     "project_out": Role("linear", lambda s: (s.embed_width, s.hidden), layer=False, optional=True),
     "head": Role("linear", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False),
 }
+
+
+def _encoder(name: str) -> Role:
+    """The same part of the encoder, none of whose layers has experts."""
+    return replace(ROLES[name], encoder=True, where=lambda s, layer: True, optional=not ROLES[name].layer)
+
+
+def _cross(name: str) -> Role:
+    """The same part of a decoder layer's attention over the encoder's output."""
+    return replace(ROLES[name], where=lambda s, layer: s.encoder.layers > 0)
+
+
+_ENCODED = ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down", "relative_bias", "final_norm")
+ROLES |= {f"encoder_{name}": _encoder(name) for name in _ENCODED}
+ROLES |= {f"cross_{name}": _cross(name) for name in ("q", "k", "v", "o")} | {"cross_norm": _cross("attn_norm")}
 
 KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
 """Roles that a layer which reads another's keys and values does not have."""

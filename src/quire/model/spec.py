@@ -39,6 +39,21 @@ class MLA:
     interleaved: bool = True
 
 
+@dataclass(frozen=True)
+class EncoderStack:
+    """The other stack of an encoder-decoder (Raffel et al. 2020): `layers` of the decoder's widths, 0 = there is none.
+
+    Scores of both stacks get a number per head by the bucket of the distance between query and key: `buckets` of them,
+    the last for `furthest` tokens and more. `start`: the token that the decoder begins with, if generation_config.json
+    names no other.
+    """
+
+    layers: int = 0
+    buckets: int = 0
+    furthest: int = 0
+    start: int = 0
+
+
 NO_EXPERTS = MoE(Routing(0, 0), 0, ())
 
 
@@ -89,6 +104,7 @@ class ModelSpec:
     kv_source: tuple[int, ...] = ()
     moe: MoE = NO_EXPERTS
     mla: MLA = MLA()
+    encoder: EncoderStack = EncoderStack()
 
     @property
     def embed_width(self) -> int:

@@ -4,8 +4,29 @@ from __future__ import annotations
 
 from quire.model.family import Family
 from quire.model.hf_config import HfConfig
-from quire.model.names import BIAS_FLAGS, BLOOM, LLAMA, NEOX_BIASES, NORM_BIASES, OPT, POST_NORMS, QKV_BIAS, without
-from quire.model.readers import alibi_slopes, every_head, four_times, multi_query, no_rope
+from quire.model.names import (
+    BIAS_FLAGS,
+    BLOOM,
+    LLAMA,
+    NEOX_BIASES,
+    NORM_BIASES,
+    OPT,
+    POST_NORMS,
+    QKV_BIAS,
+    T5,
+    without,
+)
+from quire.model.readers import (
+    alibi_slopes,
+    encoder_stack,
+    endless,
+    every_head,
+    four_times,
+    multi_query,
+    no_rope,
+    scaled_output,
+    twice,
+)
 
 LAYER = {"norm": "layer"}
 
@@ -111,4 +132,46 @@ def falcon(config: HfConfig) -> Family:
         ),
         grouped_qkv=True,
         prefix="transformer.",
+    )
+
+
+def t5(config: HfConfig) -> Family:
+    """v1.0 has a plain MLP, v1.1 and FLAN a gated one. Scores are not scaled; a tied head's logits are."""
+    gate, _, activation = config.text("feed_forward_proj", "relu").rpartition("-")
+    if gate not in ("", "gated"):
+        raise config.fail("feed_forward_proj", f"{gate!r} before the activation is not known; known: gated")
+    plain = {"up": "2.DenseReluDense.wi", "encoder_up": "1.DenseReluDense.wi"}
+    return Family(
+        T5 if gate else without(T5, "gate", "encoder_gate") | plain,
+        {
+            "tie_word_embeddings": True,
+            "layer_norm_epsilon": 1e-6,
+            "n_positions": 512,
+            "num_layers": 6,
+            "hidden_act": "gelu_new" if gate and activation == "gelu" else activation,
+        },
+        {
+            "kv_heads": every_head,
+            "rope": endless,
+            "max_position": twice,
+            "encoder": encoder_stack,
+            "logit_scale": scaled_output,
+        },
+        ("relative_bias", "encoder_relative_bias", "encoder_final_norm"),
+        facts={"join": "crossed", "attention_scale": 1.0},
+        spelling=(
+            ("hidden_size", "d_model"),
+            ("head_dim", "d_kv"),
+            ("intermediate_size", "d_ff"),
+            ("num_attention_heads", "num_heads"),
+            ("num_hidden_layers", "num_layers"),
+            ("num_hidden_layers", "num_decoder_layers"),
+            ("rms_norm_eps", "layer_norm_epsilon"),
+            ("max_position_embeddings", "n_positions"),
+        ),
+        skipped=(
+            "encoder.embed_tokens.",
+            "decoder.embed_tokens.",
+            "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
+        ),
     )

@@ -9,11 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class AttentionSpec:
-    """Score of query i and key j: cap(q.k * scale) + slope * (j - i), for i - window < j <= i.
+    """Score of query i and key j: cap(q.k * scale) + slope * (j - i) + bias[i - j], for i - window < j <= i.
 
     `scale` is positive. `window` 0 = all earlier keys. `softcap` c > 0: cap(s) = c * tanh(s / c). `sinks` [heads] f32:
     a logit per head that takes part in the softmax and has no value (attention sinks, Xiao et al. 2023). `alibi`
-    [heads] f32: slopes (Press et al. 2022).
+    [heads] f32: slopes (Press et al. 2022). `bias` [heads, distances] f32: by the distance, the last entry for all that
+    are farther (relative positions, Raffel et al. 2020).
     """
 
     scale: float
@@ -21,3 +22,4 @@ class AttentionSpec:
     softcap: float = 0.0
     sinks: Tensor | None = None
     alibi: Tensor | None = None
+    bias: Tensor | None = None

@@ -177,6 +177,7 @@ def attention_spec(g: Generator, heads: int, scale: float, window: int, extras: 
         softcap=0.7 if "softcap" in extras else 0.0,
         sinks=normal(g, heads) * 3 if "sinks" in extras else None,
         alibi=2.0 ** -torch.arange(1, heads + 1).float() if "alibi" in extras else None,
+        bias=normal(g, heads, 130) if "bias" in extras else None,
     )
 
 
@@ -191,7 +192,7 @@ def attention_case(
 ) -> Case:
     """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots NaN if `garbage`.
 
-    `extras` names what else the scores have: any of "softcap", "sinks", "alibi", joined by spaces.
+    `extras` names what else the scores have: any of "softcap", "sinks", "alibi", "bias", joined by spaces.
     """
     size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
     cache = layout.allocate(sum(blocks) + 2)
@@ -255,9 +256,9 @@ def attention_narrow_cases(g: Generator, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def attention_extra_cases(g: Generator, dtype: torch.dtype) -> Iterator[Case]:
-    """Soft cap, sinks and ALiBi, alone and together, with windows, groups and block sizes."""
+    """Soft cap, sinks, ALiBi and bias, alone and together, with windows, groups and block sizes."""
     rows = ((1, 1), (9, 700), (1, 1030), (40, 40))
-    for extras in ("softcap", "sinks", "alibi", "softcap sinks alibi"):
+    for extras in ("softcap", "sinks", "alibi", "softcap sinks alibi", "bias"):
         for window in (0, 100):
             yield attention_case(g, KVLayout(16, 2, 32, dtype), 6, rows, window, extras=extras)
         for block_size, kv_heads, d in ((1, 1, 24), (4, 3, 16), (64, 1, 64)):

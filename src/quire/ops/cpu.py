@@ -157,6 +157,9 @@ def attention(
     for name, numbers in (("sinks", spec.sinks), ("alibi", spec.alibi)):
         if numbers is not None:
             check(numbers, f"attention {name}", F32, heads)
+    distances = 0 if spec.bias is None else check(spec.bias, "attention bias", F32, heads, -1).shape[1]
+    if spec.bias is not None and not distances:
+        raise ValueError("attention bias: needs at least one distance")
     if tree is not None:
         check(tree, "attention tree", I64, rows)
     out = cpu.arena.empty(rows, heads * layout.head_dim)
@@ -166,6 +169,7 @@ def attention(
             block_tables.data_ptr(), rows, sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
             blocks, max_blocks, layout.format, spec.window, spec.scale, spec.softcap,
             0 if spec.sinks is None else spec.sinks.data_ptr(), 0 if spec.alibi is None else spec.alibi.data_ptr(),
+            0 if spec.bias is None else spec.bias.data_ptr(), distances,
             0 if tree is None else tree.data_ptr(),
         )  # fmt: skip
     return out

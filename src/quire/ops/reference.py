@@ -157,6 +157,8 @@ def attention(
         hidden = (key > row) | ((row - key >= window) if window else torch.zeros_like(key > row))
         if spec.alibi is not None:
             scores = scores + spec.alibi[:, None, None] * (key - row)
+        if spec.bias is not None:
+            scores = scores + spec.bias[:, (row - key).clamp(0, spec.bias.shape[1] - 1)]
         scores = scores.masked_fill(hidden, -torch.inf)
         if spec.sinks is not None:
             scores = torch.cat((scores, spec.sinks[:, None, None].expand(-1, end - begin, 1)), -1)

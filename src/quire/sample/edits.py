@@ -34,10 +34,13 @@ class History:
         self._forget()
 
     def _forget(self) -> None:
-        """Start counting anew: the prompt's ids count as seen when there is a repetition penalty, with count 0."""
+        """Start counting anew: the prompt's ids count as seen when there is a repetition penalty, with count 0.
+
+        Those of an encoder do not, as in transformers: an output may well repeat what it reads.
+        """
         seq = self.seq
         penalized = seq.request.params.repetition_penalty != 1.0
-        unique = sorted(set(seq.tokens[: seq.prompt_len])) if penalized else []
+        unique = sorted(set(seq.tokens[seq.lead : seq.prompt_len])) if penalized else []
         self.slots = {token: slot for slot, token in enumerate(unique)}
         self.ids = np.zeros(max(64, 2 * len(unique)), np.int32)
         self.counts = np.zeros_like(self.ids)

@@ -10,7 +10,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS, SamplingParams
 from quire.core.request import Request
 from quire.engine.client import EngineInfo
-from quire.engine.requests import bad_words_ids
+from quire.engine.requests import bad_words_ids, check_scoring, held
 from quire.server.errors import ContextTooLong
 from quire.server.protocol import SamplingFields
 from quire.text.tokenizer import Tokenizer
@@ -43,7 +43,8 @@ def context_limit(info: EngineInfo) -> int:
 def token_limit(asked: int | None, fallback: int | None, prompt_len: int, info: EngineInfo, field: str) -> int:
     """How many tokens may follow the prompt: `asked` if it fits, else refused; `fallback` is only a wish."""
     limit = context_limit(info)
-    room = limit - prompt_len
+    taken = held(info, prompt_len)
+    room = limit - taken
     if room < 1:
         raise ContextTooLong(
             f"prompt: has {prompt_len} tokens, but the context holds {limit} and one must be left to generate",
@@ -53,7 +54,7 @@ def token_limit(asked: int | None, fallback: int | None, prompt_len: int, info: 
         return room if fallback is None else min(fallback, room)
     if asked > room:
         raise ContextTooLong(
-            f"{field}: {prompt_len} prompt tokens and {field} {asked} make {prompt_len + asked}, "
+            f"{field}: {prompt_len} prompt tokens and {field} {asked} make {taken + asked}, "
             f"but the context holds {limit} tokens; at most {room} can follow",
             param=field,
         )
@@ -125,6 +126,8 @@ def build_requests(
     draw_seed: Callable[[], int],
 ) -> list[Request]:
     """One engine request per prompt. Ids are drawn here, so a client's own id can never collide in the engine."""
+    for param in params:
+        check_scoring(info, param)
     eos = info.eos_token_ids
     banned = bad_words_ids(tokenizer, body.bad_words or ())
     return [

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.core.errors import ConfigError
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import Gpu
 from quire.ops.layout import KVCache
@@ -73,6 +74,8 @@ def attention(
     for name, numbers in (("sinks", spec.sinks), ("alibi", spec.alibi)):
         if numbers is not None:
             tensor(numbers, f"attention {name}", torch.float32, heads)
+    if spec.bias is not None:
+        raise ConfigError("attention: a bias by distance has no Triton kernel; use --device cpu", param="device")
     if tree is not None:
         tensor(tree, "attention tree", torch.int64, rows)
     sizes = gpu.config("attention", head_dim=cache.layout.head_dim, bytes=_dot(cache).primitive_bitwidth // 8)

@@ -1,0 +1,181 @@
+"""The encoder of an encoder-decoder, and what the decoder makes of its output (Raffel et al. 2020).
+
+A sequence is [tokens of the encoder, padded to whole blocks | tokens of the decoder]. In the cache of a decoder layer
+the slots of the first part hold the keys and values of its cross attention, those of the second its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ConfigError
+from quire.model.decoder import CrossAttention
+from quire.model.linear import Linear
+from quire.model.mlp import load_mlp
+from quire.model.parts import Mlp, Norm
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache
+
+if TYPE_CHECKING:
+    from quire.model.load import Loader
+
+QUERIES = 256
+"""Rows of scores that exist at one time: 2,048 tokens and 32 heads would have 537 MB of them."""
+
+
+@dataclass(frozen=True)
+class EncoderLayer:
+    """x += attention(norm(x)); x += mlp(norm(x)). Every token sees every other."""
+
+    attn_norm: Norm
+    qkv: Linear
+    o: Linear
+    mlp_norm: Norm
+    mlp: Mlp
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Tokens of a sequence to keys and values of the cross attention of every decoder layer.
+
+    `bias` [heads, 2 f + 1] f32: what is added to a score when the key is -f .. f tokens after the query, or beyond.
+    `keys_values`: of each decoder layer. `still`: a rope table without columns, which turns nothing.
+
+    One sequence at a time, its attention in f32 by torch: its bits thus depend on no other, and such a step, which
+    comes once per request, need not be recorded.
+    """
+
+    ops: Ops
+    embed: Tensor
+    layers: tuple[EncoderLayer, ...]
+    final_norm: Norm
+    bias: Tensor
+    head_dim: int
+    keys_values: tuple[Linear, ...]
+    still: Tensor
+
+    def __call__(self, tokens: Tensor, slots: Tensor, caches: Sequence[KVCache]) -> None:
+        """Encode tokens [n] int32 and write the keys and values to `slots` [n] int64 of each layer's cache."""
+        ops = self.ops
+        ops.begin_step()
+        encoded = self.encode(tokens)
+        queries = encoded.new_zeros(len(encoded), self.bias.shape[0] * self.head_dim)
+        positions = torch.zeros_like(tokens)
+        for linear, cache in zip(self.keys_values, caches, strict=True):
+            ops.next_layer()
+            qkv = torch.cat((queries, linear(ops, encoded)), 1)
+            ops.rope_and_cache(qkv, positions, self.still, slots, cache, None, 1.0)
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Tokens [n] int32 to hidden states [n, hidden] f32."""
+        ops = self.ops
+        bias = _sliding(self.bias, len(tokens))
+        x = ops.embedding(tokens, self.embed)
+        h = self.layers[0].attn_norm(ops, x)
+        for layer, norm in zip(self.layers, (*(n.attn_norm for n in self.layers[1:]), self.final_norm), strict=True):
+            ops.next_layer()
+            attended = attend_all(layer.qkv(ops, h), bias, self.head_dim)
+            h = layer.mlp_norm.add(ops, x, layer.o(ops, attended))
+            h = norm.add(ops, x, layer.mlp(ops, h))
+        return h.clone()
+
+
+def _sliding(bias: Tensor, n: int) -> Tensor:
+    """bias [heads, 2 f + 1] as a view [heads, n, n] for queries from the last to the first, and all keys."""
+    furthest = bias.shape[1] // 2
+    after = torch.arange(1 - n, n).clamp(-furthest, furthest)
+    return bias[:, after + furthest].unfold(1, n, 1)
+
+
+def attend_all(qkv: Tensor, bias: Tensor, head_dim: int) -> Tensor:
+    """softmax(q k^T + bias) v where everything is seen: qkv [n, 3 heads head_dim] f32 -> [n, heads head_dim] f32.
+
+    `bias` [heads, n, n] is for queries from the last to the first: one row is then the row before moved by one key, so
+    that it is a view of a vector per head instead of n^2 numbers.
+    """
+    n = len(qkv)
+    q, k, v = qkv.view(n, 3, -1, head_dim).permute(1, 2, 0, 3)
+    q, keys = q.flip(1), k.transpose(1, 2)
+    out = torch.empty((n, q.shape[0], head_dim))
+    for first in range(0, n, QUERIES):
+        rows = slice(first, first + QUERIES)
+        scores = (q[:, rows] @ keys).add_(bias[:, rows])
+        out[rows] = (scores.softmax(-1) @ v).transpose(0, 1)
+    return out.flip(0).view(n, -1)
+
+
+def bucket_of(distance: Tensor, buckets: int, furthest: int) -> Tensor:
+    """The bucket of each distance in tokens (int64, >= 0): half are exact, half grow by a factor up to `furthest`.
+
+    In f32 as the models were trained: at a border between buckets other roundings would choose the other one.
+    """
+    exact = buckets // 2
+    growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(furthest / exact)
+    return torch.where(distance < exact, distance, (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1))
+
+
+def backward_bias(loader: Loader) -> Tensor | None:
+    """The decoder's bias [heads, furthest + 1] f32 by distance back, or None when the family has none."""
+    weight, stack = loader.vector("relative_bias"), loader.opened.spec.encoder
+    if weight is None:
+        return None
+    return weight[bucket_of(torch.arange(stack.furthest + 1), stack.buckets, stack.furthest)].t().contiguous()
+
+
+def both_ways_bias(weight: Tensor, furthest: int) -> Tensor:
+    """The encoder's bias [heads, 2 furthest + 1] f32: half of the buckets [buckets, heads] are for later keys."""
+    half = len(weight) // 2
+    after = torch.arange(-furthest, furthest + 1)
+    return weight[bucket_of(after.abs(), half, furthest) + half * (after > 0)].t().contiguous()
+
+
+def load_cross(loader: Loader, index: int, still: Tensor) -> CrossAttention | None:
+    """The attention of decoder layer `index` over the encoder's output; None in models without an encoder."""
+    spec = loader.opened.spec
+    if not spec.encoder.layers:
+        return None
+    norm, attend = loader.norm("cross_norm", index), AttentionSpec(spec.attention_scale)
+    return CrossAttention(norm, loader.linear(("cross_q",), index), still, attend, loader.linear(("cross_o",), index))
+
+
+def load_encoder(loader: Loader, embed: Tensor, still: Tensor) -> Encoder:
+    """The encoder, packed; `embed` is the decoder's table too."""
+    spec = loader.opened.spec
+    weight = loader.vector("encoder_relative_bias")
+    assert weight is not None, "the claim requires it"
+    layers = []
+    for i in range(spec.encoder.layers):
+        qkv, o = loader.linear(("encoder_q", "encoder_k", "encoder_v"), i), loader.linear(("encoder_o",), i)
+        attn_norm, mlp_norm = loader.norm("encoder_attn_norm", i), loader.norm("encoder_mlp_norm", i)
+        layers.append(EncoderLayer(attn_norm, qkv, o, mlp_norm, load_mlp(loader, i, "encoder_")))
+    return Encoder(
+        ops=loader.ops,
+        embed=embed,
+        layers=tuple(layers),
+        final_norm=loader.norm("encoder_final_norm"),
+        bias=both_ways_bias(weight, spec.encoder.furthest),
+        head_dim=spec.head_dim,
+        keys_values=tuple(loader.linear(("cross_k", "cross_v"), i) for i in range(spec.layers)),
+        still=still,
+    )
+
+
+def check_encoder(config: EngineConfig, ops: Ops, family: str) -> None:
+    """Refuse options that do not work with an encoder-decoder."""
+    if config.lora.enable_lora:
+        raise ConfigError(
+            f"--enable-lora: {family!r} has an encoder, whose adapters are not read; leave it out", param="enable_lora"
+        )
+    if ops.gpu is not None:
+        raise ConfigError(
+            f"--device cuda: {family!r} runs on the CPU only: attention with a bias by distance has no Triton kernel",
+            param="device",
+        )
