@@ -41,7 +41,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """Attention over the encoder's output, whose keys and values are in the cache. `still`: a rope table without columns."""
+    """Attention over the encoder's output, whose keys and values are in the cache. `still`: an empty rope table."""
 
     norm: Norm
     q: Linear

@@ -1,7 +1,7 @@
 """What a row of the family table holds, and how config.json is read through one. The rows are in families.
 
 A row is a Family, or a function of config.json that gives one (where tensors or joins depend on it):
-- names     role -> on-disk name. `layer` is the prefix of a layer's tensors, `encoder_layer` that of an encoder's layer.
+- names     role -> on-disk name. `layer` is the prefix of a layer's tensors, `encoder_layer` of an encoder's layer.
             On-disk names are the truth. What is not named is absent: no `gate` is an MLP without one, no `mlp_norm` a
             parallel block with one norm. "qkv" and "gate_up" are fused matrices, which loading cuts into roles by rows
             (`roles.disk_rows`).
