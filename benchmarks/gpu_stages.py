@@ -217,7 +217,8 @@ class Loaded:
 
     def decode_step(self, batch: int, context: int, steps: int) -> float:
         """Median seconds of a decode step, on the host's clock."""
-        self.submit(batch, context, steps + 8)
+        # Without a GPU a step has two rows: the first sequence must not end before the last one's prompt is read.
+        self.submit(batch, context, steps + self.scale(8, 8 + batch * context))
         running = self.engine.scheduler.running
         while len(running) < batch or any(len(s.tokens) < s.prompt_len + 2 for s in running):
             self.engine.step()
