@@ -17,14 +17,17 @@ from transformers import PreTrainedModel
 from oracle import BACKENDS, backend, logits, relative_error, write
 from quire import LLM, LoRARequest, SamplingParams
 from quire.core.config import flat_config
-from quire.core.errors import ConfigError, QuireError
+from quire.core.errors import ConfigError, ModelError, QuireError
 from quire.core.request import Request
 from quire.engine.client import AdapterChanged, ChangeAdapter
 from quire.model.build import Model, load_model
+from test_mixtures import VARIANTS as MIXTURES
+from test_mla import VARIANTS as LATENT_MODELS
 from test_model import CUTS, TOLERANCE, Paged, prompt
 from tiny_model import OPTIONS, write_tiny
 
 Tensors = dict[str, Tensor]
+LATENT, EXPERTS = LATENT_MODELS["deepseek_v2"][1], MIXTURES["qwen3_moe"][1]
 TARGETS = {
     "llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
@@ -212,6 +215,33 @@ def test_tensors_that_fit_nowhere_are_named(old: str, new: str, message: str, tm
     save_file({name.replace(old, new): tensor for name, tensor in load_file(path).items()}, path)
     options = flat_config(model=str(tmp_path / "m"), enable_lora=True, lora_modules=(f"a={tmp_path / 'a'}",))
     with pytest.raises(QuireError, match=message):
+        load_model(options, backend("reference"))
+
+
+@pytest.mark.parametrize(
+    ("family", "facts", "target"),
+    [
+        ("deepseek_v2", LATENT, "q_a_proj"),
+        ("deepseek_v2", LATENT, "kv_a_proj_with_mqa"),
+        ("deepseek_v2", LATENT, "kv_b_proj"),
+        ("qwen3_moe", EXPERTS, "mlp.experts.0.up_proj"),
+        ("qwen3_moe", EXPERTS, "mlp.gate"),
+    ],
+)
+def test_matrices_without_room_are_refused_not_left_out(
+    family: str, facts: dict[str, Any], target: str, tmp_path: Path
+) -> None:
+    """Latents and experts beside an attention matrix that could be adapted: all of the adapter or nothing."""
+    oracle = write(tmp_path / "m", family, **facts)
+    folder = write_adapter(tmp_path / "a", oracle, ("o_proj",), 1)
+    options = flat_config(model=str(tmp_path / "m"), enable_lora=True, lora_modules=(f"a={folder}",))
+    load_model(options, backend("reference"))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    place = f"model.layers.1.{target if '.' in target else f'self_attn.{target}'}"
+    for part, shape in (("A", (4, 64)), ("B", (64, 4))):
+        tensors[f"base_model.model.{place}.lora_{part}.weight"] = torch.ones(shape)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=f"{place}: no matrix of that name .* experts, routers, latent attention"):
         load_model(options, backend("reference"))
 
 

@@ -19,6 +19,8 @@ from test_model import CUTS, LONGROPE, TOLERANCE, Paged, load, ops, prompt
 __all__ = ["ops"]
 EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
 NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 1,
+          "first_k_dense_replace": 1}  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 48}
 MSCALES = {"short_mscale": 1.2, "long_mscale": 1.2}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -32,6 +34,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe_clipped": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 6, "clip_qkv": 0.9, "norm_topk_prob": True}),
     "phimoe": ("phimoe", EIGHT | {"router_jitter_noise": 0.1}),
     "phimoe_biases": ("phimoe", EIGHT | {"attention_bias": True, "lm_head_bias": True}),
+    "glm4_moe": ("glm4_moe", ROUTED),
+    "glm4_moe_norms": ("glm4_moe", ROUTED | {"n_group": 4, "topk_group": 2, "use_qk_norm": True, "attention_bias": True,
+                                             "routed_scaling_factor": 2.5}),
+    "dots1": ("dots1", ROUTED | {"head_dim": 24}),
+    "dots1_window": ("dots1", ROUTED | {"head_dim": 16, "norm_topk_prob": True, "sliding_window": 5,
+                                        "max_window_layers": 1, "n_shared_experts": 2}),
     "gpt_oss": ("gpt_oss", EIGHT | {"head_dim": 16, "sliding_window": 5}),
     "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
                                  "layer_types": ["full_attention"] * 3}),

@@ -13,7 +13,8 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from quire.core.errors import ModelError
-from quire.text.gguf import PRE
+from quire.gguf.vocab import CONTROL, UNKNOWN, Vocab
+from quire.text.gguf import PRE, build
 from quire.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -138,3 +139,17 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff" * 40)
     with pytest.raises(ModelError, match=r"tokenizer\.model: is neither"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_tokens_around_a_text_may_be_called_anything() -> None:
+    """Found by damaged files: a template of the tokenizers library reads "<s:0>" as a name and a number."""
+    for bos, eos in (("<s:0>", "</s:>"), ("$A", "$"), ("<s>", "<s>")):
+        vocab = Vocab(
+            kind="spm", pre="default", tokens=["<unk>", bos, "\u2581", "a", *([eos] if eos != bos else [])],
+            types=[UNKNOWN, CONTROL, 1, 1, *([CONTROL] if eos != bos else [])], scores=[0.0] * (5 if eos != bos else 4),
+            merges=[], named={"unk_token": 0, "bos_token": 1, "eos_token": 4 if eos != bos else 1}, ends=(),
+            add_bos=True, add_eos=True, add_space_prefix=True,
+        )  # fmt: skip
+        backend, named = build(vocab, Path("x.gguf"))
+        assert backend.encode("aa").ids == [1, 2, 3, 3, vocab.named["eos_token"]]
+        assert (named["bos_token"], named["eos_token"]) == (bos, eos)

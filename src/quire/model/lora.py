@@ -108,7 +108,10 @@ class Adapters:
         for base, (a_name, b_name) in found.items():
             if base not in bases:
                 known = ", ".join(sorted({b.rsplit(".", 1)[-1] for b in bases}))
-                raise ModelError(f"{folder}: {base}: no matrix of that name can be adapted; known: {known}")
+                raise ModelError(
+                    f"{folder}: {base}: no matrix of that name can be adapted; known: {known} (matrices of experts, "
+                    "routers, latent attention and the output head take no adapters)"
+                )
             a, b = tensors.tensor(a_name).float(), tensors.tensor(b_name).float() * scale
             self._store(slot, bases[base], a, b, f"{folder}: {base}")
         if not found:

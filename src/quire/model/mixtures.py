@@ -36,6 +36,7 @@ GPT_OSS = without(LLAMA, "gate", "up", "down", "q_norm", "k_norm") | {
     "expert_down": "mlp.experts.{}.down_proj",
 }
 LOCAL = (("num_experts", "num_local_experts"),)
+ROUTED = (("num_experts", "n_routed_experts"),)
 
 
 def phimoe_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
@@ -92,16 +93,21 @@ def deepseek(config: HfConfig, defaults: dict[str, Any], moe: Callable[[HfConfig
         raise config.fail("moe_layer_freq", "is not supported; only 1 is")
     straight = "q_lora_rank" in config.raw and not config.has("q_lora_rank")
     names = without(LLAMA, "k", "v", "q_norm", "k_norm", *(() if straight else ("q",))) | EXPERTS | SHARED | LATENTS
-    layers, ahead = config.integer("num_hidden_layers", high=1024), config.integer("num_nextn_predict_layers", 0, low=0)
     return Family(
         without(names, *SMALL_QUERIES) if straight else names,
         defaults | {"head_dim": lambda c: c.integer("qk_rope_head_dim"), "q_lora_rank": None if straight else 1536},
         {"head_dim": latent_head, "rope": latent_rope, "attention_scale": latent_scale, "mla": read_mla, "moe": moe},
         ("kv_a", "kv_a_norm", "kv_b", *(() if straight else SMALL_QUERIES)),
         {"attention_bias": ("kv_a.bias", "o.bias", *(() if straight else ("q_a.bias",)))},
-        spelling=(("num_experts", "n_routed_experts"),),
-        skipped=tuple(f"model.layers.{layers + i}." for i in range(ahead)),
+        spelling=ROUTED,
+        skipped=layers_ahead(config),
     )
+
+
+def layers_ahead(config: HfConfig) -> tuple[str, ...]:
+    """Beginnings of the names of layers past the last, which predict tokens further ahead."""
+    layers, ahead = config.integer("num_hidden_layers", high=1024), config.integer("num_nextn_predict_layers", 0, low=0)
+    return tuple(f"model.layers.{layers + i}." for i in range(ahead))
 
 
 def shared_width(config: HfConfig) -> int:
@@ -133,12 +139,21 @@ def deepseek_v2(config: HfConfig) -> Family:
     return deepseek(config, defaults, moe)
 
 
-def deepseek_v3(config: HfConfig) -> Family:
-    """Sigmoid scores, chosen with a correction bias; a group counts by its best two experts."""
+def sigmoid_experts(renormalize: bool) -> Callable[[HfConfig, int], MoE]:
+    """Sigmoid scores, chosen with a correction bias; a group counts by its best two. `renormalize` is the default."""
 
     def moe(c: HfConfig, layers: int) -> MoE:
-        return grouped_moe(c, layers, "sigmoid", c.flag("norm_topk_prob", True), 2, limited=True)
+        return grouped_moe(c, layers, "sigmoid", c.flag("norm_topk_prob", renormalize), 2, limited=True)
 
+    return moe
+
+
+CORRECTION = Rewrite(r"(.*\.mlp)\.gate\.e_score_correction_bias", r"\1.gate_correction.weight")
+CORRECTED = {"router_bias": "mlp.gate_correction"}
+
+
+def deepseek_v3(config: HfConfig) -> Family:
+    """Experts by sigmoid scores."""
     defaults = {
         "max_position_embeddings": 4096,
         "kv_lora_rank": 512,
@@ -154,12 +169,36 @@ def deepseek_v3(config: HfConfig) -> Family:
         "n_group": 8,
         "topk_group": 4,
     }
-    family = deepseek(config, defaults, moe)
+    family = deepseek(config, defaults, sigmoid_experts(True))
     return replace(
         family,
-        names={**family.names, "router_bias": "mlp.gate_correction"},
+        names={**family.names, **CORRECTED},
         required=(*family.required, "router_bias"),
-        rewrites=(Rewrite(r"(.*\.mlp)\.gate\.e_score_correction_bias", r"\1.gate_correction.weight"),),
+        rewrites=(CORRECTION,),
+    )
+
+
+def glm4_moe(config: HfConfig) -> Family:
+    """Plain attention, half of a head rotated, with the experts of DeepSeek-V3."""
+    return Family(
+        LLAMA | EXPERTS | SHARED | CORRECTED,
+        {
+            "num_key_value_heads": 8,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 1,
+        },
+        {"moe": sigmoid_experts(True)},
+        ("router_bias",),
+        {"attention_bias": QKV_BIAS, "use_qk_norm": ("q_norm", "k_norm")},
+        spelling=ROUTED,
+        skipped=layers_ahead(config),
+        rewrites=(CORRECTION,),
     )
 
 
@@ -177,6 +216,22 @@ def grouped_moe(c: HfConfig, layers: int, score: str, renormalize: bool, best: i
 MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
+    "glm4_moe": glm4_moe,
+    "dots1": Family(
+        LLAMA | EXPERTS | SHARED | CORRECTED,
+        {
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "sliding_window": 4096,
+            "max_window_layers": 62,
+            "moe_intermediate_size": 1408,
+        },
+        {"windows": sliding_windows, "moe": sigmoid_experts(False)},
+        ("router_bias", "q_norm", "k_norm"),
+        BIAS_FLAGS,
+        spelling=ROUTED,
+        rewrites=(CORRECTION,),
+    ),
     "mixtral": Family(
         MIXTRAL,
         {

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile
 from quire.gguf.vocab import CONTROL, UNKNOWN, USER_DEFINED, Vocab, read_vocab
+from quire.text.around import put_around
 
 SPACE = "\u2581"
 MAX_SPLIT_WORK = 1 << 30
@@ -79,12 +80,8 @@ def build(vocab: Vocab, path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str
             raise
         raise ModelError(f"{path}: tokenizer.ggml: {error}") from None
     named = {role: vocab.tokens[i] for role, i in vocab.named.items() if role not in ("eot_token", "eom_token")}
-    around = [named.get("bos_token") if vocab.add_bos else None, named.get("eos_token") if vocab.add_eos else None]
-    bos, eos = around
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
-        special_tokens=[(t, backend.token_to_id(t)) for t in dict.fromkeys(around) if t],
-    )
+    bos, eos = ((vocab.named[role], named[role]) if role in named else None for role in ("bos_token", "eos_token"))
+    backend.post_processor = put_around(bos if vocab.add_bos else None, eos if vocab.add_eos else None)
     return backend, named
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, processors
+from tokenizers import AddedToken, decoders
 
 from quire.core.errors import BadRequest, ModelError
 from quire.text.alphabet import BYTE_OF
+from quire.text.around import put_around
 from quire.text.files import read_json, read_text
 from quire.text.gguf import read_tokenizer
 from quire.text.vocab_files import find_vocab_file, read_vocab_file
@@ -264,10 +265,6 @@ def _set_post_processor(backend: tokenizers.Tokenizer, config: dict[str, Any], n
         return
     around = []
     for flag, role in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
-        wanted = bool(config.get(flag)) and role in named and backend.token_to_id(named[role]) is not None
-        around.append(named[role] if wanted else None)
-    bos, eos = around
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
-        special_tokens=[(t, backend.token_to_id(t)) for t in dict.fromkeys((bos, eos)) if t],
-    )
+        number = backend.token_to_id(named[role]) if config.get(flag) and role in named else None
+        around.append(None if number is None else (number, named[role]))
+    backend.post_processor = put_around(*around)
