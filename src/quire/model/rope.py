@@ -269,6 +269,6 @@ def shared_tables(ropes: tuple[Rope, ...], max_len: int) -> dict[Rope, Tensor]:
     """One table per distinct rope; `ModelError` when it cannot be made."""
     tables = {rope: rope.table(max_len) for rope in set(ropes)}
     for rope, table in tables.items():
-        if not bool(torch.isfinite(table).all()):
+        if not all(bool(torch.isfinite(piece).all()) for piece in torch.split(table, PIECE)):
             raise ModelError(f"config.json: the rope parameters give angles that are not finite: {rope}")
     return tables
