@@ -221,6 +221,8 @@ class Loaded:
         self.submit(batch, context, steps + self.scale(8, 8 + batch * context))
         running = self.engine.scheduler.running
         while len(running) < batch or any(len(s.tokens) < s.prompt_len + 2 for s in running):
+            if not self.engine.has_work:
+                raise RuntimeError(f"{batch} requests of {context} tokens never decode together")
             self.engine.step()
         times = []
         for _ in range(steps):

@@ -79,8 +79,7 @@ class FakeRuntime:
         return self._point(self.main)
 
     def send(self, copies: Copies, after: Mark | None) -> Point:
-        if isinstance(after, Point):
-            self._waiting_for(self.side, after)
+        self._waiting_for(self.side, after if isinstance(after, Point) else self.mark())
         for target, source in copies:
             self.side.append(lambda target=target, source=source: target.copy_(source) is target)
         done = self._point(self.side)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,7 +68,9 @@ def test_who_computes_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     for chunk_rows in (1, 100):
         monkeypatch.setattr(launcher, "CHUNK_ROWS", chunk_rows)
         found.append(attend(case))
-        monkeypatch.setattr(launcher, "processors", lambda device: 100)  # a program per split
+        gpu = gpu_ops().gpu
+        assert gpu is not None
+        monkeypatch.setattr(gpu, "chip", replace(gpu.chip, processors=100))  # a program per split
         found.append(attend(case))
         monkeypatch.undo()
     assert all(torch.equal(f, found[0]) for f in found)

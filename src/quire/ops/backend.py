@@ -36,7 +36,6 @@ from quire.ops.op import REGISTRY, choose
 from quire.ops.pack import pack
 from quire.ops.runtime import Fetched
 from quire.ops.sampling import Found
-from quire.ops.triton.pack import multiplies_float8
 from quire.ops.triton.pack import pack as gpu_pack
 from quire.ops.weights import Packed, Weight, plain_packed
 
@@ -143,7 +142,7 @@ class Ops:
         8: float8, on GPUs that multiply it. 16: bf16, by the CPU's and the reference's `linear`, if `dtype` is that.
         """
         if self.gpu is not None:
-            return 8 if multiplies_float8(self.gpu.device) else 0
+            return 8 if self.gpu.chip.float8 else 0
         return 16 if dtype is torch.bfloat16 else 0
 
     @property

@@ -23,17 +23,48 @@ CONFIGS = Path(__file__).parent / "triton" / "configs"
 """One file per kernel: a list of rows {"device": name or "", "when": {fact: [low, high]}, "use": {size: number}}."""
 
 
+@dataclass(frozen=True)
+class Chip:
+    """What kernels are chosen by. `name`: the device's own; `processors`: its multiprocessors; `shared`: KiB of shared
+    memory that a program may take; `float8`: it converts and multiplies e4m3 (NVIDIA from compute capability 8.9 on);
+    `ptx`: it takes NVIDIA's assembly."""
+
+    name: str
+    processors: int
+    shared: int
+    float8: bool
+    ptx: bool
+
+
+INTERPRETER = Chip("interpreter", 4, 227, True, False)
+"""The CPU under Triton's interpreter, which multiplies every type."""
+
+
 class Gpu:
     """One device. Under Triton's interpreter (TRITON_INTERPRET=1) it is the CPU, for tests: same kernels, no GPU.
 
-    `name` is the device's own, which chooses rows of `CONFIGS`; `interpreted`: kernels run as Python. `runtime` queues
-    work.
+    `chip` chooses kernels, and rows of `CONFIGS`; `interpreted`: kernels run as Python. `runtime` queues work.
     """
 
-    def __init__(self, device: torch.device, name: str, interpreted: bool, runtime: Runtime) -> None:
-        self.device, self.name, self.interpreted, self.runtime = device, name, interpreted, runtime
+    def __init__(self, device: torch.device, chip: Chip, interpreted: bool, runtime: Runtime) -> None:
+        self.device, self.chip, self.interpreted, self.runtime = device, chip, interpreted, runtime
         self._rows: dict[str, list[dict[str, Any]]] = {}
         self.chosen: dict[tuple[Any, ...], dict[str, int]] = {}
+
+    @property
+    def name(self) -> str:
+        """The device's own."""
+        return self.chip.name
+
+    @property
+    def ptx(self) -> bool:
+        """Whether kernels may hold NVIDIA's assembly."""
+        return self.chip.ptx and not self.interpreted
+
+    @property
+    def converts_float8(self) -> bool:
+        """Whether e4m3 is widened by an instruction; the interpreter's is wrong."""
+        return self.chip.float8 and not self.interpreted
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """An uninitialized tensor; inside a capture its memory belongs to the graph."""
@@ -42,13 +73,16 @@ class Gpu:
     def config(self, kernel: str, **facts: int) -> dict[str, int]:
         """Sizes (block shapes, num_warps, num_stages) of `kernel` for `facts` (n=4096): those of the row that fits.
 
-        Rows of this device come before those of any; the first whose named facts lie in its ranges fits. Results must
-        not depend on facts of the batch that change the order of a sum. `ConfigError` when no row fits.
+        Rows of this device come before those of any; the first whose named facts lie in its ranges fits. The chip's
+        `shared` is a fact too. Results must not depend on facts of the batch that change the order of a sum.
+        `ConfigError` when no row fits.
         """
         key = (kernel, *facts.items())
         found = self.chosen.get(key)
         if found is None:
-            found = self.chosen[key] = choose_row(self._table(kernel), self.name, kernel, facts)
+            found = self.chosen[key] = choose_row(
+                self._table(kernel), self.name, kernel, facts | {"shared": self.chip.shared}
+            )
         return found
 
     def _table(self, kernel: str) -> list[dict[str, Any]]:
@@ -98,14 +132,27 @@ def why_no_gpu() -> str:
     return ""
 
 
+def chip_of(device: torch.device) -> Chip:
+    """The facts of a GPU; the bytes of shared memory are those that Triton itself holds launches to."""
+    nvidia = torch.version.hip is None
+    found = importlib.import_module("triton.runtime").driver.active.utils.get_device_properties(device.index)
+    return Chip(
+        torch.cuda.get_device_name(device),
+        int(found["multiprocessor_count"]),
+        int(found["max_shared_mem"]) >> 10,
+        nvidia and torch.cuda.get_device_capability(device) >= (8, 9),
+        nvidia,
+    )
+
+
 def open_gpu() -> Gpu:
     """The current GPU, or the CPU under Triton's interpreter; `ConfigError` with the reason when there is neither."""
     reason = why_no_gpu()
     if not reason:
         device = torch.device("cuda", torch.cuda.current_device())
-        gpu = Gpu(device, torch.cuda.get_device_name(device), interpreting(), Cuda(device))
+        gpu = Gpu(device, chip_of(device), interpreting(), Cuda(device))
     elif importlib.util.find_spec("triton") is not None and interpreting():
-        gpu = Gpu(torch.device("cpu"), "interpreter", True, Immediate())
+        gpu = Gpu(torch.device("cpu"), INTERPRETER, True, Immediate())
     else:
         raise ConfigError(f"--device cuda: {reason}", param="device")
     load_kernels()

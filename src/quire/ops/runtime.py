@@ -38,7 +38,8 @@ class Runtime(Protocol):
         ...
 
     def send(self, copies: Copies, after: Mark | None) -> Mark:
-        """Queue copies on the side, behind `after`; the main queue goes on when they are done. Returns their end."""
+        """Queue copies on the side, behind `after` (None: all that the main queue holds by now); the main queue goes on
+        when they are done. Returns their end."""
         ...
 
     def place(self, copies: Copies) -> None:
@@ -91,14 +92,17 @@ class Cuda:
         return _Event(torch.cuda.current_stream(self._device))
 
     def send(self, copies: Copies, after: Mark | None) -> _Event:
-        """Copies on the side stream; the current stream waits for them, the host does not."""
-        if isinstance(after, _Event):
-            self._side.wait_event(after.event)
+        """Copies on the side stream; the current stream waits for them, the host does not.
+
+        Without `after` they wait for all that was queued: what made the targets may still be about to zero them.
+        """
+        main = torch.cuda.current_stream(self._device)
+        self._side.wait_event(after.event if isinstance(after, _Event) else _Event(main).event)
         with torch.cuda.stream(self._side):
             for target, source in copies:
                 target.copy_(source, non_blocking=True)
         done = _Event(self._side)
-        torch.cuda.current_stream(self._device).wait_event(done.event)
+        main.wait_event(done.event)
         return done
 
     def place(self, copies: Copies) -> None:

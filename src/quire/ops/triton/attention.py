@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,7 +141,7 @@ def _attend(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, sizes: dic
     acc, ml = gpu.empty(spots, heads, splits, d), gpu.empty(spots, heads, splits, 2)
     tile, tiles = _tiles(group, sizes["rows"])
     tiles *= cache.layout.kv_heads
-    parts = min(splits, max(sizes["parts"], sizes["programs"] * processors(gpu.device) // (sequences * tiles)))
+    parts = min(splits, max(sizes["parts"], sizes["programs"] * gpu.chip.processors // (sequences * tiles)))
     kernels.split_kernel[(sequences, tiles, parts)](
         acc, ml, *before, batch.spec.alibi, batch.tree, *after, heads, splits, parts, SINGLE=single, **tile,
         **static, num_warps=sizes["warps"], num_stages=sizes["stages"],
@@ -165,18 +164,6 @@ def splits_of(span: int) -> tuple[int, int]:
     """Keys of a split and number of splits for tables that hold up to `span` tokens: not for this batch's lengths."""
     split = max(SPLIT, triton.next_power_of_2(triton.cdiv(span, MOST_SPLITS)))
     return split, max(1, triton.cdiv(span, split))
-
-
-@functools.cache
-def processors(device: torch.device) -> int:
-    """Multiprocessors of the device."""
-    return 4 if device.type == "cpu" else int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@functools.cache
-def native_fp8(device: torch.device) -> bool:
-    """Whether the device converts e4m3 itself (NVIDIA from 8.9 on)."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _dot(cache: KVCache) -> Any:
@@ -210,7 +197,7 @@ def _static(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, keys: int)
     group = queries.heads // layout.kv_heads
     kind = kernels.PLAIN
     if layout.scaled:
-        fp8 = kernels.FP8_NATIVE if native_fp8(gpu.device) else kernels.FP8_BITS
+        fp8 = kernels.FP8_NATIVE if gpu.converts_float8 else kernels.FP8_BITS
         kind = kernels.INT8 if layout.dtype is torch.int8 else fp8
     return {
         "D": queries.d,

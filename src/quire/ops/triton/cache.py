@@ -116,7 +116,7 @@ def zero_blocks(gpu: Gpu, caches: list[KVCache], blocks: tuple[int, ...]) -> Non
     flat = gpu.upload(np.array(blocks, np.int64))
     for words, addresses in _by_size(gpu, caches) if blocks else ():
         size = gpu.config("rowwise")["block"]
-        kernels.zero_kernel[(cdiv(words, size), len(addresses), len(blocks))](addresses, flat, words, BLOCK=size)
+        kernels.zero_kernel[(len(blocks), len(addresses), cdiv(words, size))](addresses, flat, words, BLOCK=size)
 
 
 def _kind(layout: KVLayout) -> Any:

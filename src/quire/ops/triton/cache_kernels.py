@@ -1,7 +1,8 @@
 """What writes the caches on the GPU: rotation of queries and keys with the store of keys and values, whole blocks.
 
-A thread owns both numbers of the pairs it turns, so that rows are changed in place without a barrier. Keys leave in the
-cache's type from f32, codes with one scale per token and head as `ops.layout.quantize_rows` defines them.
+Rows are changed in place behind a barrier: a tile of fewer numbers than threads lies in several warps, of which one
+stores it, perhaps before another has loaded it. Keys leave in the cache's type from f32, codes with one scale per token
+and head as `ops.layout.quantize_rows` defines them.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ def rope_kernel(qkv, positions, table, slots, keys, values, key_scales, value_sc
     if number < tiles:
         head = number * BH + tl.arange(0, BH)
         a, b, c, paired, left = load_heads(row + head * D, q_norm, eps, head < HEADS, D, HALF, HB, RB)
+        tl.debug_barrier()
         a, b = turn(a, b, table, position, HALF, HB)
         store_heads(row + head * D, a, b, c, paired, left, HALF, HB, RB)
     else:
@@ -122,6 +124,7 @@ def rope_kernel(qkv, positions, table, slots, keys, values, key_scales, value_sc
         where, scale_at = at + slot % SIZE * D, (at + SIZE * D) // 4 + slot % SIZE
         x = row + (HEADS + head) * D
         a, b, c, paired, left = load_heads(x, k_norm, eps, head < KV, D, HALF, HB, RB)
+        tl.debug_barrier()
         a, b = turn(a, b, table, position, HALF, HB)
         store_heads(x, a, b, c, paired, left, HALF, HB, RB)
         kept, rest = paired & inside[:, None], left & inside[:, None]
@@ -153,27 +156,29 @@ def latent_rope_kernel(q, kv, positions, table, slots, keys, values, norm, eps, 
         head = tl.program_id(1) * BH + tl.arange(0, BH)
         x = q + (t * heads + head) * width + width - R
         a, b, c, paired, left = load_heads(x, None, eps, head < heads, R, R // 2, HB, 1)
+        tl.debug_barrier()
         a, b = turn(a, b, table, position, R // 2, HB)
         store_heads(x, a, b, c, paired, left, R // 2, HB, 1)
-    else:
+    else:  # no name of the other branch: what has it has one type in both
         slot = tl.load(slots + t)
-        x = kv + t * (RANK + R) + tl.zeros([1], tl.int64)
+        key = kv + t * (RANK + R) + RANK + tl.zeros([1], tl.int64)
         one = tl.zeros([1], tl.int32) == 0
-        a, b, c, paired, left = load_heads(x + RANK, None, eps, one, R, R // 2, HB, 1)
-        a, b = turn(a, b, table, position, R // 2, HB)
-        store_heads(x + RANK, a, b, c, paired, left, R // 2, HB, 1)
-        paired = paired & (slot >= 0)
-        store_heads(keys + slot * R + tl.zeros([1], tl.int64), a, b, c, paired, left, R // 2, HB, 1)
+        first, second, rest, pairs, none = load_heads(key, None, eps, one, R, R // 2, HB, 1)
         column = tl.arange(0, BRANK)
         inside = column < RANK
         latent = tl.load(kv + t * (RANK + R) + column, mask=inside, other=0.0).to(tl.float32)
+        tl.debug_barrier()
+        first, second = turn(first, second, table, position, R // 2, HB)
+        store_heads(key, first, second, rest, pairs, none, R // 2, HB, 1)
+        pairs = pairs & (slot >= 0)
+        store_heads(keys + slot * R + tl.zeros([1], tl.int64), first, second, rest, pairs, none, R // 2, HB, 1)
         latent = latent * tl.rsqrt(tl.sum(latent * latent, 0) / RANK + eps)
         latent = latent * tl.load(norm + column, mask=inside, other=0.0)
         tl.store(kv + t * (RANK + R) + column, latent, mask=inside)
         tl.store(values + slot * RANK + column, latent, mask=inside & (slot >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def copy_kernel(addresses, pairs, count, words, BLOCK: tl.constexpr):
     """Blocks of `words` 32-bit words, source -> destination in order, at each address. Grid: (words / BLOCK, tensors).
 
@@ -189,8 +194,8 @@ def copy_kernel(addresses, pairs, count, words, BLOCK: tl.constexpr):
 
 @triton.jit
 def zero_kernel(addresses, blocks, words, BLOCK: tl.constexpr):
-    """Zeros into blocks of `words` 32-bit words at each address. Grid: (words / BLOCK, tensors, blocks)."""
+    """Zeros into blocks of `words` 32-bit words at each address. Grid: (blocks, tensors, words / BLOCK)."""
     base = tl.load(addresses + tl.program_id(1)).to(tl.pointer_type(tl.int32))
-    word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    block = tl.load(blocks + tl.program_id(2))
+    word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    block = tl.load(blocks + tl.program_id(0))
     tl.store(base + block * words + word, tl.zeros([BLOCK], tl.int32), mask=word < words)

@@ -47,13 +47,14 @@ class Product:
 class Cut:
     """How programs share a product: the tile, the runs of columns, and whether a program takes one run or all.
 
-    The number of runs depends on n and k alone: it decides the order of a sum. The rest may depend on the batch.
+    `nbytes`: of a number of x. The number of runs depends on n and k alone: it decides the order of a sum. The rest may
+    depend on the batch.
     """
 
-    def __init__(self, gpu: Gpu, w: Matrix, p: Product) -> None:
+    def __init__(self, gpu: Gpu, w: Matrix, p: Product, nbytes: int) -> None:
         per_matrix = -(-p.m // p.count) if p.mode == EXPERTS else p.m
         name = f"linear_{SHARED_TILES.get(w.form, w.form)}"
-        self.sizes = gpu.config(name, m=per_matrix, n=p.n, k=p.k, group=w.group)
+        self.sizes = gpu.config(name, m=per_matrix, n=p.n, k=p.k, group=w.group, bytes=nbytes)
         self.segments, self.run, most = 1, p.k + -p.k % STEP, 0
         if p.mode == PLAIN:
             facts = gpu.config("linear_runs", n=p.n, k=p.k)
@@ -96,7 +97,7 @@ def multiply(gpu: Gpu, x: Tensor, w: Matrix, p: Product, out: Tensor) -> None:
         return
     if w.order is not None:
         x = x.index_select(1, w.order)
-    cut = Cut(gpu, w, p)
+    cut = Cut(gpu, w, p, x.element_size())
     if cut.split:
         bias, target = None, gpu.empty(cut.segments, p.m, p.n)
     else:
@@ -137,7 +138,7 @@ def _coded(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> 
         to[0], x, w.codes, w.scales, w.zeros, w.mins, sums, w.table, to[1], p.tokens, p.offsets, p.m, len(x), p.n, p.k,
         -(-p.k // chunk), w.codes.shape[1], p.rows, x.stride(0), to[0].stride(-2), cut.run // chunk, p.count,
         GROUP=w.group, FORM=CODED[w.form], SHIFT=w.shift, EVEN=p.k % chunk == 0,
-        PTX=torch.version.hip is None and not gpu.interpreted, **cut.constants(gpu, p),
+        PTX=gpu.ptx, **cut.constants(gpu, p),
     )  # fmt: skip
 
 

@@ -39,8 +39,7 @@ def sort_by_expert(gpu: Gpu, ids: Tensor, experts: int) -> tuple[Tensor, Tensor,
     tokens, places = torch.empty_like(ids), torch.empty_like(ids)
     offsets = gpu.empty(1, experts + 1, dtype=torch.int32)
     pairs, top_k = ids.numel(), ids.shape[1]
-    block = min(power_of_two(max(pairs, 1)), BLOCK)
-    kernels.sort_kernel[experts + 1,](tokens, places, offsets, ids, pairs, top_k, block)
+    kernels.sort_kernel[experts + 1,](tokens, places, offsets, ids, pairs, top_k, BLOCK)
     return tokens, places, offsets
 
 

@@ -54,7 +54,7 @@ def pack(gpu: Gpu, weight: Weight, keep_plain: bool = False) -> Packed:
     if weight.kind in FLOATS:
         matrix = _dense(weight, device)
     elif weight.kind == "fp8" or _both_int8(weight):
-        matrix = _scaled(weight, device)
+        matrix = _scaled(gpu, weight)
     elif weight.kind in ("int4", "int8", "table4"):
         matrix = _coded(weight, device)
     else:
@@ -87,16 +87,9 @@ def _dense(weight: Weight, device: torch.device) -> Matrix:
     return Matrix("f32" if weight.kind == "f32" else "f16", weight.codes.to(device).contiguous())
 
 
-def multiplies_float8(device: torch.device) -> bool:
-    """Whether the device multiplies float8_e4m3fn (NVIDIA from compute capability 8.9 on; the interpreter does)."""
-    if device.type == "cpu":
-        return True
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
-
-
-def _scaled(weight: Weight, device: torch.device) -> Matrix:
-    k, group = weight.shape[1], weight.group
-    if weight.kind == "fp8" and not multiplies_float8(device):
+def _scaled(gpu: Gpu, weight: Weight) -> Matrix:
+    k, group, device = weight.shape[1], weight.group, gpu.device
+    if weight.kind == "fp8" and not gpu.chip.float8:
         raise _refusal(weight, "this GPU does not multiply float8 (e4m3); use --quantization int8")
     if weight.activation_bits != 8:
         raise _refusal(

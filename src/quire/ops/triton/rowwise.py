@@ -94,11 +94,11 @@ def gated_activation(gpu: Gpu, gate_up: Tensor, kind: str) -> Tensor:
 
 @impl("activation", "triton")
 def activation(gpu: Gpu, x: Tensor, kind: str) -> Tensor:
-    activations(x, "activation x")
+    rows, d = activations(x, "activation x")
     out = torch.empty_like(x)
     if x.numel():
-        size = gpu.config("rowwise")["block"]
-        kernels.activation_kernel[(cdiv(x.numel(), size),)](out, x, x.numel(), BLOCK=size, KIND=KINDS[kind])
+        size = _columns(gpu, d)
+        kernels.activation_kernel[(rows, cdiv(d, size))](out, x, d, BD=size, KIND=KINDS[kind])
     return out
 
 
@@ -118,19 +118,20 @@ def clip(gpu: Gpu, x: Tensor, limit: float) -> Tensor:
 
 
 def _change(gpu: Gpu, what: str, x: Tensor, number: float, kind: int) -> Tensor:
-    activations(x, f"{what} x")
+    rows, d = activations(x, f"{what} x")
     if x.numel():
-        size = gpu.config("rowwise")["block"]
-        kernels.change_kernel[(cdiv(x.numel(), size),)](x, x.numel(), number, BLOCK=size, KIND=kind)
+        size = _columns(gpu, d)
+        kernels.change_kernel[(rows, cdiv(d, size))](x, d, number, BD=size, KIND=kind)
     return x
 
 
 @impl("add", "triton")
 def add(gpu: Gpu, x: Tensor, delta: Tensor) -> Tensor:
-    activations(delta, "add delta", *activations(x, "add x"))
+    rows, d = activations(x, "add x")
+    activations(delta, "add delta", rows, d)
     if x.numel():
-        size = gpu.config("rowwise")["block"]
-        kernels.add_kernel[(cdiv(x.numel(), size),)](x, delta, x.numel(), BLOCK=size)
+        size = _columns(gpu, d)
+        kernels.add_kernel[(rows, cdiv(d, size))](x, delta, d, BD=size)
     return x
 
 

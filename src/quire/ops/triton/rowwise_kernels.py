@@ -79,18 +79,18 @@ def gated_kernel(out, gate_up, f, BF: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def activation_kernel(out, x, count, BLOCK: tl.constexpr, KIND: tl.constexpr):
-    """act(x) of `count` numbers. Grid: (count / BLOCK,)."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+def activation_kernel(out, x, d, BD: tl.constexpr, KIND: tl.constexpr):
+    """act(x) of rows [d]. Grid: (rows, d / BD)."""
+    column = tl.program_id(1) * BD + tl.arange(0, BD)
+    at, inside = tl.program_id(0).to(tl.int64) * d + column, column < d
     tl.store(out + at, activate(tl.load(x + at, mask=inside, other=0.0).to(tl.float32), KIND), mask=inside)
 
 
 @triton.jit
-def change_kernel(x, count, number, BLOCK: tl.constexpr, KIND: tl.constexpr):
-    """x in place: times `number`, capped by it softly, or limited to it; NaN stays. Grid: (count / BLOCK,)."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+def change_kernel(x, d, number, BD: tl.constexpr, KIND: tl.constexpr):
+    """Rows [d] in place: times `number`, capped by it softly, or limited to it; NaN stays. Grid: (rows, d / BD)."""
+    column = tl.program_id(1) * BD + tl.arange(0, BD)
+    at, inside = tl.program_id(0).to(tl.int64) * d + column, column < d
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if KIND == SCALE:
         value = value * number
@@ -131,10 +131,10 @@ def take_kernel(out, x, delta, rows, d, BD: tl.constexpr):
 
 
 @triton.jit
-def add_kernel(x, delta, count, BLOCK: tl.constexpr):
-    """x += delta of `count` numbers. Grid: (count / BLOCK,)."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+def add_kernel(x, delta, d, BD: tl.constexpr):
+    """x += delta of rows [d]. Grid: (rows, d / BD)."""
+    column = tl.program_id(1) * BD + tl.arange(0, BD)
+    at, inside = tl.program_id(0).to(tl.int64) * d + column, column < d
     total = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(x + at, total + tl.load(delta + at, mask=inside, other=0.0).to(tl.float32), mask=inside)
 
@@ -154,7 +154,7 @@ def any_of(slots, slot):
     return tl.max((slots == slot).to(tl.int32), 0) != 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def shrink_kernel(h, x, a, slots_of, count, k, rank, slots, BM: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
                   PRECISION: tl.constexpr):  # fmt: skip
     """h [count, rank] f32 = x [count, k] times the rows' adapters a [slots, rank, k]. Grid: (count / BM,).
@@ -179,7 +179,7 @@ def shrink_kernel(h, x, a, slots_of, count, k, rank, slots, BM: tl.constexpr, BR
     tl.store(h + row[:, None] * rank + r[None, :], total, mask=(row < count)[:, None] & (r < rank)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def expand_kernel(y, h, b, slots_of, count, n, rank, width, start, slots, BM: tl.constexpr, BR: tl.constexpr,
                   BN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """y[:, start:start + n] += h times the rows' adapters b [slots, rank, n]. Grid: (count / BM, n / BN)."""
