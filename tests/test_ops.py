@@ -24,9 +24,7 @@ from quire.ops.weights import Weight, plain_packed
 native = load_native()
 pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")
 UNITS_HERE: list[str] = native.units() if native else []
-OPS = sorted(
-    name for name, definition in REGISTRY.items() if definition.cases and definition.cases.__module__ == cases.__name__
-)
+OPS = sorted(name for name, found in REGISTRY.items() if found.cases and found.cases.__module__ == cases.__name__)
 
 
 @pytest.fixture(autouse=True)

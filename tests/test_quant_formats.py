@@ -384,8 +384,7 @@ def test_float8_that_is_refused(tmp_path: Path) -> None:
 
 
 def test_quantized_tensors_without_a_declaration(tmp_path: Path) -> None:
-    form = FORMATS[0]
-    foreign.replace_linears(tmp_path, form.config, form.convert)
+    foreign.replace_linears(tmp_path, FORMATS[0].config, FORMATS[0].convert)
     edit_config(tmp_path, remove=("quantization_config",))
     with pytest.raises(ModelError, match=r"quant_method: is missing, but model.layers.0.*qweight is quantized"):
         load(tmp_path)
