@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from quire.engine.budget import gpu_cache_bytes
 from quire.engine.engine import Engine
 from quire.engine.llm import LLM
 from quire.engine.shapes import LARGEST, fitting, graph_sizes
+from quire.engine.warm import warm_device
 from quire.model.place import placed
 from quire.ops.op import REGISTRY
 from tiny_model import OPTIONS, write_tiny
@@ -140,6 +143,24 @@ def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
         spare = engine.runner.caches[0].keys[engine.pool.num_blocks]
         assert bool(spare.any()) == (not more), "only rows that pad are written there"
     assert answers[0] == answers[1]
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_the_start_runs_every_kernel_and_touches_no_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"device": "cuda", "ops": MISSING, "max_num_batched_tokens": 5, "max_num_seqs": 2, "enforce_eager": True}
+    runner = Engine(flat_config(model=str(folder), **(OPTIONS | options))).runner
+    called: list[str] = []
+
+    def watched(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **named: (called.append(name), fn(*args, **named))[1]
+
+    for name in sorted(REGISTRY):
+        monkeypatch.setattr(runner.ops, name, watched(name, getattr(runner.ops, name)))
+    warm_device(runner)
+    assert {"attention", "sample", "top_logprobs", "penalize", "copy_blocks", "zero_blocks"} <= set(called)
+    assert called.count("embedding") == 2 * len((1, 2, 4, 5)), "steps of one sequence and of many"
+    assert not any(bool(cache.keys[: runner.pad_block].any()) for cache in runner.own_caches)
 
 
 def request(index: int, prompt: tuple[int, ...]) -> Request:

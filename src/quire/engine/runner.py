@@ -13,6 +13,7 @@ from quire.core.sequence import Sequence, Status
 from quire.engine.arrays import Arrays, CrossArrays, DeviceArrays
 from quire.engine.budget import KVPlan
 from quire.engine.shapes import fitting, graph_sizes
+from quire.engine.warm import warm_device
 from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.lora import NONE
@@ -71,14 +72,14 @@ class Runner:
             self._pad(0, 0, 0, size)
             self.arrays.send(size, 1)
             self._graph(size)
-        if not self.ops.gpu.interpreted:  # kernels are compiled anew for sizes that 16 does not divide
-            self.profile(len(self.arrays.tokens) - 1)
+        if not self.ops.gpu.interpreted:
+            warm_device(self)
 
-    def profile(self, tokens: int = 0) -> None:
-        """Run a step of `tokens` (0: the largest) in the spare block, for its use of memory to be seen. GPU only."""
+    def profile(self, tokens: int = 0, seqs: int = 0) -> None:
+        """Run a step of `tokens` of `seqs` sequences (0: as many as fit) in the spare block. GPU only."""
         arrays, size = self.arrays, self.block_size
-        tokens = min(tokens or len(arrays.tokens), arrays.max_seqs * arrays.max_blocks * size)
-        seqs = min(arrays.max_seqs, tokens)
+        tokens = min(tokens or len(arrays.tokens), (seqs or arrays.max_seqs) * arrays.max_blocks * size)
+        seqs = min(seqs or arrays.max_seqs, tokens)
         arrays.begin()
         at = np.arange(tokens)
         arrays.tokens[:], arrays.positions[:tokens], arrays.logit_rows[:] = 0, at % self.model.max_model_len, 0

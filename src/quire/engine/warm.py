@@ -1,0 +1,40 @@
+"""Every kernel of a GPU once before the first request, because Triton compiles a kernel when it is first called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache
+from quire.ops.sampling import DRAW, QUERY, RowEdits
+
+if TYPE_CHECKING:
+    from quire.engine.runner import Runner
+
+
+def warm_device(runner: Runner) -> None:
+    """Steps of all sizes that choose other tiles, of one sequence and of many; then what runs beside the decoder.
+
+    Tiles change at powers of two, and a number that 16 does not divide is another kernel than one it divides. All of it
+    happens in the block that pads.
+    """
+    most = len(runner.arrays.tokens)
+    for seqs in (1, 0):
+        for tokens in sorted({*(1 << i for i in range(most.bit_length())), most - 1, most} - {0}):
+            runner.profile(tokens, seqs)
+    warm_beside(runner.ops, runner.own_caches, runner.pad_block, runner.model.spec.vocab_size)
+
+
+def warm_beside(ops: Ops, caches: Sequence[KVCache], block: int, vocabulary: int) -> None:
+    """Copy and zero `block`, and sample made-up logits in each way there is."""
+    ops.copy_blocks(caches, ((block, block),))
+    ops.zero_blocks(caches, (block,))
+    with ops.device:
+        logits = torch.zeros(1, vocabulary)
+    ops.penalize(logits, [RowEdits(0, banned=np.zeros(1, np.int32))])
+    drawn, _ = ops.sample(logits, np.zeros(1, DRAW))
+    ops.fetch(ops.top_logprobs(logits, np.array([(0, -1)], QUERY), 1, drawn))()
