@@ -4,7 +4,8 @@
 // chain over k in steps of 32 whatever the number of rows, as everywhere in linear.h; between parts of k it waits in memory.
 #pragma once
 
-constexpr int kAmxRows = 16, kAmxPartTiles = 16;  // a part: 16 tiles of two blocks are 32 KiB of the first-level cache
+// A part: 8 tiles of two blocks, a third of the first-level cache; with 16, activations that pass through displace them (measured).
+constexpr int kAmxRows = 16, kAmxPartTiles = 8;
 constexpr int64_t kAmxPanelRows = 256, kAmxBlocks = 16;
 
 // Tiles 0 to 3: sums of (row tile, block) 00 01 10 11; 4, 5: activations; 6, 7: weights.
@@ -12,13 +13,6 @@ template <int RT, int NB>
 QUIRE_INLINE void bf16_sums(const char* x0, const char* x1, int64_t x_stride, const char* w0, const char* w1, int64_t tiles) {
     // Of one row tile, weights are left to the hardware's prefetcher: it streams 28 GB/s here, and 25 with lines asked for 8 KiB ahead.
     for (int64_t t = 0; t < tiles; ++t) {
-        if constexpr (RT == 2) {
-            // A tile of activations is 16 lines of 16 rows, which no hardware prefetcher follows.
-            for (int64_t r = 0; r < kAmxRows; ++r) {
-                prefetch(x0 + (t + 2) * 64 + r * x_stride);
-                prefetch(x1 + (t + 2) * 64 + r * x_stride);
-            }
-        }
         tile_load<4>(x0 + t * 64, x_stride);
         tile_load<6>(w0 + t * 1024, 64);
         tile_dot_bf16<0, 4, 6>();
@@ -76,6 +70,16 @@ QUIRE_INLINE void store_sums(const LinearCall& c, const float* sums, int64_t row
     }
 }
 
+// Asks for slice `at` of `slices` of what a part has of the blocks `block` and the next.
+QUIRE_INLINE void ask_blocks(const LinearCall& c, int64_t block, int64_t begin, int64_t at, int64_t slices) {
+    const int64_t block_bytes = (c.k + 1) / 2 * 64;
+    const char* w = c.weights + block * block_bytes + begin * 1024;
+    for (int64_t i = kAmxPartTiles * 16 * at / slices; i < kAmxPartTiles * 16 * (at + 1) / slices; ++i) {
+        prefetch_far(w + i * 64);
+        prefetch_far(w + block_bytes + i * 64);
+    }
+}
+
 // At most kAmxPanelRows rows. The last row tile overlaps the one before it when rows are not a multiple of 16: its sums are the
 // same again.
 void amx_bf16_panel(const LinearCall& c, const Panel& p) {
@@ -92,7 +96,11 @@ void amx_bf16_panel(const LinearCall& c, const Panel& p) {
     for (int64_t begin = 0; begin < tiles; begin += part) {
         const int64_t end = begin + part < tiles ? begin + part : tiles;
         for (int64_t b = 0; b < blocks; b += 2) {
+            const bool more = b + 2 < blocks;
+            const int64_t next_block = more ? p.block + b + 2 : end < tiles ? p.block : p.blocks_end;
+            const int64_t next_begin = more ? begin : end < tiles ? end : 0;
             for (int64_t t = 0; t < row_tiles; t += 2) {
+                if (row_tiles > 2) ask_blocks(c, next_block, next_begin, t / 2, (row_tiles + 1) / 2);
                 const bool two = t + 1 < row_tiles;
                 const int64_t at[2] = {row_of(t), row_of(two ? t + 1 : t)};
                 float* sums[2] = {sums_of(t, b), sums_of(two ? t + 1 : t, b)};
