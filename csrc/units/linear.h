@@ -33,6 +33,7 @@ struct LinearCall {
     const float* x_sums = nullptr;   // [m][groups]: sums of a group's rounded activations
     const uint8_t* table = nullptr;  // [planes][16]: the digits of the numbers that 4-bit codes stand for, + 128
     int64_t x_digit = 0;             // bytes from a row's high digits to its low ones
+    bool past_caches = false;        // the output is larger than a core's caches, see store_past
 };
 
 // A single row streams its weights once and asks for those g_tuning.ahead bytes ahead (measured at 4 bits: 8 KiB brings 100
