@@ -24,7 +24,7 @@ from quire.core.request import Output, Request
 from quire.engine import engine as engine_module
 from quire.engine.engine import Engine
 from quire.ops.backend import Ops
-from quire.ops.gpu import Gpu, take_drawn
+from quire.ops.gpu import INTERPRETER, Gpu, take_drawn
 from quire.ops.op import REGISTRY
 from quire.ops.sampling import SCORE, Found, Records, RowEdits
 from tiny_model import OPTIONS, write_tiny
@@ -38,7 +38,7 @@ class LateOps(Ops):
     """The definitions on a device that pretends; what a step calls beside its graph is queued."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
-        super().__init__("reference", Gpu(torch.device("cpu"), "late", True, runtime), ())
+        super().__init__("reference", Gpu(torch.device("cpu"), INTERPRETER, True, runtime), ())
         self.runtime = runtime
         for name in ("zero_blocks", "copy_blocks"):
             fn = getattr(self, name)
