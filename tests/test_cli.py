@@ -199,7 +199,9 @@ def test_bench_writes_what_is_needed_to_repeat_it(run: Run, folder: str, tmp_pat
 
 def test_ctrl_c_ends_quietly(folder: str) -> None:
     command = [sys.executable, "-m", "quire", "chat", folder, *FLAGS, "-n", "4"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # Whoever runs the tests in the background has the signal ignored, and children inherit that.
+    with subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **pipes) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         process.stdin.write(b"ab\n")
         process.stdin.flush()
