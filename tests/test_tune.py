@@ -68,8 +68,9 @@ def test_results_do_not_depend_on_the_choice(kind: str, group: int) -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("seqs", [64, 3])
 def test_the_first_start_measures_and_the_next_one_remembers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seqs: int
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(tune, "SMALLEST", 0)
@@ -79,7 +80,7 @@ def test_the_first_start_measures_and_the_next_one_remembers(
     monkeypatch.setattr(tune, "_measure", lambda runner: measured.append(measure(runner)) or measured[-1])
     texts = []
     for _ in range(2):
-        with LLM(device="cpu", tune="auto", num_blocks=64) as llm:
+        with LLM(device="cpu", tune="auto", num_blocks=64, max_num_seqs=seqs) as llm:
             texts.append(llm.generate(["import os"], SamplingParams(max_tokens=8, temperature=0))[0].outputs[0].text)
     assert len(measured) == 1 and texts[0] == texts[1]
     assert (tmp_path / ".cache" / "quire" / FILE).exists()

@@ -22,11 +22,14 @@ from quire.ops.tuning import Tuning, keep, parse, recall
 
 SMALLEST = 64 << 20
 """Bytes of weights below which nothing is measured: they stay in caches, where asking ahead buys nothing."""
-BUDGET = 0.5
-"""Seconds for each of the two questions; every setting is timed at least once."""
+BUDGET = 1.5
+"""Seconds for each question; every setting is timed at least once. With 0.5 a model of 1 G parameters had one round,
+and noise chose settings that cost a batch of 16 a sixth."""
 ROUNDS = 5
 STREAMING = ((8192, 1), (1024, 1), (2048, 4), (1024, 4))
 """(ahead, row_streams): what was best on one machine and bad on another."""
+FEW = 16
+"""Rows of a decode batch that, in tile registers, asks for weights as far ahead as a single row does."""
 BATCHES = (5, 8, 12)
 """Decode batches that tile registers might take."""
 
@@ -58,12 +61,15 @@ def _measure(runner: Runner) -> Tuning:
     assert runner.ops.cpu is not None
     native, best = runner.ops.cpu.native, Tuning()
     settings = [Tuning(ahead, best.tile_rows, streams) for ahead, streams in STREAMING]
-    best = _fastest(settings, runner.made_up_decode(1), native.set_tuning)
-    if runner.ops.isa == "amx":
-        for rows in BATCHES:
-            vectors, tiles = (Tuning(best.ahead, least, best.row_streams) for least in (rows + 1, rows))
-            best = _fastest((vectors, tiles), runner.made_up_decode(rows), native.set_tuning)
-            if best == tiles:
+    tiles = runner.ops.isa == "amx"
+    room = min(runner.arrays.max_seqs, len(runner.arrays.tokens))
+    decodes = [runner.made_up_decode(rows) for rows in (1, min(FEW, room) if tiles else 1)]
+    best = _fastest(settings, lambda: [decode() for decode in decodes], native.set_tuning)
+    if tiles:
+        for rows in (rows for rows in BATCHES if rows <= room):
+            by_vectors, by_tiles = (Tuning(best.ahead, least, best.row_streams) for least in (rows + 1, rows))
+            best = _fastest((by_vectors, by_tiles), runner.made_up_decode(rows), native.set_tuning)
+            if best == by_tiles:
                 break
     runner.forget_made_up()
     return best
