@@ -35,14 +35,15 @@ SMALL = {
 
 GPT2_NAMES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
               "max_position_embeddings": "n_positions"}  # fmt: skip
+T5_NAMES = {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+            "max_position_embeddings": "n_positions"}  # fmt: skip
 OWN_NAMES = {
     "gpt2": GPT2_NAMES, "gpt_bigcode": GPT2_NAMES, "gptj": GPT2_NAMES,
     "gpt_neo": {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
     "bloom": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     "mpt": {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
             "max_position_embeddings": "max_seq_len"},
-    "t5": {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
-           "max_position_embeddings": "n_positions"},
+    "t5": T5_NAMES, "mt5": T5_NAMES,
 }  # fmt: skip
 """Families that do not take `SMALL` as it is: our name of a field -> theirs; they know no key/value heads or width."""
 NOT_EAGER = {"falcon": "sdpa"}  # its eager attention ignores the mask of ALiBi in batches of one

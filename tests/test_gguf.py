@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from oracle import BACKENDS, backend, logits, relative_error  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
 from quire.core.errors import ModelError  # noqa: E402
 from quire.gguf.file import GgufFile  # noqa: E402
-from quire.model.build import Model, describe, load_model  # noqa: E402
+from quire.model.build import Model, describe, load_model, open_model  # noqa: E402
+from quire.ops.weights import PackedTable  # noqa: E402
 from quire.quant.gguf import TYPES, Block  # noqa: E402
 from test_model import Paged, prompt  # noqa: E402
 
@@ -88,6 +90,25 @@ def test_quantized_files(name: str, device: str, tmp_path: Path) -> None:
     assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 0.05  # activations are rounded to int8
     model = load(path, device, dtype="float32", activations="int16")
     assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 1e-3
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native was not built")
+@pytest.mark.parametrize("name", TYPES)
+def test_gguf_tables_stay_packed_and_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    path, tied = tmp_path / "model.gguf", name in ("Q4_0", "Q6_K", "MXFP4")
+    write_gguf(path, quantize=lambda tensor: Type[name], **WIDE, tie_word_embeddings=tied)
+    config = flat_config(model=str(path), cache_packed=str(tmp_path))
+    made = load_model(config, backend("cpu"))
+    source = open_model(str(path)).source
+    widened = Block(TYPES[name]).load({name: source.tensor(f"token_embd.{name}")}, torch.float32).dequantize()
+    decoder: Any = made.decoder
+    assert isinstance(decoder.embed, PackedTable)
+    assert (decoder.head.weight is decoder.embed.matrix) == tied
+    tokens = prompt(19, 1)
+    before = whole(replace(made, decoder=replace(decoder, embed=widened.bfloat16())), tokens)
+    assert torch.equal(whole(made, tokens), before)
+    again: Any = load_model(config, backend("cpu"))
+    assert isinstance(again.decoder.embed, PackedTable) and torch.equal(whole(again, tokens), before)
 
 
 @pytest.mark.parametrize("device", BACKENDS)

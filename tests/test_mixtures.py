@@ -21,6 +21,8 @@ EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
 NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 1,
           "first_k_dense_replace": 1}  # fmt: skip
+ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 40, "moe_num_shared_experts": 2,
+         "tie_word_embeddings": False}  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 48}
 MSCALES = {"short_mscale": 1.2, "long_mscale": 1.2}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,6 +42,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("dots1", ROUTED | {"head_dim": 24}),
     "dots1_window": ("dots1", ROUTED | {"head_dim": 16, "norm_topk_prob": True, "sliding_window": 5,
                                         "max_window_layers": 1, "n_shared_experts": 2}),
+    "ernie4_5_moe": ("ernie4_5_moe", ERNIE),
+    "ernie4_5_moe_biases": ("ernie4_5_moe", ERNIE | {"use_bias": True, "moe_num_shared_experts": 1,
+                                                     "moe_layer_interval": 2, "moe_layer_end_index": 1}),
+    "ernie4_5_moe_alone": ("ernie4_5_moe", ERNIE | {"moe_num_shared_experts": 0, "moe_layer_start_index": 0}),
     "gpt_oss": ("gpt_oss", EIGHT | {"head_dim": 16, "sliding_window": 5}),
     "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
                                  "layer_types": ["full_attention"] * 3}),
@@ -93,6 +99,12 @@ def test_native_logits_are_bit_equal_however_cut(variant: str, options: dict[str
     for seed, cut in enumerate(CUTS.values()):
         for got, expected in zip(Paged(model, sequences, seed).run(cut), want, strict=True):
             assert torch.equal(got, expected)
+
+
+def test_a_bound_of_the_sum_of_weights_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "ernie4_5_moe", **ERNIE, moe_norm_min=1e-2)
+    with pytest.raises(ModelError, match="moe_norm_min"):
+        describe(str(tmp_path))
 
 
 def test_the_factor_of_a_long_rope_is_read(tmp_path: Path) -> None:

@@ -138,8 +138,9 @@ def _window_rows(kv: KVPlan, per_token: int) -> Rows:
 def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits: int) -> int:
     """Bytes of the packed weights: matrices in the target format with their scales, tables dense, norms f32.
 
-    A tied head is packed a second time, because the embedding table stays as it is for look-ups. The torch reference
-    spends a whole byte on a 4-bit code. Where no roles are known, every parameter is counted as a matrix's.
+    A tied head that is quantized is packed a second time, because the embedding table stays as it is for look-ups. The
+    torch reference spends a whole byte on a 4-bit code. Where no roles are known, every parameter is counted as a
+    matrix's.
     """
     from math import prod
 
@@ -154,6 +155,8 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits:
         return weight_bytes(found.parameters, made)
     for name in found.roles:
         role = ROLES[name]
+        if name == "head" and spec.tied_head and target is None:
+            continue
         bits: float = {"vector": 32, "dense": 32, "table": dense_bits, "linear": dense_bits}[role.kind]
         if role.kind == "linear" and role.layer and found.matrix_bits:
             bits = found.matrix_bits + (int4_bits - 4 if found.matrix_bits < 8 else 0)

@@ -13,6 +13,7 @@ from quire.model.parts import Mlp, Norm, Step
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
+from quire.ops.weights import PackedTable
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Decoder:
     """
 
     ops: Ops
-    embed: Tensor
+    embed: Tensor | PackedTable
     embed_steps: tuple[Step, ...]
     layers: tuple[Layer, ...]
     final_norm: Norm

@@ -23,6 +23,7 @@ from quire.model.parts import Mlp, Norm
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
+from quire.ops.weights import PackedTable
 
 if TYPE_CHECKING:
     from quire.model.load import Loader
@@ -54,7 +55,7 @@ class Encoder:
     """
 
     ops: Ops
-    embed: Tensor
+    embed: Tensor | PackedTable
     layers: tuple[EncoderLayer, ...]
     final_norm: Norm
     bias: Tensor
@@ -146,7 +147,7 @@ def load_cross(loader: Loader, index: int, still: Tensor) -> CrossAttention | No
     return CrossAttention(norm, loader.linear(("cross_q",), index), still, attend, loader.linear(("cross_o",), index))
 
 
-def load_encoder(loader: Loader, embed: Tensor, still: Tensor) -> Encoder:
+def load_encoder(loader: Loader, embed: Tensor | PackedTable, still: Tensor) -> Encoder:
     """The encoder, packed; `embed` is the decoder's table too."""
     spec = loader.opened.spec
     weight = loader.vector("encoder_relative_bias")

@@ -45,7 +45,7 @@ from quire.model.readers import (
 )
 from quire.model.relatives import RELATIVES
 from quire.model.spec import ModelSpec
-from quire.model.variants import LAYER, falcon, granite, opt, stablelm, t5
+from quire.model.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
 
 QWEN = {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 
@@ -310,10 +310,11 @@ FAMILIES: dict[str, Row] = {
         facts={"join": "post_norm", "interleaved_rope": True},
     ),
     "t5": t5,
+    "mt5": mt5,
     **RELATIVES,
     **MIXTURES,
 }
-ENCODER_DECODERS = ("t5",)
+ENCODER_DECODERS = ("t5", "mt5")
 
 
 def find_family(config: HfConfig) -> tuple[str, Family]:

@@ -13,6 +13,7 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - required  roles ("q_norm") and biases ("q.bias") that must be there although other families lack them, and config
             flags that ask for such ("attention_bias").
 - prefix    a first part of all names but the head's that some files leave out.
+- aliases   role -> other names that a file may have it under.
 - stacks    roles whose tensor lies in numbered pieces -> name of a piece, with {} for the number.
 - buffers   endings of tensors that hold no weights (masks of old files) and are ignored.
 - skipped   beginnings of tensors of parts that are not run, and ignored.
@@ -62,6 +63,7 @@ class Family:
     grouped_qkv: bool = False
     transposed: bool = False
     prefix: str = ""
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     stacks: Mapping[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
@@ -89,10 +91,13 @@ class Family:
         return HfConfig(raw, config.where)
 
     def named_as(self, tensors: Collection[str]) -> Family:
-        """This family with names as these tensors have them: with or without the prefix."""
-        if not self.prefix or any(name.startswith(self.prefix) for name in tensors):
-            return self
-        return replace(self, names={role: name.removeprefix(self.prefix) for role, name in self.names.items()})
+        """This family with names as these tensors have them: with or without the prefix, or under another name."""
+        names, bases = dict(self.names), {name.rpartition(".")[0] for name in tensors}
+        if self.prefix and not any(name.startswith(self.prefix) for name in tensors):
+            names = {role: name.removeprefix(self.prefix) for role, name in names.items()}
+        for role, others in self.aliases.items():
+            names[role] = next((name for name in (names[role], *others) if name in bases), names[role])
+        return replace(self, names=names)
 
 
 def layer_kinds(config: HfConfig, layers: int) -> tuple[str, ...]:

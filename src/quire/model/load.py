@@ -50,7 +50,7 @@ from quire.model.roles import DISK_ROLES, disk_rows, shard
 from quire.model.rope import Rope
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
-from quire.ops.weights import Weight
+from quire.ops.weights import PackedTable, Weight
 from quire.quant.base import Quantizer, QuantScheme, QWeight
 from quire.quant.registry import DENSE, matrix_scheme
 from quire.quant.registry import load as load_matrix
@@ -94,13 +94,13 @@ class Loader:
     def decoder(self, ropes: dict[Rope, Tensor]) -> Decoder:
         """Everything, packed; `ropes` holds the table of each rope of the spec."""
         spec = self.opened.spec
-        embed = self.table("embed")
+        embed = token_table(self)
         steps = self.embed_steps()
         bias = backward_bias(self)
         layers = tuple(self.layer(i, ropes[spec.rope[i]], bias) for i in range(spec.layers))
         cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
         final = self.final_norm()
-        return Decoder(self.ops, embed, steps, layers, final, self.head(), cap, BLOCKS[spec.join])
+        return Decoder(self.ops, embed, steps, layers, final, self.head(embed), cap, BLOCKS[spec.join])
 
     def embed_steps(self) -> tuple[Step, ...]:
         """What happens between the look-up of the tokens and the first layer."""
@@ -166,9 +166,12 @@ class Loader:
             steps.append(Clip(spec.clip_qkv))
         return tuple(steps)
 
-    def head(self) -> Linear:
-        """The output head; a tied one is packed from the embedding table, which stays as it is for look-ups."""
-        linear = self.linear(("head",) if self.opened.claim.get("head") else ("embed",), None)
+    def head(self, embed: Tensor | PackedTable) -> Linear:
+        """The output head; a tied one is the matrix `embed`, or is packed from that table, which stays for look-ups."""
+        if isinstance(embed, PackedTable) and not self.opened.claim.get("head"):
+            linear = Linear(embed.matrix)
+        else:
+            linear = self.linear(("head",) if self.opened.claim.get("head") else ("embed",), None)
         self._progress(self._total, self._total, "head")
         return linear
 
@@ -245,7 +248,8 @@ class Loader:
                 self.cache.put(f"{layer}.{'+'.join(roles)}", packed, bias)
         if bias is not None:
             self.count("biases", "f32", bias.nbytes)
-        self.count("head" if roles == ("embed",) else "+".join(roles), label, packed.nbytes)
+        tied = roles == ("embed",) and not self.opened.claim.get("head")
+        self.count("head" if tied else "+".join(roles), label, packed.nbytes)
         if self.adapters is None or layer is None or rows is not None or not ADAPTED.issuperset(roles):
             return Linear(packed, bias)
         return Linear(packed, bias, self.adapters.make_room(roles, layer))
@@ -306,6 +310,15 @@ class Loader:
     def _read(self, name: str) -> Tensor:
         self._done += self.opened.source.infos[name].nbytes
         return self.opened.source.tensor(name)
+
+
+def token_table(loader: Loader) -> Tensor | PackedTable:
+    """The table of tokens: packed where the file has it quantized, or where it is the head with the same bits."""
+    claim, tied = loader.opened.claim, not loader.opened.claim.get("head")
+    quantized = matrix_scheme(loader.opened.scheme, claim.get("embed")) is not DENSE
+    if not loader.ops.reads_packed_tables or not (quantized or (tied and loader.target is None)):
+        return loader.table("embed")
+    return PackedTable(loader.linear(("embed",), None).weight, rounded=loader.dtype is torch.bfloat16)
 
 
 def _fitted(weight: QWeight, shape: tuple[int, ...], activations: str) -> QWeight:

@@ -10,7 +10,7 @@ from quire.model.family import Family, sliding_windows
 from quire.model.hf_config import HfConfig
 from quire.model.mla import latent_head, latent_rope, latent_scale, read_mla
 from quire.model.moe import read_moe, sparse_layers
-from quire.model.names import BIAS_FLAGS, LLAMA, NORM_BIASES, QKV_BIAS, without
+from quire.model.names import BIAS_FLAGS, LLAMA, MLP_BIAS, NORM_BIASES, QKV_BIAS, without
 from quire.model.readers import alternating
 from quire.model.rewrite import Rewrite
 from quire.model.rope import Rope, read_rope
@@ -202,6 +202,17 @@ def glm4_moe(config: HfConfig) -> Family:
     )
 
 
+def ernie_experts(config: HfConfig, layers: int) -> MoE:
+    """Softmax scores, chosen with a correction bias, in every `moe_layer_interval`-th layer of a range."""
+    least = config.number("moe_norm_min", 1e-12)
+    if least > 1e-6:
+        raise config.fail("moe_norm_min", f"is {least}; sums of weights so large are not bounded here, at most 1e-6 is")
+    first, step = config.integer("moe_layer_start_index", 1, low=0), config.integer("moe_layer_interval", 1)
+    last = config.integer("moe_layer_end_index", -1, low=-1)
+    sparse = tuple(first <= i <= (last if last >= 0 else layers) and (i + 1) % step == 0 for i in range(layers))
+    return replace(read_moe(renormalize=True)(config, layers), sparse=sparse, shared=shared_width(config))
+
+
 def grouped_moe(c: HfConfig, layers: int, score: str, renormalize: bool, best: int, limited: bool) -> MoE:
     """Experts chosen among the best `topk_group` of `n_group` groups, or among all when not `limited`."""
     groups = c.integer("n_group", 1, high=256) if limited else 1
@@ -217,6 +228,31 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "glm4_moe": glm4_moe,
+    "ernie4_5_moe": Family(
+        without(LLAMA, "q_norm", "k_norm") | EXPERTS | SHARED | CORRECTED,
+        {
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "max_position_embeddings": 131072,
+            "moe_intermediate_size": 1536,
+            "moe_num_experts": 64,
+            "moe_k": 6,
+            "moe_num_shared_experts": 2,
+        },
+        {"moe": ernie_experts},
+        ("router_bias",),
+        {"use_bias": (*QKV_BIAS, "o.bias", "head.bias", *MLP_BIAS, *(f"shared_{part}" for part in MLP_BIAS))},
+        {"interleaved_rope": True},
+        (
+            ("num_experts", "moe_num_experts"),
+            ("num_experts_per_tok", "moe_k"),
+            ("n_shared_experts", "moe_num_shared_experts"),
+        ),
+        skipped=("model.mtp_",),
+        rewrites=(Rewrite(r"(.*\.mlp)\.moe_statics\.e_score_correction_bias", r"\1.gate_correction.weight", True),),
+    ),
     "dots1": Family(
         LLAMA | EXPERTS | SHARED | CORRECTED,
         {

@@ -186,10 +186,8 @@ GEMMA = LLAMA | {
 }
 
 QKV_BIAS = ("q.bias", "k.bias", "v.bias")
-BIAS_FLAGS = {
-    "attention_bias": (*QKV_BIAS, "o.bias"),
-    "mlp_bias": ("gate.bias", "up.bias", "down.bias"),
-}
+MLP_BIAS = ("gate.bias", "up.bias", "down.bias")
+BIAS_FLAGS = {"attention_bias": (*QKV_BIAS, "o.bias"), "mlp_bias": MLP_BIAS}
 NEOX_BIASES = ("qkv.bias", "o.bias", "up.bias", "down.bias")
 NORM_BIASES = ("attn_norm.bias", "mlp_norm.bias", "final_norm.bias")
 GPT2_SPELLING = (

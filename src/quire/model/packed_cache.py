@@ -162,10 +162,10 @@ def packed_cache(
     """The cache that `--cache-packed` asks for, or None. `ConfigError` when there is nothing it could keep."""
     if options.cache_packed == "off":
         return None
-    if ops.cpu is None or ops.chosen["linear"] != "cpu":
+    if ops.cpu is None or ops.refers:
         raise ConfigError(
-            "--cache-packed keeps weights in the layout of the native kernels, but linear runs on the torch reference; "
-            "leave one of the two options out",
+            "--cache-packed keeps weights in the layout of the native kernels, but an op that reads them runs "
+            "elsewhere; leave out --cache-packed, or --device and --ops",
             param="cache_packed",
         )
     if options.load_format == "dummy":

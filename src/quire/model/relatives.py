@@ -16,6 +16,7 @@ from quire.model.names import (
     INTERNLM2,
     LLAMA,
     MASKS,
+    MLP_BIAS,
     NORM_BIASES,
     OLMO2,
     POST_NORMS,
@@ -36,7 +37,6 @@ from quire.model.readers import (
 )
 
 ROW_NORMS = ("q_row_norm", "k_row_norm", *POST_NORMS)
-MLP_BIAS = ("gate.bias", "up.bias", "down.bias")
 
 
 def baichuan(config: HfConfig) -> Family:

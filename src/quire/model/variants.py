@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.model.family import Family
 from quire.model.hf_config import HfConfig
 from quire.model.names import (
@@ -169,9 +171,17 @@ def t5(config: HfConfig) -> Family:
             ("rms_norm_eps", "layer_norm_epsilon"),
             ("max_position_embeddings", "n_positions"),
         ),
+        aliases={"embed": ("encoder.embed_tokens", "decoder.embed_tokens")},
         skipped=(
             "encoder.embed_tokens.",
             "decoder.embed_tokens.",
             "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
         ),
     )
+
+
+def mt5(config: HfConfig) -> Family:
+    """T5 v1.1 whose logits are not scaled, whatever the file says of its head."""
+    family = t5(HfConfig({"feed_forward_proj": "gated-gelu", **config.raw}, config.where))
+    read = {name: reader for name, reader in family.read.items() if name != "logit_scale"}
+    return replace(family, defaults={**family.defaults, "num_layers": 8}, read=read)

@@ -16,6 +16,7 @@ from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops import cases as _cases  # noqa: F401  (registers the cases)
 from quire.ops import cpu as _cpu
+from quire.ops import embedding_cpu as _embedding_cpu  # noqa: F401  (registers the implementation)
 from quire.ops import lora as _lora  # noqa: F401  (registers the definition)
 from quire.ops import mla as _mla  # noqa: F401  (registers the definitions)
 from quire.ops import mla_cpu as _mla_cpu  # noqa: F401  (registers the implementations)
@@ -116,17 +117,17 @@ class Ops:
         return self.cpu is not None and set(self.chosen.values()) == {"cpu"}
 
     @property
-    def _refers(self) -> bool:
+    def refers(self) -> bool:
         """Whether an op that was overridden with its reference reads weights, as they are before packing."""
         return any(self.chosen[op] == "reference" for op in READ_WEIGHTS)
 
     def pack(self, weight: Weight) -> Packed:
         """`weight` in the layout `linear` reads."""
         if self.gpu is not None:
-            return gpu_pack(self.gpu, weight, keep_plain=self._refers)
+            return gpu_pack(self.gpu, weight, keep_plain=self.refers)
         if self.cpu is None:
             return plain_packed(weight)
-        return pack(self.cpu, weight, keep_plain=self._refers)
+        return pack(self.cpu, weight, keep_plain=self.refers)
 
     def group(self, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
         """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""
@@ -135,6 +136,11 @@ class Ops:
     def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
         """Whether `gated_mlp` takes these matrices."""
         return self.gpu is None and (self.cpu is None or _cpu.fuses_mlp(gate_up, down))
+
+    @property
+    def reads_packed_tables(self) -> bool:
+        """Whether `embedding` takes rows out of a packed matrix; the GPU's reads tables of numbers only."""
+        return self.gpu is None and (self.cpu is None or self.chosen["embedding"] == "cpu")
 
     def float8_activations(self, dtype: torch.dtype) -> int:
         """Bits of the activations that weights kept in float8 are multiplied with; 0: such weights are widened at load.

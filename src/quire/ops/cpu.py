@@ -51,18 +51,6 @@ def check(x: Tensor, what: str, dtype: torch.dtype, *shape: int) -> Tensor:
 F32, I32, I64, BF16 = torch.float32, torch.int32, torch.int64, torch.bfloat16
 
 
-@impl("embedding", "cpu")
-def embedding(cpu: Cpu, tokens: Tensor, table: Tensor) -> Tensor:
-    check(tokens, "embedding tokens", I32, -1)
-    check(table, "embedding table", F32 if table.dtype is F32 else BF16, -1, -1)
-    rows, (vocabulary, d) = len(tokens), table.shape
-    out = cpu.arena.empty(rows, d)
-    if rows:
-        bf16 = int(table.dtype is BF16)
-        cpu.call("embedding", out.data_ptr(), tokens.data_ptr(), table.data_ptr(), rows, d, vocabulary, bf16)
-    return out
-
-
 @impl("rmsnorm", "cpu")
 def rmsnorm(cpu: Cpu, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows, d = check(x, "rmsnorm x", F32, -1, -1).shape

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import op
-from quire.ops.weights import Packed, quantize_activations, quantize_to_float8
+from quire.ops.weights import Packed, PackedTable, quantize_activations, quantize_to_float8
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -26,9 +26,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @op(tolerance=0.0)
-def embedding(tokens: Tensor, table: Tensor) -> Tensor:
-    """Rows of `table` [V, d] (f32 or bf16) at `tokens` [T] int32, as f32 [T, d]."""
-    return table[tokens.long()].float()
+def embedding(tokens: Tensor, table: Tensor | PackedTable) -> Tensor:
+    """Rows of `table` [V, d] (f32, bf16, or a packed matrix of any kind) at `tokens` [T] int32, as f32 [T, d]."""
+    if not isinstance(table, PackedTable):
+        return table[tokens.long()].float()
+    assert table.matrix.plain is not None
+    found = table.matrix.plain.take_rows(tokens.long()).dequantize()
+    return found.bfloat16().float() if table.rounded else found
 
 
 @op(tolerance=2e-6)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,11 @@ class Weight:
         """(rows n = output features, columns k = input features)."""
         return int(self.codes.shape[0]), int(self.codes.shape[1])
 
+    def take_rows(self, rows: slice | Tensor) -> Weight:
+        """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
+        scales, zeros, mins = (None if t is None else t[rows] for t in (self.scales, self.zeros, self.mins))
+        return replace(self, codes=self.codes[rows], scales=scales, zeros=zeros, mins=mins)
+
     def dequantize(self) -> Tensor:
         """The matrix as float32 [n, k], its columns in the activations' order."""
         if self.scales is None:
@@ -80,6 +85,14 @@ class Packed:
     handle: Any = None
     plain: Weight | None = None
     shared: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class PackedTable:
+    """A look-up table [V, d] that stays a packed matrix. `rounded`: its rows become bf16, as those of a bf16 table."""
+
+    matrix: Packed
+    rounded: bool
 
 
 def plain_packed(weight: Weight) -> Packed:

@@ -61,7 +61,7 @@ class QWeight:
 
     def take_rows(self, rows: slice | Tensor) -> QWeight:
         """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
-        return self._changed(self.weight.codes[rows], {name: t[rows] for name, t in self._groups().items()})
+        return QWeight(self.weight.take_rows(rows))
 
     def slice_cols(self, start: int, stop: int) -> QWeight:
         """The columns start..stop; both must lie on group borders, otherwise `ConfigError`."""
