@@ -56,12 +56,12 @@ class LiveServer:
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = DrainingServer(uvicorn_config(app, options), self.service)
-        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self.http = httpx.Client(base_url=self.url, timeout=10.0)
 
     def start(self) -> None:
         """Return once requests are answered."""
-        self._thread.start()
+        self.thread.start()
         wait_until(lambda: self.server.started)
 
     def stop(self) -> None:
@@ -69,8 +69,8 @@ class LiveServer:
         self.http.close()
         self.server.should_exit = True
         self.server.config.timeout_graceful_shutdown = 0
-        self._thread.join(5.0)
-        assert not self._thread.is_alive()
+        self.thread.join(5.0)
+        assert not self.thread.is_alive()
         self.engine.close()
         self._socket.close()
 

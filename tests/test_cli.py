@@ -34,11 +34,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`run("serve", "--port", "x", stdin="...")` -> (exit code, stdout, stderr)."""
+    """`run("serve", "--port", "x", stdin=b"...")` -> (exit code, stdout, stderr)."""
 
-    def call(*args: str, stdin: str = "") -> tuple[int, str, str]:
+    def call(*args: str, stdin: bytes = b"") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["quire", *args])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         with pytest.raises(SystemExit) as ended:
             main()
         code = ended.value.code
@@ -86,6 +86,9 @@ def test_help_names_every_option(run: Run, command: list[str], structs: list[typ
         (["nonsense"], 2, ["nonsense"]),
         (["serve", "--port", "many"], 2, ["--port", "integer"]),
         (["serve", "--port", "70000"], 2, ["--port", "70000"]),
+        (["serve", "--header-timeout", "0"], 2, ["--header-timeout", "more than 0"]),
+        (["serve", "--ssl-certfile", __file__, "--ssl-keyfile", __file__], 2, ["--ssl-certfile", "PEM"]),
+        (["serve", "--max-num-seq", "3"], 2, ["--max-num-seqs"]),
         (["serve", "--block-size", "3"], 2, ["--block-size 3", "power of two"]),
         (["serve", "--tensor-parallel-size", "2"], 2, ["--tensor-parallel-size 2", "not built"]),
         (["serve", "--lora-modules", "a=b"], 2, ["--lora-modules", "--enable-lora"]),
@@ -95,6 +98,7 @@ def test_help_names_every_option(run: Run, command: list[str], structs: list[typ
         (["inspect", "/no/such/folder"], 2, ["/no/such/folder"]),
         (["generate", "-m", "/no/such/folder", "hello"], 2, ["/no/such/folder"]),
         (["generate", ""], 1, ["prompt"]),
+        (["generate", "\udcff"], 1, ["surrogate"]),
         (["eval", "--text", "/no/such/file"], 2, ["/no/such/file"]),
         (["bench", "serve", "--base-url", "localhost"], 2, ["--base-url"]),
         (["bench", "serve", "--goodput", "speed:1"], 2, ["--goodput"]),
@@ -148,20 +152,26 @@ def test_generate_prints_every_text_in_order(run: Run, folder: str) -> None:
     assert code == 0
     assert out.index("=== ab") < out.index("=== cd")
     assert "4 prompt tokens" in err and "tokens/s" in err
-    code, alone, _ = run("generate", "-m", folder, *FLAGS, "-n", "4", "--temperature", "0", stdin="ab")
+    code, alone, _ = run("generate", "-m", folder, *FLAGS, "-n", "4", "--temperature", "0", stdin=b"ab")
     assert code == 0
     assert alone.strip() == out.split("=== ab\n")[1].split("\n=== cd")[0].strip()
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_what_is_no_text_is_refused(run: Run, folder: str, command: str) -> None:
+    code, _, err = run(command, "-m", folder, *FLAGS, stdin=b"\xff\n")
+    assert code == 1 and "standard input is not utf-8 text" in err and "Traceback" not in err
+
+
 def test_chat_answers_lines_of_a_pipe(run: Run, folder: str) -> None:
-    code, out, err = run("chat", folder, *FLAGS, "-n", "4", "--temperature", "0", stdin="ab\n\n/clear\nab\n/exit\nno")
+    code, out, err = run("chat", folder, *FLAGS, "-n", "4", "--temperature", "0", stdin=b"ab\n\n/clear\nab\n/exit\nno")
     assert code == 0 and err == ""
     first, second = out.rstrip("\n").split("\n") if out.count("\n") == 2 else (out, "")
     assert first == second, "after /clear the same question has the same answer"
 
 
 def test_chat_drops_old_turns_when_the_context_is_full(run: Run, folder: str) -> None:
-    code, _, err = run("chat", folder, *FLAGS, "-n", "4", stdin="\n".join(["a" * 40] * 4))
+    code, _, err = run("chat", folder, *FLAGS, "-n", "4", stdin=b"\n".join([b"a" * 40] * 4))
     assert code == 0
     assert "oldest turn was dropped" in err
 

@@ -88,6 +88,17 @@ def test_a_stop_string_ends_the_text_and_the_request(llm: LLM) -> None:
     assert not llm.engine.engine.has_work
 
 
+def test_stop_strings_end_each_of_n_continuations_by_itself(llm: LLM) -> None:
+    """The engine goes on with those that ended until all have: what still comes of them is nobody's."""
+    for seed in range(6):
+        params = SamplingParams(n=6, max_tokens=60, seed=seed, ignore_eos=True, stop=("a", "e", "7"))
+        output = llm.generate("abc", params)[0]
+        assert all(not {"a", "e", "7"} & set(c.text) for c in output.outputs)
+        assert {c.finish_reason for c in output.outputs} <= {"stop", "length"}
+        assert output.num_cached_tokens == 0, "that the others fork from the first is no hit"
+        assert not llm.engine.engine.has_work
+
+
 def test_a_stop_token_ends_the_text_and_is_kept_in_the_ids(llm: LLM) -> None:
     whole = ids_of(llm.generate("abc", GREEDY))[0]
     token = whole[3]
@@ -151,6 +162,8 @@ def test_max_tokens_is_cut_to_the_context(llm: LLM) -> None:
         (["a", "b"], [GREEDY], "one each"),
         ({"text": "a"}, GREEDY, "prompt_token_ids"),
         (7, GREEDY, "neither text"),
+        ("\ud800", GREEDY, "surrogate"),
+        ({"prompt": 7}, GREEDY, "not a string"),
         ([["a"]], GREEDY, "neither text"),
         ("a", SamplingParams(temperature=-1.0), "temperature"),
         ("a", SamplingParams(stop=("x",), detokenize=False), "detokenize"),

@@ -87,6 +87,10 @@ def test_what_cannot_be_done_is_said(server: LiveServer, tmp_path: Path) -> None
     assert change(server, "unload", lora_name="nobody")[0] == 404
     status, why = change(server, "load", lora_name="mine", lora_path=str(tmp_path / "missing"))
     assert status == 400 and "adapter_config.json" in why
+    (tmp_path / "odd" / "adapter_config.json").mkdir(parents=True)
+    for path in ("~nobody-of-that-name/x", "\0", str(tmp_path / "odd")):
+        status, why = change(server, "load", lora_name="mine", lora_path=path)
+        assert status == 400 and server.engine.healthy, why
     status, why = change(server, "load", lora_name="pydoc", lora_path="x")
     assert status == 400 and "own name" in why
     assert change(server, "load", lora_name="", lora_path="x")[0] == 400

@@ -11,7 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fake_runner import FakeEngine, golden, next_token, request
 from quire.core.errors import BadRequest
-from quire.core.request import Request
+from quire.core.params import SamplingParams
+from quire.core.plan import Chunk, ChunkResult
+from quire.core.request import Output, Request, TokenLogprob
+from quire.core.sequence import Sequence
+from quire.sched.growth import append
 
 
 def assert_golden(engine: FakeEngine, requests: list[Request]) -> None:
@@ -343,3 +347,15 @@ def test_pool_alone(operations: list[tuple[str, int]]) -> None:
             pool.release(held.pop(value % len(held)))
         pool.check()
         assert pool.num_used == len(set(held))
+
+
+def test_a_sibling_that_computes_the_prompt_again_scores_nothing() -> None:
+    """With windows the last row of every chunk has logits, and so a score, whoever wanted it."""
+    wanted = Request(id="r", prompt=(1, 2, 3), params=SamplingParams(n=2, prompt_logprobs=0), seed=0, arrival=0.0)
+    for index in (0, 1):
+        seq, output = Sequence(wanted, index), Output(request_id="r", index=index)
+        for start, found in ((0, ([], [TokenLogprob(2, -1.0, 1), TokenLogprob(3, -1.0, 1)])), (2, ([7], []))):
+            tokens, scores = found
+            append(Chunk(seq, start, 1, 1), ChunkResult(tokens, [], scores), output, 0.0, 48)
+        assert output.tokens == [7]
+        assert output.prompt_logprobs is None if index else len(output.prompt_logprobs or ()) == 2

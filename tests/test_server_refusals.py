@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -263,6 +264,7 @@ def test_models_routes_and_methods(server: LiveServer) -> None:
     wrong = server.http.get("/v1/completions")
     assert wrong.status_code == 405 and wrong.headers["allow"] == "POST"
     assert wrong.json()["error"]["code"] == "method_not_allowed"
+    assert server.http.head("/health").status_code == 200 and server.http.head("/v1/completions").status_code == 405
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
         assert server.http.request(method, "/v1/chat/completions").status_code == 405
 
@@ -306,6 +308,12 @@ def test_hosts_and_keys() -> None:
         for key in ("secret", "other"):
             with server.openai(key) as client:
                 assert client.completions.create(model="stub", prompt="a", max_tokens=1).choices
+
+
+def test_an_odd_host_is_no_internal_error() -> None:
+    with live(host="0.0.0.0") as server, socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+        client.sendall(b"GET /nothing HTTP/1.1\r\nHost: [\r\nConnection: close\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 404")
 
 
 def test_a_model_without_template_refuses_chat() -> None:

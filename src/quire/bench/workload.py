@@ -72,5 +72,5 @@ def requests_of(items: list[Item], info: EngineInfo, name: str) -> list[Request]
                 f"{info.max_model_len}; lower --input-len or --output-len"
             )
         params = SamplingParams(temperature=0.0, max_tokens=item.output_tokens, ignore_eos=True, detokenize=False)
-        requests.append(make_request(info, None, item.prompt, params, request_id=f"{name}-{number}", seed=number))
+        requests.append(make_request(info, item.prompt, params, request_id=f"{name}-{number}", seed=number))
     return requests

@@ -77,11 +77,6 @@ class BlockPool:
         block = self._by_key.get(key)
         return block if block is not None and self._tokens[block] == tuple(tokens) else None
 
-    def clear_cache(self) -> None:
-        """Forget all published content."""
-        for block in list(self._by_key.values()):
-            self._forget(block)
-
     def check(self) -> None:
         """Verify free + used = total, link symmetry and the key table; AssertionError names the first violation."""
         seen = set()

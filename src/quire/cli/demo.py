@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 START_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
 STOP_SECONDS = 30.0
-ADDRESS = re.compile(r"serving \S+ on (https?://\S+)")
+ADDRESS = re.compile(r"serving .+ on (https?://\S+)")
 
 QUESTIONS = (
     "What does json.dumps do?",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,7 +50,9 @@ def generate(
         set_model(options, prompts.pop(0))
     config = to_engine(options)
     if not prompts:
-        prompts = [sys.stdin.read()]
+        if sys.stdin.isatty():
+            print("reading the text to continue; Ctrl-D ends it", file=sys.stderr)
+        prompts = [_typed(sys.stdin.read)]
     if not all(prompts):
         raise BadRequest("prompt: is empty; give a text", param="prompt")
     with open_llm(config) as llm:
@@ -136,6 +138,14 @@ def timings(outputs: list[RequestOutput]) -> str:
     )
 
 
+def _typed(read: Callable[[], str]) -> str:
+    """What `read` gives of standard input; `BadRequest` for what is no text."""
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"standard input is not {error.encoding} text: {error.reason}") from None
+
+
 def _lines() -> Iterator[str]:
     """What the user types, or the lines of a pipe; ends at /exit or the end of the input."""
     live = sys.stdin.isatty()
@@ -143,7 +153,7 @@ def _lines() -> Iterator[str]:
         import readline  # noqa: F401  (gives `input` line editing and history)
     while True:
         try:
-            line = (input("> ") if live else input()).strip()
+            line = _typed(lambda: input("> ") if live else input()).strip()
         except EOFError:
             return
         if line in ("/exit", "/quit", "/bye"):

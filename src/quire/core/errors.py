@@ -26,6 +26,12 @@ class BadRequest(QuireError):
     kind = "invalid_request_error"
 
 
+class ContextTooLong(BadRequest):
+    """The prompt, or prompt and `max_tokens` together, exceed what the model or its KV cache can hold."""
+
+    code = "context_length_exceeded"
+
+
 class NotFound(QuireError):
     """A named model, adapter or route does not exist."""
 

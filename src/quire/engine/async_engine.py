@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
@@ -270,7 +271,8 @@ class AsyncEngine:
         self.metrics.steps.in_flight = self._sequences
         self.metrics.request_end(request)
         if abort and self._failure is None:
-            self._client.abort(request.id)
+            with contextlib.suppress(EngineFailure):  # it has just died, which the reader is about to find out
+                self._client.abort(request.id)
 
     def _read(self) -> None:
         assert self._loop is not None

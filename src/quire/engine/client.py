@@ -79,10 +79,6 @@ class ChangeAdapter(msgspec.Struct, tag="change_adapter", frozen=True):
     folder: str
 
 
-class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
-    """Edge to engine: stop at once."""
-
-
 class Loading(msgspec.Struct, tag="loading", frozen=True):
     """Engine to edge: progress of the load, in bytes."""
 
@@ -121,7 +117,7 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     exit_code: int
 
 
-ToEngine = Submit | Abort | Shutdown | ChangeAdapter
+ToEngine = Submit | Abort | ChangeAdapter
 FromEngine = Loading | Ready | StepReport | Failed
 
 

@@ -135,6 +135,8 @@ class Engine:
                 self._unload_adapter(change.name)
         except QuireError as failure:
             error = failure.message
+        except Exception as failure:  # whatever lies in that folder, the requests of others go on
+            error = f"{change.folder}: cannot be read as an adapter: {type(failure).__name__}: {failure}"
         return AdapterChanged(change.name, self.adapters, error)
 
     def _unload_adapter(self, name: str) -> None:
@@ -172,9 +174,12 @@ class Engine:
         self.generation_tokens += made
         self.prompt_tokens += sum(c.seq.prompt_tokens(c.start, c.start + c.count) for c in plan.chunks)
         self.step_seconds = time.perf_counter() - started
-        if not self.has_work:
-            self.pool.check()
         return outputs
+
+    def check(self) -> None:
+        """Verify the account of blocks; it takes milliseconds, so call it when idle. AssertionError if it is wrong."""
+        self.pool.check()
+        assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
     def _launch(self) -> tuple[StepPlan, Callable[[], list[ChunkResult]]]:
         plan = self.scheduler.plan()

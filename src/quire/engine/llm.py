@@ -18,7 +18,7 @@ from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
 from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.progress import counting_bar, loading_bar
-from quire.engine.requests import Seeds, make_request, room
+from quire.engine.requests import Seeds, ids_of_words, make_request, room
 from quire.model.checkpoint import resolve
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -245,11 +245,11 @@ class LLM:
         tokenizer = self.get_tokenizer() if params.detokenize or params.bad_words else None
         request = make_request(
             self.info,
-            tokenizer,
             ids,
             params,
             request_id=secrets.token_hex(8),
             seed=self._seeds.next(),
+            bad_words_ids=ids_of_words(tokenizer, params.bad_words) if tokenizer is not None else (),
             priority=priority,
             adapter=adapter,
         )
@@ -258,11 +258,7 @@ class LLM:
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         """(text or None, token ids) of one prompt."""
         if isinstance(prompt, Mapping):
-            unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids"})
-            if unknown or not prompt:
-                raise BadRequest(f"prompt: need prompt or prompt_token_ids, not {unknown}", param="prompt")
-            ids = prompt.get("prompt_token_ids")
-            text = prompt.get("prompt")
+            text, ids = _fields(prompt)
             return (text, ids) if ids is not None else self._tokens(text or "")
         if isinstance(prompt, str):
             return prompt, self.get_tokenizer().encode(prompt)
@@ -282,6 +278,8 @@ class LLM:
                 if report is None:
                     raise EngineFailure(f"the engine stopped with {len(live)} requests unfinished")
                 for output in report.outputs:
+                    if output.request_id not in live:
+                        continue  # a sequence that a stop string ended goes on until its siblings have ended
                     number, builder = live[output.request_id]
                     if output.finish_reason in ("error", "abort"):
                         raise EngineFailure(f"prompt {number}: {output.error or output.finish_reason}")
@@ -314,6 +312,17 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         if not good:
             raise BadRequest(f"prompts: {item!r:.80} is neither text, token ids nor a dict", param="prompts")
     return items
+
+
+def _fields(prompt: Mapping[str, Any]) -> tuple[str | None, Sequence[int] | None]:
+    """(text, token ids) of a prompt given as a dict; one may be None."""
+    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids"})
+    if unknown or not prompt:
+        raise BadRequest(f"prompt: need prompt or prompt_token_ids, not {unknown}", param="prompt")
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if ids is None and not isinstance(text, str):
+        raise BadRequest(f"prompt: a {type(text).__name__} is not a string", param="prompt")
+    return text, ids
 
 
 def _conversations(messages: Any) -> list[Sequence[Message]]:

@@ -104,7 +104,8 @@ class RequestBuilder:
     def push(self, output: Output) -> str:
         """Take new tokens of one continuation; returns the text they add."""
         target = self.outputs[output.index]
-        self._cached = max(self._cached, output.cached_tokens)
+        if output.index == 0:  # the others fork from it, and count its prompt as found
+            self._cached = max(self._cached, output.cached_tokens)
         if output.finish_reason is not None:
             self.engine_done += 1
         if output.timing is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,14 +23,10 @@ from quire.engine.client import (
     FromEngine,
     Loading,
     Ready,
-    Shutdown,
     StepReport,
     Submit,
     ToEngine,
 )
-
-SHUTDOWN_SECONDS = 2.0
-MAX_FRAME = 64 << 20
 
 
 class ProcessEngine:
@@ -38,22 +34,13 @@ class ProcessEngine:
 
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
         config.validate()
-        self._directory = tempfile.mkdtemp(prefix="quire-")  # mode 0700: only this user can connect
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._to = context.socket(zmq.PUSH)
         self._from = context.socket(zmq.PULL)
-        self._from.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
-        for socket in (self._to, self._from):
-            socket.set_hwm(0)
-            socket.setsockopt(zmq.LINGER, 0)
-        inbox, outbox = f"ipc://{self._directory}/to", f"ipc://{self._directory}/from"
-        self._to.bind(inbox)
-        self._from.bind(outbox)
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "quire.engine.worker", inbox, outbox], stdin=subprocess.PIPE
-        )
+        self._directory = tempfile.mkdtemp(prefix="quire-")  # mode 0700: only this user can connect
+        self._process = self._start()
         self._closed = False
         try:
             assert self._process.stdin is not None
@@ -63,6 +50,20 @@ class ProcessEngine:
         except BaseException:
             self.close()
             raise
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """The process, in a session of its own: what Ctrl-C means is decided here, and it must not die of it."""
+        inbox, outbox = f"ipc://{self._directory}/to", f"ipc://{self._directory}/from"
+        try:
+            for socket, address in ((self._to, inbox), (self._from, outbox)):
+                socket.set_hwm(0)
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.bind(address)
+        except zmq.ZMQError as error:
+            self._clean_up()
+            raise ConfigError(f"{self._directory}: no socket can be made there: {error}; set TMPDIR") from None
+        command = [sys.executable, "-m", "quire.engine.worker", inbox, outbox]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     @property
     def info(self) -> EngineInfo:
@@ -91,20 +92,17 @@ class ProcessEngine:
         raise EngineFailure(f"unexpected message {type(message).__name__} from the engine")
 
     def close(self) -> None:
-        """Stop the process, by force after two seconds, and remove the sockets."""
+        """Kill the process, which has nothing to save, and remove the sockets."""
         if self._closed:
             return
         self._closed = True
-        if self._process.poll() is None:
-            with contextlib.suppress(zmq.Again):  # a process that is just ending has no ear any more
-                self._to.send(self._encode(Shutdown()), zmq.NOBLOCK)
-        try:
-            self._process.wait(SHUTDOWN_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
         self._to.close()
         self._from.close()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -112,7 +110,10 @@ class ProcessEngine:
     def _send(self, message: ToEngine) -> None:
         if self._closed or self._process.poll() is not None:
             raise EngineFailure("the engine process is not running")
-        self._to.send(self._encode(message), zmq.NOBLOCK)
+        try:
+            self._to.send(self._encode(message), zmq.NOBLOCK)
+        except zmq.Again:  # its end of the socket closes a moment before it has ended
+            raise EngineFailure("the engine process is not listening") from None
 
     def _receive(self, timeout: float) -> FromEngine | None:
         if self._from.poll(int(timeout * 1000)):
@@ -121,7 +122,7 @@ class ProcessEngine:
         code = self._process.poll()
         # A last message may still be under way when the process has already ended.
         if code is not None and not self._from.poll(100):
-            raise EngineFailure(f"the engine process ended with exit code {code}")
+            raise EngineFailure(f"the engine process {_end_of(code)}")
         return None
 
     def _wait_until_loaded(self, progress: LoadProgress | None) -> EngineInfo:
@@ -133,6 +134,14 @@ class ProcessEngine:
                 progress(message.done, message.total, message.what)
             if isinstance(message, Failed):
                 raise _error_of(message)
+
+
+def _end_of(code: int) -> str:
+    """How a process ended, by the code that `Popen` gives."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = " (Linux does that when memory runs out; its log, dmesg, tells)" if -code == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
 
 
 def _error_of(failed: Failed) -> QuireError:

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quire.core.errors import BadRequest
+from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.client import EngineInfo
 from quire.text.tokenizer import Tokenizer
+
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 256
 
 
 class Seeds:
@@ -36,55 +39,48 @@ def held(info: EngineInfo, prompt_tokens: int) -> int:
     return -(-prompt_tokens // info.block_size) * info.block_size + 1
 
 
-def check_scoring(info: EngineInfo, params: SamplingParams) -> None:
-    """`BadRequest` when log-probabilities of the prompt are wanted of a model that does not predict it."""
-    if info.encoder_decoder and params.prompt_logprobs is not None:
-        raise BadRequest(
-            "prompt_logprobs: this model's prompt is read by an encoder, which predicts nothing",
-            param="prompt_logprobs",
-        )
-
-
-def room(info: EngineInfo, prompt_tokens: int) -> int:
-    """How many tokens can follow a prompt; `BadRequest` when none can."""
+def room(info: EngineInfo, prompt_tokens: int, param: str = "prompt") -> int:
+    """How many tokens can follow a prompt, which came as the field `param`; `BadRequest` when none can."""
     if prompt_tokens == 0:
-        raise BadRequest("prompt: must have at least one token", param="prompt")
+        raise BadRequest(f"{param}: must have at least one token", param=param)
     left = info.max_model_len - held(info, prompt_tokens)
     if left < 1:
-        raise BadRequest(
-            f"prompt: has {prompt_tokens} tokens, but the context holds {info.max_model_len} and one must be left to "
+        raise ContextTooLong(
+            f"{param}: has {prompt_tokens} tokens, but the context holds {info.max_model_len} and one must be left to "
             "generate",
-            param="prompt",
+            param=param,
         )
     return left
 
 
 def make_request(
     info: EngineInfo,
-    tokenizer: Tokenizer | None,
     prompt: Sequence[int],
     params: SamplingParams,
     *,
     request_id: str,
     seed: int,
+    bad_words_ids: tuple[tuple[int, ...], ...] = (),
     priority: int = 0,
     adapter: str = "",
 ) -> Request:
     """Check lengths, ranges and token ids, and fix what the engine must not have to find out.
 
-    `max_tokens` is cut to what the context leaves. `seed` is used when `params` has none. The tokenizer is needed for
-    `bad_words` only. Raises `BadRequest` naming the field.
+    `max_tokens` is cut to what the context leaves. `seed` is used when `params` has none. Raises `BadRequest` naming
+    the field.
     """
     params.validate(info.vocab_size)
     limit = room(info, len(prompt))
-    strange = next((t for t in prompt if not 0 <= t < info.vocab_size), None)
-    if strange is not None:
+    if min(prompt) < 0 or max(prompt) >= info.vocab_size:
+        strange = next(t for t in prompt if not 0 <= t < info.vocab_size)
         raise BadRequest(f"prompt: token id {strange} is not in [0, {info.vocab_size})", param="prompt")
-    check_scoring(info, params)
+    if info.encoder_decoder and params.prompt_logprobs is not None:
+        raise BadRequest(
+            "prompt_logprobs: this model's prompt is read by an encoder, which predicts nothing",
+            param="prompt_logprobs",
+        )
     if params.stop and not params.detokenize:
         raise BadRequest("stop: stop strings need detokenize", param="stop")
-    if params.bad_words and tokenizer is None:
-        raise BadRequest("bad_words: needs the model's tokenizer, which was not loaded", param="bad_words")
     if params.max_tokens is None or params.max_tokens > limit:
         params = msgspec.structs.replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
     return Request(
@@ -94,14 +90,18 @@ def make_request(
         seed=params.seed if params.seed is not None else seed,
         arrival=time.monotonic(),
         eos_token_ids=info.eos_token_ids,
-        bad_words_ids=bad_words_ids(tokenizer, params.bad_words) if tokenizer is not None else (),
+        bad_words_ids=bad_words_ids,
         priority=priority,
         adapter=adapter,
     )
 
 
-def bad_words_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is written at the start of a text and after a space."""
+def ids_of_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is written at the start of a text and after a space; `BadRequest` when they are too many."""
+    if len(words) > MAX_BAD_WORDS or not all(0 < len(w) <= MAX_BAD_WORD_CHARS for w in words):
+        raise BadRequest(
+            f"bad_words: at most {MAX_BAD_WORDS} words of 1 to {MAX_BAD_WORD_CHARS} characters", param="bad_words"
+        )
     forms = [form for word in words for form in (word, " " + word.lstrip())]
     ids = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms)
     return tuple(dict.fromkeys(i for i in ids if i))

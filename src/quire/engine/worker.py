@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from typing import NoReturn
 
 import msgspec
 import zmq
@@ -26,7 +27,6 @@ from quire.engine.client import (
     FromEngine,
     Loading,
     Ready,
-    Shutdown,
     StepReport,
     Submit,
     ToEngine,
@@ -62,8 +62,8 @@ class Worker:
             self._reported = now
             self.send(Loading(done, total, what))
 
-    def receive(self, engine: Engine, timeout_ms: int) -> list[Output] | None:
-        """Apply all waiting messages; returns refusals, or None when told to stop."""
+    def receive(self, engine: Engine, timeout_ms: int) -> list[Output]:
+        """Apply all waiting messages; returns refusals."""
         refused = []
         while self.inbox.poll(timeout_ms):
             timeout_ms = 0
@@ -76,18 +76,17 @@ class Worker:
                 engine.abort(message.request_id)
             elif isinstance(message, ChangeAdapter):
                 self.send(StepReport([], engine.stats(), (engine.change_adapter(message),)))
-            elif isinstance(message, Shutdown):
-                return None
         return refused
 
-    def loop(self, engine: Engine) -> None:
+    def loop(self, engine: Engine) -> NoReturn:
         """Step while there is work, wait for messages otherwise. Also reports after an abort, so that gauges fall."""
         while True:
-            outputs = self.receive(engine, 0 if engine.has_work else IDLE_WAIT_MS)
-            if outputs is None:
-                return
+            idle = not engine.has_work
+            outputs = self.receive(engine, IDLE_WAIT_MS if idle else 0)
             if engine.has_work:
                 outputs += engine.step()
+            elif idle:
+                engine.check()
             self.send(StepReport(outputs, engine.stats()))
 
 
@@ -101,8 +100,11 @@ def die_with_parent() -> None:
 
 def main(inbox: str, outbox: str) -> int:
     """Load, serve, and report a failure as a message; the exit code is that of the error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what it means.
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # systemd sends it to us too, while the parent still drains
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0  # the parent left while we were starting
+    config = msgspec.json.decode(line, type=EngineConfig)
     threading.Thread(target=die_with_parent, daemon=True).start()
     worker = Worker(inbox, outbox)
     try:
@@ -116,7 +118,6 @@ def main(inbox: str, outbox: str) -> int:
         traceback.print_exc()
         worker.send(Failed(f"the engine failed: {type(error).__name__}: {error}", "engine_error", 1))
         return 1
-    return 0
 
 
 if __name__ == "__main__":

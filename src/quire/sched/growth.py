@@ -10,13 +10,14 @@ from quire.core.sequence import Sequence
 def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longest: int) -> FinishReason | None:
     """Append new tokens up to the first that ends the sequence, and fill `output`. `longest`: tokens it may have."""
     seq = chunk.seq
-    if seq.request.params.prompt_logprobs is not None:
+    scored = seq.request.params.prompt_logprobs is not None and seq.index == 0
+    if scored:
         seq.prompt_logprobs += result.prompt_logprobs[max(0, len(seq.prompt_logprobs) - chunk.start) :]
     reason: FinishReason | None = None
     for token in result.tokens:
         if not output.tokens and len(seq.tokens) == seq.prompt_len:
             seq.first_token = now
-            if seq.request.params.prompt_logprobs is not None:
+            if scored:
                 output.prompt_logprobs = seq.prompt_logprobs
         seq.tokens.append(token)
         output.tokens.append(token)

@@ -11,20 +11,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
+from quire.core.params import MAX_LOGPROBS
 from quire.core.request import TokenLogprob
 from quire.server.body import read_struct
 from quire.server.convert import (
     build_requests,
     check_fields,
-    check_logprobs,
-    context_limit,
     new_id,
     sampling_params,
     token_limit,
 )
 from quire.server.generation import Generation, Piece, cancel_on_disconnect
 from quire.server.logprobs import LogprobWriter
-from quire.server.prompts import encode_chat, require_tokens, truncate
+from quire.server.prompts import encode_chat, truncate
 from quire.server.protocol import ChatCompletionRequest
 from quire.server.replies import (
     ChatChoice,
@@ -67,7 +66,8 @@ async def create_chat_completion(service: Service, request: Request) -> Response
 
 
 def _check(body: ChatCompletionRequest) -> None:
-    check_logprobs("top_logprobs", body.top_logprobs)
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+        raise BadRequest(f"top_logprobs: must lie in [0, {MAX_LOGPROBS}]", param="top_logprobs")
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs: needs logprobs true", param="top_logprobs")
     if body.add_special_tokens:
@@ -78,28 +78,18 @@ def _check(body: ChatCompletionRequest) -> None:
 
 async def _submit(service: Service, body: ChatCompletionRequest, arrival: float) -> Generation:
     info = service.engine.info
-    limit = context_limit(info)
-    prompt = truncate(await encode_chat(service, body), body.truncate_prompt_tokens, limit)
-    require_tokens(prompt, limit, "messages")
+    prompt = truncate(await encode_chat(service, body), body.truncate_prompt_tokens, info.max_model_len)
     asked, name = body.max_completion_tokens, "max_completion_tokens"
     if asked is None:
         asked, name = body.max_tokens, "max_tokens"
     params = sampling_params(
         body,
         service.defaults,
-        max_tokens=token_limit(asked, service.defaults.get("max_tokens"), len(prompt), info, name),
+        max_tokens=token_limit(info, len(prompt), "messages", asked, name, service.defaults.get("max_tokens")),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         vocab_size=info.vocab_size,
     )
-    requests = build_requests(
-        body,
-        [prompt],
-        [params],
-        info=info,
-        tokenizer=service.tokenizer,
-        arrival=arrival,
-        draw_seed=service.draw_seed,
-    )
+    requests = await build_requests(service, body, [prompt], [params], arrival)
     return Generation(service.engine, service.tokenizer, requests)
 
 

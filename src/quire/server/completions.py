@@ -16,15 +16,13 @@ from quire.server.convert import (
     COMPLETION_MAX_TOKENS,
     build_requests,
     check_fields,
-    check_logprobs,
-    context_limit,
     new_id,
     sampling_params,
     token_limit,
 )
 from quire.server.generation import Generation, Piece, cancel_on_disconnect
 from quire.server.logprobs import LogprobWriter
-from quire.server.prompts import encode_prompts, require_tokens, truncate
+from quire.server.prompts import encode_prompts, truncate
 from quire.server.protocol import CompletionRequest
 from quire.server.replies import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
 from quire.server.service import Service
@@ -40,7 +38,6 @@ async def create_completion(service: Service, request: Request) -> Response:
     refuse_unbuilt(body, built=frozenset({"echo"}))
     service.check_model(body.model)
     check_fields(body, options.scheduling_policy)
-    check_logprobs("logprobs", body.logprobs)
     generation = await _submit(service, body, arrival)
     writer = _Writer(service, body, generation)
     if body.stream:
@@ -56,15 +53,13 @@ async def create_completion(service: Service, request: Request) -> Response:
 
 async def _submit(service: Service, body: CompletionRequest, arrival: float) -> Generation:
     info = service.engine.info
-    limit = context_limit(info)
     prompts = await encode_prompts(service, body.prompt, body.add_special_tokens is not False)
     echo_only = bool(body.echo) and body.max_tokens == 0
     params = []
     for i, ids in enumerate(prompts):
-        prompts[i] = ids = truncate(ids, body.truncate_prompt_tokens, limit)
-        require_tokens(ids, limit, "prompt")
+        prompts[i] = ids = truncate(ids, body.truncate_prompt_tokens, info.max_model_len)
         asked = 1 if echo_only else body.max_tokens
-        max_tokens = token_limit(asked, COMPLETION_MAX_TOKENS, len(ids), info, "max_tokens")
+        max_tokens = token_limit(info, len(ids), "prompt", asked, "max_tokens", COMPLETION_MAX_TOKENS)
         param = sampling_params(
             body, service.defaults, max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=info.vocab_size
         )
@@ -72,15 +67,7 @@ async def _submit(service: Service, body: CompletionRequest, arrival: float) -> 
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             param = msgspec.structs.replace(param, prompt_logprobs=wanted)
         params.append(param)
-    requests = build_requests(
-        body,
-        prompts,
-        params,
-        info=info,
-        tokenizer=service.tokenizer,
-        arrival=arrival,
-        draw_seed=service.draw_seed,
-    )
+    requests = await build_requests(service, body, prompts, params, arrival)
     return Generation(service.engine, service.tokenizer, requests)
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from quire.core.errors import BadRequest
-from quire.core.params import MAX_LOGPROBS, SamplingParams
+import msgspec
+
+from quire.core.errors import BadRequest, ContextTooLong
+from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.client import EngineInfo
-from quire.engine.requests import bad_words_ids, check_scoring, held
-from quire.server.errors import ContextTooLong
+from quire.engine.requests import ids_of_words, make_request, room
+from quire.server.body import off_loop
 from quire.server.protocol import SamplingFields
-from quire.text.tokenizer import Tokenizer
+from quire.server.service import Service
 
 COMPLETION_MAX_TOKENS = 16
-MAX_BAD_WORDS = 256
-MAX_BAD_WORD_CHARS = 256
 MAX_NAME = 256
 
 _PLAIN = (
@@ -28,34 +28,21 @@ _PLAIN = (
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 
 
-def sampling_defaults(info: EngineInfo, generation_config: str) -> dict[str, Any]:
-    """The model's own sampling defaults (its generation_config.json), or none for "vllm": then they are vLLM's."""
-    if generation_config == "vllm":
-        return {}
-    return {k: v for k, v in info.generation_defaults.items() if k in SamplingParams.__struct_fields__}
+def token_limit(
+    info: EngineInfo, prompt_len: int, param: str, asked: int | None, field: str, fallback: int | None
+) -> int:
+    """How many tokens may follow the prompt, which came as `param`: `asked` if it fits, else refused.
 
-
-def context_limit(info: EngineInfo) -> int:
-    """Tokens one sequence can have at most: the model's context, or all of the KV cache if that is smaller."""
-    return min(info.max_model_len, info.num_blocks * info.block_size)
-
-
-def token_limit(asked: int | None, fallback: int | None, prompt_len: int, info: EngineInfo, field: str) -> int:
-    """How many tokens may follow the prompt: `asked` if it fits, else refused; `fallback` is only a wish."""
-    limit = context_limit(info)
-    taken = held(info, prompt_len)
-    room = limit - taken
-    if room < 1:
-        raise ContextTooLong(
-            f"prompt: has {prompt_len} tokens, but the context holds {limit} and one must be left to generate",
-            param="prompt",
-        )
+    `fallback` is only a wish. `field` is the name under which it was asked for.
+    """
+    left = room(info, prompt_len, param)
     if asked is None:
-        return room if fallback is None else min(fallback, room)
-    if asked > room:
+        return left if fallback is None else min(fallback, left)
+    if asked > left:
+        limit = info.max_model_len
         raise ContextTooLong(
-            f"{field}: {prompt_len} prompt tokens and {field} {asked} make {taken + asked}, "
-            f"but the context holds {limit} tokens; at most {room} can follow",
+            f"{field}: {prompt_len} prompt tokens and {field} {asked} make {limit - left + asked}, "
+            f"but the context holds {limit} tokens; at most {left} can follow",
             param=field,
         )
     return asked
@@ -64,7 +51,7 @@ def token_limit(asked: int | None, fallback: int | None, prompt_len: int, info: 
 def sampling_params(
     body: SamplingFields, defaults: dict[str, Any], *, max_tokens: int, logprobs: int | None, vocab_size: int
 ) -> SamplingParams:
-    """The sampling part of a request; raises `BadRequest` naming the field."""
+    """The sampling part of a request, its ranges not checked yet; raises `BadRequest` naming the field."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise BadRequest("best_of: only best_of equal to n is offered", param="best_of")
     given = {name: getattr(body, name) for name in _PLAIN if getattr(body, name) is not None}
@@ -76,9 +63,7 @@ def sampling_params(
             given[name] = value if isinstance(value, str) else tuple(value)
     if body.prompt_logprobs is not None and body.stream:
         raise BadRequest("prompt_logprobs: not offered with stream", param="prompt_logprobs")
-    params = SamplingParams(**(defaults | given | {"max_tokens": max_tokens, "logprobs": logprobs}))
-    params.validate(vocab_size)
-    return params
+    return SamplingParams(**(defaults | given | {"max_tokens": max_tokens, "logprobs": logprobs}))
 
 
 def check_fields(body: SamplingFields, scheduling_policy: str) -> None:
@@ -97,17 +82,6 @@ def check_fields(body: SamplingFields, scheduling_policy: str) -> None:
             raise BadRequest(f"{name}: must have 1 to {MAX_NAME} characters", param=name)
     if body.request_id is not None and not body.request_id.isprintable():
         raise BadRequest("request_id: must be printable", param="request_id")
-    words = body.bad_words or ()
-    if len(words) > MAX_BAD_WORDS or not all(0 < len(w) <= MAX_BAD_WORD_CHARS for w in words):
-        raise BadRequest(
-            f"bad_words: at most {MAX_BAD_WORDS} words of 1 to {MAX_BAD_WORD_CHARS} characters", param="bad_words"
-        )
-
-
-def check_logprobs(name: str, value: int | None) -> None:
-    """`value` top log-probabilities per token can be had."""
-    if value is not None and not 0 <= value <= MAX_LOGPROBS:
-        raise BadRequest(f"{name}: must lie in [0, {MAX_LOGPROBS}]", param=name)
 
 
 def new_id(prefix: str, body: SamplingFields) -> str:
@@ -115,33 +89,27 @@ def new_id(prefix: str, body: SamplingFields) -> str:
     return f"{prefix}-{body.request_id or secrets.token_hex(16)}"
 
 
-def build_requests(
+async def build_requests(
+    service: Service,
     body: SamplingFields,
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
-    *,
-    info: EngineInfo,
-    tokenizer: Tokenizer,
     arrival: float,
-    draw_seed: Callable[[], int],
 ) -> list[Request]:
     """One engine request per prompt. Ids are drawn here, so a client's own id can never collide in the engine."""
-    for param in params:
-        check_scoring(info, param)
-    eos = info.eos_token_ids
-    banned = bad_words_ids(tokenizer, body.bad_words or ())
-    return [
-        Request(
-            id=secrets.token_hex(12),
-            prompt=tuple(prompt),
-            params=param,
-            seed=param.seed if param.seed is not None else draw_seed(),
-            arrival=arrival,
-            eos_token_ids=eos,
+    info, words = service.engine.info, body.bad_words or ()
+    banned = await off_loop(2 * sum(map(len, words)), ids_of_words, service.tokenizer, words)
+    requests = (
+        make_request(
+            info,
+            prompt,
+            param,
+            request_id=secrets.token_hex(12),
+            seed=service.draw_seed() if param.seed is None else param.seed,
             bad_words_ids=banned,
             priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
             adapter=body.model if body.model in info.adapters else "",
         )
         for prompt, param in zip(prompts, params, strict=True)
-    ]
+    )
+    return [msgspec.structs.replace(r, arrival=arrival, cache_salt=body.cache_salt or "") for r in requests]

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quire.core.errors import BadRequest, NotFound, Overloaded, QuireError, Unavailable
+from quire.core.errors import NotFound, Overloaded, QuireError, Unavailable
 
 RETRY_AFTER_UNAVAILABLE = 5
 
@@ -27,12 +27,6 @@ class HttpError(QuireError):
         self.status = status
         self.kind = _KINDS.get(status, "invalid_request_error")
         self.code = code
-
-
-class ContextTooLong(BadRequest):
-    """The prompt, or prompt and `max_tokens` together, exceed what the model or its KV cache can hold."""
-
-    code = "context_length_exceeded"
 
 
 class ModelNotFound(NotFound):

@@ -52,7 +52,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if any(not key for key in self.api_key):
             raise ConfigError("--api-key must not be empty", param="api_key")
-        if self.shutdown_timeout < 0:
+        if not self.shutdown_timeout >= 0:
             raise ConfigError("--shutdown-timeout must not be negative", param="shutdown_timeout")
+        for name in ("body_timeout", "header_timeout", "write_timeout", "keep_alive_timeout", "stall_timeout"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be more than 0 seconds", param=name)
         if self.max_body_bytes < 1024:
             raise ConfigError("--max-body-bytes must be at least 1024", param="max_body_bytes")

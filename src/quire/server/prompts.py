@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.server.body import LARGE, off_loop
-from quire.server.errors import ContextTooLong
+from quire.server.body import off_loop
 from quire.server.protocol import ChatBody, Message, Prompt
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
@@ -16,37 +15,34 @@ from quire.server.unbuilt import refuse_unbuilt
 TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "thinking_budget", "date_string"})
 """What `chat_template_kwargs` may set: plain switches of known templates, nothing that names a file or a function."""
 
-_BYTES_PER_TOKEN = 4  # of the int lists that count toward `LARGE`
+_CALL = 256  # bytes of text that take as long as a call of the tokenizer
 
 
 async def encode_prompts(service: Service, prompt: Prompt, add_special_tokens: bool) -> list[list[int]]:
     """The prompts of a completions request: one or many, as texts or as token ids."""
     if isinstance(prompt, str):
-        return [await _encode_text(service, prompt, add_special_tokens)]
+        return await _encode_texts(service, [prompt], add_special_tokens)
     if not prompt:
         raise BadRequest("prompt: must not be empty", param="prompt")
     if len(prompt) > service.engine.info.max_num_queued_reqs and not isinstance(prompt[0], int):
         raise BadRequest(f"prompt: a list of {len(prompt)} prompts is longer than this server's queue", param="prompt")
-    if all(isinstance(item, int) for item in prompt):
-        return [_checked_ids(service, prompt, "prompt")]
-    if all(isinstance(item, str) for item in prompt):
-        return [await _encode_text(service, str(text), add_special_tokens) for text in prompt]
-    if all(isinstance(item, list) for item in prompt):
-        return [_checked_ids(service, item, f"prompt[{i}]") for i, item in enumerate(prompt)]
+    given: list[Any] = prompt
+    if all(isinstance(item, int) for item in given):
+        return [given]
+    if all(isinstance(item, str) for item in given):
+        return await _encode_texts(service, given, add_special_tokens)
+    if all(isinstance(item, list) for item in given):
+        return list(given)
     raise BadRequest(
         "prompt: a list must hold only strings, only token ids, or only lists of token ids", param="prompt"
     )
 
 
-async def _encode_text(service: Service, text: str, add_special_tokens: bool) -> list[int]:
-    return await off_loop(len(text), service.tokenizer.encode, text, add_special_tokens)
+async def _encode_texts(service: Service, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+    def encode() -> list[list[int]]:
+        return [service.tokenizer.encode(text, add_special_tokens) for text in texts]
 
-
-def _checked_ids(service: Service, ids: Any, where: str) -> list[int]:
-    vocab = service.engine.info.vocab_size
-    if not all(0 <= token < vocab for token in ids):
-        raise BadRequest(f"{where}: token ids must lie in [0, {vocab}) for this model", param="prompt")
-    return list(ids)
+    return await off_loop(sum(_CALL + len(text) for text in texts), encode)
 
 
 def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
@@ -56,17 +52,6 @@ def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
     if keep != -1 and not 1 <= keep <= limit:
         raise BadRequest(f"truncate_prompt_tokens: must be -1 or lie in [1, {limit}]", param="truncate_prompt_tokens")
     return ids[-(limit - 1 if keep == -1 else keep) :]
-
-
-def require_tokens(ids: list[int], limit: int, param: str) -> None:
-    """A prompt must have a token, and fit the context before anything is allocated for it."""
-    if not ids:
-        raise BadRequest(f"{param}: must have at least one token", param=param)
-    if len(ids) >= limit:
-        raise ContextTooLong(
-            f"{param}: has {len(ids)} tokens, but the context holds {limit} and one must be left to generate",
-            param=param,
-        )
 
 
 async def encode_chat(service: Service, body: ChatBody) -> list[int]:
@@ -83,9 +68,8 @@ async def encode_chat(service: Service, body: ChatBody) -> list[int]:
             "continue_final_message: excludes add_generation_prompt; set that to false", param="continue_final_message"
         )
     kwargs = _template_kwargs(body.chat_template_kwargs or {})
-    size = sum(_size(m) for m in messages) + LARGE * (len(messages) > 64)
     return await off_loop(
-        size,
+        sum(_CALL + _size(m) for m in messages),
         service.template.encode,
         messages,
         add_generation_prompt=not continued if generate is None else generate,
@@ -114,8 +98,10 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
 
 
 def _size(message: dict[str, Any]) -> int:
-    content = message["content"]
-    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+    """Characters of its texts."""
+    texts = (value for value in message.values() if isinstance(value, str))
+    parts = message["content"] if isinstance(message["content"], list) else ()
+    return sum(map(len, texts)) + sum(len(part["text"]) for part in parts)
 
 
 def _template_kwargs(given: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import errno
 import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,12 +29,16 @@ from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("quire.server")
 
-FORCED_EXIT_CODE = 1
-LAST_WORDS_SECONDS = 2  # for the error events of streams that did not finish within the shutdown timeout
+FAILED_EXIT_CODE = 1  # the engine died, or a second signal cut requests off
+BACKLOG = 2048
+LAST_WORDS_SECONDS = 2  # for the errors of requests that were not finished
 
 
 class DrainingServer(uvicorn.Server):
-    """On the first signal new requests are refused (503) while those in flight finish; a second signal ends it now."""
+    """On the first signal new requests are refused (503) while those in flight finish; a second signal ends it now.
+
+    When the engine has died, it ends as soon as the requests in flight have their errors: a supervisor starts it anew.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -44,20 +49,22 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal arrived. It is not raised again after the drain (uvicorn does), so the exit code is ours."""
         if self._service.draining:
-            self.forced = self.should_exit = self.force_exit = True
-            self.config.timeout_graceful_shutdown = 0
+            self.force_exit = self.forced  # the third signal does not even wait for the clients to be told
+            self.forced = True
             return
         self._service.draining = True
         self._deadline = time.monotonic() + self._service.options.shutdown_timeout
-        logger.info("%s: draining %d requests", signal.Signals(sig).name, self._service.active)
+        name, active = signal.Signals(sig).name, self._service.active
+        logger.info("%s: draining %d requests; a second signal ends them at once", name, active)
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True ends the server."""
-        if self._service.draining and self._service.active == 0:
+        service = self._service
+        if service.engine.failure is not None or (service.draining and service.active == 0):
             return True
-        if self._service.draining and time.monotonic() >= self._deadline:
-            logger.warning("%d requests did not finish in time", self._service.active)
-            self._service.engine.fail_all(Unavailable("the server is shutting down and stopped waiting"))
+        if service.draining and (self.forced or time.monotonic() >= self._deadline):
+            logger.warning("%d requests are cut off", service.active)
+            service.engine.fail_all(Unavailable("the server is shutting down and stopped waiting"))
             return True
         return await super().on_tick(counter)
 
@@ -75,6 +82,7 @@ def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
         access_log=options.access_log,
         server_header=False,
         proxy_headers=False,
+        backlog=BACKLOG,
         timeout_keep_alive=int(options.keep_alive_timeout),
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
         ssl_keyfile=options.ssl_keyfile,
@@ -91,20 +99,41 @@ def bind(options: ServerOptions) -> socket.socket:
         sock.bind((options.host, options.port))
     except OSError as error:
         sock.close()
-        where = f"{options.host}:{options.port}"
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"{where} is in use by another program; choose another --port", param="port") from None
-        if error.errno == errno.EACCES:
-            raise ConfigError(f"{where}: not permitted; choose a --port above 1023", param="port") from None
-        raise ConfigError(f"--host {options.host}: {error.strerror or error}", param="host") from None
+        raise _address_error(error, options) from None
     return sock
 
 
+def listen(sock: socket.socket, options: ServerOptions) -> None:
+    """Take connections; `ConfigError` when somebody else, who had bound the address too, listens by now."""
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise _address_error(error, options) from None
+
+
+def _address_error(error: OSError, options: ServerOptions) -> ConfigError:
+    where = f"{options.host}:{options.port}"
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(f"{where} is in use by another program; choose another --port", param="port")
+    if error.errno == errno.EACCES:
+        return ConfigError(f"{where}: not permitted; choose a --port above 1023", param="port")
+    return ConfigError(f"--host {options.host}: {error.strerror or error}", param="host")
+
+
 def _check_tls(options: ServerOptions) -> None:
+    if options.ssl_certfile is None:
+        return
     for name in ("ssl_keyfile", "ssl_certfile"):
-        path = getattr(options, name)
-        if path is not None and not Path(path).is_file():
-            raise ConfigError(f"--{name.replace('_', '-')} {path}: no such file", param=name)
+        if not Path(getattr(options, name)).is_file():
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: no such file", param=name)
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"--ssl-certfile {options.ssl_certfile} and --ssl-keyfile {options.ssl_keyfile}: not a certificate and its "
+            f"key, both in PEM: {error.strerror or error}",
+            param="ssl_certfile",
+        ) from None
 
 
 def _tokenizer_folder(config: EngineConfig, model_folder: str) -> Path:
@@ -118,7 +147,7 @@ def _tokenizer_folder(config: EngineConfig, model_folder: str) -> Path:
 
 
 def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[EngineConfig], EngineClient]) -> int:
-    """Serve until a signal; the exit code. `start_engine` returns a client whose model is loaded.
+    """Serve until a signal; the exit code, 1 when the engine died. `start_engine` returns a client, its model loaded.
 
     Raises `ConfigError` for an address that cannot be had and whatever `start_engine` raises, before anything listens.
     """
@@ -148,9 +177,10 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
     server = DrainingServer(uvicorn_config(app, options), app.state.service)
     scheme = "https" if options.ssl_certfile else "http"
     host, port = sock.getsockname()[:2]
+    listen(sock, options)
     logger.info("serving %s on %s://%s:%d", info.served_name, scheme, f"[{host}]" if ":" in host else host, port)
     try:
         server.run(sockets=[sock])
     finally:
         engine.close()
-    return FORCED_EXIT_CODE if server.forced else 0
+    return FAILED_EXIT_CODE if server.forced or engine.failure is not None else 0

@@ -12,7 +12,6 @@ from typing import Any
 import quire
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.requests import Seeds
-from quire.server.convert import sampling_defaults
 from quire.server.errors import ModelNotFound
 from quire.server.options import ServerOptions
 from quire.text.template import ChatTemplate
@@ -55,8 +54,10 @@ class Service:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """Sampling defaults of requests that give none."""
-        return sampling_defaults(self.engine.info, self.options.generation_config)
+        """Sampling defaults of requests that give none: those of generation_config.json, or for "vllm" vLLM's."""
+        if self.options.generation_config == "vllm":
+            return {}
+        return self.engine.info.generation_defaults
 
     def check_model(self, name: str | None) -> None:
         """A request must name the served model or one of its adapters, or none."""

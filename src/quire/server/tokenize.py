@@ -45,10 +45,14 @@ async def tokenize(service: Service, request: Request) -> Response:
     else:
         special = body.add_special_tokens is not False
         ids = await off_loop(len(body.prompt), service.tokenizer.encode, body.prompt, special)
-    reply = Tokens(count=len(ids), max_model_len=service.engine.info.max_model_len, tokens=ids)
-    if body.return_token_strs:
-        reply.token_strs = [service.tokenizer.id_to_text(token) for token in ids]
-    return Response(msgspec.json.encode(reply), media_type="application/json")
+
+    def encoded() -> bytes:
+        reply = Tokens(count=len(ids), max_model_len=service.engine.info.max_model_len, tokens=ids)
+        if body.return_token_strs:
+            reply.token_strs = [service.tokenizer.id_to_text(token) for token in ids]
+        return msgspec.json.encode(reply)
+
+    return Response(await off_loop(4 * len(ids), encoded), media_type="application/json")
 
 
 async def detokenize(service: Service, request: Request) -> Response:
@@ -57,7 +61,7 @@ async def detokenize(service: Service, request: Request) -> Response:
     body = await read_struct(request, DetokenizeRequest, limit=options.max_body_bytes, timeout=options.body_timeout)
     service.check_model(body.model)
     vocab = service.engine.info.vocab_size
-    if not all(0 <= token < vocab for token in body.tokens):
+    if body.tokens and (min(body.tokens) < 0 or max(body.tokens) >= vocab):
         raise BadRequest(f"tokens: ids must lie in [0, {vocab}) for this model", param="tokens")
     text = await off_loop(4 * len(body.tokens), service.tokenizer.decode, body.tokens, False)
     return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")

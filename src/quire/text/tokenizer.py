@@ -111,7 +111,10 @@ class Tokenizer:
         """
         if not special:
             text = self.escape(text)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:  # the second is what Python makes of arguments and file names that are not UTF-8
+            raise BadRequest("the text is not a string, or half a surrogate pair in it is no character") from None
         if CUT in text:
             ids = [i for i in ids if i != self._cut_id]
         return ids

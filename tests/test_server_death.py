@@ -1,0 +1,208 @@
+"""What clients and supervisors see when the engine dies: every request ends with an error, and the server exits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from live_server import FOLDER, LiveServer, live, wait_until
+from quire.core.errors import ConfigError, EngineFailure
+from quire.engine.options import engine_config
+from quire.engine.process import ProcessEngine
+from stub_engine import StubEngine
+from test_server_life import open_stream, read_all
+from tiny_model import OPTIONS, write_tiny
+
+
+def ask(server: LiveServer, method: str, path: str, **more: Any) -> httpx.Response:
+    """A request to the application itself, which answers after its server has ended, too."""
+    transport = httpx.ASGITransport(app=server.app)
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(send())
+
+
+def test_an_engine_that_dies_ends_every_request_with_an_error_and_then_the_server() -> None:
+    stub = StubEngine(step_seconds=0.01)
+    with live(stub) as server:
+        running = open_stream(server)
+        wait_until(lambda: server.engine.metrics.steps.stats.generation_tokens > 3)
+        stub.dead = True
+        text = read_all(running)
+        assert "event: error\ndata: " in text and "[DONE]" not in text and '"engine_error"' in text
+        wait_until(lambda: not server.thread.is_alive())
+        reply = ask(server, "POST", "/v1/completions", json={"prompt": "a"})
+        assert reply.status_code == 503 and reply.headers["retry-after"]
+        assert ask(server, "GET", "/health").status_code == 503
+        ready = ask(server, "GET", "/readyz")
+        assert ready.status_code == 503 and ready.json()["checks"]["engine alive"] is False
+        assert ask(server, "GET", "/livez").status_code == 200
+        assert "quire:engine_healthy{" in ask(server, "GET", "/metrics").text
+
+
+def test_a_dead_engine_before_the_first_token_is_a_plain_500() -> None:
+    stub = StubEngine()
+    stub.paused = True
+    with live(stub) as server:
+        waiting = [open_stream(server), open_stream(server)]
+        wait_until(lambda: server.engine.in_flight == 2)
+        stub.dead = True
+        for sock in waiting:
+            text = sock.recv(65536).decode()
+            assert text.startswith("HTTP/1.1 500") and '"engine_error"' in text
+            sock.close()
+
+
+LONG = {"prompt": "def main(", "max_tokens": 900, "ignore_eos": True}
+
+
+class Serving:
+    """`quire serve` in a session of its own, as a shell starts it; its log is kept."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "quire", "serve", *words, "--port", "0"]
+        # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
+        default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, **default)  # type: ignore[call-overload]
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        self.process.stderr.close()
+
+    @contextlib.contextmanager
+    def up(self) -> Iterator[httpx.Client]:
+        """A client, once the server listens."""
+        wait_until(lambda: "serving" in "".join(self.log), seconds=60)
+        found = re.search(r"http://[\d.]+:\d+", "".join(self.log))
+        assert found
+        with httpx.Client(base_url=found[0], timeout=20.0) as client:
+            yield client
+
+    @property
+    def engine(self) -> int:
+        """The engine's process id."""
+        (child,) = children(self.process.pid)
+        return child
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def running(client: httpx.Client) -> float:
+    """Sequences in the batch."""
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists() or "Z (zombie)" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_kill_9_of_the_engine_under_load() -> None:
+    with Serving() as server, server.up() as client, ThreadPoolExecutor(12) as pool:
+        bodies = [LONG | {"stream": i < 8} for i in range(12)]
+        replies = [pool.submit(client.post, "/v1/completions", json=body) for body in bodies]
+        wait_until(lambda: running(client) == 12)
+        os.kill(server.engine, signal.SIGKILL)
+        for body, future in zip(bodies, replies, strict=True):
+            reply = future.result(timeout=10)
+            if body["stream"]:
+                assert reply.status_code == 200 and "event: error" in reply.text and "[DONE]" not in reply.text
+            else:
+                assert reply.status_code == 500 and reply.json()["error"]["type"] == "engine_error"
+        assert server.process.wait(5) == 1
+    errors = [line for line in server.log if " ERROR " in line]
+    assert len(errors) == 1 and "the engine process was killed by SIGKILL" in errors[0], server.log
+    assert "Traceback" not in "".join(server.log)
+
+
+def test_a_signal_to_all_processes_drains_as_one_to_the_server() -> None:
+    """systemd stops a service like that, and a terminal sends Ctrl-C to all it started."""
+    with Serving() as server, server.up() as client, ThreadPoolExecutor(2) as pool:
+        replies = [pool.submit(client.post, "/v1/completions", json=LONG | {"stream": s}) for s in (True, False)]
+        wait_until(lambda: running(client) == 2)
+        engine = server.engine
+        for pid in (engine, server.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        whole = [reply.result(timeout=20) for reply in replies]
+        assert "[DONE]" in whole[0].text and whole[1].json()["usage"]["completion_tokens"] == 900
+        assert server.process.wait(5) == 0
+        assert gone(engine)
+
+
+def test_ctrl_c_while_the_model_is_loaded_leaves_nothing() -> None:
+    with Serving() as server:
+        wait_until(lambda: bool(children(server.process.pid)), seconds=20)
+        engine = server.engine
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.process.wait(5) == 130
+        wait_until(lambda: gone(engine), seconds=20)
+    assert server.log == []
+
+
+def test_ctrl_c_twice_under_load_ends_at_once() -> None:
+    with Serving() as server, server.up() as client, ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(client.post, "/v1/completions", json=LONG | {"stream": True, "n": 8})
+        wait_until(lambda: running(client) == 8)
+        engine = server.engine
+        os.killpg(server.process.pid, signal.SIGINT)
+        time.sleep(0.2)
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.process.wait(3) == 1
+        assert gone(engine)
+        with contextlib.suppress(httpx.TransportError):
+            assert "[DONE]" not in reply.result(timeout=5).text
+    assert "Traceback" not in "".join(server.log)
+
+
+def test_a_deaf_engine_is_a_failure_and_not_an_internal_error(tmp_path: Path) -> None:
+    """Its sockets may be closed a moment before it counts as ended."""
+    with contextlib.closing(
+        ProcessEngine(engine_config({"model": write_tiny(tmp_path / "tiny"), **OPTIONS}))
+    ) as engine:
+        os.kill(engine._process.pid, signal.SIGSTOP)
+        engine._process.poll = lambda: None  # type: ignore[method-assign]
+        os.kill(engine._process.pid, signal.SIGKILL)
+        end = time.monotonic() + 5
+        with pytest.raises(EngineFailure, match="not listening"):
+            while time.monotonic() < end:
+                engine.abort("unknown")
+
+
+def test_a_directory_where_no_socket_can_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        ProcessEngine(engine_config({"model": str(FOLDER)}))
+    assert list(deep.iterdir()) == []
