@@ -18,8 +18,9 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import INTERPRETER, Gpu
 from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
 from quire.ops.mla import Heads, LatentLayout
-from quire.ops.moe import SCORES, Grouped, Routing
+from quire.ops.moe import SCORES, Grouped
 from quire.ops.reference import ACTIVATIONS
+from quire.ops.routing import Routing
 from quire.ops.runtime import Immediate
 from quire.ops.sampling import DRAW, QUERY, RowEdits
 from quire.ops.triton import attention, linear, moe, rowwise, sampling

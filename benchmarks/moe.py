@@ -22,7 +22,8 @@ from quire.core.config import DeviceConfig
 from quire.ops import cases
 from quire.ops.backend import Ops, select
 from quire.ops.mla import LatentLayout, latent_case
-from quire.ops.moe import Grouped, Routing
+from quire.ops.moe import Grouped
+from quire.ops.routing import Routing
 from quire.ops.weights import Weight
 
 HIDDEN, WIDTH, TOP_K = 2048, 768, 8

@@ -22,7 +22,8 @@ import foreign_weights as foreign
 from oracle import BACKENDS, backend, edit_config, logits, write
 from quire.core.config import flat_config
 from quire.core.errors import QuireError
-from quire.model.build import load_model, open_model
+from quire.model.build import load_model
+from quire.model.describe import open_model
 from quire.model.families import FAMILIES
 from quire.model.gguf import ARCHITECTURES
 from quire.model.roles import DISK_ROLES

@@ -66,6 +66,42 @@ def test_no_torch_above_or_below_the_tensors(package: str) -> None:
     assert not found, found
 
 
+SLOW = {"torch", "transformers", "triton", "fastapi"}
+
+
+def imported(path: Path, whole: bool) -> Iterator[str]:
+    """What a module imports when it is imported itself, and `whole`: what its functions import as well."""
+    nodes: list[ast.AST] = [ast.parse(path.read_text())]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            nodes += node.orelse
+        elif whole or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            nodes += ast.iter_child_nodes(node)
+
+
+def test_reading_headers_imports_nothing_slow() -> None:
+    """`quire inspect` answers in less than a second because of it; torch alone takes three."""
+    paths = {".".join(p.relative_to(SOURCE.parent).with_suffix("").parts): p for p in SOURCE.rglob("*.py")}
+    ways = {"quire.cli.app": "", "quire.cli.inspect": ""}
+    left, wrong = list(ways), []
+    while left:
+        module = left.pop()
+        for name in imported(paths[module], whole=module == "quire.cli.inspect"):
+            if name.split(".")[0] in SLOW:
+                wrong.append(f"{ways[module]}{module} -> {name}")
+            if name in paths and name not in ways:
+                ways[name] = f"{ways[module]}{module} -> "
+                left.append(name)
+    assert not wrong, "\n".join(wrong)
+    assert "quire.quant.gguf" in ways and "quire.model.families" in ways
+
+
 def test_sizes() -> None:
     wrong = []
     for path in FILES:

@@ -15,7 +15,7 @@ from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from quire import LLM, SamplingParams
 from quire.cli.app import app
 from quire.core.errors import ConfigError, ModelError
-from quire.model.build import describe
+from quire.model.describe import describe
 from quire.model.families import FAMILIES
 from test_model import CUTS, TOLERANCE, Paged, load, prompt
 

@@ -28,7 +28,8 @@ from quire.engine.async_engine import AsyncEngine
 from quire.engine.client import StepReport
 from quire.engine.local import LocalEngine
 from quire.model.batch import Batch
-from quire.model.build import Model, describe
+from quire.model.build import Model
+from quire.model.describe import describe
 from quire.model.encoder import bucket_of
 from quire.model.families import read_spec
 from quire.model.roles import ROLES

@@ -16,7 +16,8 @@ from mutate import bounded, changed_header, damaged, damaged_json
 from oracle import SMALL, backend, write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
-from quire.model.build import describe, load_model
+from quire.model.build import load_model
+from quire.model.describe import describe
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 

@@ -21,7 +21,8 @@ from oracle import BACKENDS, backend, logits, relative_error  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
 from quire.core.errors import ModelError  # noqa: E402
 from quire.gguf.file import GgufFile  # noqa: E402
-from quire.model.build import Model, describe, load_model, open_model  # noqa: E402
+from quire.model.build import Model, load_model  # noqa: E402
+from quire.model.describe import describe, open_model  # noqa: E402
 from quire.ops.weights import PackedTable  # noqa: E402
 from quire.quant.gguf import TYPES, Block  # noqa: E402
 from test_model import Paged, prompt  # noqa: E402
@@ -86,7 +87,7 @@ def test_quantized_files(name: str, device: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     oracle = write_gguf(path, quantize=lambda tensor: Type[name], **WIDE)
     model, tokens = load(path, device, dtype="float32"), prompt(19, 1)
-    assert describe(str(path)).scheme == f"gguf {name}" and describe(str(path)).dtype == "bfloat16"
+    assert describe(str(path)).scheme == f"gguf {name}" and describe(str(path)).dtype.name == "bfloat16"
     assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 0.05  # activations are rounded to int8
     model = load(path, device, dtype="float32", activations="int16")
     assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 1e-3

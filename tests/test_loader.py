@@ -17,7 +17,8 @@ from oracle import SMALL, backend, edit_config, logits, random_model, relative_e
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model import checkpoint
-from quire.model.build import Model, describe, load_model
+from quire.model.build import Model, load_model
+from quire.model.describe import describe
 from quire.model.families import read_spec
 from test_model import Paged, prompt
 
@@ -281,7 +282,7 @@ def test_generation_defaults(tmp_path: Path) -> None:
 def test_dtype_of_the_weights(on_disk: str, asked: str, kept: str, tmp_path: Path) -> None:
     oracle = write(tmp_path, "llama", dtype=getattr(torch, on_disk))
     model = load(tmp_path, dtype=asked)
-    assert describe(str(tmp_path)).dtype == on_disk
+    assert describe(str(tmp_path)).dtype.name == on_disk
     assert model.dtype == kept and model.layouts[0].dtype == getattr(torch, kept)
     assert bool(model.notes) == (on_disk == "float16" and kept == "bfloat16")
     tokens = prompt(9, 1)

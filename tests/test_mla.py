@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
+from quire.core.dtypes import BF16
 from quire.core.errors import ConfigError, ModelError
-from quire.model.build import describe
+from quire.model.describe import describe
 from quire.model.memory import kv_bytes_per_token
 from quire.model.roles import ROLES
 from quire.ops import mla
@@ -103,7 +104,7 @@ def test_a_token_costs_a_latent_and_a_rotated_key(tmp_path: Path) -> None:
     write(tmp_path, "deepseek_v3", **SIZES, **GROUPS)
     model = load(tmp_path, backend("reference"))
     assert sum(layout.bytes_per_token for layout in model.layouts) == 3 * (32 + 8) * 4
-    assert kv_bytes_per_token(model.spec, 2) == describe(str(tmp_path)).kv_bytes_per_token == 3 * (32 + 8) * 2
+    assert kv_bytes_per_token(model.spec, BF16) == describe(str(tmp_path)).kv_bytes_per_token == 3 * (32 + 8) * 2
     cache = model.layouts[0].allocate(5)
     assert (cache.keys.nbytes + cache.values.nbytes) == 5 * 16 * model.layouts[0].bytes_per_token
     with pytest.raises(ConfigError, match="latents are kept in"):

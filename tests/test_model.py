@@ -13,7 +13,8 @@ from torch import Tensor
 from oracle import BACKENDS, backend, logits, random_model, relative_error, write
 from quire.core.config import flat_config
 from quire.model.batch import Batch
-from quire.model.build import Model, describe, load_model
+from quire.model.build import Model, load_model
+from quire.model.describe import describe
 from quire.model.families import read_spec
 from quire.model.roles import ROLES
 from quire.ops.backend import Ops

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from quire.ops import cases, moe
 from quire.ops.backend import Ops
-from quire.ops.moe import Grouped, Routing
+from quire.ops.moe import Grouped
 from quire.ops.op import REGISTRY
+from quire.ops.routing import Routing
 from test_ops import UNITS_HERE, close, copied, generator, ops_of, pytestmark, reference, tensors
 
 __all__ = ["pytestmark"]

@@ -384,13 +384,6 @@ def test_selection_names_what_is_wrong() -> None:
         select(DeviceConfig(device="tpu"))
 
 
-def test_describe_names_every_op_and_an_override() -> None:
-    described = select(DeviceConfig(device="cpu", ops=("linear=reference",))).describe()
-    assert described["ops"]["linear"] == "reference"
-    assert described["ops"]["attention"] == f"cpu/{UNITS_HERE[0]}"
-    assert set(described["ops"]) == set(REGISTRY)
-
-
 def test_an_overridden_linear_still_works() -> None:
     ops = select(DeviceConfig(device="cpu", ops=("linear=reference",)))
     weight, x = cases.random_weight(generator(), "int8", 8, 64), cases.normal(generator(), 2, 64)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oracle import BACKENDS, backend, logits, relative_error, write
 from quire.core.config import flat_config
+from quire.core.dtypes import F16
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.checkpoint import EMBEDDED
@@ -22,8 +23,8 @@ from quire.model.memory import kv_bytes_per_token, weight_bytes
 from quire.model.roles import COLUMNS, ROLES, ROWS, WHOLE, parameter_count, shard
 from quire.model.spec import MLA, MoE
 from quire.ops.backend import Ops
-from quire.ops.moe import Routing
 from quire.ops.native import load_native
+from quire.ops.routing import Routing
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
 from quire.quant.dense import Dense
@@ -185,7 +186,7 @@ def test_shard_never_cuts_a_head_and_replicates_few_kv_heads() -> None:
 def test_memory_formulas() -> None:
     llama = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
     spec = read_spec(llama | {"intermediate_size": 11008, "vocab_size": 32000}, "config.json")[0]
-    assert kv_bytes_per_token(spec, 2) * 4096 == 2 << 30
+    assert kv_bytes_per_token(spec, F16) * 4096 == 2 << 30
     assert parameter_count(spec) == 6_738_415_616
     assert weight_bytes(parameter_count(spec), 16) == 2 * 6_738_415_616
     assert weight_bytes(1 << 20, 4 + 16 / 32) == (1 << 20) * 9 // 16

@@ -16,7 +16,8 @@ import foreign_weights as foreign
 from oracle import BACKENDS, backend, edit_config, logits, relative_error
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
-from quire.model.build import Model, describe, load_model
+from quire.model.build import Model, load_model
+from quire.model.describe import describe
 from quire.model.hf_config import HfConfig
 from quire.quant.base import QWeight
 from quire.quant.packed import grouped

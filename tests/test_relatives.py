@@ -18,7 +18,8 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from quire.core.config import flat_config
 from quire.core.errors import ModelError
-from quire.model.build import describe, load_model
+from quire.model.build import load_model
+from quire.model.describe import describe
 from quire.ops.backend import Ops
 from test_model import CUTS, TOLERANCE, Paged, prompt
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import foreign_weights as foreign
 from oracle import BACKENDS, logits, relative_error
 from quire.core.errors import ModelError
-from quire.model.build import describe
+from quire.model.describe import describe
 from quire.quant.base import QuantScheme
 from quire.quant.dense import Dense
 from quire.quant.sparse import Sparse

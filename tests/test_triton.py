@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from quire.core.errors import ConfigError
-from quire.ops.gpu import choose_row
+from quire.ops.choice import OPS, OTHERS
+from quire.ops.gpu import choose_row, load_kernels
 from quire.ops.op import REGISTRY
 from triton_ops import TRITON_OPS, close, needs_triton, run_gpu, run_reference
 
@@ -40,6 +41,17 @@ def test_nothing_imports_triton_before_it_is_chosen() -> None:
         "sys.exit(any(name.split('.')[0] == 'triton' for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@needs_triton
+def test_the_table_of_ops_is_the_registry() -> None:
+    load_kernels()
+    assert set(OPS) == set(REGISTRY)
+    for backend in ("cpu", "triton"):
+        named = {op: [which for which in REGISTRY[op].impls if which.startswith(f"{backend}:")] for op in OPS}
+        assert all(backend in REGISTRY[op].impls for op in OPS)
+        others = {op: tuple(which.partition(":")[2] for which in found) for op, found in named.items() if found}
+        assert others == OTHERS.get(backend, {})
 
 
 def test_the_first_row_that_fits_gives_the_sizes() -> None:

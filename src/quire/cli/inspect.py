@@ -1,7 +1,11 @@
-"""`quire inspect`: what a model is and needs, and what would run it, before anything is loaded."""
+"""`quire inspect`: what a model is and needs, and what would run it, before anything is loaded.
+
+Nothing here imports torch, unless there is a GPU to ask for or transformers' code for the model.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import ENGINE, to_engine, with_flags
@@ -10,46 +14,46 @@ from quire.cli.show import Rows, show, size
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.engine.budget import KVPlan
-    from quire.model.build import ModelFacts
-    from quire.ops.backend import Ops
+    from quire.model.describe import ModelFacts
+    from quire.ops.choice import Choice
 
 
 @with_flags(ENGINE)
 def inspect(options: dict[str, Any]) -> None:
     """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""
     config = to_engine(options)
-    from quire.model.build import describe
-    from quire.ops.backend import select
+    from quire.model.describe import describe
+    from quire.ops.choice import choose
 
     found = describe(config.model.model, config.model.load_format)
-    ops = select(config.device)
+    choice = choose(config.device)
     show("model", _model_rows(found))
-    show("memory", _memory_rows(config, found, ops))
-    show("runs on", [*_backend_rows(config, ops), *_tuning_rows(config, found, ops)])
-    show("ops", [(op, which) for op, which in sorted(ops.describe()["ops"].items())])
+    show("memory", _memory_rows(config, found, choice))
+    show("runs on", [*_backend_rows(config, choice), *_tuning_rows(config, found, choice)])
+    show("ops", [*choice.labels.items()])
     for note in found.notes:
         print(f"note: {note}")
 
 
-def _backend_rows(config: EngineConfig, ops: Ops) -> Rows:
+def _backend_rows(config: EngineConfig, choice: Choice) -> Rows:
     from quire.engine.shapes import graph_sizes
 
-    rows = [("backend", ops.name), ("instruction set", ops.isa), ("threads", str(ops.threads))]
-    if ops.gpu is not None:
+    rows = [("backend", choice.backend), ("instruction set", choice.isa), ("threads", str(choice.threads))]
+    if choice.backend == "triton":
         limits = config.scheduler
         sizes = graph_sizes(limits.max_num_batched_tokens, limits.max_num_seqs)
         rows.append(("CUDA graphs", "none" if config.device.enforce_eager else f"{', '.join(map(str, sizes))} rows"))
     return rows
 
 
-def _tuning_rows(config: EngineConfig, found: ModelFacts, ops: Ops) -> Rows:
+def _tuning_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
     from quire.engine.tune import tuning_key
     from quire.ops.tuning import parse, recall
 
-    if ops.cpu is None:
+    if choice.backend != "cpu":
         return []
     pinned = parse(config.device.tune)
-    kept = recall(tuning_key(config, found.spec, ops))
+    kept = recall(tuning_key(config, found.spec, choice.isa, choice.threads))
     chosen = f"{kept}, measured here" if kept else "measured at the first start"
     return [("kernel sizes", str(pinned) if pinned else chosen)]
 
@@ -99,20 +103,23 @@ def _encoder_rows(found: ModelFacts) -> Rows:
     ]
 
 
-def _memory_rows(config: EngineConfig, found: ModelFacts, ops: Ops) -> Rows:
-    import torch
+def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
+    from quire.engine.budget import Bytes, available_memory, plan_kv, shape_kv
+    from quire.model.describe import compute_dtype, kv_dtype, max_model_len
+    from quire.model.memory import kv_bytes_per_token, layer_kv_bytes
 
-    from quire.engine.budget import available_memory, plan_kv, shape_kv
-    from quire.model.build import compute_dtype, kv_layout, max_model_len
-
-    dtype, _ = compute_dtype(config.model.dtype, getattr(torch, found.dtype))
-    windows, layout = found.spec.own_windows, kv_layout(config.cache, found.spec, dtype)
+    dtype, _ = compute_dtype(config.model.dtype, found.dtype)
+    kept, windows = kv_dtype(config.cache, found.spec, dtype), found.spec.own_windows
     length = max_model_len(config.model.max_model_len, found.spec)
-    kv = plan_kv(config, shape_kv(config, windows, dict.fromkeys(windows, layout), length))
-    per_token = layout.bytes_per_token * len(windows)
+    layouts = dict.fromkeys(windows, Bytes(layer_kv_bytes(found.spec, kept)))
+    kv = plan_kv(config, shape_kv(config, windows, layouts, length))
+    per_token, int4_bits = kv_bytes_per_token(found.spec, kept), 4 if choice.backend == "cpu" else 8
     return [
         ("weights on disk", size(found.bytes_on_disk)),
-        ("weights in memory", "about " + size(_packed(config, found, 8 * dtype.itemsize, 4 if ops.cpu else 8))),
+        (
+            "weights in memory",
+            "about " + size(_packed(config, found, 8 * dtype.itemsize, int4_bits)),
+        ),
         ("KV cache per token", size(per_token)),
         ("KV cache", f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}"),
         *_window_rows(kv, per_token),
@@ -125,8 +132,11 @@ def _window_rows(kv: KVPlan, per_token: int) -> Rows:
     """What windows save: layers by what they see, and the cache of the longest sequence."""
     if not any(kv.sizes.windows):
         return []
-    tables = zip(kv.groups.windows, kv.groups.layers, strict=True)
-    groups = [f"{len(held)} layers of {f'the last {window:,}' if window else 'all'} tokens" for window, held in tables]
+    tables = Counter((window, len(held)) for window, held in zip(kv.groups.windows, kv.groups.layers, strict=True))
+    groups = [
+        f"{count} of {layers} layer{'s' * (layers > 1)} ({f'the last {window:,}' if window else 'all'} tokens)"
+        for (window, layers), count in tables.items()
+    ]
     length = kv.max_model_len
     held, whole = kv.bytes_held(length), length * per_token
     return [

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from quire.cache.groups import LayerGroups, TableSizes, group_layers, one_group
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
-from quire.ops.layout import KVLayout
-from quire.ops.runtime import Runtime
+
+if TYPE_CHECKING:
+    from quire.ops.runtime import Runtime
 
 # Of the memory still available after the weights are loaded; the rest is for activations and the page cache.
 FREE_MEMORY_SHARE = 0.5
@@ -63,8 +65,24 @@ class KVPlan:
         return self.block_bytes * sum(self.sizes.kept(tokens, window) for window in self.sizes.windows)
 
 
+class Layout(Protocol):
+    """What counts here of how a layer's keys and values lie; equal ones can share blocks."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in the layer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """A `Layout` of which nothing else is known."""
+
+    bytes_per_token: int
+
+
 def shape_kv(
-    config: EngineConfig, windows: Mapping[int, int], layouts: Mapping[int, KVLayout], max_position: int
+    config: EngineConfig, windows: Mapping[int, int], layouts: Mapping[int, Layout], max_position: int
 ) -> KVPlan:
     """The cache, yet without blocks, of layers that see `windows` tokens (0 = all) and keep keys and values in
     `layouts`, both by number of the layer, for at most `max_position` positions.

@@ -11,14 +11,16 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from quire import __version__
 from quire.core.config import EngineConfig
-from quire.engine.runner import Runner
 from quire.model.spec import ModelSpec
-from quire.ops.backend import Ops
 from quire.ops.tuning import Tuning, keep, parse, recall
+
+if TYPE_CHECKING:
+    from quire.engine.runner import Runner
 
 SMALLEST = 64 << 20
 """Bytes of weights below which nothing is measured: they stay in caches, where asking ahead buys nothing."""
@@ -34,10 +36,10 @@ BATCHES = (5, 8, 12)
 """Decode batches that tile registers might take."""
 
 
-def tuning_key(config: EngineConfig, spec: ModelSpec, ops: Ops) -> str:
+def tuning_key(config: EngineConfig, spec: ModelSpec, isa: str, threads: int) -> str:
     """What a choice depends on: the machine, the threads, the version and the shapes and format of the weights."""
     weights = f"{spec.hidden}x{spec.intermediate} {config.model.quantization or config.model.dtype}"
-    return f"{_cpu()}, {ops.isa}, {ops.threads} threads, quire {version('quire')}, {weights} g{config.model.group_size}"
+    return f"{_cpu()}, {isa}, {threads} threads, quire {__version__}, {weights} g{config.model.group_size}"
 
 
 def tune(runner: Runner, config: EngineConfig, weight_bytes: int) -> None:
@@ -49,7 +51,7 @@ def tune(runner: Runner, config: EngineConfig, weight_bytes: int) -> None:
     ops.cpu.native.set_tuning(pinned or Tuning())
     if pinned or not runner.capture or weight_bytes < SMALLEST:
         return
-    key = tuning_key(config, runner.model.spec, ops)
+    key = tuning_key(config, runner.model.spec, ops.isa, ops.threads)
     found = recall(key)
     if found is None:
         found = _measure(runner)

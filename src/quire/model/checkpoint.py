@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
+from quire.core.dtypes import BF16, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype
 from quire.core.errors import ModelError
 from quire.gguf.file import is_gguf
 from quire.model.hf_config import read_json
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "pydoc"
 HUB_FILES = ["*.safetensors", "*.json"]
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
-          "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-          "F8_E4M3": torch.float8_e4m3fn}  # fmt: skip
+DTYPES = {"F32": F32, "F16": F16, "BF16": BF16, "F64": F64, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8,
+          "F8_E4M3": F8}  # fmt: skip
 PICKLED = ("*.bin", "*.pt", "*.pth")
 
 
@@ -28,14 +30,19 @@ PICKLED = ("*.bin", "*.pt", "*.pth")
 class TensorInfo:
     """What a header says of one tensor; `file` is where it lies."""
 
-    dtype: torch.dtype
+    dtype: Dtype
     shape: tuple[int, ...]
     file: str
 
     @property
+    def numbers(self) -> int:
+        """How many there are."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes on disk."""
-        return int(torch.Size(self.shape).numel()) * self.dtype.itemsize
+        return self.numbers * self.dtype.itemsize
 
 
 class Source(Protocol):
@@ -84,7 +91,7 @@ class Checkpoint:
         """`only`: the one file to read, instead of the model's."""
         self.folder = folder
         self.infos: dict[str, TensorInfo] = {}
-        self._open: dict[str, Any] = {}
+        self._mapped: dict[str, Any] = {}
         index = folder / "model.safetensors.index.json"
         for file in [only] if only else self._files(index):
             self._read_header(file)
@@ -98,7 +105,10 @@ class Checkpoint:
 
     def tensor(self, name: str) -> Tensor:
         """A view of the mapped file: read-only by convention, pages are loaded when touched."""
-        return self._open[self.infos[name].file].get_tensor(name)  # type: ignore[no-any-return]
+        file = self.infos[name].file
+        if file not in self._mapped:
+            self._mapped[file] = _opened(self.folder / file, "pt")
+        return self._mapped[file].get_tensor(name)  # type: ignore[no-any-return]
 
     def _files(self, index: Path) -> list[str]:
         if index.is_file():
@@ -125,28 +135,30 @@ class Checkpoint:
         path = self.folder / file
         if not path.is_file():
             raise ModelError(f"{path} is missing, the index names it; finish the download")
-        try:
-            opened = safe_open(path, framework="pt")
-            for name in opened.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
-                part = opened.get_slice(name)  # type: ignore[no-untyped-call]
-                code = part.get_dtype()
-                if name in self.infos:
-                    raise ModelError(
-                        f"{path}: tensor {name} is also in {self.infos[name].file}; remove one of the files"
-                    )
-                if code not in DTYPES:
-                    raise ModelError(
-                        f"{path}: tensor {name} has dtype {code}, which cannot be read; known: {', '.join(DTYPES)}"
-                    )
-                self.infos[name] = TensorInfo(DTYPES[code], tuple(part.get_shape()), file)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path} is truncated or not a safetensors file ({error}); download it again") from None
-        self._open[file] = opened
+        opened = _opened(path, "numpy")  # as "pt" would import torch
+        for name in opened.keys():  # noqa: SIM118
+            part = opened.get_slice(name)
+            code = part.get_dtype()
+            if name in self.infos:
+                raise ModelError(f"{path}: tensor {name} is also in {self.infos[name].file}; remove one of the files")
+            if code not in DTYPES:
+                raise ModelError(
+                    f"{path}: tensor {name} has dtype {code}, which cannot be read; known: {', '.join(DTYPES)}"
+                )
+            self.infos[name] = TensorInfo(DTYPES[code], tuple(part.get_shape()), file)
 
     def _check_index(self, index: Path) -> None:
         for name, file in read_json(index)["weight_map"].items():
             if name not in self.infos or self.infos[name].file != file:
                 raise ModelError(f"{index}: weight_map: {file} does not hold tensor {name}; download the folder again")
+
+
+def _opened(path: Path, framework: str) -> Any:
+    """The file, its header checked against its size."""
+    try:
+        return safe_open(path, framework=framework)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is truncated or not a safetensors file ({error}); download it again") from None
 
 
 def _pickle_message(folder: Path, file: str) -> str:
@@ -156,10 +168,10 @@ def _pickle_message(folder: Path, file: str) -> str:
     )
 
 
-def float_dtype(infos: dict[str, TensorInfo]) -> torch.dtype:
+def float_dtype(infos: dict[str, TensorInfo]) -> Dtype:
     """The dtype in which most of the floating-point numbers of a checkpoint are kept."""
-    sizes: Counter[torch.dtype] = Counter()
+    sizes: Counter[Dtype] = Counter()
     for info in infos.values():
         if info.dtype.is_floating_point:
             sizes[info.dtype] += info.nbytes
-    return sizes.most_common(1)[0][0] if sizes else torch.bfloat16
+    return sizes.most_common(1)[0][0] if sizes else BF16

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import zlib
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from quire.core.dtypes import BF16
 from quire.model.checkpoint import TensorInfo
 from quire.model.claim import disk_shape, slots
 from quire.model.family import Family
 from quire.model.spec import ModelSpec
+from quire.ops.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POOL = 1_000_003  # a prime, so that rows of a matrix start at different places of the pool
 STD = 0.02
@@ -23,25 +27,28 @@ class DummyWeights:
     """
 
     def __init__(self, spec: ModelSpec, family: Family, required: frozenset[str], seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.pool = (torch.randn(POOL, generator=generator) * STD).bfloat16().repeat(2)
+        self._seed = seed
         self.infos: dict[str, TensorInfo] = {}
         self.vectors: set[str] = set()
         for name, role, _, base in slots(spec, family):
             if (role.optional and name not in required) or (name == "head" and spec.tied_head):
                 continue
             shape = disk_shape(role, spec, family)
-            self.infos[f"{base}.weight"] = TensorInfo(torch.bfloat16, shape, "dummy")
+            self.infos[f"{base}.weight"] = TensorInfo(BF16, shape, "dummy")
             if role.kind == "vector":
                 self.vectors.add(f"{base}.weight")
             if f"{name}.bias" in required:
-                self.infos[f"{base}.bias"] = TensorInfo(torch.bfloat16, role.shape(spec)[:1], "dummy")
+                self.infos[f"{base}.bias"] = TensorInfo(BF16, role.shape(spec)[:1], "dummy")
+
+    @cached_property
+    def _pool(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self._seed)
+        return (torch.randn(POOL, generator=generator) * STD).bfloat16().repeat(2)
 
     def tensor(self, name: str) -> Tensor:
         """The tensor `name`, bf16."""
-        shape = self.infos[name].shape
+        info = self.infos[name]
         if name in self.vectors:
-            return torch.ones(shape, dtype=torch.bfloat16)
-        count = torch.Size(shape).numel()
+            return torch.ones(info.shape, dtype=torch.bfloat16)
         start = zlib.crc32(name.encode()) % POOL
-        return self.pool[start : start + POOL].repeat(-(-count // POOL))[:count].view(shape)
+        return self._pool[start : start + POOL].repeat(-(-info.numbers // POOL))[: info.numbers].view(info.shape)

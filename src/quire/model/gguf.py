@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from quire.core.dtypes import BF16, F16, F32, U8, Dtype
 from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile, GgufTensor
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
@@ -27,11 +26,15 @@ from quire.model.hf_config import HfConfig
 from quire.model.rewrite import Rewrite, Rewritten
 from quire.model.roles import FUSED
 from quire.model.spec import ModelSpec
+from quire.ops.lazy import torch, torch_dtype
 from quire.quant.base import QuantScheme
 from quire.quant.gguf import TYPES, Gguf
 from quire.quant.registry import DENSE
 
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PLAIN = {"F32": F32, "F16": F16, "BF16": BF16}
 NAMES = {
     "embed": "token_embd",
     "positions": "position_embd",
@@ -156,7 +159,7 @@ class GgufTensors:
         blocks = {name: count for name, count in numbers.items() if name in TYPES}
         self.scheme: QuantScheme = Gguf(blocks) if blocks else DENSE
         most = max(numbers, key=numbers.__getitem__, default="F32")
-        self.dtype: torch.dtype = PLAIN.get(most, torch.bfloat16)
+        self.dtype: Dtype = PLAIN.get(most, BF16)
         """Of most of the numbers; bfloat16 for a quantized file, whose other tensors are few."""
 
     def _info(self, tensor: GgufTensor) -> tuple[str, TensorInfo]:
@@ -171,14 +174,21 @@ class GgufTensors:
         name = f"{tensor.name.removesuffix('.weight')}.{tensor.type.name}"
         if not tensor.name.endswith(".weight") or not rows:
             raise self.file.fail(tensor.name, f"is quantized ({tensor.type.name}), only matrices can be")
-        return name, TensorInfo(torch.uint8, (*rows, width), self.file.path.name)
+        return name, TensorInfo(U8, (*rows, width), self.file.path.name)
 
     def tensor(self, name: str) -> Tensor:
         """A view of the mapped file; the caller must not write to it."""
-        info, tensor = self.infos.get(name), self._tensors[name]
-        dtype, shape = (PLAIN[tensor.type.name], tensor.shape) if info is None else (info.dtype, info.shape)
-        raw = torch.frombuffer(self.file.data, dtype=dtype, count=tensor.nbytes // dtype.itemsize, offset=tensor.start)
-        return raw.view(shape)
+        info, tensor = self.infos[name], self._tensors[name]
+        dtype, count = torch_dtype(info.dtype), tensor.nbytes // info.dtype.itemsize
+        return torch.frombuffer(self.file.data, dtype=dtype, count=count, offset=tensor.start).view(info.shape)
+
+    def row(self, name: str) -> list[float]:
+        """The numbers of a tensor that belongs to the header, a row of F32."""
+        tensor = self.file.tensors[name]
+        if tensor.type.name != "F32" or len(tensor.shape) != 1:
+            raise self.file.fail(name, "needs a row of F32 numbers")
+        found: list[float] = np.frombuffer(self.file.data, "<f4", tensor.shape[0], tensor.start).tolist()
+        return found
 
 
 @dataclass(frozen=True)
@@ -296,10 +306,7 @@ class GgufModel:
         """`rope_scaling` from the metadata and from tensors of factors."""
         kind = self.get("rope.scaling.type")
         fields = {ours: v for ours, key in ROPE_FIELDS.items() if (v := self.get(key)) is not None}
-        factors = {name: self.tensors.tensor(name) for name in ROPE_TENSORS if name in self.file.tensors}
-        for name, values in factors.items():
-            if values.dtype != torch.float32 or values.dim() != 1:
-                raise self.file.fail(name, "needs a row of F32 numbers")
+        factors = {name: self.tensors.row(name) for name in ROPE_TENSORS if name in self.file.tensors}
         if factors:
             if kind not in (None, "none", "longrope"):
                 raise self.file.fail(self.prefix + "rope.scaling.type", f"{kind!r:.40} beside {next(iter(factors))}")
@@ -307,7 +314,7 @@ class GgufModel:
             short, long = (one, one) if one is not None else (factors.get(name) for name in ROPE_TENSORS[1:])
             if short is None or long is None or len(factors) != (1 if one is not None else 2):
                 raise self.file.fail(next(iter(factors)), f"needs {ROPE_TENSORS[0]} or both others and nothing else")
-            sets = {"short_factor": short.tolist(), "long_factor": long.tolist()}
+            sets = {"short_factor": short, "long_factor": long}
             raw["rope_scaling"] = {"factor": 1.0, "attention_factor": 1.0} | fields | sets | {"rope_type": "longrope"}
         elif kind not in (None, "none"):
             raw["rope_scaling"] = fields | {"rope_type": kind}

@@ -8,14 +8,12 @@ from typing import Any
 
 from quire.model.family import Family, sliding_windows
 from quire.model.hf_config import HfConfig
-from quire.model.mla import latent_head, latent_rope, latent_scale, read_mla
-from quire.model.moe import read_moe, sparse_layers
 from quire.model.names import BIAS_FLAGS, LLAMA, MLP_BIAS, NORM_BIASES, QKV_BIAS, without
-from quire.model.readers import alternating
+from quire.model.readers import alternating, latent_head, latent_rope, latent_scale, read_mla, read_moe, sparse_layers
 from quire.model.rewrite import Rewrite
 from quire.model.rope import Rope, read_rope
 from quire.model.spec import MoE
-from quire.ops.moe import Routing
+from quire.ops.routing import Routing
 
 EXPERTS = {
     "router": "mlp.gate",

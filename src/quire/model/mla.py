@@ -1,8 +1,7 @@
-"""Multi-head latent attention (DeepSeek-AI 2024): its part of a layer, how it is read, what config.json says of it."""
+"""Multi-head latent attention (DeepSeek-AI 2024): its part of a layer, and how it is loaded."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -12,17 +11,14 @@ import torch
 from torch import Tensor
 
 from quire.model.batch import Batch
-from quire.model.hf_config import HfConfig
 from quire.model.linear import Linear
 from quire.model.parts import RmsNorm
-from quire.model.rope import Rope, read_rope
-from quire.model.spec import MLA
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.ops.mla import EPS, Heads
 from quire.ops.moe import padded_rows
 from quire.ops.weights import Packed, Weight
-from quire.quant.base import FLOAT_KINDS
+from quire.quant.base import float_kind
 
 if TYPE_CHECKING:
     from quire.model.decoder import Layer
@@ -109,44 +105,7 @@ def _per_head(loader: Loader, name: str, n: int, k: int, make: Callable[[], Tens
     kept = loader.cache.get(name, loader.opened.spec.heads * len(rows), k) if loader.cache is not None else None
     if kept is not None:
         return kept.packed
-    packed = loader.ops.pack(Weight(FLOAT_KINDS[loader.dtype], make()[:, rows].flatten(0, 1).to(loader.dtype)))
+    packed = loader.ops.pack(Weight(float_kind(loader.dtype), make()[:, rows].flatten(0, 1).to(loader.dtype)))
     if loader.cache is not None:
         loader.cache.put(name, packed, None)
     return packed
-
-
-def read_mla(config: HfConfig, layers: int) -> MLA:
-    """The sizes; a rank that the kernels cannot read is refused."""
-    rank, rope = config.integer("kv_lora_rank", high=1 << 16), config.integer("qk_rope_head_dim", high=1 << 12)
-    if rank % 16:
-        raise config.fail("kv_lora_rank", f"is {rank}, must be a multiple of 16")
-    return MLA(
-        config.integer("q_lora_rank", 0, high=1 << 16),
-        rank,
-        config.integer("qk_nope_head_dim", high=1 << 12),
-        rope,
-        config.integer("v_head_dim", high=1 << 12),
-        config.flag("rope_interleave", True),
-    )
-
-
-def latent_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
-    """Only the shared part of a key turns."""
-    dim = config.integer("qk_rope_head_dim", high=1 << 12)
-    return (read_rope(config, dim, config.integer("max_position_embeddings"), "full_attention"),) * layers
-
-
-def latent_scale(config: HfConfig, layers: int) -> float:
-    """1 / sqrt(head size), times the square of what YaRN with `mscale_all_dim` multiplies queries and keys with."""
-    p = config.child("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
-    scale = float((config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")) ** -0.5)
-    weight, plain = p.number("mscale_all_dim", 0.0, low=-1), (p.text("rope_type", None) or p.text("type", "default"))
-    if plain == "default" or not weight:
-        return scale
-    factor = p.number("factor")
-    return scale * (0.1 * weight * math.log(factor) + 1.0) ** 2 if factor > 1 else scale
-
-
-def latent_head(config: HfConfig, layers: int) -> int:
-    """Numbers of a query's head."""
-    return config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")

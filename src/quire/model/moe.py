@@ -1,4 +1,4 @@
-"""A mixture of experts in place of the MLP: its part of a layer, how it is read, and what config.json says of it."""
+"""A mixture of experts in place of the MLP: its part of a layer, and how it is loaded."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire.model.hf_config import HfConfig
 from quire.model.linear import Linear
 from quire.model.parts import GatedMlp
 from quire.model.roles import DISK_ROLES
-from quire.model.spec import ModelSpec, MoE
+from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
-from quire.ops.moe import Grouped, Routing, padded_rows
+from quire.ops.moe import Grouped, padded_rows
+from quire.ops.routing import Routing
 from quire.ops.weights import Packed
 from quire.quant.base import QWeight
 
@@ -114,39 +114,3 @@ def _counted(loader: Loader, roles: tuple[str, ...], label: str, packed: Packed,
     loader.count("+".join(roles), label, packed.nbytes)
     height = sum(DISK_ROLES[role].shape(spec)[0] for role in roles)
     return loader.ops.group(packed, spec.moe.routing.experts, height, bias)
-
-
-def read_moe(
-    score: str = "softmax", renormalize: bool | None = None, **fixed: object
-) -> Callable[[HfConfig, int], MoE]:
-    """A reader of the fields most families have; `renormalize` None: `norm_topk_prob` says.
-
-    `fixed` are further fields of Routing. Layers without experts: `mlp_only_layers`, those that `decoder_sparse_step`
-    leaves out, and the first `first_k_dense_replace`.
-    """
-
-    def read(config: HfConfig, layers: int) -> MoE:
-        experts = config.integer("num_experts", high=1024)
-        normal = config.flag("norm_topk_prob", False) if renormalize is None else renormalize
-        routing = Routing(
-            experts,
-            config.integer("num_experts_per_tok", high=experts),
-            score,
-            normal,
-            config.number("routed_scaling_factor", 1.0),
-            **fixed,  # type: ignore[arg-type]
-        )
-        width = config.integer("moe_intermediate_size", config.integer("intermediate_size", high=1 << 24), high=1 << 24)
-        shared = config.integer("shared_expert_intermediate_size", 0, low=0, high=1 << 24)
-        return MoE(routing, width, sparse_layers(config, layers), shared)
-
-    return read
-
-
-def sparse_layers(config: HfConfig, layers: int) -> tuple[bool, ...]:
-    """Which layers have experts."""
-    step, dense = config.integer("decoder_sparse_step", 1), config.integer("first_k_dense_replace", 0, low=0)
-    plain = config.raw.get("mlp_only_layers") or []
-    if not isinstance(plain, list) or not all(isinstance(i, int) and 0 <= i < layers for i in plain):
-        raise config.fail("mlp_only_layers", f"needs a list of layers from 0 to {layers - 1}")
-    return tuple(i >= dense and i not in plain and (i + 1) % step == 0 for i in range(layers))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from quire.core.dtypes import Dtype
 from quire.model.checkpoint import Source
 from quire.model.claim import Claim
 from quire.model.family import Family
@@ -27,5 +26,5 @@ class Opened:
     source: Source
     scheme: QuantScheme
     claim: Claim
-    dtype: torch.dtype
+    dtype: Dtype
     notes: tuple[str, ...]

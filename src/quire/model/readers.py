@@ -8,7 +8,8 @@ from collections.abc import Callable
 from quire.model.family import layer_kinds, spec_facts
 from quire.model.hf_config import HfConfig
 from quire.model.rope import NO_ROPE, Plain, Rope, read_rope
-from quire.model.spec import EncoderStack
+from quire.model.spec import MLA, EncoderStack, MoE
+from quire.ops.routing import Routing
 
 
 def four_times(config: HfConfig) -> int:
@@ -198,3 +199,76 @@ def scaled_output(config: HfConfig, layers: int) -> float:
     """1 / sqrt(hidden size) where the head is tied; files of newer writers say so instead, as they tie every head."""
     scaled = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings"))
     return config.integer("hidden_size") ** -0.5 if scaled else 1.0
+
+
+def read_moe(
+    score: str = "softmax", renormalize: bool | None = None, **fixed: object
+) -> Callable[[HfConfig, int], MoE]:
+    """A reader of the fields most families have; `renormalize` None: `norm_topk_prob` says.
+
+    `fixed` are further fields of Routing. Layers without experts: `mlp_only_layers`, those that `decoder_sparse_step`
+    leaves out, and the first `first_k_dense_replace`.
+    """
+
+    def read(config: HfConfig, layers: int) -> MoE:
+        experts = config.integer("num_experts", high=1024)
+        normal = config.flag("norm_topk_prob", False) if renormalize is None else renormalize
+        routing = Routing(
+            experts,
+            config.integer("num_experts_per_tok", high=experts),
+            score,
+            normal,
+            config.number("routed_scaling_factor", 1.0),
+            **fixed,  # type: ignore[arg-type]
+        )
+        width = config.integer("moe_intermediate_size", config.integer("intermediate_size", high=1 << 24), high=1 << 24)
+        shared = config.integer("shared_expert_intermediate_size", 0, low=0, high=1 << 24)
+        return MoE(routing, width, sparse_layers(config, layers), shared)
+
+    return read
+
+
+def sparse_layers(config: HfConfig, layers: int) -> tuple[bool, ...]:
+    """Which layers have experts."""
+    step, dense = config.integer("decoder_sparse_step", 1), config.integer("first_k_dense_replace", 0, low=0)
+    plain = config.raw.get("mlp_only_layers") or []
+    if not isinstance(plain, list) or not all(isinstance(i, int) and 0 <= i < layers for i in plain):
+        raise config.fail("mlp_only_layers", f"needs a list of layers from 0 to {layers - 1}")
+    return tuple(i >= dense and i not in plain and (i + 1) % step == 0 for i in range(layers))
+
+
+def read_mla(config: HfConfig, layers: int) -> MLA:
+    """The sizes; a rank that the kernels cannot read is refused."""
+    rank, rope = config.integer("kv_lora_rank", high=1 << 16), config.integer("qk_rope_head_dim", high=1 << 12)
+    if rank % 16:
+        raise config.fail("kv_lora_rank", f"is {rank}, must be a multiple of 16")
+    return MLA(
+        config.integer("q_lora_rank", 0, high=1 << 16),
+        rank,
+        config.integer("qk_nope_head_dim", high=1 << 12),
+        rope,
+        config.integer("v_head_dim", high=1 << 12),
+        config.flag("rope_interleave", True),
+    )
+
+
+def latent_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """Only the shared part of a key turns."""
+    dim = config.integer("qk_rope_head_dim", high=1 << 12)
+    return (read_rope(config, dim, config.integer("max_position_embeddings"), "full_attention"),) * layers
+
+
+def latent_scale(config: HfConfig, layers: int) -> float:
+    """1 / sqrt(head size), times the square of what YaRN with `mscale_all_dim` multiplies queries and keys with."""
+    p = config.child("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
+    scale = float((config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")) ** -0.5)
+    weight, plain = p.number("mscale_all_dim", 0.0, low=-1), (p.text("rope_type", None) or p.text("type", "default"))
+    if plain == "default" or not weight:
+        return scale
+    factor = p.number("factor")
+    return scale * (0.1 * weight * math.log(factor) + 1.0) ** 2 if factor > 1 else scale
+
+
+def latent_head(config: HfConfig, layers: int) -> int:
+    """Numbers of a query's head."""
+    return config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")

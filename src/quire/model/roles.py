@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ConfigError
 from quire.model.spec import ModelSpec
+from quire.ops.lazy import torch
 from quire.quant.base import QWeight
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROWS, COLUMNS, WHOLE = "rows", "columns", "whole"
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from quire.core.errors import ModelError
 from quire.model.hf_config import HfConfig
+from quire.ops.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Scaling(Protocol):

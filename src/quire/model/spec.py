@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.rope import Rope
-from quire.ops.moe import Routing
+from quire.ops.routing import Routing
 
 
 @dataclass(frozen=True)

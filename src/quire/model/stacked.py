@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.model.checkpoint import Source, TensorInfo
 from quire.model.family import Family
+from quire.ops.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Stacked:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.core.errors import ConfigError
 from quire.ops import cases as _cases  # noqa: F401  (registers the cases)
 from quire.ops import cpu as _cpu
 from quire.ops import embedding_cpu as _embedding_cpu  # noqa: F401  (registers the implementation)
@@ -27,13 +25,14 @@ from quire.ops import rowwise_cpu as _rowwise_cpu  # noqa: F401  (registers the 
 from quire.ops import sampling as _sampling  # noqa: F401  (registers the definitions)
 from quire.ops import sampling_cpu as _sampling_cpu  # noqa: F401  (registers the implementations)
 from quire.ops.arena import huge_bytes
+from quire.ops.choice import backend_of
 from quire.ops.cpu import Cpu
-from quire.ops.gpu import Gpu, open_gpu, why_no_gpu
+from quire.ops.gpu import Gpu, open_gpu
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
 from quire.ops.moe import Grouped
 from quire.ops.moe_cpu import group
-from quire.ops.native import Native, load_native
-from quire.ops.op import REGISTRY, choose
+from quire.ops.native import Native
+from quire.ops.op import REGISTRY, implementations
 from quire.ops.pack import pack
 from quire.ops.runtime import Fetched
 from quire.ops.sampling import Found
@@ -101,7 +100,7 @@ class Ops:
         self.cpu = state if isinstance(state, Cpu) else None
         self.gpu = state if isinstance(state, Gpu) else None
         self.device = torch.device("cpu") if self.gpu is None else self.gpu.device
-        table = choose(name, _own(name, state), overrides)
+        table = implementations(name, _own(name, state), overrides)
         self.chosen = {op: which for op, (which, _) in table.items()}
         self.isa = self.cpu.native.isa if self.cpu else self.gpu.name if self.gpu else "torch"
         self.threads = self.cpu.native.threads if self.cpu else 1
@@ -189,12 +188,6 @@ class Ops:
             return lambda: [np.asarray(each) for each in found]
         return self.gpu.runtime.fetch([torch.as_tensor(each) for each in found])
 
-    def describe(self) -> dict[str, Any]:
-        """What `quire inspect` shows: backend, instruction set, threads, implementation of each op."""
-        unit = {"cpu": f"cpu/{self.isa}", "triton": f"triton/{self.isa}", "reference": "reference"}
-        ops = {op: unit.get(which, which) for op, which in sorted(self.chosen.items())}
-        return {"backend": self.name, "isa": self.isa, "threads": self.threads, "ops": ops}
-
 
 def _own(name: str, state: Cpu | Gpu | None) -> dict[str, Callable[..., Any]]:
     """The backend's implementations, bound to its state."""
@@ -222,23 +215,10 @@ def _bind(cpu: Cpu, fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def select(device: DeviceConfig) -> Ops:
-    """The backend for `device`: "cuda" Triton kernels, "cpu" native, "reference" torch.
-
-    "auto": the GPU if torch sees one and Triton is there, else native if built, else torch with a warning.
-    """
-    name = device.device
-    if name == "auto":
-        name = "cuda" if not why_no_gpu() else "cpu" if load_native() is not None else "reference"
-        if name == "reference":
-            warnings.warn(
-                "quire._native is not built: running on the slow torch reference (install g++ and reinstall quire)",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    """The backend for `device`, as `backend_of` says: "triton" kernels, "cpu" native, "reference" torch."""
+    name = backend_of(device)
     if name == "reference":
-        return Ops("reference", None, device.ops)
-    if name == "cuda":
-        return Ops("triton", open_gpu(), device.ops)
-    if name != "cpu":
-        raise ConfigError(f"--device {name!r} is not one of auto, cuda, cpu, reference", param="device")
-    return Ops("cpu", _cpu.Cpu(Native(device.isa, device.threads)), device.ops)
+        return Ops(name, None, device.ops)
+    if name == "triton":
+        return Ops(name, open_gpu(), device.ops)
+    return Ops(name, _cpu.Cpu(Native(device.isa, device.threads)), device.ops)

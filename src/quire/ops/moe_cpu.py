@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from quire.ops.cpu import F32, I32, Cpu, check, linear_slots
-from quire.ops.moe import LANES, SCORES, Grouped, Routing, padded_rows
+from quire.ops.moe import LANES, SCORES, Grouped, padded_rows
 from quire.ops.op import impl
+from quire.ops.routing import Routing
 from quire.ops.weights import Packed
 
 MOST_EXPERTS = 1 << 20

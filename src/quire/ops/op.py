@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from quire.core.errors import ConfigError
+from quire.ops.choice import choose_ops
 
 F = TypeVar("F", bound=Callable[..., Any])
 Case = dict[str, Any]
@@ -65,21 +66,17 @@ def impl(name: str, backend: str) -> Callable[[F], F]:
     return register
 
 
-def choose(backend: str, own: dict[str, Callable[..., Any]], overrides: tuple[str, ...]) -> dict[str, tuple[str, Any]]:
-    """For each op its (implementation name, callable): the backend's own unless `overrides` says "op=reference".
+def implementations(
+    backend: str, own: dict[str, Callable[..., Any]], overrides: tuple[str, ...]
+) -> dict[str, tuple[str, Any]]:
+    """For each op its (implementation name, callable), as `choose_ops` has it.
 
-    `own` may hold others by the name "op:implementation", for "op=implementation".
+    `own`: the backend's by the op's name, and others by "op:implementation".
     """
-    wanted = dict(o.partition("=")[::2] for o in overrides)
-    for name, which in wanted.items():
-        if name not in REGISTRY or (which not in ("reference", backend) and f"{name}:{which}" not in own):
-            others = [key.replace(":", "=") for key in own if ":" in key]
-            raise ConfigError(f"--ops {name}={which}: known ops are {', '.join(sorted(REGISTRY))}; known "
-                              f"implementations are {', '.join(['reference', backend, *others])}")  # fmt: skip
     table: dict[str, tuple[str, Any]] = {}
-    for name, definition in REGISTRY.items():
-        which = wanted.get(name, backend)
-        fn = definition.reference if which == "reference" else own.get(name if which == backend else f"{name}:{which}")
+    for name, which in choose_ops(backend, overrides).items():
+        key = name if which == backend else f"{name}:{which}"
+        fn = REGISTRY[name].reference if which == "reference" else own.get(key)
         if fn is None:
             raise ConfigError(
                 f"op {name} has no {backend} implementation; pass --ops {name}=reference to accept the slow one"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from quire.ops.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 MOST = {8: 127.0, 16: 127.0 * 256}
 """Largest code of an activation by its bits."""

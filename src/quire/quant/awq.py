@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from quire.ops.lazy import torch
 from quire.quant.base import Fields, QWeight
-from quire.quant.packed import SCALES, expect, group_count, grouped, loaded_bits, signed, unpack
+from quire.quant.packed import expect, group_count, grouped, loaded_bits, scale_dtypes, signed, unpack
 from quire.quant.rows import over_rows
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-NIBBLE_OF = torch.tensor(ORDER).argsort()
+NIBBLE_OF = sorted(range(8), key=ORDER.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Awq:
         groups = group_count(k, self.group)
         words = expect(raw, "qweight", (k, n // 8), torch.int32)
         qzeros = expect(raw, "qzeros", (groups, n // 8), torch.int32)
-        scales = expect(raw, "scales", (groups, n), *SCALES)
+        scales = expect(raw, "scales", (groups, n), *scale_dtypes())
         codes = torch.empty((n, k), dtype=torch.int8)
 
         def work(part: slice) -> None:

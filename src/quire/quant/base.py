@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.core.errors import ConfigError, ModelError
-from quire.ops.backend import Ops
+from quire.ops.lazy import torch
 from quire.ops.weights import Packed, Weight
 
-FLOAT_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.ops.backend import Ops
+
+
+def float_kind(dtype: torch.dtype) -> str:
+    """The kind of a `Weight` whose numbers are of `dtype`: "f32" or "bf16"."""
+    return {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,21 @@ every activation has 16 bits, outliers or not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
-from torch import Tensor
 
 from quire.core.errors import ModelError
+from quire.ops.lazy import torch
 from quire.quant.base import Fields, QWeight
 from quire.quant.codebook import FP4, NF4, CodeBook
 from quire.quant.packed import GROUPS, expect, grouped
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BOOKS = {"nf4": NF4, "fp4": FP4}
 
@@ -57,7 +60,7 @@ class FourBits:
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         """The count of numbers only: rows and columns are in the description."""
-        return (2 * int(torch.Size(shapes["weight"]).numel()),)
+        return (2 * math.prod(shapes["weight"]),)
 
     def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
         """The weight; numbers of NF4 within 2e-5 of the book's, relative to the largest of a block."""

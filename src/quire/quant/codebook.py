@@ -8,15 +8,17 @@ per 32 columns.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ConfigError, ModelError
+from quire.ops.lazy import torch
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
 from quire.quant.rows import over_rows
 from quire.quant.rtn import INT8, RoundToNearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

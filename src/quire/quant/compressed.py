@@ -10,28 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
+from quire.ops.lazy import torch
 from quire.quant import fp4
 from quire.quant.base import Fields, QuantScheme, QWeight
 from quire.quant.dense import Dense
 from quire.quant.fp8 import Fp8, block_size
 from quire.quant.packed import (
     KINDS,
-    SCALES,
     expect,
     group_count,
     grouped,
     loaded_bits,
     order_of,
+    scale_dtypes,
     signed,
     unpack,
     unpack_rows,
 )
 from quire.quant.sparse import FORMATS, Sparse
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PACKED, PLAIN, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
 STRATEGIES = ("group", "channel", "tensor")
@@ -89,7 +91,7 @@ class Compressed:
         groups = group_count(k, self.group)
         if self.whole:
             raw = {name: t.reshape(1, 1).expand(n, 1) if t.numel() == 1 else t for name, t in raw.items()}
-        scales = expect(raw, "weight_scale", (n, groups), *SCALES)
+        scales = expect(raw, "weight_scale", (n, groups), *scale_dtypes())
         order = None
         if "weight_g_idx" in raw:
             order = order_of(expect(raw, "weight_g_idx", (k,), torch.int32, torch.int64), k, self.group)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
+from quire.ops.lazy import torch
 from quire.ops.weights import Weight
-from quire.quant.base import FLOAT_KINDS, QWeight
+from quire.quant.base import QWeight, float_kind
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Dense:
@@ -29,4 +31,4 @@ class Dense:
         """raw["weight"] [n, k] as `dtype` (bfloat16 or float32)."""
         if raw["weight"].dtype.itemsize < 2:
             raise ModelError(f"weight is {raw['weight'].dtype} and has no scale beside it; download the folder again")
-        return QWeight(Weight(FLOAT_KINDS[dtype], raw["weight"].to(dtype)))
+        return QWeight(Weight(float_kind(dtype), raw["weight"].to(dtype)))

@@ -7,15 +7,17 @@ Activations are rounded to float8 too, by group, when they are multiplied. Relat
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
+from quire.ops.lazy import torch
 from quire.ops.weights import E4M3_MOST, Weight
 from quire.quant.base import QWeight
 from quire.quant.rows import over_rows
 from quire.quant.rtn import INT8
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

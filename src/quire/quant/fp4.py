@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
+from quire.ops.lazy import torch
 from quire.quant.base import Fields, QWeight
 from quire.quant.codebook import MXFP4
 from quire.quant.packed import expect
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXPONENT_NAN = 255
 GROUP = 32

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
+from quire.ops.lazy import torch
 from quire.ops.weights import Weight
-from quire.quant.base import FLOAT_KINDS, Fields, QWeight
-from quire.quant.packed import SCALES
+from quire.quant.base import Fields, QWeight, float_kind
+from quire.quant.packed import scale_dtypes
 from quire.quant.rows import over_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GROUPS = (256, 128, 64, 32)
 """Columns of a group of the CPU's kernels, longest first: a longer scale is repeated for each (1.6 % of the codes)."""
@@ -65,7 +67,7 @@ class Fp8:
         per_block = -(-n // rows), -(-k // columns)
         whole = self.block is None and scale.numel() == 1
         allowed = [per_block] if self.block else [per_block, (n,)]
-        if scale.dtype not in SCALES or not (whole or tuple(scale.shape) in allowed):
+        if scale.dtype not in scale_dtypes() or not (whole or tuple(scale.shape) in allowed):
             raise ModelError(f"{self.scale} is {scale.dtype} {list(scale.shape)}, needs {list(per_block)} numbers")
         if not bool(torch.isfinite(scale).all()):
             raise ModelError("a scale is nan or inf; the file is damaged")
@@ -102,7 +104,7 @@ class Fp8:
             out[piece] = (w[piece].float() * factors).to(dtype)
 
         over_rows(n, k, work)
-        return QWeight(Weight(FLOAT_KINDS[dtype], out))
+        return QWeight(Weight(float_kind(dtype), out))
 
 
 def read(config: Fields, names: Collection[str]) -> Fp8:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
 from quire.gguf.blocks import BLOCKS, BlockType
+from quire.ops.lazy import torch
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
 from quire.quant.gguf_blocks import FORMS, Form
 from quire.quant.rows import over_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KINDS = {4: "int4", 8: "int8"}
 TYPES = {kind.name: kind for kind in BLOCKS.values() if kind.name in FORMS}

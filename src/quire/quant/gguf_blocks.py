@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from quire.ops.lazy import torch
 from quire.quant.codebook import MXFP4
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IQ4_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The code book of IQ4_NL and IQ4_XS."""

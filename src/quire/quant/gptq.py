@@ -9,24 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
+from quire.ops.lazy import torch
 from quire.quant.base import Fields, QWeight
 from quire.quant.packed import (
     KINDS,
-    SCALES,
     expect,
     group_count,
     grouped,
     loaded_bits,
     order_of,
+    scale_dtypes,
     signed,
     unpack,
     unpack_rows,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ONES = {4: 0x11111111, 8: 0x01010101}
 """A one in every code of a word."""
@@ -70,7 +72,7 @@ class Gptq:
         groups = group_count(k, self.group)
         words = expect(raw, "qweight", (k * self.bits // 32, n), torch.int32)
         qzeros = expect(raw, "qzeros", (groups, n * self.bits // 32), torch.int32)
-        scales = expect(raw, "scales", (groups, n), *SCALES)
+        scales = expect(raw, "scales", (groups, n), *scale_dtypes())
         order = None
         if "g_idx" in raw:
             order = order_of(expect(raw, "g_idx", (k,), torch.int32, torch.int64), k, self.group)

@@ -7,19 +7,20 @@ first in the low half.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
+from quire.ops.lazy import torch
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
 from quire.quant.rows import over_rows
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 KINDS = {4: "int4", 8: "int8"}
 GROUPS = (128, 64, 32, 16)
 """Groups the kernels take, largest first: fewer scales to read."""
-SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
@@ -43,6 +44,11 @@ def unpack_rows(words: Tensor, bits: int) -> Tensor:
 
     over_rows(n, codes.shape[1], work)
     return codes
+
+
+def scale_dtypes() -> tuple[torch.dtype, ...]:
+    """Those in which files keep scales."""
+    return torch.float16, torch.bfloat16, torch.float32
 
 
 def expect(raw: Mapping[str, Tensor], part: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> Tensor:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ConfigError
+from quire.ops.lazy import torch
 from quire.quant import awq, bitsandbytes, compressed, fp4, fp8, gptq
 from quire.quant.base import Fields, Quantizer, QuantScheme, QWeight
 from quire.quant.codebook import MXFP4, NF4
@@ -16,6 +15,9 @@ from quire.quant.float8 import FP8
 from quire.quant.gguf import Gguf
 from quire.quant.rtn import INT4, INT8
 from quire.quant.sparse import Sparse
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DENSE = Dense()
 READERS: dict[str, Callable[[Fields, Collection[str]], QuantScheme]] = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
-
 from quire.core.config import cpu_count
+from quire.ops.lazy import torch
 
 CHUNK = 1 << 17  # numbers per piece: temporaries stay in the cache
 

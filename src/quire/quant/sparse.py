@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
+from quire.ops.lazy import torch
 from quire.quant.base import QuantScheme, QWeight
 from quire.quant.packed import expect
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMATS = {"sparse-24-bitmask": True, "sparse-bitmask": False}
 """`sparsity_config.format` -> whether it is 2:4."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from quire.core.dtypes import Dtype
 from quire.core.errors import ModelError
 from quire.model.checkpoint import Checkpoint, float_dtype
 from quire.model.families import FAMILIES
@@ -45,7 +44,7 @@ class Borrowed:
     notes: tuple[str, ...]
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> Dtype:
         """The dtype of most numbers on disk."""
         return float_dtype(self.checkpoint.infos)
 

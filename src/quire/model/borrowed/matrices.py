@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from quire.ops.backend import Ops
 from quire.ops.weights import Packed, Weight
-from quire.quant.base import FLOAT_KINDS, Quantizer, QWeight
+from quire.quant.base import Quantizer, QWeight, float_kind
 
 EXPERTS = "quire_packed"
 BEST = (torch.topk, Tensor.topk)
@@ -102,7 +102,7 @@ class Packer:
     def __init__(self, ops: Ops, dtype: torch.dtype, target: Quantizer | None, group: int, routers: set[int]) -> None:
         self.ops, self.dtype, self.target, self.group, self.routers = ops, dtype, target, group, routers
         self.nbytes = 0
-        self.label = FLOAT_KINDS[dtype]
+        self.label = float_kind(dtype)
 
     def pack(self, model: Any) -> dict[str, tuple[str, int]]:
         """Replace every matrix of `model`; what remains becomes f32. The account of both: what -> (kind, bytes)."""
@@ -132,7 +132,7 @@ class Packer:
         if weight.shape[0] in self.routers:
             made = QWeight(Weight("f32", weight.float()))
         elif self.target is None:
-            made = QWeight(Weight(FLOAT_KINDS[self.dtype], weight.to(self.dtype)))
+            made = QWeight(Weight(float_kind(self.dtype), weight.to(self.dtype)))
         else:
             own = self.target.head if head else self.target
             own.check(name, weight.shape[1], self.group)

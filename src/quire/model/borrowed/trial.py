@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.model.batch import Batch
 from quire.model.borrowed.attention import INTERFACE, Bridge, Site
@@ -15,7 +16,7 @@ from quire.model.borrowed.found import Borrowed
 
 TRIAL = [[4, 3], [1, 1], [1, 1], [1, 0], [1, 0]]
 """How the trial cuts its two sequences into steps: state kept outside the cache is lost between them."""
-TRIAL_ERROR = {torch.float32: 1e-3}
+TRIAL_ERROR = {F32: 1e-3}
 TRIAL_ERROR_16_BIT = 5e-2
 
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from quire.ops.gpu import Gpu
-from quire.ops.moe import SCORES, Routing
+from quire.ops.moe import SCORES
 from quire.ops.op import impl
+from quire.ops.routing import Routing
 from quire.ops.triton import moe_kernels as kernels
 from quire.ops.triton.linear import check_rows
 

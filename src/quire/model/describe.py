@@ -1,0 +1,176 @@
+"""What a model is, from its headers alone: config and tensors are read, checked and claimed, and no weight is read.
+
+Nothing here imports torch, so that `quire inspect` answers at once; `build` goes on from here to a decoder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.core.config import CacheConfig
+from quire.core.dtypes import BF16, F8, F16, F32, F64, I8, Dtype
+from quire.core.errors import ConfigError, ModelError
+from quire.model.borrowed.found import Borrowed, find_borrowed
+from quire.model.checkpoint import Checkpoint, Source, float_dtype, resolve
+from quire.model.claim import claim
+from quire.model.dummy import DummyWeights
+from quire.model.families import read_spec
+from quire.model.generation import GenerationDefaults, read_generation
+from quire.model.gguf import GgufModel
+from quire.model.hf_config import read_json
+from quire.model.memory import kv_bytes_per_token
+from quire.model.opened import Opened
+from quire.model.rewrite import Rewritten
+from quire.model.spec import ModelSpec
+from quire.model.stacked import Stacked
+from quire.quant.registry import detect
+
+DTYPES = {"bfloat16": BF16, "float32": F32}
+KV_TYPES = DTYPES | {"float16": F16, "int8": I8, "fp8": F8}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What `describe` finds without reading a weight. Sizes in bytes, `dtype` as on disk, KV counted in bf16.
+
+    `active_parameters`: less those of the experts a token does not take. `roles`: those the model has for certain.
+    `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized.
+    """
+
+    name: str
+    folder: Path
+    spec: ModelSpec
+    roles: tuple[str, ...]
+    scheme: str
+    matrix_bits: float
+    dtype: Dtype
+    tensors: int
+    parameters: int
+    active_parameters: int
+    bytes_on_disk: int
+    kv_bytes_per_token: int
+    generation: GenerationDefaults
+    notes: tuple[str, ...]
+
+
+def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
+    """Read config and headers of `model` (folder, GGUF file, hub name, "" = the embedded one), claim every tensor."""
+    folder = resolve(model)
+    gguf = GgufModel.open(folder) if folder.is_file() else None
+    if gguf is not None:
+        spec, family, config = gguf.read_spec()
+    else:
+        spec, family, config = read_spec(read_json(folder / "config.json"), str(folder / "config.json"))
+    required = family.required_parts(config)
+    source: Source
+    if load_format == "dummy":
+        source = DummyWeights(spec, family, required, seed)
+    else:
+        source = Rewritten(Checkpoint(folder), family.rewrites) if gguf is None else gguf.source()
+    family = family.named_as(source.infos)
+    if gguf is not None and load_format != "dummy":
+        scheme, dtype = gguf.tensors.scheme, gguf.tensors.dtype
+    else:
+        if family.stacks:
+            source = Stacked(source, family, spec.layers)
+        scheme, dtype = detect(source.infos, config.child("quantization_config")), float_dtype(source.infos)
+    notes = list(scheme.notes)
+    if config.has("auto_map"):
+        notes.append("auto_map in config.json is ignored: code from a model folder is never run")
+    try:
+        claimed = claim(source.infos, spec, family, required, scheme)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error.message}") from None
+    return Opened(own_name(model, folder), folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes))
+
+
+def describe(model: str, load_format: str = "auto") -> ModelFacts:
+    """Facts of `model` from config and headers alone; no weight is read."""
+    borrowed = find_borrowed(resolve(model))
+    if borrowed is not None:
+        return _describe_borrowed(model, borrowed)
+    opened = open_model(model, load_format)
+    infos, routing = opened.source.infos, opened.spec.moe.routing
+    total = opened.claim.parameters(infos, opened.scheme)
+    routed = opened.claim.parameters(infos, opened.scheme, experts_only=True)
+    return ModelFacts(
+        name=opened.name,
+        folder=opened.folder,
+        spec=opened.spec,
+        roles=opened.family.roles(opened.config),
+        scheme=opened.scheme.name,
+        matrix_bits=opened.scheme.bits_per_number,
+        dtype=opened.dtype,
+        tensors=len(infos),
+        parameters=total,
+        active_parameters=total - (routed // routing.experts * (routing.experts - routing.top_k) if routed else 0),
+        bytes_on_disk=sum(i.nbytes for i in infos.values()),
+        kv_bytes_per_token=kv_bytes_per_token(opened.spec, BF16),
+        generation=read_generation(opened.folder, opened.spec),
+        notes=opened.notes,
+    )
+
+
+def _describe_borrowed(model: str, found: Borrowed) -> ModelFacts:
+    infos = found.checkpoint.infos
+    parameters = sum(i.numbers for i in infos.values())
+    return ModelFacts(
+        name=own_name(model, found.folder),
+        folder=found.folder,
+        spec=found.spec,
+        roles=(),
+        scheme="unquantized",
+        matrix_bits=0,
+        dtype=found.dtype,
+        tensors=len(infos),
+        parameters=parameters,
+        active_parameters=parameters,
+        bytes_on_disk=found.checkpoint.nbytes,
+        kv_bytes_per_token=kv_bytes_per_token(found.spec, BF16),
+        generation=read_generation(found.folder, found.spec),
+        notes=found.notes,
+    )
+
+
+def own_name(model: str, folder: Path) -> str:
+    """A hub name as it was given, otherwise that of the folder or file."""
+    return model if "/" in model and not Path(model).exists() else folder.stem if folder.is_file() else folder.name
+
+
+def compute_dtype(asked: str, on_disk: Dtype) -> tuple[Dtype, tuple[str, ...]]:
+    """Dtype of unquantized weights, and a note when numbers change. "auto": f32 if the file is f32, else bf16."""
+    if asked == "float16":
+        raise ConfigError(
+            "--dtype float16 is refused on CPU: there are no float16 dot products, and its range overflows where "
+            "that of bfloat16 does not; use --dtype bfloat16 or float32",
+            param="dtype",
+        )
+    wide = on_disk in (F32, F64)
+    dtype = DTYPES.get(asked) or (F32 if wide else BF16)
+    if dtype == BF16 and on_disk == F16:
+        return dtype, (
+            "float16 weights are kept as bfloat16: 8 instead of 11 significant bits; --dtype float32 keeps all",
+        )
+    return dtype, ()
+
+
+def kv_dtype(cache: CacheConfig, spec: ModelSpec, dtype: Dtype) -> Dtype:
+    """Of keys and values in the cache; "auto" keeps them in `dtype`, that of the unquantized weights."""
+    kept = KV_TYPES.get(cache.kv_cache_dtype, dtype)
+    if spec.mla.rank and kept not in DTYPES.values():
+        raise ConfigError(
+            f"--kv-cache-dtype {cache.kv_cache_dtype}: latents are kept in {' or '.join(DTYPES)}",
+            param="kv_cache_dtype",
+        )
+    return kept
+
+
+def max_model_len(asked: int, spec: ModelSpec) -> int:
+    """`--max-model-len`, 0 = what config.json gives; `ConfigError` when the positions cannot be computed faithfully."""
+    if asked > spec.max_length:
+        raise ConfigError(
+            f"--max-model-len {asked} is more than this model's {spec.max_length} positions; use at most that",
+            param="max_model_len",
+        )
+    return asked or spec.max_position

@@ -1,0 +1,101 @@
+"""Which backend runs and which implementation each op gets, decided from names alone: `quire inspect` needs no torch.
+
+`quire.ops.backend.select` gives the implementations themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.core.config import DeviceConfig
+from quire.core.errors import ConfigError
+from quire.ops.native import Native, load_native
+
+OPS = (
+    "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "clamped_swiglu", "clip",
+    "combine", "copy_blocks", "embedding", "gated_activation", "gated_mlp", "grouped_linear", "head_linear",
+    "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora", "norm_spans",
+    "penalize", "rmsnorm", "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap",
+    "sort_by_expert", "take_rows", "top_logprobs", "zero_blocks",
+)  # fmt: skip
+"""Every op. Each backend implements all of them, which a test holds."""
+OTHERS = {"triton": {"linear": ("cublas",)}}
+"""Backend -> op -> implementations that `--ops` can name beside the backend's own and the reference."""
+DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/kfd", "/dev/dxg")
+"""Files of the drivers without which Linux has no GPU: NVIDIA's, that of its boards, AMD's, and Windows' under WSL."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`backend` "cpu", "triton" or "reference"; `isa`: instruction set or device; `chosen`: op -> implementation."""
+
+    backend: str
+    isa: str
+    threads: int
+    chosen: Mapping[str, str]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Op -> implementation as it is shown: "cpu/amx"."""
+        unit = {"cpu": f"cpu/{self.isa}", "triton": f"triton/{self.isa}", "reference": "reference"}
+        return {op: unit.get(which, which) for op, which in sorted(self.chosen.items())}
+
+
+def choose(device: DeviceConfig) -> Choice:
+    """What `select` would take for `device`. Where a GPU's driver is, torch is asked for the GPU."""
+    name = backend_of(device)
+    chosen = choose_ops(name, device.ops)
+    if name == "cpu":
+        native = Native(device.isa, device.threads)
+        return Choice(name, native.isa, native.threads, chosen)
+    if name == "triton":
+        from quire.ops.gpu import open_gpu
+
+        return Choice(name, open_gpu().name, 1, chosen)
+    return Choice(name, "torch", 1, chosen)
+
+
+def backend_of(device: DeviceConfig) -> str:
+    """The backend for `--device`: "triton" for cuda, "cpu" native, "reference" torch.
+
+    "auto": the GPU if there is one and Triton, else native if built, else torch with a warning.
+    """
+    if device.device != "auto":
+        names = {"cuda": "triton", "cpu": "cpu", "reference": "reference"}
+        if device.device not in names:
+            raise ConfigError(f"--device {device.device!r} is not one of auto, {', '.join(names)}", param="device")
+        return names[device.device]
+    if _gpu_runs():
+        return "triton"
+    if load_native() is not None:
+        return "cpu"
+    warnings.warn(
+        "quire._native is not built: running on the slow torch reference (install g++ and reinstall quire)",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return "reference"
+
+
+def choose_ops(backend: str, overrides: tuple[str, ...]) -> dict[str, str]:
+    """For each op the name of its implementation: the backend's own unless `overrides` says "op=reference"."""
+    wanted = dict(o.partition("=")[::2] for o in overrides)
+    others = OTHERS.get(backend, {})
+    for name, which in wanted.items():
+        if name not in OPS or which not in ("reference", backend, *others.get(name, ())):
+            named = [f"{op}={other}" for op, found in others.items() for other in found]
+            raise ConfigError(f"--ops {name}={which}: known ops are {', '.join(OPS)}; known "
+                              f"implementations are {', '.join(['reference', backend, *named])}")  # fmt: skip
+    return {name: wanted.get(name, backend) for name in OPS}
+
+
+def _gpu_runs() -> bool:
+    if sys.platform == "linux" and not any(Path(file).exists() for file in DRIVERS):
+        return False
+    from quire.ops.gpu import why_no_gpu
+
+    return not why_no_gpu()

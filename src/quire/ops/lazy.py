@@ -1,0 +1,32 @@
+"""torch, imported when it is first used: its import takes seconds, and whoever only reads headers never uses it.
+
+A module that says what a file holds and also how its tensors are read takes `torch` from here, and `Tensor` for
+annotations only. `tests/test_inspect.py` holds `quire inspect` to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from quire.core.dtypes import Dtype
+
+if TYPE_CHECKING:
+    import torch as torch
+else:
+
+    class _Torch:
+        """Every name of torch, kept once it was looked up: later uses cost what those of a module's do."""
+
+        def __getattr__(self, name: str) -> Any:
+            value = getattr(importlib.import_module("torch"), name)
+            setattr(self, name, value)
+            return value
+
+    torch = _Torch()
+
+
+def torch_dtype(dtype: Dtype) -> torch.dtype:
+    """torch's own for `dtype`."""
+    found: torch.dtype = getattr(torch, dtype.name)
+    return found
