@@ -19,6 +19,7 @@ from quire.model.rope import NO_ROPE
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout
+from quire.ops.lazy import torch_dtype
 from quire.quant.base import Quantizer
 
 
@@ -87,8 +88,9 @@ def _read(found: Borrowed) -> Any:
     logging.disable_progress_bar()
     try:
         model, about = found.code.from_pretrained(
-            found.folder, config=found.config, dtype=found.dtype, attn_implementation="eager", use_safetensors=True,
-            experts_implementation="eager", trust_remote_code=False, local_files_only=True, output_loading_info=True,
+            found.folder, config=found.config, dtype=torch_dtype(found.dtype), attn_implementation="eager",
+            use_safetensors=True, experts_implementation="eager", trust_remote_code=False, local_files_only=True,
+            output_loading_info=True,
         )  # fmt: skip
     except Exception as error:
         raise ModelError(f"{found.folder}: transformers cannot load it: {type(error).__name__}: {error}") from None
