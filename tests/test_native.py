@@ -11,7 +11,7 @@ import torch
 
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
-from quire.ops import backend
+from quire.ops import choice
 from quire.ops import native as native_module
 from quire.ops.arena import HUGE, Arena, huge_bytes
 from quire.ops.backend import select
@@ -139,7 +139,7 @@ def test_caches_have_the_layouts_shape_and_are_zero(dtype: torch.dtype) -> None:
 
 
 def test_without_the_extension_auto_warns_and_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "load_native", lambda: None)
+    monkeypatch.setattr(choice, "load_native", lambda: None)
     monkeypatch.setattr(native_module, "load_native", lambda: None)
     with pytest.warns(RuntimeWarning, match="slow torch reference"):
         ops = select(DeviceConfig())
