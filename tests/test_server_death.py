@@ -160,6 +160,16 @@ def test_a_signal_to_all_processes_drains_as_one_to_the_server() -> None:
         assert gone(engine)
 
 
+def test_kill_9_of_the_server_leaves_nothing() -> None:
+    with Serving() as server, server.up():
+        engine = server.engine
+        (words,) = re.findall(rb"ipc://(.*?)/to", Path(f"/proc/{engine}/cmdline").read_bytes())
+        directory = Path(words.decode())
+        assert directory.is_dir()
+        server.process.kill()
+        wait_until(lambda: gone(engine) and not directory.exists())
+
+
 def test_ctrl_c_while_the_model_is_loaded_leaves_nothing() -> None:
     with Serving() as server:
         wait_until(lambda: bool(children(server.process.pid)), seconds=20)

@@ -58,7 +58,7 @@ def demo(options: dict[str, Any]) -> None:
             _print(*asyncio.run(_ask_all(url)))
             _stop(server)
         finally:
-            server.kill()
+            _end(server)
     print(f"SIGTERM: the server drained and ended with exit code 0; {time.perf_counter() - started:.1f} s in all")
 
 
@@ -87,6 +87,15 @@ def _stop(server: subprocess.Popen[str]) -> None:
         raise EngineFailure(f"the server did not stop within {STOP_SECONDS:.0f} s of SIGTERM") from None
     if server.returncode != 0:
         raise EngineFailure(f"the server ended with exit code {server.returncode}:\n{log}")
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    """End what still runs after a failure or Ctrl-C, by force only if it must be: a killed server cannot clean up."""
+    server.terminate()
+    try:
+        server.communicate(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
 
 
 async def _ask_all(url: str) -> tuple[list[Answer], float]:

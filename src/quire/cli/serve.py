@@ -23,6 +23,7 @@ def serve(options: dict[str, Any]) -> None:
     """Serve a model over HTTP with OpenAI's API. Ctrl-C or SIGTERM drains it."""
     config, server = to_engine(options), to_server(options)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its name for everything, as "Started" too
     from quire.server import run
 
     # Until the server has its own handler: leave through `finally`, so that the engine process is stopped.

@@ -128,8 +128,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--lora-modules needs --enable-lora", param="lora_modules")
         if not (1 <= self.lora.max_loras <= 1024 and 1 <= self.lora.max_lora_rank <= 512):
             raise ConfigError("--max-loras must lie in [1, 1024] and --max-lora-rank in [1, 512]", param="max_loras")
-        if self.device.threads < 0 or self.model.max_model_len < 0 or self.cache.kv_cache_memory_bytes < 0:
-            raise ConfigError("--threads, --max-model-len and --kv-cache-memory-bytes must not be negative")
+        if not 0 <= self.device.threads <= 1024:
+            raise ConfigError(f"--threads {self.device.threads} must lie in [0, 1024]", param="threads")
+        sizes = (self.model.max_model_len, self.cache.kv_cache_memory_bytes, self.cache.num_blocks)
+        if min(sizes) < 0:
+            raise ConfigError("--max-model-len, --kv-cache-memory-bytes and --num-blocks must not be negative")
 
 
 def flat_config(**options: object) -> EngineConfig:

@@ -7,11 +7,13 @@ parent is gone and so is this process. Messages are msgpack of fixed schemas (no
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -90,11 +92,12 @@ class Worker:
             self.send(StepReport(outputs, engine.stats()))
 
 
-def die_with_parent() -> None:
-    """Leave at once when standard input closes: nobody is there to read our results."""
+def die_with_parent(directory: Path) -> None:
+    """Leave at once when standard input closes: nobody is there to read our results, or to remove the sockets."""
     # Not through sys.stdin: its lock, held by this thread, would break the interpreter's own shutdown.
     while os.read(0, 4096):
         pass
+    shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
 
 
@@ -105,7 +108,8 @@ def main(inbox: str, outbox: str) -> int:
     if not line:
         return 0  # the parent left while we were starting
     config = msgspec.json.decode(line, type=EngineConfig)
-    threading.Thread(target=die_with_parent, daemon=True).start()
+    directory = Path(inbox.removeprefix("ipc://")).parent
+    threading.Thread(target=die_with_parent, args=(directory,), daemon=True).start()
     worker = Worker(inbox, outbox)
     try:
         engine = Engine(config, worker.progress)

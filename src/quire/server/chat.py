@@ -44,7 +44,7 @@ ROLE = "assistant"
 
 
 async def create_chat_completion(service: Service, request: Request) -> Response:
-    """The route: parse, check, submit, then stream or collect."""
+    """Answer a conversation, whole or as a stream of server-sent events."""
     arrival = time.monotonic()
     options = service.options
     body = await read_struct(request, ChatCompletionRequest, limit=options.max_body_bytes, timeout=options.body_timeout)

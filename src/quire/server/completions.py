@@ -31,7 +31,7 @@ from quire.server.unbuilt import refuse_unbuilt
 
 
 async def create_completion(service: Service, request: Request) -> Response:
-    """The route: parse, check, submit, then stream or collect."""
+    """Continue one or many prompts, whole or as a stream of server-sent events."""
     arrival = time.monotonic()
     options = service.options
     body = await read_struct(request, CompletionRequest, limit=options.max_body_bytes, timeout=options.body_timeout)

@@ -24,6 +24,7 @@ from quire.server.app import create_app
 from quire.server.connection import LimitedProtocol
 from quire.server.options import ServerOptions
 from quire.server.service import Service
+from quire.text.files import read_text
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -136,6 +137,14 @@ def _check_tls(options: ServerOptions) -> None:
         ) from None
 
 
+def _check_files(config: EngineConfig) -> None:
+    """Refuse a template or tokenizer that is not there before the model is loaded, which may take minutes."""
+    if config.model.chat_template is not None:
+        read_text(Path(config.model.chat_template))
+    if config.model.tokenizer is not None:
+        _tokenizer_folder(config, "")
+
+
 def _tokenizer_folder(config: EngineConfig, model_folder: str) -> Path:
     """The model's own folder unless `--tokenizer` names another, or a model on the hub."""
     name = config.model.tokenizer
@@ -153,6 +162,7 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
     """
     options.validate()
     _check_tls(options)
+    _check_files(config)
     sock = bind(options)
     try:
         client = start_engine(config)
