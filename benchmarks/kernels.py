@@ -1,6 +1,7 @@
 """Native ops against the limits of this machine: read bandwidth through huge pages and the peak of each product.
 
     python benchmarks/kernels.py [--threads N] [--isa avx512] [--seconds 0.3] [--output results/kernels.json]
+    python benchmarks/kernels.py --only linear --kinds fp8 int8 --rows 1 16 512
 
 A row says how long an op took (median and best), the bytes of weights or cache it must read and the operations it must
 do, per second, and the larger of the two shares of the machine's limit. Shapes are those of a Llama of 1 G parameters.
@@ -10,12 +11,13 @@ Weights rotate through more memory than the caches hold. Run it on a quiet machi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from quire.core.config import DeviceConfig
 from quire.ops import cases
@@ -31,17 +34,17 @@ from quire.ops.backend import Ops, select
 from quire.ops.layout import KVLayout
 from quire.ops.measure import read_rate
 from quire.ops.op import Case
-from quire.ops.weights import Packed
+from quire.ops.weights import Packed, PackedTable
 
 READ_BYTES = 768 << 20
 COLD_BYTES = 512 << 20
 """Weights of one measurement: more than the last-level cache of the machines in mind."""
 MAX_COPIES = 32
-KINDS = (("bf16", 0), ("int8", 32), ("int8", 128), ("int4", 32), ("int4", 128))
+KINDS = (("bf16", 0), ("fp8", 128), ("int8", 32), ("int8", 128), ("int4", 32), ("int4", 128))
 SHAPES = ((2048, 2048), (8192, 2048), (2048, 8192), (32000, 2048))
 ROWS = (1, 4, 16, 64, 512)
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 64
-PEAK_OF = {"f32": "f32", "bf16": "bf16", "int8": "int8", "int4": "int8"}
+PEAK_OF = {"f32": "f32", "bf16": "bf16", "fp8": "bf16", "int8": "int8", "int4": "int8"}
 ROUNDS = 20000
 PROBES = {
     "probe_f32": ("f32", 8 * 16 * 16 * 2),
@@ -88,9 +91,9 @@ class Row:
 class Bench:
     """Times calls for a fixed wall-clock time each and turns them into rows."""
 
-    def __init__(self, ops: Ops, seconds: float) -> None:
+    def __init__(self, ops: Ops, seconds: float, kinds: Collection[str], rows: Sequence[int]) -> None:
         assert ops.cpu is not None
-        self.ops, self.cpu, self.seconds = ops, ops.cpu, seconds
+        self.ops, self.cpu, self.seconds, self.kinds, self.rows = ops, ops.cpu, seconds, kinds, rows
         self.limits = self._limits()
 
     def times(self, fn: Callable[[], Any]) -> list[float]:
@@ -128,12 +131,12 @@ class Bench:
     def linear(self, g: torch.Generator) -> Iterator[Row]:
         """Every kind of weight, shape and number of rows."""
         for kind, group in KINDS:
-            for n, k in SHAPES:
+            for n, k in SHAPES if kind in self.kinds else ():
                 weight = cases.random_weight(g, kind, n, k, group or 32)
                 first = self.ops.pack(weight)
                 copies = min(MAX_COPIES, -(-COLD_BYTES // first.nbytes))
                 packed = [first, *(self.ops.pack(weight) for _ in range(copies - 1))]
-                for m in ROWS:
+                for m in self.rows:
                     yield self._linear_row(g, packed, m, f"{kind}{f' g{group}' if group else ''} {n}x{k} m={m}")
 
     def _linear_row(self, g: torch.Generator, packed: list[Packed], m: int, case: str) -> Row:
@@ -148,6 +151,23 @@ class Bench:
 
         work = 2 * m * first.n * first.k
         return self.row("linear", case, call, first.nbytes, work, PEAK_OF[first.kind], len(several))
+
+    def embedding(self, g: torch.Generator) -> Iterator[Row]:
+        """Rows of a table of tokens as it is, and as a packed matrix; the bytes are those of the rows."""
+        n, k = SHAPES[-1]
+        for kind, group in KINDS:
+            weight = cases.random_weight(g, kind, n, k, group or 32)
+            tables = {f"{kind} g{group}" if group else f"{kind} packed": PackedTable(self.ops.pack(weight), True)}
+            if not group:
+                tables[kind] = weight.codes  # type: ignore[assignment]
+            for (name, table), m in itertools.product(tables.items(), self.rows):
+                tokens = torch.randint(n, (m,), generator=g, dtype=torch.int32)
+
+                def call(tokens: Tensor = tokens, table: Tensor | PackedTable = table) -> None:
+                    self.ops.begin_step()
+                    self.ops.embedding(tokens, table)
+
+                yield self.row("embedding", f"{name} m={m}", call, m * k * 4, 0, "f32")
 
     def attention(self, g: torch.Generator) -> Iterator[Row]:
         """Decode and prefill at several lengths and block sizes."""
@@ -224,13 +244,15 @@ def main() -> None:
     parser.add_argument("--isa", default="auto", help="instruction-set unit: auto, amx, avx512, avx2, portable")
     parser.add_argument("--seconds", type=float, default=0.3, help="time per measurement")
     parser.add_argument("--only", default="", help="only ops whose name begins with this")
+    parser.add_argument("--kinds", nargs="+", default=[kind for kind, _ in KINDS], help="weights of linear")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="rows of linear and embedding")
     parser.add_argument("--output", type=Path, default=Path("results/kernels.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     ops = select(DeviceConfig(device="cpu", threads=options.threads, isa=options.isa))
-    bench = Bench(ops, options.seconds)
+    bench = Bench(ops, options.seconds, options.kinds, options.rows)
     g = torch.Generator().manual_seed(0)
-    parts = {"linear": bench.linear, "attention": bench.attention, "rows": bench.rows_of}
+    parts = {"linear": bench.linear, "embedding": bench.embedding, "attention": bench.attention, "rows": bench.rows_of}
     rows = [row for name, part in parts.items() if name.startswith(options.only) for row in part(g)]
     show(Console(width=None if sys.stdout.isatty() else 110), bench.limits, rows)
     options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -44,23 +44,20 @@ struct Rows {
     int64_t d, kind, group, scales_f32, rounded;
 };
 
-// The columns of one word, as numbers without their scale.
-void widen(const Rows& t, uint32_t word, float* to) {
+// The columns of one word, as numbers without their scale. `offset`: what 4-bit codes lie above their numbers.
+template <int64_t kKind>
+inline void widen(const Rows& t, uint32_t word, float offset, float* to) {
     const auto byte = [&](int i) { return word >> (8 * i) & 255u; };
     const auto nibble = [&](int i) { return word >> (i < 4 ? 8 * i : 8 * i - 28) & 15u; };
-    switch (t.kind) {
-        case kF32: to[0] = std::bit_cast<float>(word); return;
-        case kBf16: to[0] = of_bf16(word & 0xffffu), to[1] = of_bf16(word >> 16); return;
-        case kFp8: to[0] = of_e4m3(byte(0)), to[1] = of_e4m3(byte(2)), to[2] = of_e4m3(byte(1)), to[3] = of_e4m3(byte(3)); return;
-        case kInt8:
-            for (int i = 0; i < 4; ++i) to[i] = static_cast<float>(static_cast<int32_t>(byte(i)) - 128);
-            return;
-        case kInt4:
-            for (int i = 0; i < 8; ++i) to[i] = static_cast<float>(static_cast<int32_t>(nibble(i)) - (t.mins ? 0 : 8));
-            return;
-        default:
-            for (int i = 0; i < 8; ++i) to[i] = t.table[nibble(i)];
-    }
+    if constexpr (kKind == kF32) to[0] = std::bit_cast<float>(word);
+    if constexpr (kKind == kBf16) to[0] = of_bf16(word & 0xffffu), to[1] = of_bf16(word >> 16);
+    if constexpr (kKind == kFp8) to[0] = of_e4m3(byte(0)), to[1] = of_e4m3(byte(2)), to[2] = of_e4m3(byte(1)), to[3] = of_e4m3(byte(3));
+    if constexpr (kKind == kInt8)
+        for (int i = 0; i < 4; ++i) to[i] = static_cast<float>(static_cast<int32_t>(byte(i)) - 128);
+    if constexpr (kKind == kInt4)
+        for (int i = 0; i < 8; ++i) to[i] = static_cast<float>(static_cast<int32_t>(nibble(i))) - offset;
+    if constexpr (kKind == kTable4)
+        for (int i = 0; i < 8; ++i) to[i] = t.table[nibble(i)];
 }
 
 float float_at(const Rows& t, const char* floats, int64_t index) {
@@ -68,29 +65,45 @@ float float_at(const Rows& t, const char* floats, int64_t index) {
     return of_f16(reinterpret_cast<const uint16_t*>(floats)[index]);
 }
 
-void widen_row(const Rows& t, int64_t row, float* out) {
-    const int64_t together = kTogether[t.kind], words = (t.d + together - 1) / together, groups = t.group ? t.d / t.group : 0;
+// The numbers of a row in the matrix's order of columns, without scales, to `out`.
+template <int64_t kKind>
+void codes_of_row(const Rows& t, int64_t row, float* out) {
+    constexpr int64_t kColumns = kTogether[kKind];
+    const int64_t words = (t.d + kColumns - 1) / kColumns;
     const char* at = t.codes + (row / kLanes * words * kLanes + row % kLanes) * 4;
-    float scale = 1.0f, zero = 0.0f, least = 0.0f;
-    for (int64_t w = 0; w < words; ++w, at += kLanes * 4) {
-        const int64_t column = w * together;
-        if (t.group && column % t.group == 0) {
-            const int64_t index = (row / kLanes * groups + column / t.group) * kLanes + row % kLanes;
-            scale = float_at(t, t.scales, index);
-            zero = t.zeros ? static_cast<float>(t.zeros[index]) : 0.0f;
-            least = t.mins ? float_at(t, t.mins, index) : 0.0f;
-        }
+    const float offset = t.mins ? 0.0f : 8.0f;
+    for (int64_t w = 0; w < words; ++w) {
         uint32_t word;
-        std::memcpy(&word, at, 4);
-        float numbers[8];
-        widen(t, word, numbers);
-        for (int64_t i = 0; i < together && column + i < t.d; ++i) {
-            float x = numbers[i];
-            if (t.group) x = (x - zero) * scale;
-            if (t.mins) x += least;
-            out[t.order ? t.order[column + i] : column + i] = t.rounded ? rounded_to_bf16(x) : x;
-        }
+        std::memcpy(&word, at + w * kLanes * 4, 4);
+        float numbers[kColumns];
+        widen<kKind>(t, word, offset, numbers);
+        const int64_t rest = t.d - w * kColumns;
+        std::memcpy(out + w * kColumns, numbers, static_cast<size_t>(rest < kColumns ? rest : kColumns) * 4);
     }
+}
+
+constexpr void (*kCodesOfRow[])(const Rows&, int64_t, float*) = {codes_of_row<kF32>,  codes_of_row<kBf16>, codes_of_row<kFp8>,
+                                                                 codes_of_row<kInt8>, codes_of_row<kInt4>, codes_of_row<kTable4>};
+static_assert(sizeof(kCodesOfRow) / sizeof(kCodesOfRow[0]) == kKinds);
+
+void scale_row(const Rows& t, int64_t row, float* x) {
+    const int64_t groups = t.d / t.group;
+    for (int64_t g = 0; g < groups; ++g, x += t.group) {
+        const int64_t index = (row / kLanes * groups + g) * kLanes + row % kLanes;
+        const float scale = float_at(t, t.scales, index), zero = t.zeros ? static_cast<float>(t.zeros[index]) : 0.0f;
+        for (int64_t i = 0; i < t.group; ++i) x[i] = (x[i] - zero) * scale;
+        if (!t.mins) continue;
+        const float least = float_at(t, t.mins, index);
+        for (int64_t i = 0; i < t.group; ++i) x[i] += least;
+    }
+}
+
+void widen_row(const Rows& t, int64_t row, float* out) {
+    auto* x = t.order ? static_cast<float*>(scratch(Scratch::kTasks, static_cast<size_t>(t.d) * 4)) : out;
+    kCodesOfRow[t.kind](t, row, x);
+    if (t.group) scale_row(t, row, x);
+    for (int64_t i = 0; t.rounded && i < t.d; ++i) x[i] = rounded_to_bf16(x[i]);
+    for (int64_t i = 0; t.order && i < t.d; ++i) out[t.order[i]] = x[i];
 }
 
 // Numbers of a 4-bit code: `planes` digits of base 255, each a byte 128 above it.
