@@ -21,7 +21,7 @@ void fp8_step(const LinearCall& c, const char* w, const int64_t (&rows)[2], int6
 // NB blocks of a panel. The last row tile overlaps the one before it when rows are not a multiple of 16: of its sums only those
 // of new rows are added.
 template <int NB>
-void fp8_tiles(const LinearCall& c, const Panel& p, int rows) {
+void fp8_tiles(const LinearCall& c, const Panel& p, int rows, float* to) {
     alignas(64) char w[NB * kFp8Group * 32];
     alignas(64) float sums[4 * 256];
     const int64_t count = p.rows_end - p.row, row_tiles = (count + kAmxRows - 1) / kAmxRows;
@@ -39,9 +39,10 @@ void fp8_tiles(const LinearCall& c, const Panel& p, int rows) {
             else fp8_step<1, NB>(c, w, at, g, sums);
             for (int i = 0; i < tall; ++i) {
                 const int64_t fresh = p.row + (t + i) * kAmxRows;
-                for (int64_t row = fresh; row < at[i] + rows; ++row)
+                const float* found = sums + i * 512 + (fresh - at[i]) * 16;
+                for (int64_t row = 0; row < at[i] + rows - fresh; ++row)
                     for (int b = 0; b < NB; ++b)
-                        add_scaled(c, load(sums + (i * 2 + b) * 256 + (row - at[i]) * 16), scale[b], row, p.block + b, g);
+                        add_scaled(to + ((fresh - p.row + row) * NB + b) * 16, load(found + b * 256 + row * 16), scale[b], g);
             }
         }
     }
@@ -55,8 +56,10 @@ void fp8_panel(const LinearCall& c, const Panel& p) {
     for (int i = 0; i < 6; ++i) shapes.set(i, rows, 64);
     for (int i = 6; i < 8; ++i) shapes.set(i, 16, 64);
     const TileScope scope(shapes);
-    if (p.blocks_end - p.block == 2) fp8_tiles<2>(c, p, rows);
-    else fp8_tiles<1>(c, p, rows);
+    with_own_sums(c, p, [&](float* sums, int64_t) {
+        if (p.blocks_end - p.block == 2) fp8_tiles<2>(c, p, rows, sums);
+        else fp8_tiles<1>(c, p, rows, sums);
+    });
 }
 
 template <class Fn>

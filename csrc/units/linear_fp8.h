@@ -22,23 +22,33 @@ QUIRE_INLINE void widen_group(char* to, const LinearCall& c, int64_t block, int6
     }
 }
 
-// out += a group's sum times its scale: from zero at the first group, with the bias at the last.
-QUIRE_INLINE void add_scaled(const LinearCall& c, F sum, F scale, int64_t row, int64_t block, int64_t g) {
-    const int64_t column = block * 16;
-    const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
-    float* out = c.out + row * c.out_stride + column;
-    F acc = fma(sum, scale, g ? load_lanes(out, lanes) : set1(0.0f));
-    if (c.bias && g + 1 == c.groups) acc = add(acc, load_lanes(c.bias + column, lanes));
-    store_lanes(out, acc, lanes);
+// sums += a group's sum times its scale, from zero at the first group.
+QUIRE_INLINE void add_scaled(float* sums, F sum, F scale, int64_t g) { store(sums, fma(sum, scale, g ? load(sums) : set1(0.0f))); }
+
+// body(sums, width): the sums of a panel, [rows][width = blocks * 16], which go to the output with the bias. They wait in an area
+// of their own so that a group adds whole registers, not masked rows of the output (measured at 512 rows: 1.4 to 1.8 times the speed).
+template <class Body>
+QUIRE_INLINE void with_own_sums(const LinearCall& c, const Panel& p, const Body& body) {
+    const int64_t width = (p.blocks_end - p.block) * 16;
+    auto* sums = static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>((p.rows_end - p.row) * width) * 4));
+    body(sums, width);
+    for (int64_t block = p.block; block < p.blocks_end; ++block) {
+        const int64_t column = block * 16;
+        const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
+        for (int64_t row = p.row; row < p.rows_end; ++row) {
+            const F sum = load(sums + (row - p.row) * width + column - p.block * 16);
+            store_lanes(c.out + row * c.out_stride + column, c.bias ? add(sum, load_lanes(c.bias + column, lanes)) : sum, lanes);
+        }
+    }
 }
 
 #if defined(QUIRE_AMX)
 #include "linear_amx_fp8.h"
 #else
 
-// A group of R rows by NB blocks; `w` holds the blocks' widened group.
+// A group of R rows by NB blocks; `w` holds the blocks' widened group, `to` are the rows' sums.
 template <int R, int NB>
-void fp8_tile(const LinearCall& c, const char* w, int64_t row, int64_t block, int64_t g) {
+void fp8_tile(const LinearCall& c, const char* w, int64_t row, int64_t block, int64_t g, float* to) {
     F sum[R][NB];
     for (int r = 0; r < R; ++r)
         for (int b = 0; b < NB; ++b) sum[r][b] = set1(0.0f);
@@ -56,26 +66,28 @@ void fp8_tile(const LinearCall& c, const char* w, int64_t row, int64_t block, in
     }
     for (int b = 0; b < NB; ++b) {
         const F scale = load(reinterpret_cast<const float*>(c.scales) + ((block + b) * c.groups + g) * 16);
-        for (int r = 0; r < R; ++r) add_scaled(c, sum[r][b], scale, row + r, block + b, g);
+        for (int r = 0; r < R; ++r) add_scaled(to + (r * NB + b) * 16, sum[r][b], scale, g);
     }
 }
 
 // The tile of `rows` <= R rows: tries R, R - 1, ... 1.
 template <int NB, int R>
-void fp8_tile_of(const LinearCall& c, const char* w, int64_t rows, int64_t row, int64_t block, int64_t g) {
-    if (rows == R) return fp8_tile<R, NB>(c, w, row, block, g);
-    if constexpr (R > 1) return fp8_tile_of<NB, R - 1>(c, w, rows, row, block, g);
+void fp8_tile_of(const LinearCall& c, const char* w, int64_t rows, int64_t row, int64_t block, int64_t g, float* to) {
+    if (rows == R) return fp8_tile<R, NB>(c, w, row, block, g, to);
+    if constexpr (R > 1) return fp8_tile_of<NB, R - 1>(c, w, rows, row, block, g, to);
 }
 
 // NB blocks of a panel of rows.
 template <int R, int NB>
 void fp8_blocks(const LinearCall& c, const Panel& p) {
     alignas(64) char w[NB * kFp8Group * 32];
-    for (int64_t g = 0; g < c.groups; ++g) {
-        for (int b = 0; b < NB; ++b) widen_group(w + b * c.group * 32, c, p.block + b, g);
-        for (int64_t row = p.row; row < p.rows_end; row += R)
-            fp8_tile_of<NB, R>(c, w, p.rows_end - row < R ? p.rows_end - row : R, row, p.block, g);
-    }
+    with_own_sums(c, {p.row, p.rows_end, p.block, p.block + NB}, [&](float* sums, int64_t width) {
+        for (int64_t g = 0; g < c.groups; ++g) {
+            for (int b = 0; b < NB; ++b) widen_group(w + b * c.group * 32, c, p.block + b, g);
+            for (int64_t row = p.row; row < p.rows_end; row += R)
+                fp8_tile_of<NB, R>(c, w, p.rows_end - row < R ? p.rows_end - row : R, row, p.block, g, sums + (row - p.row) * width);
+        }
+    });
 }
 
 template <int R, int NB>
