@@ -139,7 +139,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """The router's own refusals, in OpenAI's shape."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        path = request.scope["path"][:200]  # `request.url` would parse the Host header, which can be anything
+        path = request.url.path[:200]
         refusal = HttpError(404, f"there is no route {path!r}; /openapi.json lists all", code="not_found")
     elif error.status_code == 405:
         refusal = HttpError(405, f"{request.method} is not offered here", code="method_not_allowed")
