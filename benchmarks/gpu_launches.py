@@ -161,6 +161,8 @@ def attentions(gpu: Gpu) -> Iterator[Launch]:
     yield from attended(gpu, "head 64, sinks", 64, group=8, spec=AttentionSpec(0.1, sinks=sinks[8]))
     yield from attended(gpu, "head 64, window and sinks", 64, group=8, spec=AttentionSpec(0.1, 128, sinks=sinks[8]))
     yield from attended(gpu, "head 128, slopes", 128, group=1, spec=AttentionSpec(0.1, alibi=sinks[1]))
+    bias = zeros(8, 129, dtype=F32)
+    yield from attended(gpu, "head 64, bias by distance", 64, group=1, spec=AttentionSpec(1.0, bias=bias))
     yield from attended(gpu, "head 128, tree", 128, tree=True)
 
 
@@ -213,6 +215,12 @@ def cached(gpu: Gpu) -> Iterator[Launch]:
         "bf16, part",
         partial(caches.rope_and_cache, gpu, zeros(4, 48 * 80), positions, part, slots, store, None, 1e-6),
     )
+    still, store = zeros(64, 2, 0, dtype=F32), PlainLayout(16, 8, 64, BF16).allocate(1)
+    yield (
+        "bf16, none turns",
+        partial(caches.rope_and_cache, gpu, zeros(4, 24 * 64), positions, still, slots, store, None, 1.0),
+    )
+    yield "bf16, none turns", partial(caches.rope_queries, gpu, zeros(4, 512), positions, still, 16, 64, None, 1.0)
     table = zeros(64, 2, 64, dtype=F32)
     yield "bf16", partial(caches.rope_queries, gpu, zeros(4, 4096), positions, table, 16, 128, None, 1e-6)
     heads = Heads(16, zeros(512, dtype=F32))

@@ -15,7 +15,7 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.engine.arrays import DeviceArrays
+from quire.engine.arrays import DeviceArrays, Sizes
 from quire.engine.budget import gpu_cache_bytes
 from quire.engine.engine import Engine
 from quire.engine.llm import LLM
@@ -32,7 +32,7 @@ MISSING = tuple(f"{name}=reference" for name in sorted(REGISTRY) if name not in 
 @pytest.mark.parametrize("eager", ["side", "main"])
 def test_a_step_reads_its_own_arrays_whenever_copies_happen(eager: str) -> None:
     runtime = FakeRuntime(eager)
-    arrays = DeviceArrays((8, 4, 6), None, runtime, torch.device("cpu"), groups=2)
+    arrays = DeviceArrays(Sizes(8, 4, 6, groups=2), None, runtime, torch.device("cpu"))
     seen: list[tuple[list[int], list[list[list[int]]]]] = []
     expected = []
     for step in range(7):
@@ -55,8 +55,32 @@ def test_a_step_reads_its_own_arrays_whenever_copies_happen(eager: str) -> None:
     assert 0 < runtime.waits <= 6, "the host runs one step ahead, and no further"
 
 
+@pytest.mark.parametrize("eager", ["side", "main"])
+def test_rows_see_their_encoder_s_part_whenever_copies_happen(eager: str) -> None:
+    runtime = FakeRuntime(eager)
+    arrays = DeviceArrays(Sizes(8, 4, 6, cross=True), None, runtime, torch.device("cpu"))
+    seen, expected = list[tuple[list[int], list[int], list[int]]](), []
+    for step in range(5):
+        seqs, tokens = 1 + step % 4, 2 + step
+        arrays.begin()
+        arrays.encoded[:seqs] = 10 * step + np.arange(seqs)
+        arrays.block_tables[1, :seqs, :3] = 100 * step + np.arange(seqs)[:, None]
+        arrays.cu_q[: seqs + 1] = [*range(seqs), tokens]
+        arrays.send(seqs, 3)
+        cross = arrays.batches(tokens, seqs, 1)[0].cross
+        assert cross is not None
+        runtime.queue(lambda n=tokens: arrays.complete(n))  # type: ignore[misc]
+        runtime.queue(
+            lambda c=cross: seen.append((c.cu_q.tolist(), c.context.tolist(), c.block_tables[:, 2].tolist()))  # type: ignore[misc]
+        )
+        owners = [*range(seqs - 1), *[seqs - 1] * (tokens - seqs + 1)]
+        expected.append((list(range(tokens + 1)), [10 * step + s for s in owners], [100 * step + s for s in owners]))
+    runtime.fetch([])()
+    assert seen == expected
+
+
 def test_arrays_stay_where_graphs_read_them() -> None:
-    arrays = DeviceArrays((8, 4, 6), None, FakeRuntime(), torch.device("cpu"))
+    arrays = DeviceArrays(Sizes(8, 4, 6), None, FakeRuntime(), torch.device("cpu"))
     places = []
     for _ in range(3):
         arrays.begin()
@@ -70,7 +94,7 @@ def test_arrays_stay_where_graphs_read_them() -> None:
 def test_adapters_rows_arrive_where_the_decoder_reads_them() -> None:
     rows = torch.full((8,), -1, dtype=torch.int32)
     runtime = FakeRuntime()
-    arrays = DeviceArrays((8, 4, 6), rows, runtime, torch.device("cpu"))
+    arrays = DeviceArrays(Sizes(8, 4, 6), rows, runtime, torch.device("cpu"))
     arrays.begin()
     arrays.adapters[:] = np.arange(8)
     arrays.send(1, 1)

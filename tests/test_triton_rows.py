@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import cases
+from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVLayout
 from quire.ops.op import REGISTRY, Case
 from test_ops import one_sequence
@@ -46,7 +47,7 @@ def parts_of(rows: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int, int]
         (BF16, 16, 0, ""),
         (BF16, 1, 150, "softcap sinks"),
         (F32, 32, 100, "sinks alibi"),
-        (torch.int8, 16, 0, "alibi"),
+        (torch.int8, 16, 0, "alibi bias"),
         pytest.param(torch.float8_e4m3fn, 64, 0, "softcap", marks=pytest.mark.slow),
     ],
 )
@@ -76,6 +77,13 @@ def test_who_computes_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(f, found[0]) for f in found)
 
 
+def test_a_bias_by_distance_needs_one_row_per_head() -> None:
+    case = cases.attention_case(generator(), KVLayout(16, 1, 32, F32), 2, ((2, 40),))
+    for shape in ((3, 5), (2, 0), (10,)):
+        with pytest.raises(ValueError, match="bias"):
+            attend(case | {"spec": AttentionSpec(1.0, bias=torch.zeros(shape))})
+
+
 def test_a_row_of_latent_attention_does_not_depend_on_the_batch() -> None:
     from quire.ops.mla import LatentLayout, latent_case
 
@@ -97,7 +105,7 @@ def test_a_row_of_latent_attention_does_not_depend_on_the_batch() -> None:
 @pytest.mark.parametrize(
     ("dtype", "block_size", "window", "extras", "chunk_rows"),
     [
-        (BF16, 16, 0, "", 100),
+        (BF16, 16, 0, "bias", 100),
         pytest.param(F32, 4, 70, "softcap alibi", 1, marks=pytest.mark.slow),
         pytest.param(torch.int8, 64, 530, "sinks", 1, marks=pytest.mark.slow),
     ],

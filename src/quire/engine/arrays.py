@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,25 +16,44 @@ from quire.ops.gpu import take_drawn
 from quire.ops.runtime import Mark, Runtime
 from quire.ops.sampling import Found
 
-ROWS = (("slots", np.int64), ("tokens", np.int32), ("positions", np.int32), ("logit_rows", np.int32),
-        ("adapters", np.int32))  # fmt: skip
-"""Arrays with a number per row of the batch; those of sequences follow. The widest come first: all stay aligned."""
 
+@dataclass(frozen=True)
+class Sizes:
+    """Most rows, sequences and blocks of a sequence in a step; groups of layers; whether there is an encoder."""
 
-def _cut(memory: Tensor, rows: int, seqs: int, groups: int) -> dict[str, Tensor]:
-    """The arrays of a step as views of `memory` (uint8); slots [groups, rows]."""
-    views, at = {}, 0
-    shapes = [(name, rows * (groups if name == "slots" else 1), dtype) for name, dtype in ROWS]
-    for name, count, dtype in (*shapes, ("cu_q", seqs + 1, np.int32), ("context", seqs, np.int32)):
-        end = at + count * np.dtype(dtype).itemsize
-        views[name] = memory[at:end].view(torch.int64 if dtype is np.int64 else torch.int32)
-        at = end
-    return views | {"slots": views["slots"].view(groups, rows)}
+    rows: int
+    seqs: int
+    blocks: int
+    groups: int = 1
+    cross: bool = False
 
+    @property
+    def tables(self) -> tuple[int, int, int]:
+        """Shape of the block tables: one per group, and the encoder's."""
+        return self.groups + self.cross, self.seqs, self.blocks
 
-def _size(rows: int, seqs: int, groups: int) -> int:
-    numbers = sum(rows * np.dtype(dtype).itemsize for _, dtype in ROWS) + 4 * (2 * seqs + 1)
-    return numbers + (groups - 1) * rows * np.dtype(np.int64).itemsize
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Array -> shape; all int32 but the slots, which come first: so all stay aligned."""
+        own = {"slots": (self.groups, self.rows), "tokens": (self.rows,), "positions": (self.rows,),
+               "logit_rows": (self.rows,), "adapters": (self.rows,), "cu_q": (self.seqs + 1,),
+               "context": (self.seqs,)}  # fmt: skip
+        return own | ({"owners": (self.rows,), "encoded": (self.seqs,)} if self.cross else {})
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        return sum(math.prod(shape) * (8 if name == "slots" else 4) for name, shape in self.shapes.items())
+
+    def cut(self, memory: Tensor) -> dict[str, Tensor]:
+        """The arrays as views of `memory` (uint8)."""
+        views, at = {}, 0
+        for name, shape in self.shapes.items():
+            dtype = torch.int64 if name == "slots" else torch.int32
+            end = at + math.prod(shape) * dtype.itemsize
+            views[name] = memory[at:end].view(dtype).view(shape)
+            at = end
+        return views
 
 
 class Arrays:
@@ -42,31 +62,35 @@ class Arrays:
     `tokens`: where the host does not know one yet, -1 - i for the i-th that the step before draws. `adapters`: the LoRA
     slots of rows, which the decoder's adapters read where they lie. `slots` [groups, tokens] and `block_tables`
     [groups, seqs, blocks] differ by group of layers; the tables keep their rows from step to step.
+
+    With an encoder, all but two are of the decoder's part of the sequences. `encoded` [seqs]: tokens of the encoder's
+    part, which lies in the blocks of the last of the tables; 1 where the host says nothing.
     """
 
-    def __init__(
-        self, max_tokens: int, max_seqs: int, max_blocks: int, rows: Tensor | None = None, groups: int = 1
-    ) -> None:
-        self.max_seqs, self.max_blocks = max_seqs, max_blocks
-        self.block_tables = np.zeros((groups, max_seqs, max_blocks), np.int32)
-        self._sizes = max_tokens, max_seqs, groups
-        self._place(torch.zeros(_size(*self._sizes), dtype=torch.uint8), torch.from_numpy(self.block_tables))
+    def __init__(self, sizes: Sizes, rows: Tensor | None = None) -> None:
+        """`rows` [tokens] int32: the numbers of the rows' adapters."""
+        self.max_seqs, self.max_blocks = sizes.seqs, sizes.blocks
+        self.block_tables = np.zeros(sizes.tables, np.int32)
+        self.sizes = sizes
+        self._place(torch.zeros(sizes.nbytes, dtype=torch.uint8), torch.from_numpy(self.block_tables))
         if rows is not None:
             self._views["adapters"] = rows
         self._use({name: view.numpy() for name, view in self._views.items()})
+        self.encoded[:] = 1
 
     def _place(self, memory: Tensor, tables: Tensor) -> None:
         """Let the ops read these."""
         self._memory, self._tables = memory, tables
-        self._views = _cut(memory, *self._sizes)
-        slots = self._views["slots"]
-        self._of_group = [(slots[group], tables[group]) for group in range(len(tables))]
+        self._views = self.sizes.cut(memory)
+        self._of_group = list(zip(self._views["slots"], tables, strict=False))
+        self._each = torch.arange(self.sizes.rows + 1 if self.sizes.cross else 0, dtype=torch.int32).to(memory.device)
 
     def _use(self, host: dict[str, NDArray[Any]]) -> None:
         """Let the host fill these."""
         self.slots, self.tokens, self.positions = host["slots"], host["tokens"], host["positions"]
         self.logit_rows, self.adapters = host["logit_rows"], host["adapters"]
         self.cu_q, self.context = host["cu_q"], host["context"]
+        self.encoded = host.get("encoded", self.context[:0])
 
     def begin(self) -> None:
         """The host may write from here on."""
@@ -77,8 +101,8 @@ class Arrays:
     def keep_drawn(self, tokens: Found) -> None:
         """What a step drew, int32 [n], for the next one. The host, where nothing is ahead, knows it by then."""
 
-    def take_drawn(self, tokens: int) -> None:
-        """Part of a step: look up those of its `tokens` that the step before drew."""
+    def complete(self, tokens: int) -> None:
+        """The first part of a step of so many: look up what the host did not know, or left to the device."""
 
     def batches(self, tokens: int, seqs: int, logits: int) -> list[Batch]:
         """Views of the filled part, as ops read them: a batch per group of layers."""
@@ -92,42 +116,35 @@ class Arrays:
             block_tables=tables[:seqs],
             logit_rows=v["logit_rows"][:logits],
         )
+        if self.sizes.cross:
+            context, encoded = self._of_rows(tokens, seqs)
+            cross = replace(first, cu_q=self._each[: tokens + 1], context=context, block_tables=encoded)
+            first = replace(first, cross=cross)
         return [first, *(replace(first, slots=s[:tokens], block_tables=t[:seqs]) for s, t in self._of_group[1:])]
 
-
-class CrossArrays(Arrays):
-    """Arrays of an encoder-decoder. All but two are of the decoder's part of the sequences.
-
-    `encoded` [seqs] int32: tokens of the encoder's part, which lies in the blocks `encoder_tables` [seqs, blocks].
-    """
-
-    def __init__(self, max_tokens: int, max_seqs: int, max_blocks: int) -> None:
-        super().__init__(max_tokens, max_seqs, max_blocks)
-        self.encoded, self.encoder_tables = np.ones(max_seqs, np.int32), np.zeros((max_seqs, max_blocks), np.int32)
-        self._cross = torch.from_numpy(self.encoded), torch.from_numpy(self.encoder_tables)
-        self._each = torch.arange(max_tokens + 1, dtype=torch.int32)
-
-    def batches(self, tokens: int, seqs: int, logits: int) -> list[Batch]:
-        """The one batch, in which each row is a sequence to cross attention: copied where sequences have several."""
-        (batch,) = super().batches(tokens, seqs, logits)
-        context, tables = (view[:seqs] for view in self._cross)
+    def _of_rows(self, tokens: int, seqs: int) -> tuple[Tensor, Tensor]:
+        """The encoder's part as each row sees it, (tokens of it, their blocks): copies where sequences have several."""
+        context, tables = self._views["encoded"][:seqs], self._tables[-1, :seqs]
         if tokens != seqs:
-            owners = torch.from_numpy(np.repeat(np.arange(seqs), np.diff(self.cu_q[: seqs + 1])))
+            owners = torch.from_numpy(self._owners(seqs))
             context, tables = context[owners], tables[owners]
-        cross = replace(batch, cu_q=self._each[: tokens + 1], context=context, block_tables=tables)
-        return [replace(batch, cross=cross)]
+        return context, tables
+
+    def _owners(self, seqs: int) -> NDArray[Any]:
+        """The sequence of each row."""
+        return np.repeat(np.arange(seqs), np.diff(self.cu_q[: seqs + 1]))
 
 
 class _Buffer:
     """One of the two sets that a step's arrays go through: pinned on the host, and where they arrive on the device."""
 
-    def __init__(self, runtime: Runtime, device: torch.device, sizes: tuple[int, int, int], cells: int) -> None:
-        nbytes = _size(*sizes)
-        self.host, self.host_tables = runtime.pinned(nbytes), runtime.pinned(4 * cells).view(torch.int32)
-        self.arrays: dict[str, NDArray[Any]] = {name: v.numpy() for name, v in _cut(self.host, *sizes).items()}
-        self.device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    def __init__(self, runtime: Runtime, device: torch.device, sizes: Sizes) -> None:
+        cells = math.prod(sizes.tables)
+        self.host, self.host_tables = runtime.pinned(sizes.nbytes), runtime.pinned(4 * cells).view(torch.int32)
+        self.arrays: dict[str, NDArray[Any]] = {name: v.numpy() for name, v in sizes.cut(self.host).items()}
+        self.device = torch.zeros(sizes.nbytes, dtype=torch.uint8, device=device)
         self.device_tables = torch.zeros(cells, dtype=torch.int32, device=device)
-        self.adapters = _cut(self.device, *sizes)["adapters"]
+        self.adapters = sizes.cut(self.device)["adapters"]
         self.sent: Mark | None = None
         self.read: Mark | None = None
 
@@ -139,23 +156,17 @@ class DeviceArrays(Arrays):
     may still be under way; it waits for a set that the device has not read yet.
     """
 
-    def __init__(
-        self,
-        sizes: tuple[int, int, int],
-        rows: Tensor | None,
-        runtime: Runtime,
-        device: torch.device,
-        groups: int = 1,
-    ) -> None:
-        """`sizes`: most tokens, sequences, and blocks of a sequence. `rows` [tokens] int32: those of the adapters."""
-        super().__init__(*sizes, groups=groups)
-        cells = self.block_tables.size
+    def __init__(self, sizes: Sizes, rows: Tensor | None, runtime: Runtime, device: torch.device) -> None:
+        super().__init__(sizes)
         self._runtime = runtime
-        self._buffers = tuple(_Buffer(runtime, device, self._sizes, cells) for _ in range(2))
+        self._buffers = tuple(_Buffer(runtime, device, sizes) for _ in range(2))
         self._turn = 0
-        tables = torch.zeros(self.block_tables.shape, dtype=torch.int32, device=device)
-        self._place(torch.zeros(len(self._memory), dtype=torch.uint8, device=device), tables)
-        self._drawn = torch.zeros(sizes[0], dtype=torch.int32, device=device)
+        tables = torch.zeros(sizes.tables, dtype=torch.int32, device=device)
+        self._place(torch.zeros(sizes.nbytes, dtype=torch.uint8, device=device), tables)
+        self._drawn = torch.zeros(sizes.rows, dtype=torch.int32, device=device)
+        if sizes.cross:
+            self._seen = torch.ones(sizes.rows, dtype=torch.int32, device=device)
+            self._seen_tables = torch.zeros(sizes.rows, sizes.blocks, dtype=torch.int32, device=device)
         self._rows = rows
         self._use(self._buffers[0].arrays)
 
@@ -166,11 +177,14 @@ class DeviceArrays(Arrays):
         if buffer.sent is not None:
             buffer.sent.wait()
         self._use(buffer.arrays)
+        self.encoded[:] = 1
 
     def send(self, seqs: int, blocks: int) -> None:
         """Queue the copies; the last step still reads the arrays' own memory, so they wait for it in buffers."""
         buffer, groups = self._buffers[self._turn], len(self.block_tables)
         cells = groups * seqs * blocks
+        if self.sizes.cross:
+            buffer.arrays["owners"][: self.cu_q[seqs]] = self._owners(seqs)
         buffer.host_tables.numpy()[:cells] = self.block_tables[:, :seqs, :blocks].reshape(-1)
         copies = [(buffer.device, buffer.host)]
         if cells:
@@ -189,6 +203,17 @@ class DeviceArrays(Arrays):
         drawn = torch.as_tensor(tokens)
         self._runtime.place([(self._drawn[: len(drawn)], drawn)])
 
-    def take_drawn(self, tokens: int) -> None:
-        """Queue it, or record it as a graph's first part."""
+    def complete(self, tokens: int) -> None:
+        """Queue it, or record it as a graph's first part: tokens that the step before drew; what cross attention reads.
+
+        That is copied for every row, as a graph knows of each step only how many rows there are.
+        """
         take_drawn(self._views["tokens"][:tokens], self._drawn)
+        if self.sizes.cross:
+            owners = self._views["owners"][:tokens]
+            torch.index_select(self._views["encoded"], 0, owners, out=self._seen[:tokens])
+            torch.index_select(self._tables[-1], 0, owners, out=self._seen_tables[:tokens])
+
+    def _of_rows(self, tokens: int, seqs: int) -> tuple[Tensor, Tensor]:
+        """Where `complete` puts it."""
+        return self._seen[:tokens], self._seen_tables[:tokens]

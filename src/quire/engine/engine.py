@@ -20,7 +20,7 @@ from quire.core.sequence import Opening
 from quire.engine.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, Stats
 from quire.engine.runner import Runner
-from quire.engine.shapes import graph_bytes, graph_sizes
+from quire.engine.shapes import graph_bytes
 from quire.engine.tune import tune
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
@@ -49,7 +49,7 @@ class Engine:
         size, encoder = config.cache.block_size, self.model.encoder
         shares = config.cache.enable_prefix_caching and encoder is None
         self.prefix = PrefixCache(self.pool, size) if shares else None
-        limits = config.scheduler if encoder is None else self._whole_prompts(config.scheduler)
+        limits = self._limits(self.max_model_len)
         self._check_limits(limits)
         tables = BlockTables(self.pool, self.prefix, self.kv.sizes)
         opening = None if encoder is None else Opening(size, self.model.decoder_start)
@@ -79,12 +79,15 @@ class Engine:
                 param="async_scheduling",
             )
 
-    def _whole_prompts(self, limits: SchedulerConfig) -> SchedulerConfig:
-        """An encoder reads all of a prompt at once: none is cut, and a step has room for the longest sequence.
+    def _limits(self, length: int) -> SchedulerConfig:
+        """Those of steps. An encoder reads all of a prompt at once: none is cut, and a step has room for `length`.
 
         For the same reason the beginning of a prompt says nothing of another's keys and values: no prefix is shared.
         """
-        room = max(limits.max_num_batched_tokens, self.max_model_len)
+        limits = self.config.scheduler
+        if self.model.encoder is None:
+            return limits
+        room = max(limits.max_num_batched_tokens, length)
         return replace(limits, enable_chunked_prefill=False, max_num_batched_tokens=room)
 
     def _cache_bytes(self, shape: KVPlan) -> int | None:
@@ -98,11 +101,12 @@ class Engine:
             )
         if self.ops.gpu is None or cache.kv_cache_memory_bytes or cache.num_blocks:
             return None
-        limits = self.config.scheduler
-        runner = Runner(self.model, self.ops, shape, limits, capture=False)
-        sizes = graph_sizes(limits.max_num_batched_tokens, limits.max_num_seqs)
-        kept = 0 if self.config.device.enforce_eager else graph_bytes(sizes, self.model.spec.vocab_size)
-        return gpu_cache_bytes(self.ops.gpu.runtime, cache.gpu_memory_utilization, runner.profile) - kept
+        capture, runtime = not self.config.device.enforce_eager, self.ops.gpu.runtime
+        runner = Runner(self.model, self.ops, shape, self._limits(shape.max_model_len), capture)
+        kept = graph_bytes(runner.graph_sizes, self.model.spec.vocab_size)
+        if runner.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
+            kept += runtime.peak(lambda: runner.profile(runner.graph_sizes[-1]))
+        return gpu_cache_bytes(runtime, cache.gpu_memory_utilization, runner.profile) - kept
 
     def submit(self, request: Request) -> Output | None:
         """Queue a request; one that can never run ends at once with an error output."""

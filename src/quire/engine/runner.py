@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
-from quire.engine.arrays import Arrays, CrossArrays, DeviceArrays
+from quire.engine.arrays import Arrays, DeviceArrays, Sizes
 from quire.engine.budget import KVPlan
 from quire.engine.shapes import fitting, graph_sizes
 from quire.engine.warm import warm_device
@@ -45,12 +46,13 @@ class Runner:
         self.graph_sizes = graph_sizes(max_tokens, max_seqs) if capture and ops.gpu is not None else ()
         max_seqs = max((max_seqs, *self.graph_sizes))
         rows = None if model.adapters is None else model.adapters.rows
-        sizes, groups = (max_tokens, max_seqs, kv.sizes.entries(kv.max_model_len)), len(kv.groups.layers)
+        sizes = Sizes(max_tokens, max_seqs, kv.sizes.entries(kv.max_model_len), len(kv.groups.layers),
+                      model.encoder is not None)  # fmt: skip
         self.arrays: Arrays
         if ops.gpu is not None:
-            self.arrays = DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device, groups)
+            self.arrays = DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device)
         else:
-            self.arrays = Arrays(*sizes, rows, groups) if model.encoder is None else CrossArrays(*sizes)
+            self.arrays = Arrays(sizes, rows)
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.capture = capture and model.decoder.recordable
         self.numeric_errors = 0
@@ -90,6 +92,9 @@ class Runner:
         arrays.send(seqs, arrays.max_blocks)
         logits = self._decode(arrays.batches(tokens, seqs, seqs))
         logits.clone()  # rows that are edited are kept beside it
+        if self.model.encoder is not None:
+            at = np.arange(min(tokens, self.model.max_model_len))
+            self._encode(np.zeros(len(at), np.int32), self.pad_block * size + at % size)
         arrays.block_tables[:] = 0
 
     def _warm_host(self) -> None:
@@ -136,7 +141,7 @@ class Runner:
         if self.model.encoder is not None:
             for chunk in plan.chunks:
                 if chunk.start < chunk.seq.encoded:
-                    self._encode(chunk.seq)
+                    self._encode_prompt(chunk.seq)
         self.arrays.begin()
         rows = self._fill(plan.chunks)
         blocks, seqs = max(len(chunk.seq.blocks[0]) for chunk in plan.chunks), len(plan.chunks)
@@ -147,13 +152,16 @@ class Runner:
         self._places = {row.seq: i for i, row in enumerate(row for row in rows if row.target is None)}
         return lambda: self._collect(plan.chunks, rows, drawn)
 
-    def _encode(self, seq: Sequence) -> None:
+    def _encode_prompt(self, seq: Sequence) -> None:
         """Compute the encoder's part of `seq`, which is always computed as one."""
-        assert self.model.encoder is not None
         at, size = np.arange(seq.encoded), self.block_size
-        slots = np.asarray(seq.blocks[0])[at // size] * size + at % size
-        tokens = torch.tensor(seq.tokens[: seq.encoded], dtype=torch.int32)
-        self.model.encoder(tokens, torch.from_numpy(slots), self.caches)
+        slots = np.asarray(seq.blocks[0], np.int64)[at // size] * size + at % size
+        self._encode(np.array(seq.tokens[: seq.encoded], np.int32), slots)
+
+    def _encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
+        assert self.model.encoder is not None
+        move = torch.from_numpy if self.ops.gpu is None else self.ops.gpu.upload
+        self.model.encoder(move(tokens), move(slots), self.caches)
 
     def _forward(self, tokens: int, seqs: int, logits: int, blocks: int) -> torch.Tensor:
         size = fitting(self.graph_sizes, tokens, seqs, logits, exact=self.ops.gpu is None) if self.capture else 0
@@ -166,7 +174,7 @@ class Runner:
         return self._decode(self.arrays.batches(tokens, seqs, logits))
 
     def _decode(self, batches: list[Batch]) -> torch.Tensor:
-        self.arrays.take_drawn(len(batches[0].tokens))
+        self.arrays.complete(len(batches[0].tokens))
         views = [batches[group] for group in self._group_of] if len(batches) > 1 else ()
         return self.model.decoder(batches[0], self.caches, views)
 
@@ -232,8 +240,10 @@ class Runner:
         same, self._table_owner[s] = self._table_owner[s] == owner, owner
         position = np.arange(start, start + count) if count > 1 else None
         arrays.positions[at:end] = (start if position is None else position) - seq.lead
-        if lead and not same and isinstance(arrays, CrossArrays):
-            arrays.encoded[s], arrays.encoder_tables[s, :lead] = seq.encoded, seq.blocks[0][:lead]
+        if lead:
+            arrays.encoded[s] = seq.encoded
+            if not same:
+                arrays.block_tables[-1, s, :lead] = seq.blocks[0][:lead]
         for group, table in enumerate(seq.blocks):
             known = first if same else max(seq.slid[group], lead)
             arrays.block_tables[group, s, known - lead : len(table) - lead] = table[known:]

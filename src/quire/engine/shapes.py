@@ -18,11 +18,8 @@ def graph_sizes(max_tokens: int, max_seqs: int) -> tuple[int, ...]:
 
 
 def graph_bytes(sizes: tuple[int, ...], vocabulary: int) -> int:
-    """Memory that graphs keep beside the cache: the place of their logits, and as much for those of the largest one.
-
-    What lies between their ops is less than that of the largest step, which is accounted for already.
-    """
-    return 2 * 4 * vocabulary * max(sizes, default=0)
+    """Memory of the place of all graphs' logits. What lies between their ops is in a pool of theirs, to be measured."""
+    return 4 * vocabulary * max(sizes, default=0)
 
 
 def fitting(sizes: tuple[int, ...], tokens: int, seqs: int, logits: int, exact: bool) -> int:

@@ -85,7 +85,7 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     opened = open_model(options.model, options.load_format, options.seed)
     spec = opened.spec
     if spec.encoder.layers:
-        check_encoder(config, ops, spec.family)
+        check_encoder(config, spec.family)
     asked, notes = compute_dtype(options.dtype, opened.dtype)
     dtype = torch_dtype(asked)
     length = max_model_len(options.max_model_len, spec)
@@ -100,7 +100,7 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     ropes = shared_tables(spec.rope, length)
     made = loader.decoder(ropes)
     encoder = load_encoder(loader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
-    decoder: Forward = placed(made, ops.device)
+    made, encoder = placed((made, encoder), ops.device)  # together: they share tables
     if cache is not None:
         cache.save()
     loader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
@@ -115,7 +115,7 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
     return Model(
         name=opened.name,
         spec=spec,
-        decoder=decoder,
+        decoder=made,
         layouts=(layout,) * spec.layers,
         max_model_len=length,
         dtype=asked.name,

@@ -76,7 +76,7 @@ class Encoder:
             ops.rope_and_cache(qkv, positions, self.still, slots, cache, None, 1.0)
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """Tokens [n] int32 to hidden states [n, hidden] f32."""
+        """Tokens [n] int32 to hidden states [n, hidden]."""
         ops = self.ops
         bias = _sliding(self.bias, len(tokens))
         x = ops.embedding(tokens, self.embed)
@@ -92,20 +92,20 @@ class Encoder:
 def _sliding(bias: Tensor, n: int) -> Tensor:
     """bias [heads, 2 f + 1] as a view [heads, n, n] for queries from the last to the first, and all keys."""
     furthest = bias.shape[1] // 2
-    after = torch.arange(1 - n, n).clamp(-furthest, furthest)
+    after = torch.arange(1 - n, n, device=bias.device).clamp(-furthest, furthest)
     return bias[:, after + furthest].unfold(1, n, 1)
 
 
 def attend_all(qkv: Tensor, bias: Tensor, head_dim: int) -> Tensor:
-    """softmax(q k^T + bias) v where everything is seen: qkv [n, 3 heads head_dim] f32 -> [n, heads head_dim] f32.
+    """softmax(q k^T + bias) v where everything is seen: qkv [n, 3 heads head_dim] -> [n, heads head_dim] of its dtype.
 
     `bias` [heads, n, n] is for queries from the last to the first: one row is then the row before moved by one key, so
     that it is a view of a vector per head instead of n^2 numbers.
     """
     n = len(qkv)
-    q, k, v = qkv.view(n, 3, -1, head_dim).permute(1, 2, 0, 3)
+    q, k, v = qkv.float().view(n, 3, -1, head_dim).permute(1, 2, 0, 3)
     q, keys = q.flip(1), k.transpose(1, 2)
-    out = torch.empty((n, q.shape[0], head_dim))
+    out = qkv.new_empty((n, q.shape[0], head_dim))
     for first in range(0, n, QUERIES):
         rows = slice(first, first + QUERIES)
         scores = (q[:, rows] @ keys).add_(bias[:, rows])
@@ -169,14 +169,9 @@ def load_encoder(loader: Loader, embed: Tensor | PackedTable, still: Tensor) -> 
     )
 
 
-def check_encoder(config: EngineConfig, ops: Ops, family: str) -> None:
+def check_encoder(config: EngineConfig, family: str) -> None:
     """Refuse options that do not work with an encoder-decoder."""
     if config.lora.enable_lora:
         raise ConfigError(
             f"--enable-lora: {family!r} has an encoder, whose adapters are not read; leave it out", param="enable_lora"
-        )
-    if ops.gpu is not None:
-        raise ConfigError(
-            f"--device cuda: {family!r} runs on the CPU only: attention with a bias by distance has no Triton kernel",
-            param="device",
         )

@@ -258,7 +258,7 @@ def attention_narrow_cases(g: Generator, dtype: torch.dtype) -> Iterator[Case]:
 def attention_extra_cases(g: Generator, dtype: torch.dtype) -> Iterator[Case]:
     """Soft cap, sinks, ALiBi and bias, alone and together, with windows, groups and block sizes."""
     rows = ((1, 1), (9, 700), (1, 1030), (40, 40))
-    for extras in ("softcap", "sinks", "alibi", "softcap sinks alibi", "bias"):
+    for extras in ("softcap", "sinks", "alibi", "bias", "softcap sinks alibi bias"):
         for window in (0, 100):
             yield attention_case(g, KVLayout(16, 2, 32, dtype), 6, rows, window, extras=extras)
         for block_size, kv_heads, d in ((1, 1, 24), (4, 3, 16), (64, 1, 64)):

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.core.errors import ConfigError
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import Gpu
 from quire.ops.layout import KVCache
@@ -73,8 +72,8 @@ def attention(
     for name, numbers in (("sinks", spec.sinks), ("alibi", spec.alibi)):
         if numbers is not None:
             tensor(numbers, f"attention {name}", torch.float32, heads)
-    if spec.bias is not None:
-        raise ConfigError("attention: a bias by distance has no Triton kernel; use --device cpu", param="device")
+    if spec.bias is not None and not tensor(spec.bias, "attention bias", torch.float32, heads, -1).shape[1]:
+        raise ValueError("attention bias: needs at least one distance")
     if tree is not None:
         tensor(tree, "attention tree", torch.int64, rows)
     sizes = gpu.config("attention", head_dim=cache.layout.head_dim, bytes=_dot(cache).primitive_bitwidth // 8)
@@ -143,8 +142,8 @@ def _attend(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, sizes: dic
     tiles *= cache.layout.kv_heads
     parts = min(splits, max(sizes["parts"], sizes["programs"] * gpu.chip.processors // (sequences * tiles)))
     kernels.split_kernel[(sequences, tiles, parts)](
-        acc, ml, *before, batch.spec.alibi, batch.tree, *after, heads, splits, parts, SINGLE=single, **tile,
-        **static, num_warps=sizes["warps"], num_stages=sizes["stages"],
+        acc, ml, *before, batch.spec.alibi, batch.spec.bias, batch.tree, *after, heads, splits, parts, SINGLE=single,
+        **tile, **static, num_warps=sizes["warps"], num_stages=sizes["stages"],
     )  # fmt: skip
     together = sizes["merged_heads"]
     kernels.merge_kernel[(sequences, triton.cdiv(heads, together))](
@@ -154,8 +153,8 @@ def _attend(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, sizes: dic
     if single:
         tile, tiles = _tiles(group, sizes["chunk_rows"])
         chunk_kernel[(rows // (tile["BM"] // tile["TILE_HEADS"]) + sequences, tiles * cache.layout.kv_heads)](
-            out, *before, batch.spec.alibi, batch.spec.sinks, batch.tree, *after, heads, sequences, **tile, **static,
-            num_warps=sizes["chunk_warps"], num_stages=sizes["chunk_stages"],
+            out, *before, batch.spec.alibi, batch.spec.bias, batch.spec.sinks, batch.tree, *after, heads, sequences,
+            **tile, **static, num_warps=sizes["chunk_warps"], num_stages=sizes["chunk_stages"],
         )  # fmt: skip
     return out
 
@@ -176,7 +175,7 @@ def _arguments(queries: Queries, cache: KVCache, batch: Paged) -> tuple[tuple[An
     factor = spec.scale
     if spec.softcap:
         factor /= spec.softcap
-    elif spec.alibi is None:
+    elif spec.alibi is None and spec.bias is None:
         factor *= kernels.LOG2E.value
     before = (queries.rows, rotated, cache.keys, cache.values, *scales_of(cache), batch.cu_q, batch.context,
               batch.tables)  # fmt: skip
@@ -206,7 +205,13 @@ def _static(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, keys: int)
         "SIZE": layout.block_size,
         "GROUP": group,
         "BN": keys,
-        "SPEC": (bool(spec.window), bool(spec.softcap), spec.alibi is not None, batch.tree is not None),
+        "SPEC": (
+            bool(spec.window),
+            bool(spec.softcap),
+            spec.alibi is not None,
+            batch.tree is not None,
+            0 if spec.bias is None else spec.bias.shape[1],
+        ),
         "DOT": _dot(cache),
         "KIND": kind.value,
     }

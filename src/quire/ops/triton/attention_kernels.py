@@ -92,15 +92,22 @@ def rows_of_cache(cache, scales, where, scale_at, seen, D: tl.constexpr, BD: tl.
 
 
 @triton.jit
-def scores_of(x, key, sight, score, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
-    """Products q.k [BM, BN] as scores; with neither cap nor slopes the factor is left to the exponent's fma."""
+def scores_of(x, key, sight, score, SPEC: tl.constexpr):
+    """Products q.k [BM, BN] as scores; where nothing is done to them the factor is left to the exponent's fma.
+
+    A distance is read from the bias of the row's head: one table is a few hundred bytes, which stay near.
+    """
     position, _, _, _ = sight
-    factor, cap, slope, _ = score
-    if SOFTCAP:
-        x = tanh(x * factor) * cap
-    if ALIBI:
-        if not SOFTCAP:
-            x = x * factor
+    factor, cap, (slope, bias), _ = score
+    if SPEC[1]:
+        x = tanh(x * factor)
+        factor = cap
+    if SPEC[4]:
+        distance = tl.minimum(tl.maximum(position[:, None] - key[None, :], 0), SPEC[4] - 1)
+        x = tl.fma(x, tl.zeros_like(x) + factor, tl.load(bias[:, None] + distance))
+    elif SPEC[1] or SPEC[2]:
+        x = x * factor
+    if SPEC[2]:
         distance = (key[None, :] - position[:, None]).to(tl.float32)
         x = tl.fma(tl.broadcast_to(slope[:, None], x.shape), distance, x)
     return x
@@ -134,8 +141,9 @@ def tile_of_keys(first, queries, m, e, acc, kv, sight, score, tree, D: tl.conste
     numbers, is what `keys` holds, and the second queries [BM, power of two from R on] meet it.
 
     kv = (keys, values, key scales, value scales, the sequence's table, elements of a block, first element of the head).
-    sight = (position [BM], last key seen [BM], first and last key + 1 that any row sees). score = (factor, cap, slopes
-    [BM], window). tree = (root, mask) of the one token of the tile. SPEC: which of window, cap, slopes, tree there are.
+    sight = (position [BM], last key seen [BM], first and last key + 1 that any row sees). score = (factor, cap, (slopes
+    [BM], places of their heads' bias [BM]), window). tree = (root, mask) of the one token of the tile. SPEC: which of
+    window, cap, slopes, tree there are; distances of the bias.
     """
     keys, values, key_scales, value_scales, table, block_step, head_at = kv
     position, last, low, high = sight
@@ -162,13 +170,13 @@ def tile_of_keys(first, queries, m, e, acc, kv, sight, score, tree, D: tl.conste
         x = tl.dot(q, tl.trans(k), input_precision="ieee")
     if KIND != PLAIN:
         x = x * key_scale[None, :]
-    x = scores_of(x, key, sight, score, SPEC[1], SPEC[2])
+    x = scores_of(x, key, sight, score, SPEC)
     if MASKED:
         visible = key[None, :] <= last[:, None]
         if SPEC[0]:
             visible &= position[:, None] - key[None, :] < window
         x = tl.where(visible, x, float("-inf"))
-    exponent = LOG2E if SPEC[1] or SPEC[2] else factor
+    exponent = LOG2E if SPEC[1] or SPEC[2] or SPEC[4] else factor
     return update(x, v, value_scale, m, e, acc, exponent, DOT, KIND)
 
 
@@ -222,37 +230,40 @@ def tile_of_rows(inputs, steps, begin, n, length, first, step, root, head, left,
                  DOT: tl.constexpr):  # fmt: skip
     """The BM rows of `step` tokens from `first` on and of heads head..head + left, and what they see.
 
-    inputs = (qkv, rotated, slopes, tree, window). Returns (batch row, head, is it one), queries, slopes, sight as in
-    `tile_of_keys`, position of the first row, (root, mask).
+    inputs = (qkv, rotated, slopes, bias, tree, window). Returns (batch row, head, is it one), queries, (slopes, places
+    of biases), sight as in `tile_of_keys`, position of the first row, (root, mask).
     """
-    qkv, rotated, slopes, tree, window = inputs
+    qkv, rotated, slopes, bias, tree, window = inputs
     row_step, rotated_step, rotated_width = steps
     index = tl.arange(0, BM)
     token, heads = first + index // TILE_HEADS, index % TILE_HEADS
     real = (token < n) & (token < first + step) & (index < BM // TILE_HEADS * TILE_HEADS) & (heads < left)
     row, heads = (begin + token).to(tl.int64), head + heads
-    position, mask, slope = length - n + token, root, token
+    position, mask, slope, own_bias = length - n + token, root, token, token
     if SPEC[3]:
         own = tl.load(tree + row, mask=real, other=0)
         position = tl.where(own != 0, root + popcount(own) - 1, position)
         mask = tl.where(step == 1, tl.load(tree + begin + first), 0)
     if SPEC[2]:
         slope = tl.load(slopes + heads, mask=real, other=0.0)
+    if SPEC[4]:
+        own_bias = bias + tl.where(real, heads, 0) * SPEC[4]
     queries = queries_of(qkv, rotated, row, heads, real, row_step, rotated_step, rotated_width, D, BD, R, DOT)
     last = tl.where(real, position, -1)
     lowest, high = tl.min(tl.where(real, position, length), 0), tl.max(last, 0) + 1
     low = 0
     if SPEC[0]:
         low = tl.maximum(lowest - window + 1, 0)
-    return (row, heads, real), queries, slope, (position, last, low, high), lowest, (root, mask)
+    return (row, heads, real), queries, (slope, own_bias), (position, last, low, high), lowest, (root, mask)
 
 
 @triton.jit(do_not_specialize=["splits", "parts"])
 def split_kernel(part_acc, part_ml, qkv, rotated, keys, values, key_scales, value_scales, cu_q, context, tables, slopes,
-                 tree, factor, cap, window, row_step, rotated_step, rotated_width, table_step, block_step, head_step,
-                 heads, splits, parts, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr,
-                 TILE_HEADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, SPLIT: tl.constexpr,
-                 SPEC: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr, SINGLE: tl.constexpr):  # fmt: skip
+                 bias, tree, factor, cap, window, row_step, rotated_step, rotated_width, table_step, block_step,
+                 head_step, heads, splits, parts, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr,
+                 GROUP: tl.constexpr, TILE_HEADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
+                 SPLIT: tl.constexpr, SPEC: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr,
+                 SINGLE: tl.constexpr):  # fmt: skip
     """Softmax and its sum over values of each row and split. Grid: (sequences, tiles of heads, `parts`).
 
     A program takes every `parts`-th pair of a split and a tile of rows of its sequence. SINGLE: only sequences of one
@@ -281,9 +292,9 @@ def split_kernel(part_acc, part_ml, qkv, rotated, keys, values, key_scales, valu
         if SPEC[3] and split >= root // SPLIT:
             step = 1  # a drafted row's keys lie where only it has them
         for first in range(start, tl.minimum(start + TOKENS, n), step):
-            where, queries, slope, sight, _, one = tile_of_rows(
-                (qkv, rotated, slopes, tree, window), (row_step, rotated_step, rotated_width), begin, n, length, first,
-                step, root, head, (kv_head + 1) * GROUP - head, D, BD, TILE_HEADS, BM, R, SPEC, DOT)  # fmt: skip
+            where, queries, of_head, sight, _, one = tile_of_rows(
+                (qkv, rotated, slopes, bias, tree, window), (row_step, rotated_step, rotated_width), begin, n, length,
+                first, step, root, head, (kv_head + 1) * GROUP - head, D, BD, TILE_HEADS, BM, R, SPEC, DOT)  # fmt: skip
             row, at_head, real = where
             position, last, low, high = sight
             low, high = tl.maximum(low, split * SPLIT), tl.minimum(high, (split + 1) * SPLIT)
@@ -293,7 +304,7 @@ def split_kernel(part_acc, part_ml, qkv, rotated, keys, values, key_scales, valu
                 acc = tl.zeros([BM, BD], tl.float32)
                 for at in range(low // BN * BN, high, BN):
                     m, e, acc = tile_of_keys(at, queries, m, e, acc, kv, (position, last, low, high),
-                                             (factor, cap, slope, window), one, D, BD, SIZE, BN, R, SPEC, DOT, KIND,
+                                             (factor, cap, of_head, window), one, D, BD, SIZE, BN, R, SPEC, DOT, KIND,
                                              True)  # fmt: skip
                 out = ((s.to(tl.int64) if SINGLE else row) * heads + at_head) * splits + split
                 tl.store(part_ml + out * 2, m, mask=real)

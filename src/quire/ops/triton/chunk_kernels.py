@@ -70,9 +70,9 @@ def every_key(queries, kv, sight, score, one, first_position, D: tl.constexpr, B
 
 
 @triton.jit(do_not_specialize=["sequences"])
-def chunk_kernel(out, qkv, rotated, keys, values, key_scales, value_scales, cu_q, context, tables, slopes, sinks, tree,
-                 factor, cap, window, row_step, rotated_step, rotated_width, table_step, block_step, head_step, heads,
-                 sequences, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr,
+def chunk_kernel(out, qkv, rotated, keys, values, key_scales, value_scales, cu_q, context, tables, slopes, bias, sinks,
+                 tree, factor, cap, window, row_step, rotated_step, rotated_width, table_step, block_step, head_step,
+                 heads, sequences, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr,
                  TILE_HEADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, SPLIT: tl.constexpr,
                  SPEC: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     """Attention of sequences of more than one row. Grid: (tiles of rows, tiles of heads).
@@ -97,11 +97,11 @@ def chunk_kernel(out, qkv, rotated, keys, values, key_scales, value_scales, cu_q
     if n == 1:
         stop = start
     for first in range(start, stop, step):
-        where, queries, slope, sight, first_position, one = tile_of_rows(
-            (qkv, rotated, slopes, tree, window), (row_step, rotated_step, rotated_width), begin, n, length, first,
-            step, root, head, (kv_head + 1) * GROUP - head, D, BD, TILE_HEADS, BM, R, SPEC, DOT)  # fmt: skip
+        where, queries, of_head, sight, first_position, one = tile_of_rows(
+            (qkv, rotated, slopes, bias, tree, window), (row_step, rotated_step, rotated_width), begin, n, length,
+            first, step, root, head, (kv_head + 1) * GROUP - head, D, BD, TILE_HEADS, BM, R, SPEC, DOT)  # fmt: skip
         row, at_head, real = where
-        total_m, total_e, total = every_key(queries, kv, sight, (factor, cap, slope, window), one, first_position, D,
+        total_m, total_e, total = every_key(queries, kv, sight, (factor, cap, of_head, window), one, first_position, D,
                                             BD, SIZE, BM, BN, R, SPLIT, SPEC, DOT, KIND)  # fmt: skip
         if sinks is not None:
             total_e, before = with_sink(total_m, total_e, tl.load(sinks + at_head, mask=real, other=0.0))
