@@ -152,9 +152,11 @@ def _attend(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, sizes: dic
     )  # fmt: skip
     if single:
         tile, tiles = _tiles(group, sizes["chunk_rows"])
+        # Triton 3.6 cannot translate what its pipeline for AMD makes of a load that is added to a product
+        stages = 1 if batch.spec.bias is not None and not gpu.chip.ptx else sizes["chunk_stages"]
         chunk_kernel[(rows // (tile["BM"] // tile["TILE_HEADS"]) + sequences, tiles * cache.layout.kv_heads)](
             out, *before, batch.spec.alibi, batch.spec.bias, batch.spec.sinks, batch.tree, *after, heads, sequences,
-            **tile, **static, num_warps=sizes["chunk_warps"], num_stages=sizes["chunk_stages"],
+            **tile, **static, num_warps=sizes["chunk_warps"], num_stages=stages,
         )  # fmt: skip
     return out
 

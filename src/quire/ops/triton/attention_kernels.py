@@ -98,13 +98,14 @@ def scores_of(x, key, sight, score, SPEC: tl.constexpr):
     A distance is read from the bias of the row's head: one table is a few hundred bytes, which stay near.
     """
     position, _, _, _ = sight
-    factor, cap, (slope, bias), _ = score
+    factor, cap, bias, of_row, _ = score
+    slope, bias_at = of_row
     if SPEC[1]:
         x = tanh(x * factor)
         factor = cap
     if SPEC[4]:
         distance = tl.minimum(tl.maximum(position[:, None] - key[None, :], 0), SPEC[4] - 1)
-        x = tl.fma(x, tl.zeros_like(x) + factor, tl.load(bias[:, None] + distance))
+        x = tl.fma(x, tl.zeros_like(x) + factor, tl.load(bias + (bias_at[:, None] + distance)))
     elif SPEC[1] or SPEC[2]:
         x = x * factor
     if SPEC[2]:
@@ -141,13 +142,13 @@ def tile_of_keys(first, queries, m, e, acc, kv, sight, score, tree, D: tl.conste
     numbers, is what `keys` holds, and the second queries [BM, power of two from R on] meet it.
 
     kv = (keys, values, key scales, value scales, the sequence's table, elements of a block, first element of the head).
-    sight = (position [BM], last key seen [BM], first and last key + 1 that any row sees). score = (factor, cap, (slopes
-    [BM], places of their heads' bias [BM]), window). tree = (root, mask) of the one token of the tile. SPEC: which of
-    window, cap, slopes, tree there are; distances of the bias.
+    sight = (position [BM], last key seen [BM], first and last key + 1 that any row sees). score = (factor, cap, biases,
+    (slopes [BM], places of the rows' heads in the biases [BM]), window). tree = (root, mask) of the one token of the
+    tile. SPEC: which of window, cap, slopes, tree there are; distances of the bias.
     """
     keys, values, key_scales, value_scales, table, block_step, head_at = kv
     position, last, low, high = sight
-    factor, _, _, window = score
+    factor, _, _, _, window = score
     key = first + tl.arange(0, BN)
     stored = key
     if SPEC[3]:
@@ -230,16 +231,16 @@ def tile_of_rows(inputs, steps, begin, n, length, first, step, root, head, left,
                  DOT: tl.constexpr):  # fmt: skip
     """The BM rows of `step` tokens from `first` on and of heads head..head + left, and what they see.
 
-    inputs = (qkv, rotated, slopes, bias, tree, window). Returns (batch row, head, is it one), queries, (slopes, places
-    of biases), sight as in `tile_of_keys`, position of the first row, (root, mask).
+    inputs = (qkv, rotated, slopes, tree, window). Returns (batch row, head, is it one), queries, (slopes, places in the
+    biases), sight as in `tile_of_keys`, position of the first row, (root, mask).
     """
-    qkv, rotated, slopes, bias, tree, window = inputs
+    qkv, rotated, slopes, tree, window = inputs
     row_step, rotated_step, rotated_width = steps
     index = tl.arange(0, BM)
     token, heads = first + index // TILE_HEADS, index % TILE_HEADS
     real = (token < n) & (token < first + step) & (index < BM // TILE_HEADS * TILE_HEADS) & (heads < left)
     row, heads = (begin + token).to(tl.int64), head + heads
-    position, mask, slope, own_bias = length - n + token, root, token, token
+    position, mask, slope, bias_at = length - n + token, root, token, token
     if SPEC[3]:
         own = tl.load(tree + row, mask=real, other=0)
         position = tl.where(own != 0, root + popcount(own) - 1, position)
@@ -247,14 +248,14 @@ def tile_of_rows(inputs, steps, begin, n, length, first, step, root, head, left,
     if SPEC[2]:
         slope = tl.load(slopes + heads, mask=real, other=0.0)
     if SPEC[4]:
-        own_bias = bias + tl.where(real, heads, 0) * SPEC[4]
+        bias_at = tl.where(real, heads, 0) * SPEC[4]
     queries = queries_of(qkv, rotated, row, heads, real, row_step, rotated_step, rotated_width, D, BD, R, DOT)
     last = tl.where(real, position, -1)
     lowest, high = tl.min(tl.where(real, position, length), 0), tl.max(last, 0) + 1
     low = 0
     if SPEC[0]:
         low = tl.maximum(lowest - window + 1, 0)
-    return (row, heads, real), queries, (slope, own_bias), (position, last, low, high), lowest, (root, mask)
+    return (row, heads, real), queries, (slope, bias_at), (position, last, low, high), lowest, (root, mask)
 
 
 @triton.jit(do_not_specialize=["splits", "parts"])
@@ -292,9 +293,9 @@ def split_kernel(part_acc, part_ml, qkv, rotated, keys, values, key_scales, valu
         if SPEC[3] and split >= root // SPLIT:
             step = 1  # a drafted row's keys lie where only it has them
         for first in range(start, tl.minimum(start + TOKENS, n), step):
-            where, queries, of_head, sight, _, one = tile_of_rows(
-                (qkv, rotated, slopes, bias, tree, window), (row_step, rotated_step, rotated_width), begin, n, length,
-                first, step, root, head, (kv_head + 1) * GROUP - head, D, BD, TILE_HEADS, BM, R, SPEC, DOT)  # fmt: skip
+            where, queries, of_row, sight, _, one = tile_of_rows(
+                (qkv, rotated, slopes, tree, window), (row_step, rotated_step, rotated_width), begin, n, length, first,
+                step, root, head, (kv_head + 1) * GROUP - head, D, BD, TILE_HEADS, BM, R, SPEC, DOT)  # fmt: skip
             row, at_head, real = where
             position, last, low, high = sight
             low, high = tl.maximum(low, split * SPLIT), tl.minimum(high, (split + 1) * SPLIT)
@@ -304,8 +305,8 @@ def split_kernel(part_acc, part_ml, qkv, rotated, keys, values, key_scales, valu
                 acc = tl.zeros([BM, BD], tl.float32)
                 for at in range(low // BN * BN, high, BN):
                     m, e, acc = tile_of_keys(at, queries, m, e, acc, kv, (position, last, low, high),
-                                             (factor, cap, of_head, window), one, D, BD, SIZE, BN, R, SPEC, DOT, KIND,
-                                             True)  # fmt: skip
+                                             (factor, cap, bias, of_row, window), one, D, BD, SIZE, BN, R, SPEC, DOT,
+                                             KIND, True)  # fmt: skip
                 out = ((s.to(tl.int64) if SINGLE else row) * heads + at_head) * splits + split
                 tl.store(part_ml + out * 2, m, mask=real)
                 tl.store(part_ml + out * 2 + 1, e, mask=real)

@@ -47,7 +47,7 @@ def every_key(queries, kv, sight, score, one, first_position, D: tl.constexpr, B
               DOT: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     """Maximum, sum and sum over values of a tile of rows; tiles of keys that all rows see are not masked."""
     _, _, low, high = sight
-    _, _, _, window = score
+    _, _, _, _, window = score
     m = tl.full([BM], float("-inf"), tl.float32)
     e = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
@@ -97,12 +97,13 @@ def chunk_kernel(out, qkv, rotated, keys, values, key_scales, value_scales, cu_q
     if n == 1:
         stop = start
     for first in range(start, stop, step):
-        where, queries, of_head, sight, first_position, one = tile_of_rows(
-            (qkv, rotated, slopes, bias, tree, window), (row_step, rotated_step, rotated_width), begin, n, length,
-            first, step, root, head, (kv_head + 1) * GROUP - head, D, BD, TILE_HEADS, BM, R, SPEC, DOT)  # fmt: skip
+        where, queries, of_row, sight, first_position, one = tile_of_rows(
+            (qkv, rotated, slopes, tree, window), (row_step, rotated_step, rotated_width), begin, n, length, first,
+            step, root, head, (kv_head + 1) * GROUP - head, D, BD, TILE_HEADS, BM, R, SPEC, DOT)  # fmt: skip
         row, at_head, real = where
-        total_m, total_e, total = every_key(queries, kv, sight, (factor, cap, of_head, window), one, first_position, D,
-                                            BD, SIZE, BM, BN, R, SPLIT, SPEC, DOT, KIND)  # fmt: skip
+        score = (factor, cap, bias, of_row, window)
+        total_m, total_e, total = every_key(queries, kv, sight, score, one, first_position, D, BD, SIZE, BM, BN, R,
+                                            SPLIT, SPEC, DOT, KIND)  # fmt: skip
         if sinks is not None:
             total_e, before = with_sink(total_m, total_e, tl.load(sinks + at_head, mask=real, other=0.0))
             total = total * before[:, None]
