@@ -9,18 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 pytest.importorskip("gguf")
 
 from gguf import GGMLQuantizationType
 
-from family_formats import FILES, Checkpoint
+from family_formats import FILES
+from family_formats import Checkpoint as Written
 from gguf_models import write_gguf
 from oracle import backend, write
 from quire.cli import main
 from quire.core.config import KV_DTYPES, flat_config
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
 from quire.model.build import kv_layout
+from quire.model.checkpoint import Checkpoint
 from quire.model.describe import compute_dtype, describe, kv_dtype
 from quire.model.memory import layer_kv_bytes
 from quire.ops.backend import select
@@ -67,7 +71,7 @@ def inspect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def test_headers_are_read_without_torch(tmp_path: Path) -> None:
-    made = Checkpoint("llama", tmp_path / "dense")
+    made = Written("llama", tmp_path / "dense")
     for name, (config, convert, _) in FILES.items():
         made.quantized(tmp_path / name, config, convert)
     write(tmp_path / "mixture", FAMILIES["qwen3moe"][0], **FAMILIES["qwen3moe"][1])
@@ -173,3 +177,11 @@ def test_a_bad_file_is_one_message(case: str, sound: Path, inspect: Callable[...
     code, out, err = inspect(damage(Path(shutil.copytree(sound, tmp_path / "copy"))))
     assert (code, out) == (2, "")
     assert err.startswith("quire: ") and err.count("\n") == 1 and words in err, err
+
+
+def test_a_file_that_is_replaced_after_its_header_was_read_is_named(sound: Path, tmp_path: Path) -> None:
+    shutil.copytree(sound, tmp_path / "copy")
+    checkpoint = Checkpoint(tmp_path / "copy")
+    save_file({"other": torch.zeros(2)}, tmp_path / "copy" / "model.safetensors")
+    with pytest.raises(ModelError, match=r"model\.safetensors was changed while it was read"):
+        checkpoint.tensor("model.norm.weight")

@@ -104,11 +104,20 @@ class Checkpoint:
         return sum(i.nbytes for i in self.infos.values())
 
     def tensor(self, name: str) -> Tensor:
-        """A view of the mapped file: read-only by convention, pages are loaded when touched."""
-        file = self.infos[name].file
-        if file not in self._mapped:
-            self._mapped[file] = _opened(self.folder / file, "pt")
-        return self._mapped[file].get_tensor(name)  # type: ignore[no-any-return]
+        """A view of the mapped file: read-only by convention, pages are loaded when touched.
+
+        `ModelError` when the file was replaced since its header was read.
+        """
+        info = self.infos[name]
+        if info.file not in self._mapped:
+            self._mapped[info.file] = _opened(self.folder / info.file, "pt")
+        try:
+            found: Tensor = self._mapped[info.file].get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(
+                f"{self.folder / info.file} was changed while it was read ({error}); start again"
+            ) from None
+        return found
 
     def _files(self, index: Path) -> list[str]:
         if index.is_file():
