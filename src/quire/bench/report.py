@@ -16,6 +16,7 @@ import quire
 from quire.bench.records import DEFINITIONS
 from quire.core.config import cpu_count
 from quire.core.errors import ConfigError
+from quire.core.machine import processor
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 
@@ -34,7 +35,7 @@ def report(kind: str, load: object, setting: Any, results: dict[str, Any], outpu
             "benchmark": kind,
             "quire": quire.__version__,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "machine": {"processor": _processor(), "cores": cpu_count(), "system": platform.system()},
+            "machine": {"processor": processor(), "cores": cpu_count(), "system": platform.system()},
             "load": msgspec.to_builtins(load),
             "engine": msgspec.to_builtins(setting),
             "results": results,
@@ -76,13 +77,3 @@ def _print_waste(console: Console, waste: dict[str, dict[str, float]]) -> None:
     for name, found in waste.items():
         table.add_row(name.replace("_", " "), f"{found['mean']:.1%}", f"{found['max']:.1%}")
     console.print(table)
-
-
-def _processor() -> str:
-    """The processor's name as the kernel gives it."""
-    path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,18 @@ def cores(cpus: Path = CPUS, group: Path = GROUP) -> Cores:
     mine = cpu_set()
     siblings = {_siblings(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list", cpu) for cpu in mine}
     return Cores(len(mine), len(siblings), _quota(group))
+
+
+def processor(*more: str) -> str:
+    """The processor's name, followed by the fields `more` of /proc/cpuinfo, which tell its makes apart."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    facts = dict(line.split(":", 1) for line in lines[:40] if ":" in line)
+    found = {name.strip(): value.strip() for name, value in facts.items()}
+    known = " ".join(found[name] for name in ("model name", *more) if name in found)
+    return known or platform.processor() or platform.machine()
 
 
 def _siblings(path: Path, cpu: int) -> str:

@@ -7,15 +7,14 @@ take turns and the median counts: what the machine does beside us hits them alik
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire import __version__
 from quire.core.config import EngineConfig
+from quire.core.machine import processor
 from quire.model.spec import ModelSpec
 from quire.ops.tuning import Tuning, keep, parse, recall
 
@@ -39,7 +38,8 @@ BATCHES = (5, 8, 12)
 def tuning_key(config: EngineConfig, spec: ModelSpec, isa: str, threads: int) -> str:
     """What a choice depends on: the machine, the threads, the version and the shapes and format of the weights."""
     weights = f"{spec.hidden}x{spec.intermediate} {config.model.quantization or config.model.dtype}"
-    return f"{_cpu()}, {isa}, {threads} threads, quire {__version__}, {weights} g{config.model.group_size}"
+    cpu = processor("cpu family", "model", "stepping")
+    return f"{cpu}, {isa}, {threads} threads, quire {__version__}, {weights} g{config.model.group_size}"
 
 
 def tune(runner: Runner, config: EngineConfig, weight_bytes: int) -> None:
@@ -93,15 +93,3 @@ def _fastest(settings: Sequence[Tuning], step: Callable[[], object], use: Callab
     medians = {setting: statistics.median(times) for setting, times in seconds.items()}
     best = min(settings, key=lambda setting: medians[setting])
     return best if medians[best] < 0.98 * medians[settings[0]] else settings[0]
-
-
-def _cpu() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    facts = dict(line.split(":", 1) for line in lines[:40] if ":" in line)
-    found = {name.strip(): value.strip() for name, value in facts.items()}
-    names = ("model name", "cpu family", "model", "stepping")
-    return " ".join(found[name] for name in names if name in found) or platform.machine()
