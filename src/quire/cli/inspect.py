@@ -146,11 +146,11 @@ def _window_rows(kv: KVPlan, per_token: int) -> Rows:
 
 
 def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits: int) -> int:
-    """Bytes of the packed weights: matrices in the target format with their scales, tables dense, norms f32.
+    """Bytes of the packed weights: matrices in the target format with their scales, tables as on disk, norms f32.
 
-    A tied head that is quantized is packed a second time, because the embedding table stays as it is for look-ups. The
-    torch reference spends a whole byte on a 4-bit code. Where no roles are known, every parameter is counted as a
-    matrix's.
+    A tied head that is quantized on load is packed a second time, because the embedding table stays as it is for
+    look-ups. The torch reference spends a whole byte on a 4-bit code. Where no roles are known, every parameter is
+    counted as a matrix's.
     """
     from math import prod
 
@@ -168,8 +168,9 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits:
         if name == "head" and spec.tied_head and target is None:
             continue
         bits: float = {"vector": 32, "dense": 32, "table": dense_bits, "linear": dense_bits}[role.kind]
-        if role.kind == "linear" and role.layer and found.matrix_bits:
-            bits = found.matrix_bits + (int4_bits - 4 if found.matrix_bits < 8 else 0)
+        kept = found.matrix_bits if role.kind == "linear" and role.layer else found.outer_bits.get(name, 0.0)
+        if kept:
+            bits = kept + (int4_bits - 4 if kept < 8 else 0)
         if role.kind == "linear" and target is not None:
             bits = {"int8": 8, "fp8": 8}.get((target.head if name == "head" else target).name, int4_bits) + scales
         total += weight_bytes(prod(role.shape(spec)) * role.copies(spec), bits)

@@ -5,6 +5,7 @@ Nothing here imports torch, so that `quire inspect` answers at once; `build` goe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +25,10 @@ from quire.model.opened import Opened
 from quire.model.rewrite import Rewritten
 from quire.model.spec import ModelSpec
 from quire.model.stacked import Stacked
-from quire.quant.registry import detect
+from quire.quant.registry import detect, matrix_scheme
 
 DTYPES = {"bfloat16": BF16, "float32": F32}
+OUTER = ("embed", "head")
 KV_TYPES = DTYPES | {"float16": F16, "int8": I8, "fp8": F8}
 
 
@@ -35,7 +37,8 @@ class ModelFacts:
     """What `describe` finds without reading a weight. Sizes in bytes, `dtype` as on disk, KV counted in bf16.
 
     `active_parameters`: less those of the experts a token does not take. `roles`: those the model has for certain.
-    `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized.
+    `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized;
+    `outer_bits`: the same of the table of tokens and of a head of its own, by role.
     """
 
     name: str
@@ -44,6 +47,7 @@ class ModelFacts:
     roles: tuple[str, ...]
     scheme: str
     matrix_bits: float
+    outer_bits: Mapping[str, float]
     dtype: Dtype
     tensors: int
     parameters: int
@@ -101,6 +105,7 @@ def describe(model: str, load_format: str = "auto") -> ModelFacts:
         roles=opened.family.roles(opened.config),
         scheme=opened.scheme.name,
         matrix_bits=opened.scheme.bits_per_number,
+        outer_bits={role: matrix_scheme(opened.scheme, opened.claim.get(role)).bits_per_number for role in OUTER},
         dtype=opened.dtype,
         tensors=len(infos),
         parameters=total,
@@ -122,6 +127,7 @@ def _describe_borrowed(model: str, found: Borrowed) -> ModelFacts:
         roles=(),
         scheme="unquantized",
         matrix_bits=0,
+        outer_bits={},
         dtype=found.dtype,
         tensors=len(infos),
         parameters=parameters,
