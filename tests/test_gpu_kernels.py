@@ -77,6 +77,20 @@ def test_no_kernel_is_left_out(recorded: Rows) -> None:
     assert {name.removesuffix("_kernel") for name in names} <= launched
 
 
+@needs_triton
+def test_the_compiler_can_read_every_kernel() -> None:
+    """What the interpreter takes and the compiler does not, such as nested targets of an assignment."""
+    program = (
+        "import importlib, pkgutil, quire.ops.triton as package\n"
+        "for module in pkgutil.iter_modules(package.__path__):\n"
+        "    for value in vars(importlib.import_module(f'quire.ops.triton.{module.name}')).values():\n"
+        "        getattr(value, 'cache_key', None)\n"
+    )
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_rows_are_as_they_should_be(recorded: Rows) -> None:
     from compile_kernels import bears
 
