@@ -52,8 +52,10 @@ PROBES = {
     "probe_int8": ("int8", 8 * 16 * 16 * 8),
     "probe_tiles_bf16": ("bf16", 8 * 4 * 16 * 16 * 32 * 2),
     "probe_tiles_int8": ("int8", 8 * 4 * 16 * 16 * 64 * 2),
+    **{f"probe_tiles_g{group}": ("int8", 8 * 4 * 16 * 16 * group * 2) for group in (32, 64, 128)},
 }
-"""Op -> (kind of numbers, operations of a round on one thread): of vectors, and of tiles where there are any."""
+"""Op -> (kind of numbers, operations of a round on one thread): of vectors, and of tiles where there are any, also when
+the sums of every group leave them."""
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,9 @@ constexpr OpEntry kOps[] = {
 #if defined(QUIRE_AMX)
     op_entry<&probe_tiles_int8>("probe_tiles_int8"),
     op_entry<&probe_tiles_bf16>("probe_tiles_bf16"),
+    op_entry<&probe_tiles_g32>("probe_tiles_g32"),
+    op_entry<&probe_tiles_g64>("probe_tiles_g64"),
+    op_entry<&probe_tiles_g128>("probe_tiles_g128"),
 #endif
 };
 constexpr size_t kOpCount = sizeof(kOps) / sizeof(kOps[0]);
