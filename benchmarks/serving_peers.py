@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=64, help=f"own tokens after the {PREFIX} shared ones")
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--rate", type=float, default=0.0, help="requests/s; 0 = by --factor")
-    parser.add_argument("--factor", type=float, default=10.0, help="arrivals for each request that llama.cpp can finish")
+    parser.add_argument("--factor", type=float, default=10.0, help="arrivals per request that llama.cpp can finish")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds that one load may take")
     parser.add_argument("--slots", type=int, default=16, help="requests computed at the same time")
     parser.add_argument("--rounds", type=int, default=3)
