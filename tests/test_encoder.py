@@ -221,9 +221,6 @@ def test_a_bias_by_distance_needs_one_row_per_head() -> None:
             backend("cpu").attention(**case | {"spec": AttentionSpec(1.0, bias=torch.zeros(shape))})
 
 
-# ---------------------------------------------------------------------------------------------------------- engine
-
-
 def write_tokenizer(folder: Path) -> Path:
     """A unigram tokenizer that ends what it encodes with </s>, as T5's do."""
     pieces = ["<pad>", "</s>", "<unk>", "\u2581", *map(chr, range(33, 33 + 95))]

@@ -143,10 +143,7 @@ def test_logits_are_those_of_the_dequantized_model(form: Format, tmp_path: Path)
 
 @pytest.mark.parametrize("form", [FORMATS[2], FORMATS[4], FORMATS[12]], ids=lambda f: f.label)
 def test_activations_of_eight_bits_on_request(form: Format, tmp_path: Path) -> None:
-    """With the same rounding in transformers' model the difference is that of float32 sums in another order: 5e-7.
-
-    The wider bound: in one or two sequences an activation lies so near the border of two codes that it moves over it.
-    """
+    """With the same rounding in transformers 5e-7 apart; the wider bound: one activation lies between two codes."""
     oracle = foreign.replace_linears(tmp_path, form.config, form.convert)
     texts = [prompt(4, seed) for seed in range(9)]
     exact = [logits(oracle, tokens) for tokens in texts]
