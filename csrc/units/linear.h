@@ -33,43 +33,68 @@ struct LinearCall {
     const float* x_sums = nullptr;   // [m][groups]: sums of a group's rounded activations
     const uint8_t* table = nullptr;  // [planes][16]: the digits of the numbers that 4-bit codes stand for, + 128
     int64_t x_digit = 0;             // bytes from a row's high digits to its low ones
-    bool past_caches = false;        // the output is larger than a core's caches, see store_past
+    bool past_caches = false;        // the output is larger than a core's caches, see store_out
 };
 
 // A single row streams its weights once and asks for those g_tuning.ahead bytes ahead (measured at 4 bits: 8 KiB brings 100
 // instead of 73 of 113 GB/s on a Zen 5, 1 KiB 14.4 instead of 11.2 GB/s a core on a Xeon with AMX, where 8 KiB bring nothing);
 // tiles of more rows ask for the next column group's.
 constexpr int64_t kPartSteps = 1024;
-constexpr int64_t kPanelBytes = 256 << 10;  // a quarter of a 1 MiB second-level cache; weights stream through the rest
+constexpr int64_t kPanelBytes = 384 << 10;  // of a 1 MiB second-level cache; weights stream through the rest
 
-// A part of the k axis, in the weights' steps: [begin, end). The sums of a first part wait in `out` and the next part goes
-// on from there, so that the chain of sums is the one an undivided axis has.
+// A part of the k axis, in the weights' steps: [begin, end). The sums of a first part wait in `sums` [R][NB * 16] and the next
+// part goes on from there, so that the chain of sums is the one an undivided axis has.
 struct Part {
     int64_t begin, end;
     bool last;
+    float* sums;
+    int64_t at;           // of the tile's sums
+    int64_t turn, turns;  // of the tiles of several rows that share the weights: each asks for its share of the next blocks'
 };
+
+// Says at every `turns`-th step, beginning with step `turn`, that it is a tile's turn.
+struct Turns {
+    int64_t left, turns;
+    explicit Turns(const Part& p) : left(p.turn), turns(p.turns) {}
+    bool now() {
+        const bool mine = left == 0;
+        left = mine ? turns - 1 : left - 1;
+        return mine;
+    }
+};
+
+// Stores numbers of a large output past the caches: to fetch its lines first, only to overwrite them, took 15 % of the time at
+// 512 rows on a Zen 5 and up to a fifth on a Xeon with AMX. The pool's atomic count at the end of a task orders these stores.
+QUIRE_INLINE void store_out(const LinearCall& c, float* to, F value, int lanes) {
+    if (c.past_caches && lanes == 16 && reinterpret_cast<uintptr_t>(to) % 64 == 0) store_past(to, value);
+    else store_lanes(to, value, lanes);
+}
+
+QUIRE_INLINE LinearCall with_large_output(LinearCall c, int64_t m) {
+    constexpr int64_t kCacheBytes = 2 << 20;
+    c.past_caches = m * c.n * 4 > kCacheBytes;
+    return c;
+}
 
 // Stores a tile; the bias comes with the last part.
 template <int R, int NB>
-QUIRE_INLINE void store_tile(const LinearCall& c, F (&acc)[R][NB], int64_t row, int64_t block, bool last) {
+QUIRE_INLINE void store_tile(const LinearCall& c, F (&acc)[R][NB], int64_t row, int64_t block, const Part& part) {
     for (int b = 0; b < NB; ++b) {
         const int64_t column = (block + b) * 16;
         const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
-        const bool biased = c.bias && last;
-        const F bias = biased ? load_lanes(c.bias + column, lanes) : set1(0.0f);
-        for (int r = 0; r < R; ++r)
-            store_lanes(c.out + (row + r) * c.out_stride + column, biased ? add(acc[r][b], bias) : acc[r][b], lanes);
+        const F bias = c.bias ? load_lanes(c.bias + column, lanes) : set1(0.0f);
+        for (int r = 0; r < R; ++r) {
+            if (!part.last) store(part.sums + part.at + (r * NB + b) * 16, acc[r][b]);
+            else store_out(c, c.out + (row + r) * c.out_stride + column, c.bias ? add(acc[r][b], bias) : acc[r][b], lanes);
+        }
     }
 }
 
 // What a tile starts from.
 template <int R, int NB>
-QUIRE_INLINE void load_tile(const LinearCall& c, F (&acc)[R][NB], int64_t row, int64_t block, bool first) {
-    for (int b = 0; b < NB; ++b) {
-        const int64_t column = (block + b) * 16;
-        const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
-        for (int r = 0; r < R; ++r) acc[r][b] = first ? set1(0.0f) : load_lanes(c.out + (row + r) * c.out_stride + column, lanes);
-    }
+QUIRE_INLINE void load_tile(F (&acc)[R][NB], const Part& part) {
+    for (int r = 0; r < R; ++r)
+        for (int b = 0; b < NB; ++b) acc[r][b] = part.begin ? load(part.sums + part.at + (r * NB + b) * 16) : set1(0.0f);
 }
 
 QUIRE_INLINE uint32_t word(const char* p) {
@@ -85,19 +110,25 @@ QUIRE_INLINE int64_t place_ahead(int64_t at, int64_t bytes) {
     return g_tuning.ahead + (at + g_tuning.ahead >= bytes ? (NB - 1) * bytes : 0);
 }
 
+// Asks for the weights that follow 64 bytes of NB blocks: a single row for those `ahead`, more rows for the next blocks'.
 template <int R, int NB>
-QUIRE_INLINE void prefetch_weights(const char* w, int64_t block_bytes, int64_t ahead) {
-    if constexpr (R == 1) {
-        prefetch(w + ahead);
-    } else {
-        prefetch_far(w + NB * block_bytes);
+QUIRE_INLINE void ask_weights(const char* w, int64_t block_bytes, int64_t ahead, Turns& turns) {
+    if constexpr (R > 1)
+        if (!turns.now()) return;
+#pragma GCC unroll 8
+    for (int b = 0; b < NB; ++b) {
+        if constexpr (R == 1) {
+            prefetch(w + b * block_bytes + ahead);
+        } else {
+            prefetch_far(w + (NB + b) * block_bytes);
+        }
     }
 }
 
 template <int R, int NB>
-void f32_tile(const LinearCall& c, int64_t row, int64_t block, Part part) {
+void f32_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     F acc[R][NB];
-    load_tile<R, NB>(c, acc, row, block, part.begin == 0);
+    load_tile<R, NB>(acc, part);
     const char* w = c.weights + block * c.k * 64;
     const char* x = c.x + row * c.x_stride;
     for (int64_t k = part.begin; k < part.end; ++k) {
@@ -111,23 +142,22 @@ void f32_tile(const LinearCall& c, int64_t row, int64_t block, Part part) {
             for (int b = 0; b < NB; ++b) acc[r][b] = fma(wk[b], xk, acc[r][b]);
         }
     }
-    store_tile<R, NB>(c, acc, row, block, part.last);
+    store_tile<R, NB>(c, acc, row, block, part);
 }
 
 template <int R, int NB>
-void bf16_tile(const LinearCall& c, int64_t row, int64_t block, Part part) {
+void bf16_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     F acc[R][NB];
-    load_tile<R, NB>(c, acc, row, block, part.begin == 0);
+    load_tile<R, NB>(acc, part);
     const int64_t pairs = (c.k + 1) / 2, ahead = g_tuning.ahead;
     const char* w = c.weights + block * pairs * 64;
     const char* x = c.x + row * c.x_stride;
+    Turns turns(part);
     for (int64_t p = part.begin; p < part.end; ++p) {
         U wk[NB];
+        ask_weights<R, NB>(w + p * 64, pairs * 64, ahead, turns);
 #pragma GCC unroll 8
-        for (int b = 0; b < NB; ++b) {
-            wk[b] = load_u(w + (b * pairs + p) * 64);
-            prefetch_weights<R, NB>(w + (b * pairs + p) * 64, pairs * 64, ahead);
-        }
+        for (int b = 0; b < NB; ++b) wk[b] = load_u(w + (b * pairs + p) * 64);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const U xk = set1_u(word(x + r * c.x_stride + p * 4));
@@ -135,25 +165,25 @@ void bf16_tile(const LinearCall& c, int64_t row, int64_t block, Part part) {
             for (int b = 0; b < NB; ++b) acc[r][b] = dot_bf16(acc[r][b], wk[b], xk);
         }
     }
-    store_tile<R, NB>(c, acc, row, block, part.last);
+    store_tile<R, NB>(c, acc, row, block, part);
 }
 
 #include "linear_int.h"
 
 template <WeightKind kKind, int R, int NB>
-void tile(const LinearCall& c, int64_t row, int64_t block, Part part) {
+void tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     if constexpr (kKind == WeightKind::kF32) {
         f32_tile<R, NB>(c, row, block, part);
     } else if constexpr (kKind == WeightKind::kBf16) {
         bf16_tile<R, NB>(c, row, block, part);
     } else {
-        int_tile<kKind, R, NB>(c, row, block);
+        int_tile<kKind, R, NB>(c, row, block, part);
     }
 }
 
 // The tile of `rows` <= R rows: tries R, R - 1, ... 1.
 template <WeightKind kKind, int NB, int R>
-void tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, Part part) {
+void tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
     if (rows == R) return tile<kKind, R, NB>(c, row, block, part);
     if constexpr (R > 1) return tile_of<kKind, NB, R - 1>(c, rows, row, block, part);
 }
@@ -183,16 +213,18 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
         if (tiles_serve<kKind>(c, p.rows_end - p.row)) return run_tile_panel<kKind>(c, p);
 #endif
     const int64_t steps = kKind == WeightKind::kBf16 ? (c.k + 1) / 2 : c.k, part_steps = steps_of_part<kKind, R>(c, m);
+    const int64_t tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
+    float* sums = part_steps < steps ? static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(tiles * tile_floats) * 4)) : nullptr;
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         for (int64_t begin = 0; begin < steps; begin += part_steps) {
             const int64_t end = begin + part_steps < steps ? begin + part_steps : steps;
-            const Part part{begin, end, end == steps};
-            for (int64_t row = p.row; row < p.rows_end; row += R) {
-                const int64_t rows = p.rows_end - row < R ? p.rows_end - row : R;
+            for (int64_t t = 0; t < tiles; ++t) {
+                const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
+                Part part{begin, end, end == steps, sums, t * tile_floats, t, tiles};
                 if (p.blocks_end - block >= NB) {
                     tile_of<kKind, NB, R>(c, rows, row, block, part);
                 } else {
-                    for (int64_t b = block; b < p.blocks_end; ++b) tile_of<kKind, 1, R>(c, rows, row, b, part);
+                    for (int64_t b = block; b < p.blocks_end; ++b, part.at += R * 16) tile_of<kKind, 1, R>(c, rows, row, b, part);
                 }
             }
         }
@@ -233,7 +265,8 @@ QUIRE_INLINE void best_panel(const LinearCall& c, int64_t m, Panel p) {
 
 // All rows and column blocks; a panel of rows that stays in the second-level cache and one group of blocks per task.
 template <WeightKind kKind>
-void run_linear(const LinearCall& c, int64_t m) {
+void run_linear(const LinearCall& call, int64_t m) {
+    const LinearCall c = with_large_output(call, m);
 #if defined(QUIRE_AMX)
     if constexpr (kKind == WeightKind::kBf16) return amx_bf16(c, m);
     if constexpr (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4)
@@ -243,6 +276,8 @@ void run_linear(const LinearCall& c, int64_t m) {
         const int64_t blocks = (c.n + 15) / 16, column_groups = (blocks + NB - 1) / NB;
         int64_t panel = kPanelBytes / (is_float(kKind) ? steps_of_part<kKind, R>(c, m) * 4 : c.x_stride) / R * R;
         if (panel < R) panel = R;
+        const int64_t panels = (m + panel - 1) / panel;
+        panel = ((m + panels - 1) / panels + R - 1) / R * R;
         parallel_for((m + panel - 1) / panel * column_groups, [&](int64_t index, int) {
             const int64_t row = index / column_groups * panel, block = index % column_groups * NB;
             run_panel<kKind, R, NB>(c, m, {row, row + panel < m ? row + panel : m, block, block + NB < blocks ? block + NB : blocks});

@@ -18,19 +18,6 @@ struct alignas(64) TileArea {
     float acc[kTall + 1][kWide * kTileInts];  // the last takes what the first flush of a panel makes of no sums
 };
 
-// Stores numbers of a large output past the caches: to fetch its lines first, only to overwrite them, took up to a fifth of the
-// time at 512 rows (int8 g128 2313 instead of 1962 GOP/s). The pool's atomic count at the end of a task orders these stores.
-QUIRE_INLINE void store_past(const LinearCall& c, float* to, F value, int lanes) {
-    if (c.past_caches && lanes == 16 && reinterpret_cast<uintptr_t>(to) % 64 == 0) _mm512_stream_ps(to, value.v);
-    else store_lanes(to, value, lanes);
-}
-
-QUIRE_INLINE LinearCall with_large_output(LinearCall c, int64_t m) {
-    constexpr int64_t kCacheBytes = 2 << 20;
-    c.past_caches = m * c.n * 4 > kCacheBytes;
-    return c;
-}
-
 template <WeightKind kKind, int NB>
 QUIRE_INLINE void unpack_group(int8_t* to, const LinearCall& c, int64_t block, int64_t g) {
     constexpr int kStep = is_int4(kKind) ? 8 : 4;
@@ -142,7 +129,7 @@ QUIRE_INLINE void store_tiles(const LinearCall& c, const Panel& p, const float* 
         const F bias = c.bias ? load_lanes(c.bias + column, lanes) : set1(0.0f);
         for (int r = 0; r < rows; ++r) {
             const F value = load(acc + b * kTileInts + r * 16);
-            store_past(c, c.out + (row + r) * c.out_stride + column, c.bias ? add(value, bias) : value, lanes);
+            store_out(c, c.out + (row + r) * c.out_stride + column, c.bias ? add(value, bias) : value, lanes);
         }
     }
 }
@@ -224,8 +211,7 @@ void run_tile_panel(const LinearCall& c, const Panel& p) {
 
 // All rows and column blocks, in panels of about equal height.
 template <WeightKind kKind>
-void run_tile_linear(const LinearCall& call, int64_t m) {
-    const LinearCall c = with_large_output(call, m);
+void run_tile_linear(const LinearCall& c, int64_t m) {
     const int64_t most = kTilePanelBytes / c.x_stride < kSide ? 1 : kTilePanelBytes / c.x_stride / kSide;
     const int64_t tiles = (m + kSide - 1) / kSide, panels = (tiles + most - 1) / most;
     const int64_t height = (tiles + panels - 1) / panels * kSide;

@@ -66,7 +66,7 @@ QUIRE_INLINE void store_sums(const LinearCall& c, const float* sums, int64_t row
     const F bias = c.bias ? load_lanes(c.bias + column, lanes) : set1(0.0f);
     for (int r = 0; r < rows; ++r) {
         const F sum = load(sums + r * 16);
-        store_past(c, c.out + (row + r) * c.out_stride + column, c.bias ? add(sum, bias) : sum, lanes);
+        store_out(c, c.out + (row + r) * c.out_stride + column, c.bias ? add(sum, bias) : sum, lanes);
     }
 }
 
@@ -119,8 +119,7 @@ void amx_bf16_panel(const LinearCall& c, const Panel& p) {
 }
 
 // Few rows stream weights: two blocks per task. Many share a block's weights among a panel of rows.
-void amx_bf16(const LinearCall& call, int64_t m) {
-    const LinearCall c = with_large_output(call, m);
+void amx_bf16(const LinearCall& c, int64_t m) {
     const int64_t blocks = (c.n + 15) / 16, panels = (m + kAmxPanelRows - 1) / kAmxPanelRows;
     int64_t width = blocks * panels / (4 * thread_count()) / 2 * 2;
     width = m <= kAmxRows || width < 2 ? 2 : width < kAmxBlocks ? width : kAmxBlocks;

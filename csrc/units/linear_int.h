@@ -72,31 +72,35 @@ QUIRE_INLINE void ask_scales(const LinearCall& c, int64_t block, int64_t g) {
 }
 
 template <WeightKind kKind, int R, int NB>
-void int_tile(const LinearCall& c, int64_t row, int64_t block) {
+void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     constexpr bool kFour = !is_int8(kKind), kTable = kFour && !is_int4(kKind);
     constexpr int kStep = kFour ? 8 : 4;  // columns per 64 bytes of weights
     constexpr int kDigits = digits_of(kKind), kPlanes = planes_of(kKind), kSums = kPlanes + kDigits - 1;
     constexpr int kOffset = is_int4(kKind) ? 8 : kStart8;
     F acc[R][NB];
-    for (int r = 0; r < R; ++r)
-        for (int b = 0; b < NB; ++b) acc[r][b] = set1(0.0f);
+    load_tile<R, NB>(acc, part);
     U table[kPlanes];
     if constexpr (kTable)
         for (int p = 0; p < kPlanes; ++p) table[p] = load_table(c.table + p * 16);
     const int64_t block_bytes = c.k / kStep * 64, group_bytes = c.group / kStep * 64;
     const char* w = c.weights + block * block_bytes;
     const char* x = c.x + row * c.x_stride;
+    Turns turns(part), scale_turns(part);
     for (int64_t g = 0; g < c.groups; ++g) {
         I sum[kSums][R][NB];
         start_sums<kPlanes, kDigits, kOffset, R, NB>(c, sum, row, block, g);
         const int64_t ahead = place_ahead<NB>(g * group_bytes, block_bytes);
-        if constexpr (R == 1) ask_scales<NB>(c, block, g + ahead / group_bytes);
+        if constexpr (R == 1) {
+            ask_scales<NB>(c, block, g + ahead / group_bytes);
+        } else if (scale_turns.now()) {
+            ask_scales<NB>(c, block + NB, g);
+        }
         for (int64_t k = 0; k < c.group; k += kStep, w += 64, x += kStep) {
             U low[kPlanes][NB], high[kPlanes][NB];
+            ask_weights<R, NB>(w, block_bytes, ahead, turns);
 #pragma GCC unroll 8
             for (int b = 0; b < NB; ++b) {
                 low[0][b] = load_u(w + b * block_bytes);
-                prefetch_weights<R, NB>(w + b * block_bytes, block_bytes, ahead);
                 if constexpr (kFour) {
                     high[0][b] = high_nibbles(low[0][b]);
                     low[0][b] = low_nibbles(low[0][b]);
@@ -134,5 +138,5 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block) {
         }
         add_group<kSums, R, NB>(c, acc, sum, row, block, g);
     }
-    store_tile<R, NB>(c, acc, row, block, true);
+    store_tile<R, NB>(c, acc, row, block, part);
 }

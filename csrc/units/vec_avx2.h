@@ -34,6 +34,11 @@ QUIRE_INLINE void store(float* p, F v) {
     _mm256_storeu_ps(p, v.a);
     _mm256_storeu_ps(p + 8, v.b);
 }
+// To a multiple of 64 bytes, without fetching the line into the caches.
+QUIRE_INLINE void store_past(float* p, F v) {
+    _mm256_stream_ps(p, v.a);
+    _mm256_stream_ps(p + 8, v.b);
+}
 QUIRE_INLINE F load_n(const float* p, int n) {
     return {_mm256_maskload_ps(p, lane_mask(n)), _mm256_maskload_ps(p + 8, lane_mask(n - 8))};
 }

@@ -27,6 +27,8 @@ QUIRE_INLINE __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u <<
 
 QUIRE_INLINE F load(const float* p) { return {_mm512_loadu_ps(p)}; }
 QUIRE_INLINE void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
+// To a multiple of 64 bytes, without fetching the line into the caches.
+QUIRE_INLINE void store_past(float* p, F a) { _mm512_stream_ps(p, a.v); }
 QUIRE_INLINE F load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
 QUIRE_INLINE void store_n(float* p, F a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
 QUIRE_INLINE F set1(float x) { return {_mm512_set1_ps(x)}; }

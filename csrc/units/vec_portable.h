@@ -25,6 +25,7 @@ QUIRE_INLINE T load_as(const void* p) {
 
 QUIRE_INLINE F load(const float* p) { return load_as<F>(p); }
 QUIRE_INLINE void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
+QUIRE_INLINE void store_past(float* p, F v) { store(p, v); }
 QUIRE_INLINE F load_n(const float* p, int n) {
     F v = {};
     for (int i = 0; i < n; ++i) v[i] = p[i];
