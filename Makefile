@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/units/*.cpp csrc/units/*.h)
 
 SANITIZE := address,undefined
-SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py \
+SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
 	moe_ops.py sampler_ops.py tree_attention.py)
 
 .PHONY: demo serve test sanitize test-slow lint format bench bench-kernels bench-peers bench-serving bench-quality gpu-check gpu-kernels build table train clean

@@ -40,11 +40,11 @@ READ_BYTES = 768 << 20
 COLD_BYTES = 512 << 20
 """Weights of one measurement: more than the last-level cache of the machines in mind."""
 MAX_COPIES = 32
-KINDS = (("bf16", 0), ("fp8", 128), ("int8", 32), ("int8", 128), ("int4", 32), ("int4", 128))
+KINDS = (("bf16", 0), ("bf12", 0), ("fp8", 128), ("int8", 32), ("int8", 128), ("int4", 32), ("int4", 128))
 SHAPES = ((2048, 2048), (8192, 2048), (2048, 8192), (32000, 2048))
 ROWS = (1, 4, 16, 64, 512)
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 64
-PEAK_OF = {"f32": "f32", "bf16": "bf16", "fp8": "bf16", "int8": "int8", "int4": "int8"}
+PEAK_OF = {"f32": "f32", "bf16": "bf16", "bf12": "bf16", "fp8": "bf16", "int8": "int8", "int4": "int8"}
 ROUNDS = 20000
 PROBES = {
     "probe_f32": ("f32", 8 * 16 * 16 * 2),
@@ -134,10 +134,10 @@ class Bench:
         """Every kind of weight, shape and number of rows."""
         for kind, group in KINDS:
             for n, k in SHAPES if kind in self.kinds else ():
-                weight = cases.random_weight(g, kind, n, k, group or 32)
-                first = self.ops.pack(weight)
+                weight = cases.random_weight(g, "bf16" if kind == "bf12" else kind, n, k, group or 32)
+                first = self.ops.pack(weight, narrow=kind == "bf12")
                 copies = min(MAX_COPIES, -(-COLD_BYTES // first.nbytes))
-                packed = [first, *(self.ops.pack(weight) for _ in range(copies - 1))]
+                packed = [first, *(self.ops.pack(weight, narrow=kind == "bf12") for _ in range(copies - 1))]
                 for m in self.rows:
                     yield self._linear_row(g, packed, m, f"{kind}{f' g{group}' if group else ''} {n}x{k} m={m}")
 
@@ -158,9 +158,10 @@ class Bench:
         """Rows of a table of tokens as it is, and as a packed matrix; the bytes are those of the rows."""
         n, k = SHAPES[-1]
         for kind, group in KINDS:
-            weight = cases.random_weight(g, kind, n, k, group or 32)
-            tables = {f"{kind} g{group}" if group else f"{kind} packed": PackedTable(self.ops.pack(weight), True)}
-            if not group:
+            weight = cases.random_weight(g, "bf16" if kind == "bf12" else kind, n, k, group or 32)
+            matrix = self.ops.pack(weight, narrow=kind == "bf12")
+            tables = {f"{kind} g{group}" if group else f"{kind} packed": PackedTable(matrix, True)}
+            if kind == "bf16":
                 tables[kind] = weight.codes  # type: ignore[assignment]
             for (name, table), m in itertools.product(tables.items(), self.rows):
                 tokens = torch.randint(n, (m,), generator=g, dtype=torch.int32)
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("results/kernels.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    ops = select(DeviceConfig(device="cpu", threads=options.threads, isa=options.isa))
+    ops = select(DeviceConfig(device="cpu", threads=options.threads, isa=options.isa, bf16_bits=12))
     bench = Bench(ops, options.seconds, options.kinds, options.rows)
     g = torch.Generator().manual_seed(0)
     parts = {"linear": bench.linear, "embedding": bench.embedding, "attention": bench.attention, "rows": bench.rows_of}

@@ -12,8 +12,8 @@ namespace quire {
 namespace {
 
 constexpr int64_t kLanes = 16;
-enum Kind : int64_t { kF32, kBf16, kFp8, kInt8, kInt4, kTable4, kKinds };
-constexpr int64_t kTogether[] = {1, 2, 4, 4, 8, 8};  // columns in a word
+enum Kind : int64_t { kF32, kBf16, kBf12, kFp8, kInt8, kInt4, kTable4, kKinds };
+constexpr int64_t kTogether[] = {1, 2, 8, 4, 4, 8, 8};  // columns in a word
 
 float of_bf16(uint32_t half) { return std::bit_cast<float>(half << 16); }
 
@@ -41,6 +41,7 @@ struct Rows {
     const char* mins;
     const int32_t* order;
     float table[16];
+    const uint8_t* exponents;
     int64_t d, kind, group, scales_f32, rounded;
 };
 
@@ -82,7 +83,34 @@ void codes_of_row(const Rows& t, int64_t row, float* out) {
     }
 }
 
-constexpr void (*kCodesOfRow[])(const Rows&, int64_t, float*) = {codes_of_row<kF32>,  codes_of_row<kBf16>, codes_of_row<kFp8>,
+// A row of a matrix in 12 bits (layout: pack_bf12.cpp).
+template <>
+void codes_of_row<kBf12>(const Rows& t, int64_t row, float* out) {
+    constexpr int64_t kChunk = 256, kExceptions = 16;
+    const int64_t lane = row % kLanes;
+    const char* at = t.codes + row / kLanes * (t.d * 24 + (t.d + kChunk - 1) / kChunk * kExceptions * 4);
+    for (int64_t begin = 0; begin < t.d; begin += kChunk, out += kChunk) {
+        const int64_t columns = t.d - begin < kChunk ? t.d - begin : kChunk;
+        for (int64_t c = 0; c < columns; ++c) {
+            const int64_t pair = c % 8 / 2, w = 2 * lane + c % 2;
+            const char* unit = at + c / 8 * 192 + w / 8 * 16 + pair % 2 * 8 + w % 8;
+            const auto rest = static_cast<uint8_t>(unit[pair / 2 * 64]), codes = static_cast<uint8_t>(unit[128]);
+            const uint32_t code = codes >> (pair / 2 * 4) & 15u;
+            const uint32_t low = t.exponents[code], high = t.exponents[16 + code];
+            out[c] = of_bf16((rest & 0x7fu) | low | ((rest & 0x80u) | high) << 8);
+        }
+        at += columns * 24;
+        for (int64_t i = 0; i < kExceptions; ++i) {
+            uint32_t odd;
+            std::memcpy(&odd, at + i * 4, 4);
+            const int64_t place = odd & 0xffffu, column = place / 32 * 2 + place % 2;
+            if (place % 32 / 2 == lane && column < columns) out[column] = of_bf16(odd >> 16);
+        }
+        at += kExceptions * 4;
+    }
+}
+
+constexpr void (*kCodesOfRow[])(const Rows&, int64_t, float*) = {codes_of_row<kF32>,  codes_of_row<kBf16>, codes_of_row<kBf12>, codes_of_row<kFp8>,
                                                                  codes_of_row<kInt8>, codes_of_row<kInt4>, codes_of_row<kTable4>};
 static_assert(sizeof(kCodesOfRow) / sizeof(kCodesOfRow[0]) == kKinds);
 
@@ -121,11 +149,12 @@ void embedding_packed(float* out, const int32_t* tokens, const char* codes, Opti
         if (tokens[r] < 0 || tokens[r] >= vocabulary) fail("embedding: a token id lies outside the table");
     if (kind < 0 || kind >= kKinds || d < 1) fail("embedding: unknown kind of matrix");
     if ((kind >= kFp8) != (group > 0) || (group && (!scales.ptr || group % 8 || d % group))) fail("embedding: a group does not fit its matrix");
+    if (kind == kBf12 && (!table.ptr || d % 8)) fail("embedding: 12 bits need their exponents, and columns in eights");
     if (kind == kTable4 && (!table.ptr || planes < 1 || planes > 2)) fail("embedding: codes without their table");
     if (order.ptr)
         for (int64_t i = 0; i < d; ++i)
             if (order.ptr[i] < 0 || order.ptr[i] >= d) fail("embedding: an order of columns that is none");
-    Rows t{codes, scales.ptr, zeros.ptr, mins.ptr, order.ptr, {}, d, kind, group, scales_f32, rounded};
+    Rows t{codes, scales.ptr, zeros.ptr, mins.ptr, order.ptr, {}, table.ptr, d, kind, group, scales_f32, rounded};
     if (kind == kTable4) read_table(t, table.ptr, planes);
     parallel_ranges(rows, 4 * d, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) widen_row(t, tokens[r], out + r * d);

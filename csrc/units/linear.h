@@ -5,10 +5,11 @@
 // per call. A task is a few column blocks times a panel of rows that stays in the second-level cache.
 #pragma once
 
-// Integer codes and tables of numbers of one digit or of two; `Wide`: activations of two digits.
-enum class WeightKind { kF32, kBf16, kInt8, kInt4, kTable, kTablePair, kInt8Wide, kInt4Wide, kTableWide, kTablePairWide };
+// bf16 numbers, also kept in 12 bits; integer codes and tables of numbers of one digit or of two; `Wide`: activations of two digits.
+enum class WeightKind { kF32, kBf16, kBf12, kInt8, kInt4, kTable, kTablePair, kInt8Wide, kInt4Wide, kTableWide, kTablePairWide };
 
-constexpr bool is_float(WeightKind kind) { return kind == WeightKind::kF32 || kind == WeightKind::kBf16; }
+constexpr bool is_bf16(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kBf12; }
+constexpr bool is_float(WeightKind kind) { return kind == WeightKind::kF32 || is_bf16(kind); }
 constexpr bool is_int8(WeightKind kind) { return kind == WeightKind::kInt8 || kind == WeightKind::kInt8Wide; }
 constexpr bool is_int4(WeightKind kind) { return kind == WeightKind::kInt4 || kind == WeightKind::kInt4Wide; }
 constexpr int digits_of(WeightKind kind) { return kind >= WeightKind::kInt8Wide ? 2 : 1; }
@@ -20,7 +21,7 @@ struct LinearCall {
     float* out;
     int64_t out_stride;  // floats
     const char* weights;
-    const char* scales;
+    const char* scales;              // of kBf12: the exponents that its codes stand for
     const int8_t* zeros;
     const float* bias;
     int64_t n, k, group, groups;
@@ -40,6 +41,7 @@ struct LinearCall {
 // instead of 73 of 113 GB/s on a Zen 5, 1 KiB 14.4 instead of 11.2 GB/s a core on a Xeon with AMX, where 8 KiB bring nothing);
 // tiles of more rows ask for the next column group's.
 constexpr int64_t kPartSteps = 1024;
+constexpr int64_t kBf12Chunk = 256, kBf12Part = 2 * kBf12Chunk;  // columns that are widened to bf16 at a time, see linear_bf12.h
 constexpr int64_t kPanelBytes = 384 << 10;  // of a 1 MiB second-level cache; weights stream through the rest
 
 // A part of the k axis, in the weights' steps: [begin, end). The sums of a first part wait in `sums` [R][NB * 16] and the next
@@ -49,7 +51,11 @@ struct Part {
     bool last;
     float* sums;
     int64_t at;           // of the tile's sums
-    int64_t turn, turns;  // of the tiles of several rows that share the weights: each asks for its share of the next blocks'
+    int64_t turn, turns;  // of the tiles of several rows that share the weights: each asks for its share of what follows
+    const char* weights = nullptr;  // of bf16: step `begin` of a tile's first block; `stride` bytes from one block to the next
+    int64_t stride = 0;
+    const char* next = nullptr;     // what to ask for meanwhile, `next_step` bytes a step, if anything
+    int64_t next_stride = 0, next_step = 0;
 };
 
 // Says at every `turns`-th step, beginning with step `turn`, that it is a tile's turn.
@@ -149,18 +155,22 @@ template <int R, int NB>
 void bf16_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     F acc[R][NB];
     load_tile<R, NB>(acc, part);
-    const int64_t pairs = (c.k + 1) / 2, ahead = g_tuning.ahead;
-    const char* w = c.weights + block * pairs * 64;
-    const char* x = c.x + row * c.x_stride;
+    const char* x = c.x + row * c.x_stride + part.begin * 4;
     Turns turns(part);
-    for (int64_t p = part.begin; p < part.end; ++p) {
+    for (int64_t p = 0; p < part.end - part.begin; ++p, x += 4) {
         U wk[NB];
-        ask_weights<R, NB>(w + p * 64, pairs * 64, ahead, turns);
 #pragma GCC unroll 8
-        for (int b = 0; b < NB; ++b) wk[b] = load_u(w + (b * pairs + p) * 64);
+        for (int b = 0; b < NB; ++b) wk[b] = load_u(part.weights + b * part.stride + p * 64);
+        if (part.next && (R == 1 || turns.now())) {
+#pragma GCC unroll 8
+            for (int b = 0; b < NB; ++b) {
+                const char* at = part.next + b * part.next_stride + p * part.next_step;
+                R == 1 ? prefetch(at) : prefetch_far(at);
+            }
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const U xk = set1_u(word(x + r * c.x_stride + p * 4));
+            const U xk = set1_u(word(x + r * c.x_stride));
 #pragma GCC unroll 8
             for (int b = 0; b < NB; ++b) acc[r][b] = dot_bf16(acc[r][b], wk[b], xk);
         }
@@ -174,7 +184,7 @@ template <WeightKind kKind, int R, int NB>
 void tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     if constexpr (kKind == WeightKind::kF32) {
         f32_tile<R, NB>(c, row, block, part);
-    } else if constexpr (kKind == WeightKind::kBf16) {
+    } else if constexpr (is_bf16(kKind)) {
         bf16_tile<R, NB>(c, row, block, part);
     } else {
         int_tile<kKind, R, NB>(c, row, block, part);
@@ -197,13 +207,25 @@ struct Panel {
 // of the whole k would not stay cached.
 template <WeightKind kKind, int R>
 QUIRE_INLINE int64_t steps_of_part(const LinearCall& c, int64_t m) {
-    const int64_t steps = kKind == WeightKind::kBf16 ? (c.k + 1) / 2 : c.k;
+    const int64_t steps = is_bf16(kKind) ? (c.k + 1) / 2 : c.k;
+    if constexpr (kKind == WeightKind::kBf12) return kBf12Part / 2;
     return is_float(kKind) && m > R && steps > kPartSteps ? kPartSteps : steps;
 }
 
 #if defined(QUIRE_AMX)
 #include "linear_amx.h"
 #endif
+
+// Where the weights of a part lie; a single row asks for those ahead, more rows for the next part's, then the next blocks'.
+template <int R, int NB>
+QUIRE_INLINE void read_bf16(Part& part, const LinearCall& c, int64_t block, int64_t steps) {
+    part.stride = part.next_stride = steps * 64;
+    part.weights = c.weights + block * part.stride + part.begin * 64;
+    part.next = part.weights + (R == 1 ? g_tuning.ahead : part.last ? NB * part.stride - part.begin * 64 : (part.end - part.begin) * 64);
+    part.next_step = 64;
+}
+
+#include "linear_bf12.h"
 
 // A panel in tiles of up to R rows by NB blocks, one group of blocks after the other.
 template <WeightKind kKind, int R, int NB>
@@ -212,7 +234,8 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
     if constexpr (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4)
         if (tiles_serve<kKind>(c, p.rows_end - p.row)) return run_tile_panel<kKind>(c, p);
 #endif
-    const int64_t steps = kKind == WeightKind::kBf16 ? (c.k + 1) / 2 : c.k, part_steps = steps_of_part<kKind, R>(c, m);
+    if constexpr (kKind == WeightKind::kBf12) return bf12_panel<R, NB>(c, p);
+    const int64_t steps = is_bf16(kKind) ? (c.k + 1) / 2 : c.k, part_steps = steps_of_part<kKind, R>(c, m);
     const int64_t tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
     float* sums = part_steps < steps ? static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(tiles * tile_floats) * 4)) : nullptr;
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
@@ -221,10 +244,11 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
             for (int64_t t = 0; t < tiles; ++t) {
                 const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
                 Part part{begin, end, end == steps, sums, t * tile_floats, t, tiles};
+                if constexpr (kKind == WeightKind::kBf16) read_bf16<R, NB>(part, c, block, steps);
                 if (p.blocks_end - block >= NB) {
                     tile_of<kKind, NB, R>(c, rows, row, block, part);
                 } else {
-                    for (int64_t b = block; b < p.blocks_end; ++b, part.at += R * 16) tile_of<kKind, 1, R>(c, rows, row, b, part);
+                    for (int64_t b = block; b < p.blocks_end; ++b, part.at += R * 16, part.weights += part.stride) tile_of<kKind, 1, R>(c, rows, row, b, part);
                 }
             }
         }
@@ -235,7 +259,9 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
 template <WeightKind kKind, class Fn>
 QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
     constexpr int kDigits = digits_of(kKind), kPlanes = planes_of(kKind);
-    if (m == 1 && g_tuning.row_streams == 1) return f.template operator()<1, kKind == WeightKind::kBf16 ? kRowBlocks : 1>();
+    if (m == 1 && (g_tuning.row_streams == 1 || kKind == WeightKind::kBf12))
+        return f.template operator()<1, kKind == WeightKind::kBf16 ? kRowBlocks : 1>();
+    if (m <= kFewRows && kKind == WeightKind::kBf12) return f.template operator()<kFewRows, kRowBlocks>();
     if (m <= kFewRows) return f.template operator()<kFewRows / kDigits, (kFewBlocks + kPlanes - 1) / kPlanes>();
     f.template operator()<kTileRows / kDigits, (kTileBlocks + kPlanes - 1) / kPlanes>();
 }
@@ -302,6 +328,20 @@ void linear_bf16(float* out, const float* x, const char* weights, Optional<const
     });
     const LinearCall c{out, n, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false, rounded, stride, nullptr, nullptr};
     run_linear<WeightKind::kBf16>(c, m);
+}
+
+// `exponents`: [2][16], the low bit of each (as bit 7) and the seven others.
+void linear_bf12(float* out, const float* x, const char* weights, const char* exponents, Optional<const float> bias, int64_t m,
+                 int64_t n, int64_t k, int64_t /*group*/) {
+    check_linear(m, n, k);
+    if (k % 8) fail("linear_bf12: columns must be a multiple of 8");
+    const int64_t stride = bf16_stride(k);
+    auto* rounded = static_cast<char*>(scratch(Scratch::kActivations, static_cast<size_t>(m * stride)));
+    parallel_ranges(m, k, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) round_row(reinterpret_cast<uint16_t*>(rounded + r * stride), x + r * k, k);
+    });
+    const LinearCall c{out, n, weights, exponents, nullptr, bias.ptr, n, k, 0, 0, false, rounded, stride, nullptr, nullptr};
+    run_linear<WeightKind::kBf12>(c, m);
 }
 
 void linear_f32(float* out, const float* x, const char* weights, Optional<const float> bias, int64_t m, int64_t n, int64_t k,

@@ -35,7 +35,7 @@ constexpr int64_t kMlpRows = 64;
 
 Rows rows_for(const Matrix& w, int64_t m, Scratch codes, Scratch scales) {
     if (!w.group) {
-        const int64_t stride = w.kind == WeightKind::kBf16 ? bf16_stride(w.k) : w.k * 4;
+        const int64_t stride = is_bf16(w.kind) ? bf16_stride(w.k) : w.k * 4;
         return {static_cast<char*>(scratch(codes, static_cast<size_t>(m * stride))), stride, nullptr, nullptr, nullptr, 0};
     }
     const int64_t stride = (w.k + 63) / 64 * 64 | 64, groups = w.k / w.group;
@@ -51,7 +51,7 @@ QUIRE_INLINE void fill_rows(const Matrix& w, const Rows& to, int64_t r, int64_t 
         const int64_t at = r * to.groups + column / w.group, offset = w.kind == WeightKind::kInt8 ? kStart8 : w.mins ? 0 : 8;
         quantize_row<1>(reinterpret_cast<int8_t*>(row) + column, 0, to.scales + at, to.sums + at, to.starts + at, from, count,
                         w.group, w.zeros ? -1 : static_cast<int32_t>(-offset));
-    } else if (w.kind == WeightKind::kBf16) {
+    } else if (is_bf16(w.kind)) {
         round_row(reinterpret_cast<uint16_t*>(row) + column, from, count);
     } else {
         std::memcpy(reinterpret_cast<float*>(row) + column, from, static_cast<size_t>(count) * 4);
@@ -67,6 +67,7 @@ LinearCall call_of(const Matrix& w, const Rows& rows, float* out) {
 QUIRE_INLINE int64_t block_bytes_of(const Matrix& w) {
     if (w.kind == WeightKind::kF32) return w.k * 64;
     if (w.kind == WeightKind::kBf16) return (w.k + 1) / 2 * 64;
+    if (w.kind == WeightKind::kBf12) return bf12_bytes(w.k);
     return w.kind == WeightKind::kInt8 ? w.k * 16 : w.k * 8;
 }
 
@@ -76,6 +77,7 @@ QUIRE_INLINE void with_kind(WeightKind kind, const Fn& f) {
     switch (kind) {
         case WeightKind::kF32: return f.template operator()<WeightKind::kF32>();
         case WeightKind::kBf16: return f.template operator()<WeightKind::kBf16>();
+        case WeightKind::kBf12: return f.template operator()<WeightKind::kBf12>();
         case WeightKind::kInt8: return f.template operator()<WeightKind::kInt8>();
         case WeightKind::kInt4: return f.template operator()<WeightKind::kInt4>();
         default: fail("gated_mlp: unknown kind of weights");
@@ -111,12 +113,13 @@ static_assert(sizeof(kGates) / sizeof(Gate) == kActivations);
 // act(gate) * up for all rows, into the form `down` reads.
 template <WeightKind kKind>
 void gated_rows(const LinearCall& c, const Matrix& w, const Matrix& down, const Rows& inner, int64_t m, Gate act) {
-    const int64_t f = down.k, pieces = (f + kMlpColumns - 1) / kMlpColumns, panels = (m + kMlpRows - 1) / kMlpRows;
+    constexpr int64_t kRows = kKind == WeightKind::kBf12 ? 2 * kMlpRows : kMlpRows;  // that share what was widened for them
+    const int64_t f = down.k, pieces = (f + kMlpColumns - 1) / kMlpColumns, panels = (m + kRows - 1) / kRows;
     with_tile<kKind>(m, [&]<int R, int NB>() {
         parallel_for(panels * pieces, [&](int64_t index, int) {
-            const int64_t row = index / pieces * kMlpRows, end = row + kMlpRows < m ? row + kMlpRows : m;
+            const int64_t row = index / pieces * kRows, end = row + kRows < m ? row + kRows : m;
             const int64_t first = index % pieces * kMlpColumns, count = f - first < kMlpColumns ? f - first : kMlpColumns;
-            auto* buffer = static_cast<float*>(scratch(Scratch::kTile, static_cast<size_t>(kMlpRows * 2 * kMlpColumns) * 4));
+            auto* buffer = static_cast<float*>(scratch(Scratch::kTile, static_cast<size_t>(kRows * 2 * kMlpColumns) * 4));
             const Panel panel{row, end, 0, count / 16};
             best_panel<kKind, R, NB>(part_of(c, w, row, first, count, buffer, 2 * count), m, panel);
             best_panel<kKind, R, NB>(part_of(c, w, row, f + first, count, buffer + count, 2 * count), m, panel);
@@ -129,7 +132,7 @@ void gated_rows(const LinearCall& c, const Matrix& w, const Matrix& down, const 
     });
 }
 
-// A matrix as arguments of an op: kind (0 f32, 1 bf16, 2 int8, 3 int4), then what it comes with.
+// A matrix as arguments of an op: kind (0 f32, 1 bf16, 2 bf16 in 12 bits, 3 int8, 4 int4), then what it comes with.
 struct MatrixArgs {
     int64_t kind;
     const char* weights;
@@ -142,11 +145,12 @@ struct MatrixArgs {
 };
 
 Matrix matrix_of(const MatrixArgs& a, int64_t n, int64_t k) {
-    constexpr WeightKind kKinds[] = {WeightKind::kF32, WeightKind::kBf16, WeightKind::kInt8, WeightKind::kInt4};
-    if (a.kind < 0 || a.kind > 3) fail("gated_mlp: unknown kind of weights");
-    const bool grouped = a.kind >= 2, fits = a.group == 16 || a.group == 32 || a.group == 64 || a.group == 128;
+    constexpr WeightKind kKinds[] = {WeightKind::kF32, WeightKind::kBf16, WeightKind::kBf12, WeightKind::kInt8, WeightKind::kInt4};
+    if (a.kind < 0 || a.kind > 4) fail("gated_mlp: unknown kind of weights");
+    const bool grouped = a.kind >= 3, narrow = a.kind == 2, fits = a.group == 16 || a.group == 32 || a.group == 64 || a.group == 128;
     check_linear(1, n, k);
     if (grouped && (!a.scales.ptr || !fits || k % a.group)) fail("gated_mlp: a group does not fit its matrix");
+    if (narrow && (!a.scales.ptr || k % 8)) fail("gated_mlp: 12 bits need their exponents, and columns in eights");
     return {kKinds[a.kind], a.weights, a.scales.ptr, a.zeros.ptr, a.mins.ptr, a.scales_f32 != 0, a.bias.ptr, n, k, grouped ? a.group : 0};
 }
 

@@ -53,6 +53,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&add_rmsnorm>("add_rmsnorm"),
     op_entry<&linear_f32>("linear_f32"),
     op_entry<&linear_bf16>("linear_bf16"),
+    op_entry<&linear_bf12>("linear_bf12"),
     op_entry<&linear_int8>("linear_int8"),
     op_entry<&linear_int4>("linear_int4"),
     op_entry<&linear_table4>("linear_table4"),

@@ -207,6 +207,14 @@ QUIRE_INLINE U load_table(const void* p) {
     return {v, v};
 }
 QUIRE_INLINE U look_up(U table, U at) { return {_mm256_shuffle_epi8(table.a, at.a), _mm256_shuffle_epi8(table.b, at.b)}; }
+// a & mask | b
+QUIRE_INLINE U masked_or(U a, U mask, U b) {
+    return {_mm256_or_si256(_mm256_and_si256(a.a, mask.a), b.a), _mm256_or_si256(_mm256_and_si256(a.b, mask.b), b.b)};
+}
+// Bytes of a and b in turn, of the first half or the second of each 16 bytes.
+QUIRE_INLINE U zip_low(U a, U b) { return {_mm256_unpacklo_epi8(a.a, b.a), _mm256_unpacklo_epi8(a.b, b.b)}; }
+QUIRE_INLINE U zip_high(U a, U b) { return {_mm256_unpackhi_epi8(a.a, b.a), _mm256_unpackhi_epi8(a.b, b.b)}; }
+QUIRE_INLINE void store_u(void* p, U a) { std::memcpy(p, &a, 64); }
 QUIRE_INLINE I load_i8(const int8_t* p) {
     const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepi8_epi32(b), _mm256_cvtepi8_epi32(_mm_srli_si128(b, 8))};

@@ -136,6 +136,12 @@ QUIRE_INLINE I times255(I a) { return {_mm512_sub_epi32(_mm512_slli_epi32(a.v, 8
 // Byte of a table of 16 for each byte of `at`, all of them below 16.
 QUIRE_INLINE U load_table(const void* p) { return {_mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)))}; }
 QUIRE_INLINE U look_up(U table, U at) { return {_mm512_shuffle_epi8(table.v, at.v)}; }
+// a & mask | b
+QUIRE_INLINE U masked_or(U a, U mask, U b) { return {_mm512_ternarylogic_epi32(a.v, mask.v, b.v, 0xea)}; }
+// Bytes of a and b in turn, of the first half or the second of each 16 bytes.
+QUIRE_INLINE U zip_low(U a, U b) { return {_mm512_unpacklo_epi8(a.v, b.v)}; }
+QUIRE_INLINE U zip_high(U a, U b) { return {_mm512_unpackhi_epi8(a.v, b.v)}; }
+QUIRE_INLINE void store_u(void* p, U a) { _mm512_storeu_si512(p, a.v); }
 QUIRE_INLINE I load_i8(const int8_t* p) {
     return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }

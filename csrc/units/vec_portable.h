@@ -197,6 +197,25 @@ QUIRE_INLINE U look_up(U table, U at) {
     std::memcpy(&at, out, 64);
     return at;
 }
+// a & mask | b
+QUIRE_INLINE U masked_or(U a, U mask, U b) { return (a & mask) | b; }
+// Bytes of a and b in turn, of the first half or the second of each 16 bytes.
+template <int kFrom>
+QUIRE_INLINE U zip_bytes(U a, U b) {
+    uint8_t x[64], y[64], out[64];
+    std::memcpy(x, &a, 64);
+    std::memcpy(y, &b, 64);
+    for (int i = 0; i < 32; ++i) {
+        const int from = i / 8 * 16 + kFrom + i % 8;
+        out[2 * i] = x[from];
+        out[2 * i + 1] = y[from];
+    }
+    std::memcpy(&a, out, 64);
+    return a;
+}
+QUIRE_INLINE U zip_low(U a, U b) { return zip_bytes<0>(a, b); }
+QUIRE_INLINE U zip_high(U a, U b) { return zip_bytes<8>(a, b); }
+QUIRE_INLINE void store_u(void* p, U a) { std::memcpy(p, &a, 64); }
 QUIRE_INLINE I load_i8(const int8_t* p) {
     typedef int8_t B __attribute__((vector_size(16)));
     return __builtin_convertvector(load_as<B>(p), I);

@@ -87,6 +87,7 @@ HELP = {
     "isa": "Force an instruction set of the native kernels.",
     "ops": "Choose one op's implementation, as in linear=reference; may be given several times.",
     "tune": "Sizes of native kernels: auto = measured at the first start and kept, off, or ahead=1024,row_streams=4.",
+    "bf16_bits": "Memory of a bf16 weight: 12 bits lose nothing and decode faster, 16 read prompts faster.",
     "enforce_eager": "Run decode steps op by op instead of replaying a recording.",
     "enable_lora": "Make room for LoRA adapters.",
     "lora_modules": "Adapter to load, as name=folder, chosen by requests as their model; may be given several times.",

@@ -84,6 +84,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     ops: tuple[str, ...] = ()
     enforce_eager: bool = False
     tune: str = "auto"
+    bf16_bits: int = 16
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +113,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _choice("kv_cache_dtype", self.cache.kv_cache_dtype, KV_DTYPES)
         _choice("scheduling_policy", self.scheduler.scheduling_policy, POLICIES)
         _choice("device", self.device.device, DEVICES)
+        if self.device.bf16_bits not in (12, 16):
+            raise ConfigError(f"--bf16-bits {self.device.bf16_bits} must be 12 or 16", param="bf16_bits")
         if not 0 < self.cache.gpu_memory_utilization <= 1:
             raise ConfigError("--gpu-memory-utilization must lie in (0, 1]", param="gpu_memory_utilization")
         size = self.cache.block_size

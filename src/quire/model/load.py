@@ -50,7 +50,7 @@ from quire.model.roles import DISK_ROLES, disk_rows, shard
 from quire.model.rope import Rope
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
-from quire.ops.weights import PackedTable, Weight
+from quire.ops.weights import PackedTable, Weight, labelled
 from quire.quant.base import Quantizer, QuantScheme, QWeight
 from quire.quant.registry import DENSE, matrix_scheme
 from quire.quant.registry import load as load_matrix
@@ -243,7 +243,8 @@ class Loader:
             weight, bias = self.matrix(roles, layer)
             if rows is not None:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-            packed, label = weight.pack(self.ops), weight.label
+            packed = weight.pack(self.ops)
+            label = labelled(weight.label, packed)
             if self.cache is not None:
                 self.cache.put(f"{layer}.{'+'.join(roles)}", packed, bias)
         if bias is not None:

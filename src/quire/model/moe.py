@@ -16,7 +16,7 @@ from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.moe import Grouped, padded_rows
 from quire.ops.routing import Routing
-from quire.ops.weights import Packed
+from quire.ops.weights import Packed, labelled
 from quire.quant.base import QWeight
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _grouped(loader: Loader, roles: tuple[str, ...], index: int) -> Grouped:
     bias = torch.stack(biases) if biases else None
     if loader.cache is not None:
         loader.cache.put(name, packed, bias)
-    return _counted(loader, roles, whole.label, packed, bias)
+    return _counted(loader, roles, labelled(whole.label, packed), packed, bias)
 
 
 def _counted(loader: Loader, roles: tuple[str, ...], label: str, packed: Packed, bias: Tensor | None) -> Grouped:

@@ -28,7 +28,7 @@ from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops
 from quire.ops.cpu import Cpu
 from quire.ops.pack import BITS, GROUPS, Numbers, assemble, pack, part_sizes, take_apart
-from quire.ops.weights import MOST, Packed, Weight
+from quire.ops.weights import MOST, Packed, Weight, labelled
 from quire.quant.base import Quantizer
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class Kept:
     @property
     def label(self) -> str:
         """Kind, group and wide activations for reports, as `QWeight.label`."""
+        if self.packed.kind == "bf12":
+            return labelled("bf16", self.packed)
         wide = " a16" if take_apart(self.packed)[0].activation_bits != 8 and self.packed.group else ""
         return f"{self.packed.kind} g{self.packed.group}{wide}" if self.packed.group else self.packed.kind
 
@@ -175,6 +177,7 @@ def packed_cache(
     base = opened.folder.parent if opened.folder.is_file() else opened.folder
     paths = [base / file for file in files]
     folder = _folder(options.cache_packed, base)
+    name += "-12" if ops.cpu.bf16_bits == 12 else ""
     name += "" if options.activations == "auto" else f"-a{options.activations}"
     name += f"-{hashlib.blake2b(str(paths[0].resolve()).encode(), digest_size=6).hexdigest()}.safetensors"
     facts = [quire.__version__, name, target.name if target else "", repr(opened.spec), _layout(ops.cpu, target)]
@@ -211,6 +214,6 @@ def _layout(cpu: Cpu, target: Quantizer | None) -> str:
                Weight("table4", codes + 7, scales, group=32, table=table, order=order)]  # fmt: skip
     samples += [q.quantize(numbers, 32).weight for q in ((target, target.head) if target else ())]
     for weight in samples:
-        for part in take_apart(pack(cpu, weight))[1].values():
+        for part in take_apart(pack(cpu, weight, narrow=cpu.bf16_bits == 12))[1].values():
             found.update(part.numpy().data)
     return found.hexdigest()

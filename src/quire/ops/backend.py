@@ -120,13 +120,13 @@ class Ops:
         """Whether an op that was overridden with its reference reads weights, as they are before packing."""
         return any(self.chosen[op] == "reference" for op in READ_WEIGHTS)
 
-    def pack(self, weight: Weight) -> Packed:
-        """`weight` in the layout `linear` reads."""
+    def pack(self, weight: Weight, narrow: bool = False) -> Packed:
+        """`weight` in the layout `linear` reads; `narrow`: in 12 bits, if it is bf16 and `--bf16-bits` has it so."""
         if self.gpu is not None:
             return gpu_pack(self.gpu, weight, keep_plain=self.refers)
         if self.cpu is None:
             return plain_packed(weight)
-        return pack(self.cpu, weight, keep_plain=self.refers)
+        return pack(self.cpu, weight, keep_plain=self.refers, narrow=narrow and self.cpu.bf16_bits == 12)
 
     def group(self, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
         """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""
@@ -221,4 +221,5 @@ def select(device: DeviceConfig) -> Ops:
         return Ops(name, None, device.ops)
     if name == "triton":
         return Ops(name, open_gpu(), device.ops)
-    return Ops(name, _cpu.Cpu(Native(device.isa, device.threads)), device.ops)
+    native = Native(device.isa, device.threads)
+    return Ops(name, _cpu.Cpu(native, device.bf16_bits), device.ops)

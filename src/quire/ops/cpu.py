@@ -20,10 +20,14 @@ KINDS = {name: index for index, name in enumerate(ACTIVATIONS)}
 
 
 class Cpu:
-    """What the implementations below share: the native unit, the arena of outputs, what a recording keeps alive."""
+    """What the implementations below share: the native unit, the arena of outputs, what a recording keeps alive.
 
-    def __init__(self, native: Native) -> None:
+    `bf16_bits` 12: bf16 matrices may be packed in 12 bits, without loss.
+    """
+
+    def __init__(self, native: Native, bf16_bits: int = 16) -> None:
         self.native = native
+        self.bf16_bits = bf16_bits
         self.call = native.call
         self.arena = Arena(native)
         self.held: list[Any] = []
@@ -208,7 +212,7 @@ def gated_mlp(
 def _matrix(w: Packed, bias: Tensor | None) -> tuple[int, ...]:
     """A matrix as arguments of `gated_mlp`: kind, codes, scales, zeros, minimums, scales in f32 or not, bias, group."""
     _, codes, *rest = w.handle
-    scales, zeros, mins, _, wide, _ = rest or (0,) * 6
+    scales, zeros, mins, _, wide, _ = rest if len(rest) == 6 else (*rest, *(0,) * 6)[:6]
     at_bias = 0 if bias is None else check(bias, "gated_mlp bias", F32, w.n).data_ptr()
     return (FUSED_KINDS.index(w.kind), codes, scales, zeros, mins, wide, at_bias, w.group)
 
@@ -222,11 +226,11 @@ def _fuses(w: Packed) -> bool:
     if w.kind not in FUSED_KINDS:
         return False
     _, _, *rest = w.handle
-    _, _, _, order, _, digits = rest or (0, 0, 0, 0, 0, 1)
+    _, _, _, order, _, digits = rest if len(rest) == 6 else (0, 0, 0, 0, 0, 1)
     return order == 0 and digits == 1
 
 
-FUSED_KINDS = ("f32", "bf16", "int8", "int4")
+FUSED_KINDS = ("f32", "bf16", "bf12", "int8", "int4")
 """Kinds of weights that csrc/units/mlp.h takes, by number."""
 
 

@@ -9,7 +9,7 @@ from quire.ops.op import impl
 from quire.ops.pack import take_apart
 from quire.ops.weights import PackedTable
 
-ROW_KINDS = ("f32", "bf16", "fp8", "int8", "int4", "table4")
+ROW_KINDS = ("f32", "bf16", "bf12", "fp8", "int8", "int4", "table4")
 """Kinds of packed matrices by their numbers in csrc/embedding.cpp."""
 
 

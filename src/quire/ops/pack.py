@@ -17,8 +17,8 @@ from quire.ops.weights import MOST, TABLE_MOST, Packed, Weight
 LANES = 16
 GROUPS = {"fp8": (32, 64, 128, 256)} | dict.fromkeys(("int8", "int4", "table4"), (16, 32, 64, 128))
 """Columns that may share a scale."""
-BITS = {"f32": 32, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4, "table4": 4}
-TOGETHER = {"f32": 1, "bf16": 2, "fp8": 4, "int8": 4, "int4": 8, "table4": 8}
+BITS = {"f32": 32, "bf16": 16, "bf12": 12, "fp8": 8, "int8": 8, "int4": 4, "table4": 4}
+TOGETHER = {"f32": 1, "bf16": 2, "bf12": 8, "fp8": 4, "int8": 4, "int4": 8, "table4": 8}
 """Columns that share a vector register lane."""
 DTYPES = {
     "f32": torch.float32,
@@ -30,12 +30,16 @@ DTYPES = {
 }
 
 
-def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False) -> Packed:
+def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False, narrow: bool = False) -> Packed:
     """`weight` packed for the native `linear`. Raises `ConfigError` when its kind, dtype or group cannot be packed.
 
-    `keep_plain` keeps the unpacked matrix too, for a `linear` overridden with the reference.
+    `keep_plain` keeps the unpacked matrix too, for a `linear` overridden with the reference. `narrow`: a bf16 matrix is
+    kept in 12 bits where that loses nothing (`narrow_bf16`).
     """
     _validate(weight)
+    narrowed = narrow_bf16(cpu, weight) if narrow and weight.kind == "bf16" else None
+    if narrowed is not None:
+        return replace(narrowed, plain=weight) if keep_plain else narrowed
     n, k = weight.shape
     together = TOGETHER[weight.kind]
     padded = -(-n // LANES) * LANES
@@ -57,6 +61,18 @@ def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False) -> Packed:
     return replace(made, plain=weight) if keep_plain else made
 
 
+def narrow_bf16(cpu: Cpu, weight: Weight) -> Packed | None:
+    """A bf16 matrix in 12 bits without loss (kind "bf12", csrc/pack_bf12.cpp), or None where exponents are too many."""
+    n, k = weight.shape
+    if k % TOGETHER["bf12"]:
+        return None
+    data = huge_bytes(cpu.native, part_sizes("bf12", (n, k), 0, False)["codes"][0])
+    table, fits = torch.zeros(2 * LANES, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    values = weight.codes.contiguous()
+    cpu.call("pack_bf12", data.data_ptr(), table.data_ptr(), fits.data_ptr(), values.data_ptr(), n, k)
+    return assemble("bf12", (n, k), 0, Numbers(), {"codes": data, "table": table}) if fits.item() else None
+
+
 class Numbers(NamedTuple):
     """Of a packed matrix of integers: whether scales and minimums are f32 (else f16), bits of its activations."""
 
@@ -64,6 +80,8 @@ class Numbers(NamedTuple):
     activation_bits: int = 8
 
 
+BF12_CHUNK, BF12_EXCEPTION_BYTES = 256, 64
+"""Columns of 16 rows in 12 bits that share a list of exceptions, and its size; also in csrc/units/linear_bf12.h."""
 SHARED = ("table", "order")
 """Parts that do not grow with the rows."""
 SLOTS = {"table4": ("scales", "table", "books", "order"), "fp8": ("scales",)}
@@ -76,6 +94,9 @@ def part_sizes(kind: str, shape: tuple[int, int], group: int, wide: bool) -> dic
     n, k = shape
     together, padded = TOGETHER[kind], -(-n // LANES) * LANES
     found: dict[str, tuple[int, ...]] = {"codes": (padded * (-(-k // together) * together) * BITS[kind] // 8,)}
+    if kind == "bf12":
+        exceptions = padded // LANES * -(-k // BF12_CHUNK) * BF12_EXCEPTION_BYTES
+        found = {"codes": (found["codes"][0] + exceptions,), "table": (2 * LANES,)}
     if group:
         floats = (padded * (k // group) * (4 if wide else 2),)
         sizes = {"zeros": (padded * (k // group),), "mins": floats, "order": (4 * k,), "table": (16, 32)}
@@ -87,6 +108,8 @@ def assemble(kind: str, shape: tuple[int, int], group: int, numbers: Numbers, pa
     """The packed matrix [n, k] from its parts, whose sizes are those of `part_sizes`."""
     at = {name: t.data_ptr() for name, t in parts.items()}
     handle: tuple[str | int, ...] = (f"linear_{kind}", at["codes"])
+    if kind == "bf12":
+        handle += (at["table"],)
     if group:
         at["books"] = parts["table"].numel() // 16 if "table" in parts else 0
         slots = (at.get(name, 0) for name in SLOTS.get(kind, USUAL_SLOTS))
@@ -101,7 +124,9 @@ def take_apart(packed: Packed) -> tuple[Numbers, dict[str, Tensor]]:
     held = {t.data_ptr(): t for t in (*packed.buffers, *packed.shared)}
     _, codes, *rest = packed.handle
     parts = {"codes": held[codes]}
-    if not rest:
+    if packed.kind == "bf12":
+        parts["table"] = held[rest[0]]
+    if not packed.group:
         return Numbers(), parts
     *slots, wide, digits = rest
     named = zip(SLOTS.get(packed.kind, USUAL_SLOTS), slots, strict=True)
@@ -151,8 +176,8 @@ def _validate(weight: Weight) -> None:
     def refuse(reason: str) -> None:
         raise _refusal(weight, reason)
 
-    if weight.kind not in BITS:
-        refuse(f"known kinds are {', '.join(BITS)}; f16 needs a GPU (--device cuda)")
+    if weight.kind not in DTYPES:
+        refuse(f"known kinds are {', '.join(DTYPES)}; f16 needs a GPU (--device cuda)")
     if weight.codes.dim() != 2 or 0 in weight.codes.shape:
         refuse("it must be a matrix with rows and columns")
     if weight.codes.dtype is not DTYPES[weight.kind]:

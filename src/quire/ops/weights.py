@@ -90,6 +90,11 @@ class Packed:
     shared: tuple[Tensor, ...] = ()
 
 
+def labelled(label: str, packed: Packed) -> str:
+    """The label of a weight format for reports, with what packing made of it."""
+    return f"{label} in 12 bits" if packed.kind == "bf12" else label
+
+
 @dataclass(frozen=True)
 class PackedTable:
     """A look-up table [V, d] that stays a packed matrix. `rounded`: its rows become bf16, as those of a bf16 table."""

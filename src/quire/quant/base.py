@@ -101,7 +101,7 @@ class QWeight:
 
     def pack(self, ops: Ops) -> Packed:
         """The weight in the layout that the backend streams."""
-        return ops.pack(self.weight)
+        return ops.pack(self.weight, narrow=True)
 
     def dequantize(self) -> Tensor:
         """The matrix as float32 [n, k]."""

@@ -1,0 +1,179 @@
+// bf16 weights kept in 12 bits without loss (included by linear.h): sign and mantissa as they are, and for the exponent the
+// number of one of the matrix's 16 commonest; the few weights with another exponent are kept whole, as exceptions. The idea is
+// that of DFloat11 (Zhang et al. 2025), with codes of one length, which a vector register decodes in a few instructions.
+//
+// Chunks of columns are widened into the first-level cache, in the layout of bf16 weights, and multiplied there, so every sum is
+// the one of bf16 weights. The layout is described in csrc/pack_bf12.cpp.
+#pragma once
+
+constexpr int64_t kBf12Exceptions = 16;
+
+// Bytes of the chunks of `columns` columns of a block.
+constexpr int64_t bf12_bytes(int64_t columns) { return columns * 24 + (columns + kBf12Chunk - 1) / kBf12Chunk * kBf12Exceptions * 4; }
+
+// What a matrix's codes stand for, in registers.
+struct Bf12Table {
+    U low, high;
+    const U mantissa = set1_u(0x7f7f7f7fu), sign = set1_u(0x80808080u);
+    explicit Bf12Table(const LinearCall& c) : low(load_table(c.scales)), high(load_table(c.scales + 16)) {}
+};
+
+// Two pairs of columns of 16 rows, from their signs and mantissas and the numbers of their exponents.
+QUIRE_INLINE void widen_pairs(U (&to)[2], const Bf12Table& t, U rest, U exponents) {
+    const U bottom = masked_or(rest, t.mantissa, look_up(t.low, exponents)), top = masked_or(rest, t.sign, look_up(t.high, exponents));
+    to[0] = zip_low(bottom, top);
+    to[1] = zip_high(bottom, top);
+}
+
+// A chunk of a block as [columns / 2][16][2].
+QUIRE_INLINE void widen_chunk(char* to, const char* from, int64_t columns, const Bf12Table& t) {
+    for (int64_t i = 0; i < columns; i += 8, from += 192, to += 256) {
+        const U codes = load_u(from + 128);
+        U wide[2][2];
+        widen_pairs(wide[0], t, load_u(from), low_nibbles(codes));
+        widen_pairs(wide[1], t, load_u(from + 64), high_nibbles(codes));
+        for (int j = 0; j < 4; ++j) store_u(to + j * 64, wide[j / 2][j % 2]);
+    }
+}
+
+// The exceptions of a chunk in ascending order of their places: number << 16 | place. None follows one of all ones.
+struct Exceptions {
+    const char *at, *end;
+    Exceptions() = default;
+    explicit Exceptions(const char* list) : at(list), end(list + kBf12Exceptions * 4) {}
+    bool before(int64_t place) const { return at < end && static_cast<int64_t>(word(at) & 0xffffu) < place; }
+    // Those before `place`, into kNumbers numbers (a power of two) whose first has a place that they divide.
+    template <uint32_t kNumbers>
+    void put(char* to, int64_t place) {
+        for (; before(place); at += 4) {
+            const auto number = static_cast<uint16_t>(word(at) >> 16);
+            std::memcpy(to + (word(at) & (kNumbers - 1)) * 2, &number, 2);
+        }
+    }
+};
+
+// Columns begin .. end of a block, whole chunks.
+QUIRE_INLINE void widen_columns(char* to, const LinearCall& c, const char* block, int64_t begin, int64_t end) {
+    const Bf12Table table(c);
+    for (int64_t column = begin; column < end; column += kBf12Chunk, to += kBf12Chunk * 32) {
+        const int64_t columns = end - column < kBf12Chunk ? end - column : kBf12Chunk;
+        const char* from = block + bf12_bytes(column);
+        widen_chunk(to, from, columns, table);
+        Exceptions(from + columns * 24).put<kBf12Chunk * 16>(to, columns * 16);
+    }
+}
+
+// Two pairs of columns with exceptions among them, which begin at `place` of their chunk.
+void replace_pairs(U (&pairs)[2], Exceptions& odd, int64_t place) {
+    alignas(64) char numbers[128];
+    store_u(numbers, pairs[0]);
+    store_u(numbers + 64, pairs[1]);
+    odd.put<64>(numbers, place + 64);
+    pairs[0] = load_u(numbers);
+    pairs[1] = load_u(numbers + 64);
+}
+
+// Few rows: weights are widened in registers, for each tile anew.
+template <int R, int NB>
+void bf12_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
+    F acc[R][NB];
+    for (int r = 0; r < R; ++r)
+        for (int b = 0; b < NB; ++b) acc[r][b] = set1(0.0f);
+    const Bf12Table table(c);
+    const int64_t block_bytes = bf12_bytes(c.k), ask = R == 1 ? g_tuning.ahead : NB * block_bytes;
+    const char* from = c.weights + block * block_bytes;
+    const char* x = c.x + row * c.x_stride;
+    Turns turns(part);
+    for (int64_t column = 0; column < c.k; column += kBf12Chunk, from += kBf12Exceptions * 4) {
+        const int64_t columns = c.k - column < kBf12Chunk ? c.k - column : kBf12Chunk;
+        const char* list = from + columns * 24;
+        Exceptions odd[NB];
+        for (int b = 0; b < NB; ++b) odd[b] = Exceptions(list + b * block_bytes);
+        for (int64_t i = 0; i < columns; i += 8, from += 192) {
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half, x += 8) {
+                U wide[NB][2];
+#pragma GCC unroll 8
+                for (int b = 0; b < NB; ++b) {
+                    const char* at = from + b * block_bytes;
+                    const U codes = load_u(at + 128);
+                    widen_pairs(wide[b], table, load_u(at + half * 64), half ? high_nibbles(codes) : low_nibbles(codes));
+                    const int64_t place = i * 16 + half * 64;
+                    if (odd[b].before(place + 64)) [[unlikely]] replace_pairs(wide[b], odd[b], place);
+                }
+            #pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+                    for (int j = 0; j < 2; ++j) {
+                        const U xk = set1_u(word(x + r * c.x_stride + j * 4));
+#pragma GCC unroll 8
+                        for (int b = 0; b < NB; ++b) acc[r][b] = dot_bf16(acc[r][b], wide[b][j], xk);
+                    }
+                }
+            }
+            if (R == 1 || turns.now()) {
+#pragma GCC unroll 8
+                for (int b = 0; b < NB; ++b)
+                    for (int j = 0; j < 3; ++j) {
+                        const char* at = from + b * block_bytes + j * 64 + ask;
+                        R == 1 ? prefetch(at) : prefetch_far(at);
+                    }
+            }
+        }
+    }
+    store_tile<R, NB>(c, acc, row, block, part);
+}
+
+template <int NB, int R>
+void bf12_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
+    if (rows == R) return bf12_tile<R, NB>(c, row, block, part);
+    if constexpr (R > 1) return bf12_tile_of<NB, R - 1>(c, rows, row, block, part);
+}
+
+template <int R, int NB>
+void bf12_few_rows(const LinearCall& c, const Panel& p) {
+    const int64_t tiles = (p.rows_end - p.row + R - 1) / R;
+    for (int64_t block = p.block; block < p.blocks_end; block += NB) {
+        for (int64_t t = 0; t < tiles; ++t) {
+            const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
+            const Part part{0, c.k / 2, true, nullptr, 0, t, tiles};
+            if (p.blocks_end - block >= NB) {
+                bf12_tile_of<NB, R>(c, rows, row, block, part);
+            } else {
+                for (int64_t b = block; b < p.blocks_end; ++b) bf12_tile_of<1, R>(c, rows, row, b, part);
+            }
+        }
+    }
+}
+
+// Many rows: a part of the blocks' columns is widened into the first-level cache for all of them.
+template <int R, int NB>
+void bf12_panel(const LinearCall& c, const Panel& p) {
+    if (p.rows_end - p.row <= 2 * kTileRows) return bf12_few_rows<R, NB>(c, p);
+    constexpr int64_t kColumns = NB > 2 ? kBf12Chunk : kBf12Part;  // NB blocks of them leave room in the first-level cache
+    alignas(64) char wide[NB * kColumns * 32];
+    const int64_t block_bytes = bf12_bytes(c.k), tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
+    auto* sums = static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(tiles * tile_floats) * 4));
+    for (int64_t block = p.block; block < p.blocks_end; block += NB) {
+        const int64_t blocks = p.blocks_end - block < NB ? p.blocks_end - block : NB;
+        const char* at = c.weights + block * block_bytes;
+        for (int64_t begin = 0; begin < c.k; begin += kColumns) {
+            const int64_t end = begin + kColumns < c.k ? begin + kColumns : c.k;
+            for (int64_t b = 0; b < blocks; ++b)
+                widen_columns(wide + b * kColumns * 32, c, at + b * block_bytes, begin, end);
+            for (int64_t t = 0; t < tiles; ++t) {
+                const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
+                Part part{begin / 2, end / 2, end == c.k, sums, t * tile_floats, t, tiles, wide, kColumns * 32};
+                part.next = end == c.k ? at + NB * block_bytes : at + bf12_bytes(end);
+                part.next_stride = block_bytes;
+                part.next_step = 48;
+                if (blocks == NB) {
+                    tile_of<WeightKind::kBf12, NB, R>(c, rows, row, block, part);
+                } else {
+                    for (int64_t b = 0; b < blocks; ++b, part.at += R * 16, part.weights += part.stride)
+                        tile_of<WeightKind::kBf12, 1, R>(c, rows, row, block + b, part);
+                }
+            }
+        }
+    }
+}
