@@ -189,7 +189,7 @@ def with_exact_activations() -> Ops:
     """The reference backend, whose linear layers round no activations."""
     ops = backend("reference")
     pack = ops.pack
-    ops.pack = lambda w: pack(replace(w, activation_bits=0))  # type: ignore[method-assign]
+    ops.pack = lambda w, narrow=False: pack(replace(w, activation_bits=0), narrow)  # type: ignore[method-assign]
     return ops
 
 

@@ -78,6 +78,8 @@ class Arena:
 
     def empty(self, rows: int, cols: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """An uninitialized [rows, cols] tensor, valid until `begin`, or for this layer and the next."""
+        if rows < 0 or cols < 0:
+            raise ValueError(f"there is no tensor of {rows} rows and {cols} columns")
         now, size = self._now, rows * cols * dtype.itemsize
         if self._used[now] + size > self._areas[now].numel():
             self._grow(size)

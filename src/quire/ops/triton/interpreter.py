@@ -1,9 +1,10 @@
 """Triton's interpreter, where it would compute something else than a device does.
 
-It runs kernels as numpy programs, which is how they are tested without a GPU. Three things of version 3.6 are mended:
+It runs kernels as numpy programs, which is how they are tested without a GPU. Four things of version 3.6 are mended:
 f32 becomes bf16 by rounding to the nearest, ties to even, instead of cutting off; bf16 operands of a dot are numbers
-instead of their bit patterns; and bounds of loops may be loaded numbers under numpy 2.4. A kernel's calls of other
-functions no longer patch the language anew, which took half of the time.
+instead of their bit patterns; a dot's sums do not depend on its operands' shapes; and bounds of loops may be loaded
+numbers under numpy 2.4. A kernel's calls of other functions no longer patch the language anew, which took half of the
+time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def repair() -> None:
     its.quire_repaired = True
     _round_to_bf16(its.InterpreterBuilder)
     _round_to_float8(its.InterpreterBuilder)
-    _multiply_bf16(its.InterpreterBuilder)
+    _multiply(its.InterpreterBuilder)
     patch_tensor = its._patch_lang_tensor
 
     def patched(tensor: Any, scope: Any) -> None:
@@ -86,17 +87,24 @@ def _round_to_float8(builder: Any) -> None:
     builder.create_fp_to_fp = create_fp_to_fp
 
 
-def _multiply_bf16(builder: Any) -> None:
+def _multiply(builder: Any) -> None:
+    """Dots of floats are summed in f64: numpy's library sums f32 in an order that depends on the operands' shapes on
+    some processors (OpenBLAS on a Zen 5), where a device has one order per kernel."""
     multiply = builder.create_dot
 
+    def widened(x: Any) -> Any:
+        if x.dtype.scalar == tl.bfloat16:
+            return (x.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        if x.dtype.primitive_bitwidth == 8:
+            return its._convert_float(x.data, x.dtype, tl.float16, None).view(np.float16).astype(np.float64)
+        return x.data.astype(np.float64)
+
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-        a, b = (
-            its.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-            if x.dtype.scalar == tl.bfloat16
-            else x
-            for x in (a, b)
-        )
-        return multiply(self, a, b, d, input_precision, max_num_imprecise_acc)
+        if not (a.dtype.is_floating() and b.dtype.is_floating()):
+            return multiply(self, a, b, d, input_precision, max_num_imprecise_acc)
+        with np.errstate(over="ignore", invalid="ignore"):
+            product = np.matmul(widened(a), widened(b)).astype(d.data.dtype)
+            return its.TensorHandle(product + d.data, d.dtype.scalar)
 
     builder.create_dot = create_dot
 
