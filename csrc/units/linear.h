@@ -318,15 +318,20 @@ void check_linear(int64_t m, int64_t n, int64_t k) {
 
 #include "linear_codes.h"
 
-void linear_bf16(float* out, const float* x, const char* weights, Optional<const float> bias, int64_t m, int64_t n,
-                 int64_t k, int64_t /*group*/) {
-    check_linear(m, n, k);
+// Activations [m, k] in bf16, `bf16_stride` bytes from row to row.
+const char* rounded_rows(const float* x, int64_t m, int64_t k) {
     const int64_t stride = bf16_stride(k);
     auto* rounded = static_cast<char*>(scratch(Scratch::kActivations, static_cast<size_t>(m * stride)));
     parallel_ranges(m, k, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) round_row(reinterpret_cast<uint16_t*>(rounded + r * stride), x + r * k, k);
     });
-    const LinearCall c{out, n, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false, rounded, stride, nullptr, nullptr};
+    return rounded;
+}
+
+void linear_bf16(float* out, const float* x, const char* weights, Optional<const float> bias, int64_t m, int64_t n,
+                 int64_t k, int64_t /*group*/) {
+    check_linear(m, n, k);
+    const LinearCall c{out, n, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false, rounded_rows(x, m, k), bf16_stride(k), nullptr, nullptr};
     run_linear<WeightKind::kBf16>(c, m);
 }
 
@@ -335,12 +340,7 @@ void linear_bf12(float* out, const float* x, const char* weights, const char* ex
                  int64_t n, int64_t k, int64_t /*group*/) {
     check_linear(m, n, k);
     if (k % 8) fail("linear_bf12: columns must be a multiple of 8");
-    const int64_t stride = bf16_stride(k);
-    auto* rounded = static_cast<char*>(scratch(Scratch::kActivations, static_cast<size_t>(m * stride)));
-    parallel_ranges(m, k, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) round_row(reinterpret_cast<uint16_t*>(rounded + r * stride), x + r * k, k);
-    });
-    const LinearCall c{out, n, weights, exponents, nullptr, bias.ptr, n, k, 0, 0, false, rounded, stride, nullptr, nullptr};
+    const LinearCall c{out, n, weights, exponents, nullptr, bias.ptr, n, k, 0, 0, false, rounded_rows(x, m, k), bf16_stride(k), nullptr, nullptr};
     run_linear<WeightKind::kBf12>(c, m);
 }
 

@@ -111,12 +111,7 @@ void linear_fp8(float* out, const float* x, const char* weights, const char* sca
     check_linear(m, n, k);
     if (group < 32 || group > kFp8Group || group % 32 || k % group) fail("linear_fp8: the columns must be whole groups of 32 to 256");
     if (!scales_f32 || digits != 2) fail("linear_fp8: scales are f32, and activations bf16");
-    const int64_t stride = bf16_stride(k);
-    auto* rounded = static_cast<char*>(scratch(Scratch::kActivations, static_cast<size_t>(m * stride)));
-    parallel_ranges(m, k, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) round_row(reinterpret_cast<uint16_t*>(rounded + r * stride), x + r * k, k);
-    });
-    const LinearCall c{out, n, weights, scales, nullptr, bias.ptr, n, k, group, k / group, true, rounded, stride, nullptr, nullptr};
+    const LinearCall c{out, n, weights, scales, nullptr, bias.ptr, n, k, group, k / group, true, rounded_rows(x, m, k), bf16_stride(k), nullptr, nullptr};
     const int64_t blocks = (n + 15) / 16, panels = (m + kFp8PanelRows - 1) / kFp8PanelRows;
     with_fp8_tile(m, [&]<int R, int NB>() {
         const int64_t columns = (blocks + NB - 1) / NB;
