@@ -20,8 +20,10 @@ struct U {
 
 // maddubs saturates with 8-bit unsigned weights, so `dot8` works on |weight| and the signed activation: no offset is left.
 constexpr int kStart8 = 0;
-// Linear: rows by column blocks of a tile, of a tile for a few rows, and blocks for a single row. Attention: rows by vectors.
+// Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row, and a tile of float weights for
+// many rows. Attention: rows by vectors.
 constexpr int kTileRows = 4, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1;
+constexpr int kManyRows = kTileRows, kManyBlocks = kTileBlocks;
 constexpr int kAttentionRows = 2, kAttentionTiles = 2;
 
 QUIRE_INLINE __m256i lane_mask(int n) {

@@ -12,8 +12,10 @@ typedef uint32_t U __attribute__((vector_size(64)));
 
 // Weights of 8 bits reach `dot8` as stored code minus kStored8; the rest of the offset is in the start value.
 constexpr int kStart8 = 128;
-// Linear: rows by column blocks of a tile, of a tile for a few rows, and blocks for a single row. Attention: rows by vectors.
+// Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row, and a tile of float weights for
+// many rows. Attention: rows by vectors.
 constexpr int kTileRows = 4, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1;
+constexpr int kManyRows = kTileRows, kManyBlocks = kTileBlocks;
 constexpr int kAttentionRows = 2, kAttentionTiles = 2;
 
 template <class T>
