@@ -122,9 +122,11 @@ PAIRS = [
     Pair("llama.cpp", "q8_0", "q8_0", {"quantization": "int8", "group_size": 32}),
     Pair("llama.cpp", "q8_0-g128", "q8_0", {"quantization": "int8", "group_size": 128}),
     Pair("llama.cpp", "bf16", "bf16", {"dtype": "bfloat16"}),
+    Pair("llama.cpp", "bf16-12", "bf16", {"dtype": "bfloat16", "bf16_bits": 12}),
     Pair("openvino", "int4", "int4", {"quantization": "int4", "group_size": 128}),
     Pair("openvino", "int8", "int8", {"quantization": "int8", "group_size": 128}),
     Pair("vllm", "bf16", "bf16", {"dtype": "bfloat16"}),
+    Pair("vllm", "bf16-12", "bf16", {"dtype": "bfloat16", "bf16_bits": 12}),
 ]
 
 

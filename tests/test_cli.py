@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -131,17 +132,23 @@ def test_inspect_shows_the_model_and_what_would_run(run: Run, folder: str) -> No
     assert "pydoc" in embedded
 
 
-def test_inspect_predicts_the_weights_that_are_loaded(run: Run) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"device": "reference", "quantization": name} for name in ("none", "int8", "int4")),
+        *({"device": "cpu", "dtype": "bfloat16", "bf16_bits": bits} for bits in (12, 16)),
+    ],
+)
+def test_inspect_predicts_the_weights_that_are_loaded(run: Run, options: dict[str, Any]) -> None:
     """The estimate from headers is within a twentieth of what the engine reports."""
     from quire import LLM
 
-    for quantization in ("none", "int8", "int4"):
-        with LLM(device="reference", quantization=quantization, num_blocks=8) as llm:
-            loaded = sum(size for role, (_, size) in llm.engine.engine.model.report.items() if role != "rope")
-        _, out, _ = run("inspect", "--device", "reference", "--quantization", quantization)
-        line = next(row for row in out.splitlines() if "weights in memory" in row)
-        predicted = float(line.split()[-2]) * 2**20
-        assert predicted == pytest.approx(loaded, rel=0.05)
+    with LLM(num_blocks=8, **options) as llm:
+        loaded = sum(size for role, (_, size) in llm.engine.engine.model.report.items() if role != "rope")
+    _, out, _ = run("inspect", *to_arguments(options))
+    line = next(row for row in out.splitlines() if "weights in memory" in row)
+    predicted = float(line.split()[-2]) * 2**20
+    assert predicted == pytest.approx(loaded, rel=0.05)
 
 
 def test_doctor_names_the_backend(run: Run) -> None:

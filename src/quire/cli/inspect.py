@@ -6,7 +6,7 @@ Nothing here imports torch, unless there is a GPU to ask for or transformers' co
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.cli.flags import ENGINE, to_engine, with_flags
 from quire.cli.show import Rows, show, size
@@ -106,19 +106,21 @@ def _encoder_rows(found: ModelFacts) -> Rows:
 def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
     from quire.engine.budget import Bytes, available_memory, plan_kv, shape_kv
     from quire.model.describe import compute_dtype, kv_dtype, max_model_len
-    from quire.model.memory import kv_bytes_per_token, layer_kv_bytes
+    from quire.model.memory import BF12_BITS, kv_bytes_per_token, layer_kv_bytes
 
     dtype, _ = compute_dtype(config.model.dtype, found.dtype)
     kept, windows = kv_dtype(config.cache, found.spec, dtype), found.spec.own_windows
     length = max_model_len(config.model.max_model_len, found.spec)
     layouts = dict.fromkeys(windows, Bytes(layer_kv_bytes(found.spec, kept)))
     kv = plan_kv(config, shape_kv(config, windows, layouts, length))
-    per_token, int4_bits = kv_bytes_per_token(found.spec, kept), 4 if choice.backend == "cpu" else 8
+    per_token, on_cpu = kv_bytes_per_token(found.spec, kept), choice.backend == "cpu"
+    narrow = on_cpu and dtype.name == "bfloat16" and config.device.bf16_bits == 12
+    bits = _Bits(8 * dtype.itemsize, BF12_BITS if narrow else 8 * dtype.itemsize, 4 if on_cpu else 8)
     return [
         ("weights on disk", size(found.bytes_on_disk)),
         (
             "weights in memory",
-            "about " + size(_packed(config, found, 8 * dtype.itemsize, int4_bits)),
+            "about " + size(_packed(config, found, bits)),
         ),
         ("KV cache per token", size(per_token)),
         ("KV cache", f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}"),
@@ -145,7 +147,15 @@ def _window_rows(kv: KVPlan, per_token: int) -> Rows:
     ]
 
 
-def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits: int) -> int:
+class _Bits(NamedTuple):
+    """Of a number that is not quantized: in tables, in matrices; and of a 4-bit code."""
+
+    table: float
+    matrix: float
+    int4: int
+
+
+def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
     """Bytes of the packed weights: matrices in the target format with their scales, tables as on disk, norms f32.
 
     A tied head that is quantized on load is packed a second time, because the embedding table stays as it is for
@@ -161,17 +171,18 @@ def _packed(config: EngineConfig, found: ModelFacts, dense_bits: int, int4_bits:
     target, spec, total = quantizer(config.model.quantization), found.spec, 0
     scales = 16 / config.model.group_size
     if not found.roles:
-        made = {"int8": 8, "fp8": 8}.get(target.name, int4_bits) + scales if target is not None else dense_bits
+        made = {"int8": 8, "fp8": 8}.get(target.name, of.int4) + scales if target is not None else of.matrix
         return weight_bytes(found.parameters, made)
     for name in found.roles:
         role = ROLES[name]
         if name == "head" and spec.tied_head and target is None:
             continue
-        bits: float = {"vector": 32, "dense": 32, "table": dense_bits, "linear": dense_bits}[role.kind]
+        table = of.matrix if spec.tied_head and target is None else of.table
+        bits = {"vector": 32.0, "dense": 32.0, "table": table, "linear": of.matrix}[role.kind]
         kept = found.matrix_bits if role.kind == "linear" and role.layer else found.outer_bits.get(name, 0.0)
         if kept:
-            bits = kept + (int4_bits - 4 if kept < 8 else 0)
+            bits = kept + (of.int4 - 4 if kept < 8 else 0)
         if role.kind == "linear" and target is not None:
-            bits = {"int8": 8, "fp8": 8}.get((target.head if name == "head" else target).name, int4_bits) + scales
+            bits = {"int8": 8, "fp8": 8}.get((target.head if name == "head" else target).name, of.int4) + scales
         total += weight_bytes(prod(role.shape(spec)) * role.copies(spec), bits)
     return total
