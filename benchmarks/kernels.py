@@ -32,7 +32,7 @@ from quire.ops import cases
 from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KVLayout
-from quire.ops.measure import read_rate
+from quire.ops.measure import best_seconds, read_rate
 from quire.ops.op import Case
 from quire.ops.weights import Packed, PackedTable
 
@@ -79,7 +79,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement: microseconds, GB/s, G operations/s, and the larger share of the limit (1 = the limit)."""
+    """One measurement: microseconds, GB/s, G operations/s, and the larger share of the limit (1 = the limit).
+
+    `read` and `peak` are the limits measured right before and after the row, the better of both: on a machine that is
+    shared they change within seconds.
+    """
 
     op: str
     case: str
@@ -87,7 +91,13 @@ class Row:
     best_us: float
     gb_per_s: float
     gop_per_s: float
-    share: float
+    read: float
+    peak: float
+
+    @property
+    def share(self) -> float:
+        """Of the limit that is nearer."""
+        return max(self.gb_per_s / self.read, self.gop_per_s / self.peak)
 
 
 class Bench:
@@ -96,7 +106,8 @@ class Bench:
     def __init__(self, ops: Ops, seconds: float, kinds: Collection[str], rows: Sequence[int]) -> None:
         assert ops.cpu is not None
         self.ops, self.cpu, self.seconds, self.kinds, self.rows = ops, ops.cpu, seconds, kinds, rows
-        self.limits = self._limits()
+        self._data = huge_bytes(self.cpu.native, READ_BYTES).zero_()
+        self.limits = self.limits_of("f32", "bf16", "int8")
 
     def times(self, fn: Callable[[], Any]) -> list[float]:
         """Seconds of each call, at least three, after one that warms up."""
@@ -113,22 +124,21 @@ class Bench:
         self, op: str, case: str, fn: Callable[[], Any], size: float, work: float, peak: str, calls: int = 1
     ) -> Row:
         """`fn` makes `calls` calls that each read `size` bytes and do `work` operations of kind `peak`."""
+        before = self.limits_of(peak)
         seconds = self.times(fn)
-        best = min(seconds) / calls
-        rate, ops = size / best / 1e9, work / best / 1e9
-        share = max(rate / self.limits.read, ops / self.limits.peak[peak])
-        return Row(op, case, statistics.median(seconds) / calls * 1e6, best * 1e6, rate, ops, share)
+        after = self.limits_of(peak)
+        best, median = min(seconds) / calls, statistics.median(seconds) / calls
+        limits = (max(before.read, after.read), max(before.peak[peak], after.peak[peak]))
+        return Row(op, case, median * 1e6, best * 1e6, size / best / 1e9, work / best / 1e9, *limits)
 
-    def _limits(self) -> Limits:
-        out = torch.zeros(1, dtype=torch.int64)
-        data = huge_bytes(self.cpu.native, READ_BYTES).zero_()
-        read = read_rate(self.cpu, data, self.seconds)
-        probes = {}
-        for op, (_, work) in PROBES.items():
-            if op in self.cpu.native.ids:
-                seconds = min(self.times(lambda op=op: self.cpu.call(op, out.data_ptr(), ROUNDS)))
+    def limits_of(self, *peaks: str) -> Limits:
+        """The limits of this moment: reading, and the products of these kinds."""
+        out, probes = torch.zeros(1, dtype=torch.int64), {}
+        for op, (kind, work) in PROBES.items():
+            if op in self.cpu.native.ids and kind in peaks:
+                seconds = best_seconds(lambda op=op: self.cpu.call(op, out.data_ptr(), ROUNDS))
                 probes[op] = ROUNDS * work * self.ops.threads / seconds / 1e9
-        return Limits(read / 1e9, probes)
+        return Limits(read_rate(self.cpu, self._data) / 1e9, probes)
 
     def linear(self, g: torch.Generator) -> Iterator[Row]:
         """Every kind of weight, shape and number of rows."""
@@ -225,7 +235,7 @@ class Bench:
 def show(console: Console, limits: Limits, rows: list[Row]) -> None:
     """The table of all rows under the machine's limits."""
     peaks = ", ".join(f"{op.removeprefix('probe_')} {value:.0f} GOP/s" for op, value in limits.probes.items())
-    table = Table(title=f"limits: read {limits.read:.1f} GB/s, {peaks}")
+    table = Table(title=f"limits at the start: read {limits.read:.1f} GB/s, {peaks}")
     for name in ("op", "case", "median us", "best us", "GB/s", "GOP/s", "of limit"):
         table.add_column(name, justify="left" if name in ("op", "case") else "right", no_wrap=True)
     for r in rows:
@@ -263,7 +273,7 @@ def main() -> None:
     report = {
         **machine,
         "limits": asdict(bench.limits) | {"peak": bench.limits.peak},
-        "rows": [asdict(row) for row in rows],
+        "rows": [asdict(row) | {"share": row.share} for row in rows],
     }
     options.output.write_text(json.dumps(report, indent=1) + "\n")
 
