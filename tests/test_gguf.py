@@ -18,7 +18,7 @@ from gguf.constants import GGMLQuantizationType as Type  # noqa: E402
 
 from gguf_models import random_blocks, write_gguf  # noqa: E402
 from oracle import BACKENDS, backend, logits, relative_error  # noqa: E402
-from quire.cli.inspect import _packed  # noqa: E402
+from quire.cli.inspect import _Bits, _packed  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
 from quire.core.errors import ModelError  # noqa: E402
 from quire.gguf.file import GgufFile  # noqa: E402
@@ -109,7 +109,7 @@ def test_gguf_tables_stay_packed_and_give_the_same_bits(name: str, tmp_path: Pat
     tokens = prompt(19, 1)
     before = whole(replace(made, decoder=replace(decoder, embed=widened.bfloat16())), tokens)
     assert torch.equal(whole(made, tokens), before)
-    predicted = _packed(config, describe(str(path)), 16, 4)
+    predicted = _packed(config, describe(str(path)), _Bits(16, 16, 4))
     assert predicted == pytest.approx(made.weight_bytes - made.report["rope"][1], rel=0.05)  # rows are padded to 16
     again: Any = load_model(config, backend("cpu"))
     assert isinstance(again.decoder.embed, PackedTable) and torch.equal(whole(again, tokens), before)
