@@ -306,11 +306,11 @@ void run_linear(const LinearCall& call, int64_t m) {
         const int64_t blocks = (c.n + 15) / 16, column_groups = (blocks + NB - 1) / NB;
         int64_t panel = kPanelBytes / (is_float(kKind) ? steps_of_part<kKind, R>(c, m) * 4 : c.x_stride) / R * R;
         if (panel < R) panel = R;
-        const int64_t panels = (m + panel - 1) / panel;
+        int64_t panels = (m + panel - 1) / panel;
         panel = ((m + panels - 1) / panels + R - 1) / R * R;
-        const int64_t tall = (m + panel - 1) / panel;
-        parallel_for(tall * column_groups, [&](int64_t index, int) {
-            const int64_t row = index % tall * panel, block = index / tall * NB;
+        panels = (m + panel - 1) / panel;
+        parallel_for(panels * column_groups, [&](int64_t index, int) {
+            const int64_t row = index % panels * panel, block = index / panels * NB;
             run_panel<kKind, R, NB>(c, m, {row, row + panel < m ? row + panel : m, block, block + NB < blocks ? block + NB : blocks});
         });
     });
