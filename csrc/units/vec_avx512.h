@@ -23,7 +23,7 @@ constexpr int kStart8 = 128;
 // many rows. Attention: rows by vectors.
 constexpr int kTileRows = 8, kTileBlocks = 2, kFewRows = 4, kFewBlocks = 4, kRowBlocks = 2;
 constexpr int kManyRows = 6, kManyBlocks = 4;
-constexpr int kAttentionRows = 4, kAttentionTiles = 4;
+constexpr int kAttentionRows = 8, kAttentionTiles = 4;
 
 QUIRE_INLINE __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
