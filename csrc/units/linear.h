@@ -43,7 +43,7 @@ struct LinearCall {
 // tiles of more rows ask for the next column group's.
 constexpr int64_t kSomeRows = 64;  // up to which tiles of float weights stay narrow (6 x 4 was 3-7 % slower than 8 x 2 at 48 and 64)
 constexpr int64_t kPartSteps = 1024;
-constexpr int64_t kBf12Chunk = 256, kBf12Part = 2 * kBf12Chunk;  // columns that are widened to bf16 at a time, see linear_bf12.h
+constexpr int64_t kBf12Chunk = 256;  // columns, see linear_bf12.h
 constexpr int64_t kPanelBytes = 384 << 10;  // of a 1 MiB second-level cache; weights stream through the rest
 
 // A part of the k axis, in the weights' steps: [begin, end). The sums of a first part wait in `sums` [R][NB * 16] and the next
@@ -205,12 +205,16 @@ struct Panel {
     int64_t row, rows_end, block, blocks_end;
 };
 
+// Columns of 12-bit weights that are widened at a time: two blocks of them stay in the first-level cache, the four of a tile for
+// many rows in the second (256 columns of those, in the first, were 2-5 % slower at 512 rows).
+constexpr int64_t bf12_columns(int blocks) { return blocks > 2 ? 1024 : 512; }
+
 // How a weight's k axis is walked: float weights go in parts when there are more rows than one tile, because a group of blocks
 // of the whole k would not stay cached.
-template <WeightKind kKind, int R>
+template <WeightKind kKind, int R, int NB>
 QUIRE_INLINE int64_t steps_of_part(const LinearCall& c, int64_t m) {
     const int64_t steps = is_bf16(kKind) ? (c.k + 1) / 2 : c.k;
-    if constexpr (kKind == WeightKind::kBf12) return kBf12Part / 2;
+    if constexpr (kKind == WeightKind::kBf12) return bf12_columns(NB) / 2;
     return is_float(kKind) && m > R && steps > kPartSteps ? kPartSteps : steps;
 }
 
@@ -237,7 +241,7 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
         if (tiles_serve<kKind>(c, p.rows_end - p.row)) return run_tile_panel<kKind>(c, p);
 #endif
     if constexpr (kKind == WeightKind::kBf12) return bf12_panel<R, NB>(c, p);
-    const int64_t steps = is_bf16(kKind) ? (c.k + 1) / 2 : c.k, part_steps = steps_of_part<kKind, R>(c, m);
+    const int64_t steps = is_bf16(kKind) ? (c.k + 1) / 2 : c.k, part_steps = steps_of_part<kKind, R, NB>(c, m);
     const int64_t tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
     float* sums = part_steps < steps ? static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(tiles * tile_floats) * 4)) : nullptr;
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
@@ -265,7 +269,7 @@ QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
         return f.template operator()<1, kKind == WeightKind::kBf16 ? kRowBlocks : 1>();
     if (m <= kFewRows && kKind == WeightKind::kBf12) return f.template operator()<kFewRows, kRowBlocks>();
     if (m <= kFewRows) return f.template operator()<kFewRows / kDigits, (kFewBlocks + kPlanes - 1) / kPlanes>();
-    if constexpr (kKind == WeightKind::kBf16 || kKind == WeightKind::kF32)
+    if constexpr (is_float(kKind))
         if (m > kSomeRows) return f.template operator()<kManyRows, kManyBlocks>();
     f.template operator()<kTileRows / kDigits, (kTileBlocks + kPlanes - 1) / kPlanes>();
 }
@@ -304,7 +308,7 @@ void run_linear(const LinearCall& call, int64_t m) {
 #endif
     with_tile<kKind>(m, [&]<int R, int NB>() {
         const int64_t blocks = (c.n + 15) / 16, column_groups = (blocks + NB - 1) / NB;
-        int64_t panel = kPanelBytes / (is_float(kKind) ? steps_of_part<kKind, R>(c, m) * 4 : c.x_stride) / R * R;
+        int64_t panel = kPanelBytes / (is_float(kKind) ? steps_of_part<kKind, R, NB>(c, m) * 4 : c.x_stride) / R * R;
         if (panel < R) panel = R;
         int64_t panels = (m + panel - 1) / panel;
         panel = ((m + panels - 1) / panels + R - 1) / R * R;

@@ -2,7 +2,7 @@
 // number of one of the matrix's 16 commonest; the few weights with another exponent are kept whole, as exceptions. The idea is
 // that of DFloat11 (Zhang et al. 2025), with codes of one length, which a vector register decodes in a few instructions.
 //
-// Chunks of columns are widened into the first-level cache, in the layout of bf16 weights, and multiplied there, so every sum is
+// Chunks of columns are widened into a cache, in the layout of bf16 weights, and multiplied there, so every sum is
 // the one of bf16 weights. The layout is described in csrc/pack_bf12.cpp.
 #pragma once
 
@@ -146,12 +146,12 @@ void bf12_few_rows(const LinearCall& c, const Panel& p) {
     }
 }
 
-// Many rows: a part of the blocks' columns is widened into the first-level cache for all of them.
+// Many rows: a part of the blocks' columns is widened for all of them.
 template <int R, int NB>
 void bf12_panel(const LinearCall& c, const Panel& p) {
     if (p.rows_end - p.row <= 2 * kTileRows) return bf12_few_rows<R, NB>(c, p);
-    constexpr int64_t kColumns = NB > 2 ? kBf12Chunk : kBf12Part;  // NB blocks of them leave room in the first-level cache
-    alignas(64) char wide[NB * kColumns * 32];
+    constexpr int64_t kColumns = bf12_columns(NB);
+    auto* wide = static_cast<char*>(scratch(Scratch::kWeights, NB * kColumns * 32));
     const int64_t block_bytes = bf12_bytes(c.k), tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
     auto* sums = static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(tiles * tile_floats) * 4));
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
