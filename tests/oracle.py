@@ -122,6 +122,7 @@ MODEL_OPS = {
     "gated_activation",
     "gated_mlp",
     "take_rows",
+    "pick_rows",
     "layernorm",
     "add_layernorm",
     "norm_spans",

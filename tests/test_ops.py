@@ -350,6 +350,8 @@ def test_ops_refuse_indices_outside_their_tables() -> None:
             ops.embedding(index, table)
         with pytest.raises(ValueError, match="outside the batch"):
             ops.take_rows(table, table, index)
+        with pytest.raises(ValueError, match="outside the batch"):
+            ops.pick_rows(table, index)
     layout = KVLayout(16, 1, 8, torch.float32)
     cache = layout.allocate(2)
     with pytest.raises(ValueError, match="outside the cache"):

@@ -111,14 +111,17 @@ void activation(float* out, const float* x, int64_t rows, int64_t f, int64_t kin
     activate_kind<false>(out, x, rows, f, kind);
 }
 
-void take_rows(float* out, const float* x, const float* delta, const int32_t* rows, int64_t count, int64_t d, int64_t total) {
-    for (int64_t r = 0; r < count; ++r)
-        if (rows[r] < 0 || rows[r] >= total) fail("take_rows: a row lies outside the batch");
+// out [count, d] = rows of x [total, d] (null: all in turn), plus those of delta.
+void take_rows(float* out, const float* x, Optional<const float> delta, Optional<const int32_t> rows, int64_t count, int64_t d, int64_t total) {
+    if (!rows.ptr && count != total) fail("take_rows: all rows are not as many");
+    for (int64_t r = 0; rows.ptr && r < count; ++r)
+        if (rows.ptr[r] < 0 || rows.ptr[r] >= total) fail("take_rows: a row lies outside the batch");
     parallel_ranges(count, d, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
-            const int64_t at = static_cast<int64_t>(rows[r]) * d;
+            const int64_t at = (rows.ptr ? rows.ptr[r] : r) * d;
             for_lanes(d, [&](int64_t i, int n) {
-                store_lanes(out + r * d + i, add(load_lanes(x + at + i, n), load_lanes(delta + at + i, n)), n);
+                const F v = load_lanes(x + at + i, n);
+                store_lanes(out + r * d + i, delta.ptr ? add(v, load_lanes(delta.ptr + at + i, n)) : v, n);
             });
         }
     });

@@ -100,7 +100,8 @@ class Loader:
         layers = tuple(self.layer(i, ropes[spec.rope[i]], bias) for i in range(spec.layers))
         cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
         final = self.final_norm()
-        return Decoder(self.ops, embed, steps, layers, final, self.head(embed), cap, BLOCKS[spec.join])
+        block, narrows = BLOCKS[spec.join], self.adapters is None
+        return Decoder(self.ops, embed, steps, layers, final, self.head(embed), cap, block, narrows)
 
     def embed_steps(self) -> tuple[Step, ...]:
         """What happens between the look-up of the tokens and the first layer."""

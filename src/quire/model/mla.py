@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.model.batch import Batch
+from quire.model.decoder import Layer, Wanted, chosen
 from quire.model.linear import Linear
 from quire.model.parts import RmsNorm
 from quire.ops.backend import Ops
@@ -21,7 +22,6 @@ from quire.ops.weights import Packed, Weight
 from quire.quant.base import float_kind
 
 if TYPE_CHECKING:
-    from quire.model.decoder import Layer
     from quire.model.load import Loader
 
 Project = Callable[[Ops, Tensor], Tensor]
@@ -43,14 +43,15 @@ class LatentAttention:
     rank: int
     value: int
 
-    def __call__(self, ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
-        """h [T, hidden] -> [T, hidden]; latents and rotated keys of the rows are written to `cache`."""
+    def __call__(self, ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+        """h [T, hidden] -> [R, hidden]; latents and rotated keys of the rows are written to `cache`."""
         q, kv = self.query(ops, h), layer.qkv(ops, h)
         q = ops.latent_rope_and_cache(q, kv, batch.positions, layer.rope, batch.slots, cache, self.heads)
         latent = ops.head_linear(q, self.into, self.heads.count, self.rank)
         attended = ops.latent_attention(
             latent, q, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend.scale
         )
+        attended = chosen(ops, attended, wanted)
         return layer.o(ops, ops.head_linear(attended, self.out, self.heads.count, self.value))
 
 

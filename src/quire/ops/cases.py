@@ -309,6 +309,14 @@ def take_rows_cases(g: Generator) -> Iterator[Case]:
     for t, d, r in ((1, 64, 1), (9, 33, 4), (300, 512, 200), (2, 8, 0)):
         rows = torch.randint(t, (r,), generator=g, dtype=torch.int32)
         yield {"x": normal(g, t, d), "delta": normal(g, t, d), "rows": rows}
+        yield {"x": normal(g, t, d), "delta": normal(g, t, d), "rows": None}
+
+
+@cases("pick_rows")
+def pick_rows_cases(g: Generator) -> Iterator[Case]:
+    for case in take_rows_cases(g):
+        if case["rows"] is not None:
+            yield {"x": case["x"], "rows": case["rows"]}
 
 
 @cases("copy_blocks")

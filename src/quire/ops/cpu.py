@@ -235,13 +235,23 @@ FUSED_KINDS = ("f32", "bf16", "bf12", "int8", "int4")
 
 
 @impl("take_rows", "cpu")
-def take_rows(cpu: Cpu, x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
-    total, d = check(x, "take_rows x", F32, -1, -1).shape
-    check(delta, "take_rows delta", F32, total, d)
-    count = len(check(rows, "take_rows rows", I32, -1))
+def take_rows(cpu: Cpu, x: Tensor, delta: Tensor, rows: Tensor | None) -> Tensor:
+    return _rows_of(cpu, "take_rows", x, delta, rows)
+
+
+@impl("pick_rows", "cpu")
+def pick_rows(cpu: Cpu, x: Tensor, rows: Tensor) -> Tensor:
+    return _rows_of(cpu, "pick_rows", x, None, rows)
+
+
+def _rows_of(cpu: Cpu, name: str, x: Tensor, delta: Tensor | None, rows: Tensor | None) -> Tensor:
+    total, d = check(x, f"{name} x", F32, -1, -1).shape
+    at_delta = 0 if delta is None else check(delta, f"{name} delta", F32, total, d).data_ptr()
+    at_rows = 0 if rows is None else check(rows, f"{name} rows", I32, -1).data_ptr()
+    count = total if rows is None else len(rows)
     out = cpu.arena.empty(count, d)
     if count:
-        cpu.call("take_rows", out.data_ptr(), x.data_ptr(), delta.data_ptr(), rows.data_ptr(), count, d, total)
+        cpu.call("take_rows", out.data_ptr(), x.data_ptr(), at_delta, at_rows, count, d, total)
     return out
 
 

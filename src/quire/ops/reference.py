@@ -218,10 +218,15 @@ def gated_mlp(
 
 
 @op(tolerance=0.0)
-def take_rows(x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
-    """(x + delta)[rows]: the rows [R] (int32) of the residual stream that want logits."""
-    index = rows.long()
-    return x[index] + delta[index]
+def take_rows(x: Tensor, delta: Tensor, rows: Tensor | None) -> Tensor:
+    """(x + delta)[rows]: the rows [R] (int32) of the residual stream that want logits; None: all."""
+    return x + delta if rows is None else x[rows.long()] + delta[rows.long()]
+
+
+@op(tolerance=0.0)
+def pick_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows], rows [R] int32."""
+    return x[rows.long()]
 
 
 @op(tolerance=0.0)

@@ -157,15 +157,23 @@ def add_positions(gpu: Gpu, x: Tensor, positions: Tensor, table: Tensor, offset:
 
 
 @impl("take_rows", "triton")
-def take_rows(gpu: Gpu, x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
+def take_rows(gpu: Gpu, x: Tensor, delta: Tensor, rows: Tensor | None) -> Tensor:
     total, d = activations(x, "take_rows x")
     activations(delta, "take_rows delta", total, d)
+    if rows is None:
+        rows = torch.arange(total, dtype=I32, device=x.device)
     count = len(tensor(rows, "take_rows rows", I32, -1))
     out = gpu.empty(count, d)
     if count:
         size = _columns(gpu, d)
         kernels.take_kernel[(count, cdiv(d, size))](out, x, delta, rows, d, BD=size)
     return out
+
+
+@impl("pick_rows", "triton")
+def pick_rows(gpu: Gpu, x: Tensor, rows: Tensor) -> Tensor:
+    activations(x, "pick_rows x")
+    return x.index_select(0, tensor(rows, "pick_rows rows", I32, -1))
 
 
 @impl("join_columns", "triton")
