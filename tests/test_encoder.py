@@ -40,7 +40,7 @@ from quire.ops.layout import KVLayout
 from quire.server.app import create_app
 from quire.server.options import ServerOptions
 from quire.text.tokenizer import Tokenizer as TextTokenizer
-from test_model import CUTS, Paged, load, prompt
+from test_model import CUTS, Paged, assert_left_out, load, prompt
 
 SMALL = {"d_ff": 96, "d_kv": 16}
 NEAR = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
@@ -158,6 +158,7 @@ def test_native_logits_are_bit_equal_however_cut(options: dict[str, Any], tmp_pa
             assert torch.equal(got, expected)
     (alone,) = Encoded(model, PROMPTS[:1], sequences[:1]).run([[19]])
     assert torch.equal(alone, want[0])
+    assert_left_out(Encoded(model, PROMPTS[:1], [sequences[0][:9]]), want[0][:9], exact=True)
 
 
 def test_dummy_weights_and_reports_fit(tmp_path: Path) -> None:

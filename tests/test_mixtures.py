@@ -14,7 +14,7 @@ from quire.core.errors import ModelError
 from quire.model.describe import describe
 from quire.model.roles import ROLES
 from quire.ops.backend import Ops
-from test_model import CUTS, LONGROPE, TOLERANCE, Paged, load, ops, prompt
+from test_model import CUTS, LONGROPE, TOLERANCE, Paged, assert_left_out, load, ops, prompt
 
 __all__ = ["ops"]
 EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -99,6 +99,7 @@ def test_native_logits_are_bit_equal_however_cut(variant: str, options: dict[str
     for seed, cut in enumerate(CUTS.values()):
         for got, expected in zip(Paged(model, sequences, seed).run(cut), want, strict=True):
             assert torch.equal(got, expected)
+    assert_left_out(Paged(model, [sequences[0][:9]]), want[0][:9], exact=True)
 
 
 def test_a_bound_of_the_sum_of_weights_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from quire.ops import mla
 from quire.ops.backend import Ops
 from quire.ops.mla import LatentLayout, latent_case
 from quire.ops.op import REGISTRY
-from test_model import CUTS, TOLERANCE, YARN, Paged, load, ops, prompt
+from test_model import CUTS, TOLERANCE, YARN, Paged, assert_left_out, load, ops, prompt
 from test_ops import UNITS_HERE, close, generator, ops_of, reference, run
 
 __all__ = ["ops"]
@@ -123,6 +123,7 @@ def test_native_logits_are_bit_equal_however_cut(options: dict[str, Any], tmp_pa
     for seed, cut in enumerate(CUTS.values()):
         for got, expected in zip(Paged(model, sequences, seed).run(cut), want, strict=True):
             assert torch.equal(got, expected)
+    assert_left_out(Paged(model, [sequences[0][:9]]), want[0][:9], exact=True)
 
 
 def test_layers_that_predict_ahead_are_left_out(tmp_path: Path) -> None:

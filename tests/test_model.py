@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from oracle import BACKENDS, backend, logits, random_model, relative_error, writ
 from quire.core.config import flat_config
 from quire.model.batch import Batch
 from quire.model.build import Model, load_model
+from quire.model.decoder import Decoder
 from quire.model.describe import describe
 from quire.model.families import read_spec
 from quire.model.roles import ROLES
@@ -207,13 +209,28 @@ def test_longrope_takes_one_factor_set_by_the_longest_sequence_served(
     assert relative_error(got, logits(oracle, tokens)) <= TOLERANCE
 
 
-def test_rows_that_want_no_logits_cost_none(ops: Ops, tmp_path: Path) -> None:
-    write(tmp_path, "llama")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_that_want_no_logits_are_left_out(variant: str, ops: Ops, tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    write(tmp_path, family, **facts)
     run = Paged(load(tmp_path, ops), [prompt(9, 1)])
     full = run.step([9])[0]
-    run.computed = [0]
-    assert run.step([5], wanted=0)[0].shape == (0, 99)
-    assert relative_error(run.step([4], wanted=1)[0], full[-1:]) <= TOLERANCE
+    assert_left_out(run, full, exact=ops.cpu is not None)
+
+
+def assert_left_out(run: Paged, full: Tensor, exact: bool) -> None:
+    """Steps that want few logits or none give those of `full` [9, vocab], and the last MLP sees no row more."""
+    seen: list[int] = []
+    decoder = run.model.decoder
+    assert isinstance(decoder, Decoder)
+    last = decoder.layers[-1]
+    spied = replace(last, mlp=lambda ops, x: (seen.append(len(x)), last.mlp(ops, x))[1])
+    run.model = replace(run.model, decoder=replace(decoder, layers=(*decoder.layers[:-1], spied)))
+    run.computed = [0] * len(run.computed)
+    assert run.step([5], wanted=0)[0].shape == (0, full.shape[1])
+    (got,) = run.step([4], wanted=2)
+    assert seen == [1, 2]
+    assert torch.equal(got, full[-2:]) if exact else relative_error(got, full[-2:]) <= TOLERANCE
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

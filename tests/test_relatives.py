@@ -21,7 +21,7 @@ from quire.core.errors import ModelError
 from quire.model.build import load_model
 from quire.model.describe import describe
 from quire.ops.backend import Ops
-from test_model import CUTS, TOLERANCE, Paged, prompt
+from test_model import CUTS, TOLERANCE, Paged, assert_left_out, load, prompt
 
 Tensors = dict[str, Tensor]
 
@@ -141,6 +141,7 @@ def test_layers_that_share_keys_and_values(family: str, kept: bool, ops: Ops, tm
             return oracle(torch.tensor(tokens)[None], attention_mask=seen, use_cache=False).logits[0]
 
     assert_equal(tmp_path, ops, want)
+    assert_left_out(Paged(load(tmp_path, ops), [prompt(9, 1)]), want(prompt(9, 1)), exact=False)
 
 
 @pytest.mark.parametrize(("length", "max_model_len"), [(32, 32), (60, 60), (19, 32)])
