@@ -59,7 +59,7 @@ class Clock:
         self._call = call
         self.seconds: collections.Counter[str] = collections.Counter()
         self.calls: collections.Counter[str] = collections.Counter()
-        self.work: dict[str, tuple[float, float, str]] = {}
+        self.work: dict[str, collections.Counter[tuple[float, float, str]]] = {}
 
     def __call__(self, op: str, *args: Any) -> None:
         name, *work = product(op, args)
@@ -67,7 +67,14 @@ class Clock:
         self._call(op, *args)
         self.seconds[name] += time.perf_counter() - begin
         self.calls[name] += 1
-        self.work[name] = (work[0], work[1], str(work[2]))
+        self.work.setdefault(name, collections.Counter())[work[0], work[1], str(work[2])] += 1
+
+    def best(self, name: str, limits: Limits) -> float:
+        """Seconds of all calls of `name` at the machine's limits."""
+        return sum(
+            count * max(ops / limits.peak[PEAK[kind]], size / limits.read) / 1e9
+            for (ops, size, kind), count in self.work[name].items()
+        )
 
 
 def measure(peer: Peer, prompt: int, batch: int) -> tuple[Clock, float]:
@@ -101,8 +108,7 @@ def show(console: Console, clock: Clock, total: float, limits: Limits) -> None:
         table.add_column(name, justify="left" if name == "op" else "right", no_wrap=True)
     least = 0.0
     for name, seconds in clock.seconds.most_common():
-        ops, size, kind = clock.work[name]
-        best = clock.calls[name] * max(ops / limits.peak[PEAK[kind]], size / limits.read) / 1e9
+        best = clock.best(name, limits)
         least += best
         share = (f"{best / REPEATS * 1e3:.2f}", f"{best / seconds:.0%}") if best else ("", "")
         table.add_row(

@@ -88,7 +88,7 @@ HELP = {
     "ops": "Choose one op's implementation, as in linear=reference; may be given several times.",
     "tune": "Sizes of native kernels: auto = measured at the first start and kept, off, or ahead=1024,row_streams=4.",
     "bf16_bits": "Memory of a bf16 weight: 12 bits lose nothing and decode faster, 16 read prompts faster.",
-    "enforce_eager": "Run decode steps op by op instead of replaying a recording.",
+    "enforce_eager": "Run each op as the model calls it, instead of recording steps and replaying those of decodes.",
     "enable_lora": "Make room for LoRA adapters.",
     "lora_modules": "Adapter to load, as name=folder, chosen by requests as their model; may be given several times.",
     "max_loras": "Adapters that can be loaded at one time; at least as many as --lora-modules names.",

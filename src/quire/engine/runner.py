@@ -170,8 +170,8 @@ class Runner:
             self.arrays.send(size, blocks)
             return self._graph(size)
         self.arrays.send(seqs, blocks)
-        self.ops.begin_step()
-        return self._decode(self.arrays.batches(tokens, seqs, logits))
+        batches = self.arrays.batches(tokens, seqs, logits)
+        return self.ops.compute(lambda: self._decode(batches), together=self.capture)
 
     def _decode(self, batches: list[Batch]) -> torch.Tensor:
         self.arrays.complete(len(batches[0].tokens))

@@ -23,7 +23,7 @@ def graph_bytes(sizes: tuple[int, ...], vocabulary: int) -> int:
 
 
 def fitting(sizes: tuple[int, ...], tokens: int, seqs: int, logits: int, exact: bool) -> int:
-    """The size whose recording computes a step of `tokens` rows, or 0: op by op.
+    """The size whose recording computes a step of `tokens` rows, or 0 where none does.
 
     `exact`: only a pure decode step, as it is. Otherwise the smallest of `sizes` that holds it; decodes and chunks of
     prompts may be mixed, as a graph has room for as many sequences, and rows of logits, as rows.

@@ -47,7 +47,7 @@ def require_native() -> ModuleType:
 
 
 class Native:
-    """Ops of one unit. `ids` maps op name -> id; `call` runs one, and records it while a recording is open."""
+    """Ops of one unit. `ids` maps op name -> id; `call` runs one, or only records it while a recording is open."""
 
     def __init__(self, isa: str = "auto", threads: int = 0) -> None:
         self.module = require_native()
@@ -69,8 +69,8 @@ class Native:
         self.tuning = tuning
 
     def call(self, name: str, *args: int | float) -> None:
-        """Run op `name`. Raises ValueError when an argument is missing, null or out of range."""
-        op = self.ids[name]
-        self.module.call(op, args)
-        if self.recording is not None:
-            self.recording.add(op, args)
+        """Run op `name`, or record it. Raises ValueError when an argument is missing, null or out of range."""
+        if self.recording is None:
+            self.module.call(self.ids[name], args)
+        else:
+            self.recording.add(self.ids[name], args)
