@@ -47,7 +47,7 @@ class Replay(Generic[T]):
     """A recorded step. `output` is what the function returned; `run` repeats its native calls on the same addresses.
 
     They are made together, once the function has returned: between large ops, whose weights sweep Python's memory from
-    the caches, an op's own Python takes 60 us instead of 18. Inputs are read anew from the tensors the function used,
+    the caches, an op's own Python takes 70 us instead of 18. Inputs are read anew from the tensors the function used,
     so the caller changes those in place. On the reference backend, or when an op was overridden with its reference,
     there is nothing to record and `run` calls the function.
     """
