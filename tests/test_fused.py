@@ -21,7 +21,7 @@ def test_gated_mlp_is_linear_activation_linear_bit_for_bit(first: str, second: s
     down = ops.pack(cases.random_weight(g, second, hidden, f, 32))
     biases = cases.normal(g, 2 * f), cases.normal(g, hidden)
     x = cases.normal(g, 150, hidden)
-    for rows in (1, 3, 64, 150):
+    for rows in (1, 3, 7, 12, 64, 150):
         for bias, down_bias in (biases, (None, None)):
             ops.begin_step()
             part = x[:rows].contiguous()

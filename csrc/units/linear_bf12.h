@@ -74,13 +74,15 @@ void replace_pairs(U (&pairs)[2], Exceptions& odd, int64_t place) {
 }
 
 // Few rows: weights are widened in registers, for each tile anew.
-template <int R, int NB>
-void bf12_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
+template <int R, int NB, int kAbreast>
+[[gnu::noinline]] void bf12_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     F acc[R][NB];
     for (int r = 0; r < R; ++r)
         for (int b = 0; b < NB; ++b) acc[r][b] = set1(0.0f);
     const Bf12Table table(c);
-    const int64_t block_bytes = bf12_bytes(c.k), ask = R == 1 ? g_tuning.ahead : NB * block_bytes;
+    constexpr bool kAlone = R == 1 || kAbreast > 1;
+    const int64_t block_bytes = bf12_bytes(c.k), ask = R == 1 ? g_tuning.ahead : kAlone ? kStreamAhead : NB * block_bytes;
+    const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
     const char* from = c.weights + block * block_bytes;
     const char* x = c.x + row * c.x_stride;
     Turns turns(part);
@@ -91,7 +93,7 @@ void bf12_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part
         for (int b = 0; b < NB; ++b) odd[b] = Exceptions(list + b * block_bytes);
         for (int64_t i = 0; i < columns; i += 8, from += 192) {
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half, x += 8) {
+            for (int half = 0; half < 2; ++half, x += 8 * kAbreast) {
                 U wide[NB][2];
 #pragma GCC unroll 8
                 for (int b = 0; b < NB; ++b) {
@@ -101,22 +103,22 @@ void bf12_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part
                     const int64_t place = i * 16 + half * 64;
                     if (odd[b].before(place + 64)) [[unlikely]] replace_pairs(wide[b], odd[b], place);
                 }
-            #pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
                     for (int j = 0; j < 2; ++j) {
-                        const U xk = set1_u(word(x + r * c.x_stride + j * 4));
+                        const U xk = set1_u(word(x + r * x_step + j * 4 * kAbreast));
 #pragma GCC unroll 8
                         for (int b = 0; b < NB; ++b) acc[r][b] = dot_bf16(acc[r][b], wide[b][j], xk);
                     }
                 }
             }
-            if (R == 1 || turns.now()) {
+            if (kAlone || turns.now()) {
 #pragma GCC unroll 8
                 for (int b = 0; b < NB; ++b)
                     for (int j = 0; j < 3; ++j) {
                         const char* at = from + b * block_bytes + j * 64 + ask;
-                        R == 1 ? prefetch(at) : prefetch_far(at);
+                        kAlone ? prefetch(at) : prefetch_far(at);
                     }
             }
         }
@@ -124,23 +126,24 @@ void bf12_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part
     store_tile<R, NB>(c, acc, row, block, part);
 }
 
-template <int NB, int R>
+template <int NB, int R, int kAbreast>
 void bf12_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
-    if (rows == R) return bf12_tile<R, NB>(c, row, block, part);
-    if constexpr (R > 1) return bf12_tile_of<NB, R - 1>(c, rows, row, block, part);
+    if (rows == R) return bf12_tile<R, NB, kAbreast>(c, row, block, part);
+    if constexpr (2 * R > kAbreast && R > 1) return bf12_tile_of<NB, R - 1, kAbreast>(c, rows, row, block, part);
 }
 
 template <int R, int NB>
 void bf12_few_rows(const LinearCall& c, const Panel& p) {
+    constexpr int kAbreast = streams(WeightKind::kBf12) && NB == 1 ? R : 1;
     const int64_t tiles = (p.rows_end - p.row + R - 1) / R;
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
             const Part part{0, c.k / 2, true, nullptr, 0, t, tiles};
             if (p.blocks_end - block >= NB) {
-                bf12_tile_of<NB, R>(c, rows, row, block, part);
+                bf12_tile_of<NB, R, kAbreast>(c, rows, row, block, part);
             } else {
-                for (int64_t b = block; b < p.blocks_end; ++b) bf12_tile_of<1, R>(c, rows, row, b, part);
+                for (int64_t b = block; b < p.blocks_end; ++b) bf12_tile_of<1, R, kAbreast>(c, rows, row, b, part);
             }
         }
     }

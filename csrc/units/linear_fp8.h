@@ -111,7 +111,7 @@ void linear_fp8(float* out, const float* x, const char* weights, const char* sca
     check_linear(m, n, k);
     if (group < 32 || group > kFp8Group || group % 32 || k % group) fail("linear_fp8: the columns must be whole groups of 32 to 256");
     if (!scales_f32 || digits != 2) fail("linear_fp8: scales are f32, and activations bf16");
-    const LinearCall c{out, n, weights, scales, nullptr, bias.ptr, n, k, group, k / group, true, rounded_rows(x, m, k), bf16_stride(k), nullptr, nullptr};
+    const LinearCall c{out, n, weights, scales, nullptr, bias.ptr, n, k, group, k / group, true, rounded_rows(x, m, k, 1), bf16_stride(k), nullptr, nullptr};
     const int64_t blocks = (n + 15) / 16, panels = (m + kFp8PanelRows - 1) / kFp8PanelRows;
     with_fp8_tile(m, [&]<int R, int NB>() {
         const int64_t columns = (blocks + NB - 1) / NB;

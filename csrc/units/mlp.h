@@ -23,7 +23,7 @@ struct Rows {
     float* scales;   // [m][groups], as are sums and starts
     float* sums;
     int32_t* starts;
-    int64_t groups;
+    int64_t groups, abreast;
 };
 
 constexpr int64_t kMlpColumns = 128;
@@ -39,13 +39,14 @@ constexpr bool kPieceInCommon = true;
 
 Rows rows_for(const Matrix& w, int64_t m, Scratch codes, Scratch scales) {
     if (!w.group) {
-        const int64_t stride = is_bf16(w.kind) ? bf16_stride(w.k) : w.k * 4;
-        return {static_cast<char*>(scratch(codes, static_cast<size_t>(m * stride))), stride, nullptr, nullptr, nullptr, 0};
+        const int64_t stride = is_bf16(w.kind) ? bf16_stride(w.k) : w.k * 4, abreast = rows_abreast(w.kind, m);
+        const int64_t rows = abreast > m ? abreast : m;
+        return {static_cast<char*>(scratch(codes, static_cast<size_t>(rows * stride))), stride, nullptr, nullptr, nullptr, 0, abreast};
     }
     const int64_t stride = (w.k + 63) / 64 * 64 | 64, groups = w.k / w.group;
     auto* numbers = static_cast<float*>(scratch(scales, static_cast<size_t>(m * groups) * 12));
     return {static_cast<char*>(scratch(codes, static_cast<size_t>(m * stride))), stride, numbers, numbers + m * groups,
-            reinterpret_cast<int32_t*>(numbers + 2 * m * groups), groups};
+            reinterpret_cast<int32_t*>(numbers + 2 * m * groups), groups, 1};
 }
 
 // Columns column .. column + count of row r, rounded or quantized from f32 numbers.
@@ -55,6 +56,8 @@ QUIRE_INLINE void fill_rows(const Matrix& w, const Rows& to, int64_t r, int64_t 
         const int64_t at = r * to.groups + column / w.group, offset = w.kind == WeightKind::kInt8 ? kStart8 : w.mins ? 0 : 8;
         quantize_row<1>(reinterpret_cast<int8_t*>(row) + column, 0, to.scales + at, to.sums + at, to.starts + at, from, count,
                         w.group, w.zeros ? -1 : static_cast<int32_t>(-offset));
+    } else if (to.abreast > 1) {
+        round_pairs(to.x + (column / 2 * to.abreast + r) * 4, to.abreast * 4, from, count);
     } else if (is_bf16(w.kind)) {
         round_row(reinterpret_cast<uint16_t*>(row) + column, from, count);
     } else {
@@ -171,9 +174,13 @@ void gated_mlp(float* out, const float* x, int64_t kind, const char* weights, Op
     const Matrix down = matrix_of({down_kind, down_weights, down_scales, down_zeros, down_mins, down_scales_f32, down_bias, down_group}, hidden, f);
     const Rows input = rows_for(w, m, Scratch::kActivations, Scratch::kScales);
     const Rows inner = rows_for(down, m, Scratch::kHidden, Scratch::kHiddenScales);
-    parallel_ranges(m, hidden, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) fill_rows(w, input, r, 0, x + r * hidden, hidden);
-    });
+    if (input.abreast > 1) {
+        round_abreast(input.x, x, m, hidden, input.abreast);
+    } else {
+        parallel_ranges(m, hidden, [&](int64_t begin, int64_t end) {
+            for (int64_t r = begin; r < end; ++r) fill_rows(w, input, r, 0, x + r * hidden, hidden);
+        });
+    }
     const LinearCall c = call_of(w, input, nullptr);
     with_kind(w.kind, [&]<WeightKind kKind>() { gated_rows<kKind>(c, w, down, inner, m, kGates[act]); });
     with_kind(down.kind, [&]<WeightKind kKind>() { run_linear<kKind>(call_of(down, inner, out), m); });

@@ -20,8 +20,13 @@ struct U {
 
 constexpr int kStart8 = 128;
 // Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row, and a tile of float weights for
-// many rows. Attention: rows by vectors.
+// many rows; the most rows that stream their weights (where there are tile registers those do better). Attention: rows by vectors.
 constexpr int kTileRows = 8, kTileBlocks = 2, kFewRows = 4, kFewBlocks = 4, kRowBlocks = 2;
+#if defined(QUIRE_AMX)
+constexpr int kStreamRows = 0;
+#else
+constexpr int kStreamRows = 16;
+#endif
 constexpr int kManyRows = 6, kManyBlocks = 4;
 constexpr int kAttentionRows = 8, kAttentionTiles = 4;
 

@@ -15,6 +15,7 @@ constexpr int kStart8 = 128;
 // Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row, and a tile of float weights for
 // many rows. Attention: rows by vectors.
 constexpr int kTileRows = 4, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1;
+constexpr int kStreamRows = 0;
 constexpr int kManyRows = kTileRows, kManyBlocks = kTileBlocks;
 constexpr int kAttentionRows = 2, kAttentionTiles = 2;
 
