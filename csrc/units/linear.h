@@ -167,7 +167,7 @@ void f32_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part)
     store_tile<R, NB>(c, acc, row, block, part);
 }
 
-// Rows lie kAbreast side by side.
+// Rows lie kAbreast side by side. Inlined into its callers, GCC 12 keeps the sums of 16 rows in memory: a third of the speed.
 template <int R, int NB, int kAbreast>
 [[gnu::noinline]] void bf16_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     constexpr bool kAlone = R == 1 || kAbreast > 1;
