@@ -20,15 +20,20 @@ PAIR = torch.tensor(cases.TABLES[2], dtype=torch.int16)
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
 @pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("kind", ["int4", "int8", "table4", "pair"])
+@pytest.mark.parametrize("kind", ["int4", "int4 zeros", "int4 mins", "int8", "int8 zeros", "table4", "pair"])
 def test_a_row_does_not_depend_on_the_batch(kind: str, bits: int, isa: str) -> None:
+    """1,104 columns: few rows become codes in pieces, the last of which is not whole."""
     g, ops = generator(), ops_of(isa)
-    weight = cases.random_weight(g, kind.replace("pair", "table4"), 75, 256, 16, bits=bits)
+    name, _, extra = kind.replace("pair", "table4").partition(" ")
+    weight = cases.random_weight(g, name, 75, 1104, 16, zeros=extra == "zeros", bits=bits)
+    if extra == "mins":
+        assert weight.scales is not None
+        weight = replace(weight, codes=weight.codes + 8, mins=-7 * weight.scales)
     weight = replace(weight, table=PAIR) if kind == "pair" else weight
-    w, x = ops.pack(weight), cases.normal(g, 60, 256)
+    w, x = ops.pack(weight), cases.normal(g, 60, 1104)
     ops.begin_step()
     whole = ops.linear(x, w, None).clone()
-    for m in (1, 2, 3, 4, 5, 8, 17):
+    for m in (1, 2, 3, 4, 5, 6, 7, 8, 9, 17):
         for first in (0, 1, 60 - m):
             ops.begin_step()
             assert torch.equal(ops.linear(x[first : first + m].contiguous(), w, None), whole[first : first + m])

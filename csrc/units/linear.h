@@ -42,22 +42,23 @@ struct LinearCall {
 // instead of 73 of 113 GB/s on a Zen 5, 1 KiB 14.4 instead of 11.2 GB/s a core on a Xeon with AMX, where 8 KiB bring nothing);
 // tiles of more rows ask for the next column group's.
 //
-// Up to kStreamRows rows stream bf16 weights too: one tile reads them block by block, kStreamAhead ahead (1 KiB: a third slower
-// at 16 rows), and the rows' numbers lie side by side, a word of each, so that they too are one stream. On a Zen 5 products of 16
-// rows were 15-30 % faster than in two tiles of 8 x 2 that ask for the next group's, which had left a quarter of the bandwidth.
-constexpr int64_t kStreamAhead = 8192;
+// Where the unit has kStreamRows, few rows stream their weights too: one tile takes all of them, and their numbers lie side by
+// side, a word of each, so that they too are one stream. Up to kStreamRows rows of bf16, block by block: on a Zen 5 products of
+// 16 were 15-30 % faster than in two tiles of 8 x 2 that ask for the next group's. Up to kTileRows rows of integers of one digit:
+// 4-20 % faster than the same tile asking for the next group's, and 30-50 % while the machine had much bandwidth to spare.
+//
+// They ask further ahead in one stream of blocks than in several (16 rows of bf16: 4 KiB 5-11 % slower, 1 KiB a third; integers: 8
+// KiB 0-6 % slower, 16 KiB 0-10).
+constexpr int64_t stream_ahead(int blocks) { return blocks == 1 ? 8192 : 4096; }
 constexpr int64_t kSomeRows = 64;  // up to which tiles of float weights stay narrow (6 x 4 was 3-7 % slower than 8 x 2 at 48 and 64)
 constexpr int64_t kPartSteps = 1024;
 constexpr int64_t kBf12Chunk = 256;  // columns, see linear_bf12.h
 constexpr int64_t kPanelBytes = 384 << 10;  // of a 1 MiB second-level cache; weights stream through the rest
 
-// Whether few rows of activations lie side by side for these weights.
-constexpr bool streams(WeightKind kind) { return kStreamRows && is_bf16(kind); }
-
-// How many of m rows lie side by side, which is the height of the tile that reads them; 1: one below the other.
-constexpr int64_t rows_abreast(WeightKind kind, int64_t m) {
-    if (!streams(kind) || m == 1 || m > kStreamRows) return 1;
-    return m <= kFewRows ? kFewRows : m <= kTileRows ? kTileRows : kStreamRows;
+// How many rows of activations lie side by side for tiles of R rows; 1: they lie one below the other.
+template <WeightKind kKind, int R, bool kAlone>
+constexpr int rows_abreast() {
+    return kStreamRows && kAlone && kKind != WeightKind::kF32 ? R : 1;
 }
 
 // A part of the k axis, in the weights' steps: [begin, end). The sums of a first part wait in `sums` [R][NB * 16] and the next
@@ -128,23 +129,8 @@ QUIRE_INLINE uint32_t word(const char* p) {
 // From byte `at` of NB streams of `bytes` each to the place to ask for: behind a stream's end the same stream goes on in the
 // next group of blocks.
 template <int NB>
-QUIRE_INLINE int64_t place_ahead(int64_t at, int64_t bytes) {
-    return g_tuning.ahead + (at + g_tuning.ahead >= bytes ? (NB - 1) * bytes : 0);
-}
-
-// Asks for the weights that follow 64 bytes of NB blocks: a single row for those `ahead`, more rows for the next blocks'.
-template <int R, int NB>
-QUIRE_INLINE void ask_weights(const char* w, int64_t block_bytes, int64_t ahead, Turns& turns) {
-    if constexpr (R > 1)
-        if (!turns.now()) return;
-#pragma GCC unroll 8
-    for (int b = 0; b < NB; ++b) {
-        if constexpr (R == 1) {
-            prefetch(w + b * block_bytes + ahead);
-        } else {
-            prefetch_far(w + (NB + b) * block_bytes);
-        }
-    }
+QUIRE_INLINE int64_t place_ahead(int64_t at, int64_t bytes, int64_t ahead) {
+    return ahead + (at + ahead >= bytes ? (NB - 1) * bytes : 0);
 }
 
 template <int R, int NB>
@@ -168,9 +154,8 @@ void f32_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part)
 }
 
 // Rows lie kAbreast side by side. Inlined into its callers, GCC 12 keeps the sums of 16 rows in memory: a third of the speed.
-template <int R, int NB, int kAbreast>
+template <int R, int NB, int kAbreast, bool kAlone>
 [[gnu::noinline]] void bf16_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
-    constexpr bool kAlone = R == 1 || kAbreast > 1;
     F acc[R][NB];
     load_tile<R, NB>(acc, part);
     const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
@@ -199,22 +184,22 @@ template <int R, int NB, int kAbreast>
 
 #include "linear_int.h"
 
-template <WeightKind kKind, int R, int NB, int kAbreast>
+template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
 void tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     if constexpr (kKind == WeightKind::kF32) {
         f32_tile<R, NB>(c, row, block, part);
     } else if constexpr (is_bf16(kKind)) {
-        bf16_tile<R, NB, kAbreast>(c, row, block, part);
+        bf16_tile<R, NB, kAbreast, kAlone>(c, row, block, part);
     } else {
-        int_tile<kKind, R, NB>(c, row, block, part);
+        int_tile<kKind, R, NB, kAbreast, kAlone>(c, row, block, part);
     }
 }
 
-// The tile of `rows` <= R rows: tries R, R - 1, ... 1; of rows that lie side by side there are never less than half of a tile.
-template <WeightKind kKind, int NB, int R, int kAbreast = 1>
+// The tile of `rows` <= R rows: tries R, R - 1, ... 1, and alone no less than half of R.
+template <WeightKind kKind, int NB, int R, int kAbreast, bool kAlone>
 void tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
-    if (rows == R) return tile<kKind, R, NB, kAbreast>(c, row, block, part);
-    if constexpr (2 * R > kAbreast && R > 1) return tile_of<kKind, NB, R - 1, kAbreast>(c, rows, row, block, part);
+    if (rows == R) return tile<kKind, R, NB, kAbreast, kAlone>(c, row, block, part);
+    if constexpr (R > 1 && (!kAlone || 2 * R > kAbreast)) return tile_of<kKind, NB, R - 1, kAbreast, kAlone>(c, rows, row, block, part);
 }
 
 // A rectangle of rows and column blocks.
@@ -240,9 +225,9 @@ QUIRE_INLINE int64_t steps_of_part(const LinearCall& c, int64_t m) {
 #endif
 
 // Where the weights of a part lie; a tile that reads them alone asks for those ahead, others for the next part's, then the next blocks'.
-template <int R, int NB, int kAbreast>
+template <int R, int NB, bool kAlone>
 QUIRE_INLINE void read_bf16(Part& part, const LinearCall& c, int64_t block, int64_t steps) {
-    const int64_t ahead = R == 1 ? g_tuning.ahead : kAbreast > 1 ? kStreamAhead : 0;
+    const int64_t ahead = R == 1 ? g_tuning.ahead : kAlone ? stream_ahead(NB) : 0;
     part.stride = part.next_stride = steps * 64;
     part.weights = c.weights + block * part.stride + part.begin * 64;
     part.next = part.weights + (ahead ? ahead : part.last ? NB * part.stride - part.begin * 64 : (part.end - part.begin) * 64);
@@ -252,14 +237,14 @@ QUIRE_INLINE void read_bf16(Part& part, const LinearCall& c, int64_t block, int6
 #include "linear_bf12.h"
 
 // A panel in tiles of up to R rows by NB blocks, one group of blocks after the other.
-template <WeightKind kKind, int R, int NB>
+template <WeightKind kKind, int R, int NB, bool kAlone>
 void run_panel(const LinearCall& c, int64_t m, Panel p) {
 #if defined(QUIRE_AMX)
     if constexpr (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4)
         if (tiles_serve<kKind>(c, p.rows_end - p.row)) return run_tile_panel<kKind>(c, p);
 #endif
-    if constexpr (kKind == WeightKind::kBf12) return bf12_panel<R, NB>(c, p);
-    constexpr int kAbreast = streams(kKind) && NB == 1 ? R : 1;
+    if constexpr (kKind == WeightKind::kBf12) return bf12_panel<R, NB, kAlone>(c, p);
+    constexpr int kAbreast = rows_abreast<kKind, R, kAlone>();
     const int64_t steps = is_bf16(kKind) ? (c.k + 1) / 2 : c.k, part_steps = steps_of_part<kKind, R, NB>(c, m);
     const int64_t tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
     float* sums = part_steps < steps ? static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(tiles * tile_floats) * 4)) : nullptr;
@@ -269,33 +254,48 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
             for (int64_t t = 0; t < tiles; ++t) {
                 const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
                 Part part{begin, end, end == steps, sums, t * tile_floats, t, tiles};
-                if constexpr (kKind == WeightKind::kBf16) read_bf16<R, NB, kAbreast>(part, c, block, steps);
+                if constexpr (kKind == WeightKind::kBf16) read_bf16<R, NB, kAlone>(part, c, block, steps);
                 if (p.blocks_end - block >= NB) {
-                    tile_of<kKind, NB, R, kAbreast>(c, rows, row, block, part);
+                    tile_of<kKind, NB, R, kAbreast, kAlone>(c, rows, row, block, part);
                 } else {
-                    for (int64_t b = block; b < p.blocks_end; ++b, part.at += R * 16, part.weights += part.stride) tile_of<kKind, 1, R>(c, rows, row, b, part);
+                    for (int64_t b = block; b < p.blocks_end; ++b, part.at += R * 16, part.weights += part.stride) tile_of<kKind, 1, R, kAbreast, kAlone>(c, rows, row, b, part);
                 }
             }
         }
     }
 }
 
-// Calls f.template operator()<R, NB>() with the tile for m rows; two digits take as many more sums, so it has fewer rows or blocks.
+// Calls f.template operator()<R, NB, kAlone>() with the tile for m rows, and whether it takes all of them and reads the weights as
+// a stream; two digits take as many more sums, so it has fewer rows or blocks.
 template <WeightKind kKind, class Fn>
 QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
     constexpr int kDigits = digits_of(kKind), kPlanes = planes_of(kKind);
+    constexpr int kFew = (kFewBlocks + kPlanes - 1) / kPlanes, kMost = (kTileBlocks + kPlanes - 1) / kPlanes;
     if (m == 1 && (g_tuning.row_streams == 1 || kKind == WeightKind::kBf12))
-        return f.template operator()<1, kKind == WeightKind::kBf16 ? kRowBlocks : 1>();
-    if (m <= kFewRows && kKind == WeightKind::kBf12 && !streams(kKind)) return f.template operator()<kFewRows, kRowBlocks>();
-    if constexpr (streams(kKind)) {
-        if (m > 1 && m <= kFewRows) return f.template operator()<kFewRows, 1>();
-        if (m > 1 && m <= kTileRows) return f.template operator()<kTileRows, 1>();
-        if (m > 1 && m <= kStreamRows) return f.template operator()<kStreamRows, 1>();
+        return f.template operator()<1, kKind == WeightKind::kBf16 ? kRowBlocks : 1, true>();
+    if (m == 1) return f.template operator()<1, kFew, true>();
+    if constexpr (is_bf16(kKind) && kStreamRows > 0) {
+        if (m <= kFewRows) return f.template operator()<kFewRows, 1, true>();
+        if (m <= kTileRows) return f.template operator()<kTileRows, 1, true>();
+        if (m <= kStreamRows) return f.template operator()<kStreamRows, 1, true>();
     }
-    if (m <= kFewRows) return f.template operator()<kFewRows / kDigits, (kFewBlocks + kPlanes - 1) / kPlanes>();
+    if constexpr (kKind == WeightKind::kBf12)
+        if (m <= kFewRows) return f.template operator()<kFewRows, kRowBlocks, false>();
+    constexpr bool kStream = kStreamRows > 0 && !is_float(kKind) && kDigits == 1;
+    if (m <= kFewRows) return f.template operator()<kFewRows / kDigits, kFew, kStream>();
+    if constexpr (kStream)
+        if (m <= kTileRows) return f.template operator()<kTileRows, kMost, true>();
     if constexpr (is_float(kKind))
-        if (m > kSomeRows) return f.template operator()<kManyRows, kManyBlocks>();
-    f.template operator()<kTileRows / kDigits, (kTileBlocks + kPlanes - 1) / kPlanes>();
+        if (m > kSomeRows) return f.template operator()<kManyRows, kManyBlocks, false>();
+    f.template operator()<kTileRows / kDigits, kMost, false>();
+}
+
+// How many of m rows lie side by side for these weights.
+template <WeightKind kKind>
+int64_t abreast_of(int64_t m) {
+    int64_t rows = 1;
+    with_tile<kKind>(m, [&]<int R, int, bool kAlone>() { rows = rows_abreast<kKind, R, kAlone>(); });
+    return rows;
 }
 
 #include "bf16_rows.h"
@@ -305,12 +305,12 @@ QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
 #endif
 
 // A panel by the fastest tiles of this unit.
-template <WeightKind kKind, int R, int NB>
+template <WeightKind kKind, int R, int NB, bool kAlone>
 QUIRE_INLINE void best_panel(const LinearCall& c, int64_t m, Panel p) {
 #if defined(QUIRE_AMX)
     if constexpr (kKind == WeightKind::kBf16) return amx_bf16_panel(c, p);
 #endif
-    run_panel<kKind, R, NB>(c, m, p);
+    run_panel<kKind, R, NB, kAlone>(c, m, p);
 }
 
 // All rows and column blocks; a panel of rows that stays in the second-level cache and one group of blocks per task.
@@ -322,7 +322,7 @@ void run_linear(const LinearCall& call, int64_t m) {
     if constexpr (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4)
         if (tiles_serve<kKind>(c, m)) return run_tile_linear<kKind>(c, m);
 #endif
-    with_tile<kKind>(m, [&]<int R, int NB>() {
+    with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() {
         const int64_t blocks = (c.n + 15) / 16, column_groups = (blocks + NB - 1) / NB;
         int64_t panel = kPanelBytes / (is_float(kKind) ? steps_of_part<kKind, R, NB>(c, m) * 4 : c.x_stride) / R * R;
         if (panel < R) panel = R;
@@ -331,7 +331,7 @@ void run_linear(const LinearCall& call, int64_t m) {
         panels = (m + panel - 1) / panel;
         parallel_for(panels * column_groups, [&](int64_t index, int) {
             const int64_t row = index % panels * panel, block = index / panels * NB;
-            run_panel<kKind, R, NB>(c, m, {row, row + panel < m ? row + panel : m, block, block + NB < blocks ? block + NB : blocks});
+            run_panel<kKind, R, NB, kAlone>(c, m, {row, row + panel < m ? row + panel : m, block, block + NB < blocks ? block + NB : blocks});
         });
     });
 }
@@ -347,7 +347,7 @@ void linear_bf16(float* out, const float* x, const char* weights, Optional<const
                  int64_t k, int64_t /*group*/) {
     check_linear(m, n, k);
     const LinearCall c{out, n, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false,
-                       rounded_rows(x, m, k, rows_abreast(WeightKind::kBf16, m)), bf16_stride(k), nullptr, nullptr};
+                       rounded_rows(x, m, k, abreast_of<WeightKind::kBf16>(m)), bf16_stride(k), nullptr, nullptr};
     run_linear<WeightKind::kBf16>(c, m);
 }
 
@@ -357,7 +357,7 @@ void linear_bf12(float* out, const float* x, const char* weights, const char* ex
     check_linear(m, n, k);
     if (k % 8) fail("linear_bf12: columns must be a multiple of 8");
     const LinearCall c{out, n, weights, exponents, nullptr, bias.ptr, n, k, 0, 0, false,
-                       rounded_rows(x, m, k, rows_abreast(WeightKind::kBf12, m)), bf16_stride(k), nullptr, nullptr};
+                       rounded_rows(x, m, k, abreast_of<WeightKind::kBf12>(m)), bf16_stride(k), nullptr, nullptr};
     run_linear<WeightKind::kBf12>(c, m);
 }
 

@@ -23,7 +23,7 @@ QUIRE_INLINE void unpack_group(int8_t* to, const LinearCall& c, int64_t block, i
     constexpr int kStep = is_int4(kKind) ? 8 : 4;
     const char* w = c.weights + (block * c.k + g * c.group) * (64 / kStep);
     const __m512i offset = _mm512_set1_epi8(static_cast<char>(is_int4(kKind) ? 8 : 128));
-    const int64_t ahead = place_ahead<NB>(g * c.group * (64 / kStep), c.k * (64 / kStep));
+    const int64_t ahead = place_ahead<NB>(g * c.group * (64 / kStep), c.k * (64 / kStep), g_tuning.ahead);
     for (int64_t i = 0; i < c.group / kStep; ++i, w += 64) {
         const U packed = load_u(w);
         prefetch(w + ahead);

@@ -74,14 +74,13 @@ void replace_pairs(U (&pairs)[2], Exceptions& odd, int64_t place) {
 }
 
 // Few rows: weights are widened in registers, for each tile anew.
-template <int R, int NB, int kAbreast>
+template <int R, int NB, int kAbreast, bool kAlone>
 [[gnu::noinline]] void bf12_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     F acc[R][NB];
     for (int r = 0; r < R; ++r)
         for (int b = 0; b < NB; ++b) acc[r][b] = set1(0.0f);
     const Bf12Table table(c);
-    constexpr bool kAlone = R == 1 || kAbreast > 1;
-    const int64_t block_bytes = bf12_bytes(c.k), ask = R == 1 ? g_tuning.ahead : kAlone ? kStreamAhead : NB * block_bytes;
+    const int64_t block_bytes = bf12_bytes(c.k), ask = R == 1 ? g_tuning.ahead : kAlone ? stream_ahead(NB) : NB * block_bytes;
     const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
     const char* from = c.weights + block * block_bytes;
     const char* x = c.x + row * c.x_stride;
@@ -126,33 +125,34 @@ template <int R, int NB, int kAbreast>
     store_tile<R, NB>(c, acc, row, block, part);
 }
 
-template <int NB, int R, int kAbreast>
+template <int NB, int R, int kAbreast, bool kAlone>
 void bf12_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
-    if (rows == R) return bf12_tile<R, NB, kAbreast>(c, row, block, part);
-    if constexpr (2 * R > kAbreast && R > 1) return bf12_tile_of<NB, R - 1, kAbreast>(c, rows, row, block, part);
+    if (rows == R) return bf12_tile<R, NB, kAbreast, kAlone>(c, row, block, part);
+    if constexpr (R > 1 && (!kAlone || 2 * R > kAbreast)) return bf12_tile_of<NB, R - 1, kAbreast, kAlone>(c, rows, row, block, part);
 }
 
-template <int R, int NB>
+template <int R, int NB, bool kAlone>
 void bf12_few_rows(const LinearCall& c, const Panel& p) {
-    constexpr int kAbreast = streams(WeightKind::kBf12) && NB == 1 ? R : 1;
+    constexpr int kAbreast = rows_abreast<WeightKind::kBf12, R, kAlone>();
     const int64_t tiles = (p.rows_end - p.row + R - 1) / R;
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
             const Part part{0, c.k / 2, true, nullptr, 0, t, tiles};
             if (p.blocks_end - block >= NB) {
-                bf12_tile_of<NB, R, kAbreast>(c, rows, row, block, part);
+                bf12_tile_of<NB, R, kAbreast, kAlone>(c, rows, row, block, part);
             } else {
-                for (int64_t b = block; b < p.blocks_end; ++b) bf12_tile_of<1, R, kAbreast>(c, rows, row, b, part);
+                for (int64_t b = block; b < p.blocks_end; ++b) bf12_tile_of<1, R, kAbreast, kAlone>(c, rows, row, b, part);
             }
         }
     }
 }
 
 // Many rows: a part of the blocks' columns is widened for all of them.
-template <int R, int NB>
+template <int R, int NB, bool kAlone>
 void bf12_panel(const LinearCall& c, const Panel& p) {
-    if (p.rows_end - p.row <= 2 * kTileRows) return bf12_few_rows<R, NB>(c, p);
+    if (p.rows_end - p.row <= 2 * kTileRows) return bf12_few_rows<R, NB, kAlone>(c, p);
+    constexpr int kAbreast = rows_abreast<WeightKind::kBf12, R, kAlone>();
     constexpr int64_t kColumns = bf12_columns(NB);
     auto* wide = static_cast<char*>(scratch(Scratch::kWeights, NB * kColumns * 32));
     const int64_t block_bytes = bf12_bytes(c.k), tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
@@ -171,10 +171,10 @@ void bf12_panel(const LinearCall& c, const Panel& p) {
                 part.next_stride = block_bytes;
                 part.next_step = 48;
                 if (blocks == NB) {
-                    tile_of<WeightKind::kBf12, NB, R>(c, rows, row, block, part);
+                    tile_of<WeightKind::kBf12, NB, R, kAbreast, kAlone>(c, rows, row, block, part);
                 } else {
                     for (int64_t b = 0; b < blocks; ++b, part.at += R * 16, part.weights += part.stride)
-                        tile_of<WeightKind::kBf12, 1, R>(c, rows, row, block + b, part);
+                        tile_of<WeightKind::kBf12, 1, R, kAbreast, kAlone>(c, rows, row, block + b, part);
                 }
             }
         }

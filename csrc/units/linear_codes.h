@@ -1,11 +1,57 @@
 // Linear layers of integer weights: activations to integers, then tiles (included by linear.h).
 #pragma once
 
+// Where the codes, scales, sums and starts of a row's groups go: `abreast` rows lie side by side, a word of four codes of each
+// and a group of each; the codes of the second digit lie `digit` bytes behind those of the first.
+struct CodedRow {
+    char* codes;
+    int64_t abreast, digit;
+    float* scales;
+    float* sums;
+    int32_t* starts;
+};
+
+// Rows of activations in integers: `stride` bytes of codes and `groups` groups for each.
+struct CodedRows {
+    char* codes;
+    int64_t stride, digit, groups, abreast;
+    float* scales;
+    float* sums;
+    int32_t* starts;
+
+    // Group g of row r and those behind it.
+    template <int kDigits>
+    CodedRow from(int64_t r, int64_t g, int64_t group) const {
+        const int64_t top = r / abreast * abreast, lane = r % abreast, at = top * groups + g * abreast + lane;
+        return {codes + top * stride + g * group * abreast + lane * 4, abreast, digit, scales + at, sums + at, starts + at * kDigits};
+    }
+};
+
+constexpr int64_t kCodedColumns = 512;  // a multiple of every group
+
+constexpr int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+template <int kDigits>
+CodedRows coded_rows(int64_t m, int64_t k, int64_t group, int64_t abreast, Scratch codes, Scratch numbers) {
+    const int64_t rows = up_to(m, abreast), groups = k / group, digit = up_to(k, 64);
+    const int64_t stride = (digit * kDigits) | 64;  // odd multiples of 64: rows fall into different cache sets
+    auto* scales = static_cast<float*>(scratch(numbers, static_cast<size_t>(rows * groups) * (8 + 4 * kDigits)));
+    return {static_cast<char*>(scratch(codes, static_cast<size_t>(rows * stride))), stride, digit * abreast, groups, abreast,
+            scales, scales + rows * groups, reinterpret_cast<int32_t*>(scales + 2 * rows * groups)};
+}
+
+// 16 codes of a row.
+QUIRE_INLINE void store_codes(char* to, int64_t abreast, I codes) {
+    if (abreast == 1) return store_i8(reinterpret_cast<int8_t*>(to), codes);
+    int8_t words[16];
+    store_i8(words, codes);
+    for (int i = 0; i < 4; ++i) std::memcpy(to + i * 4 * abreast, words + i * 4, 4);
+}
+
 // Codes, scale, start values and sum of each group of a row. The maximum is taken over bit patterns, which orders NaN above
 // all numbers: a NaN activation makes the scale and with it the whole output NaN instead of vanishing.
 template <int kDigits>
-QUIRE_INLINE void quantize_row(int8_t* codes, int64_t digit, float* scales, float* sums, int32_t* starts, const float* x,
-                               int64_t k, int64_t group, int32_t factor) {
+QUIRE_INLINE void quantize_row(const CodedRow& to, const float* x, int64_t k, int64_t group, int32_t factor) {
     constexpr float kMost = kDigits == 1 ? 127.0f : 127.0f * 256.0f;
     constexpr float kLeast = 2e-34f;  // below it the inverse of a step is infinite
     for (int64_t g = 0; g < k / group; ++g) {
@@ -21,26 +67,40 @@ QUIRE_INLINE void quantize_row(int8_t* codes, int64_t digit, float* scales, floa
         for (int64_t i = 0; i < group; i += 16) {
             const F scaled = vmin(vmax(mul(load(in + i), inverse), set1(-kMost)), set1(kMost));  // NaN: a code like any other
             I code = round_i(scaled);
-            int8_t* to = codes + g * group + i;
+            char* at = to.codes + (g * group + i) * to.abreast;
             if constexpr (kDigits == 2) {
                 // never halfway between two digits, as 255 is odd
                 const I high = round_i(mul(to_f(code), set1(1.0f / 255.0f)));
                 code = sub_i(code, times255(high));
                 sum[0] = add_i(sum[0], high);
-                store_i8(to, high);
+                store_codes(at, to.abreast, high);
             }
             sum[kDigits - 1] = add_i(sum[kDigits - 1], code);
-            store_i8(to + (kDigits - 1) * digit, code);
+            store_codes(at + (kDigits - 1) * to.digit, to.abreast, code);
         }
         int32_t total = 0;
         for (int d = 0; d < kDigits; ++d) {
             const int32_t part = hsum_i(sum[d]);
-            starts[g * kDigits + d] = factor * part;
+            to.starts[g * to.abreast * kDigits + d] = factor * part;
             total = total * 255 + part;
         }
-        scales[g] = top / kMost;
-        sums[g] = static_cast<float>(total) * scales[g];
+        to.scales[g * to.abreast] = top / kMost;
+        to.sums[g * to.abreast] = static_cast<float>(total) * (top / kMost);
     }
+}
+
+// All of x [m, k]. Threads share columns out where rows lie side by side: neighbouring words are of different rows.
+template <int kDigits>
+void quantize_rows(const CodedRows& to, const float* x, int64_t m, int64_t k, int64_t group, int32_t factor) {
+    const int64_t columns = to.abreast > 1 ? kCodedColumns : k, parts = (k + columns - 1) / columns;
+    const int64_t tiles = (m + to.abreast - 1) / to.abreast;
+    parallel_ranges(tiles * parts, to.abreast * columns, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            const int64_t row = i / parts * to.abreast, first = i % parts * columns, last = first + columns < k ? first + columns : k;
+            for (int64_t r = row; r < m && r < row + to.abreast; ++r)
+                quantize_row<kDigits>(to.from<kDigits>(r, first / group, group), x + r * k + first, last - first, group, factor);
+        }
+    });
 }
 
 // What integer weights come with, beside their codes.
@@ -70,23 +130,12 @@ void linear_codes(float* out, const float* x, const char* weights, const char* s
     if ((group != 16 && group != 32 && group != 64 && group != 128) || k % group)
         fail("linear: columns must be a multiple of the group (16, 32, 64, 128)");
     if (parts.order.ptr) x = reorder(x, parts.order.ptr, m, k);
-    const int64_t groups = k / group, digit = (k + 63) / 64 * 64;
-    const int64_t stride = (digit * kDigits) | 64;  // odd multiples of 64: rows fall into different cache sets
-    auto* codes = static_cast<int8_t*>(scratch(Scratch::kActivations, static_cast<size_t>(m * stride)));
-    auto* x_scales = static_cast<float*>(scratch(Scratch::kScales, static_cast<size_t>(m * groups) * (8 + 4 * kDigits)));
-    float* x_sums = x_scales + m * groups;
-    auto* starts = reinterpret_cast<int32_t*>(x_sums + m * groups);
+    const CodedRows rows = coded_rows<kDigits>(m, k, group, abreast_of<kKind>(m), Scratch::kActivations, Scratch::kScales);
     // 4-bit codes lie 8 above their numbers unless a minimum says what 0 stands for
     const int32_t offset = is_int4(kKind) ? (parts.mins.ptr ? 0 : 8) : kStart8;
-    const int32_t factor = parts.zeros.ptr ? -1 : -offset;
-    parallel_ranges(m, k, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r)
-            quantize_row<kDigits>(codes + r * stride, digit, x_scales + r * groups, x_sums + r * groups,
-                                  starts + r * groups * kDigits, x + r * k, k, group, factor);
-    });
-    const LinearCall c{out, n, weights, scales, parts.zeros.ptr, bias, n, k, group, groups, parts.scales_f32,
-                       reinterpret_cast<const char*>(codes), stride, x_scales, starts, parts.mins.ptr, x_sums,
-                       parts.table.ptr, digit};
+    quantize_rows<kDigits>(rows, x, m, k, group, parts.zeros.ptr ? -1 : -offset);
+    const LinearCall c{out, n, weights, scales, parts.zeros.ptr, bias, n, k, group, rows.groups, parts.scales_f32,
+                       rows.codes, rows.stride, rows.scales, rows.starts, parts.mins.ptr, rows.sums, parts.table.ptr, rows.digit};
     run_linear<kKind>(c, m);
 }
 

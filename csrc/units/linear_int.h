@@ -10,13 +10,19 @@ QUIRE_INLINE F load_group(const LinearCall& c, const char* values, int64_t index
                         : f16_load(reinterpret_cast<const uint16_t*>(values) + index * 16);
 }
 
+// Where row r of a tile that begins with row `row` has its scale of a group, its start and its sum.
+template <int kAbreast>
+QUIRE_INLINE int64_t place_of_group(const LinearCall& c, int64_t row, int64_t g, int r) {
+    return row * c.groups + (kAbreast > 1 ? g * kAbreast + r : r * c.groups + g);
+}
+
 // The start of each sum. `x_start` holds minus the offset of the weights' codes times the sum of each digit's codes, or,
 // with zeros, minus the sum alone. The sum of digit pairs (p, d) has the index p + d; the first digit is the high one.
-template <int kPlanes, int kDigits, int kOffset, int R, int NB>
+template <int kPlanes, int kDigits, int kOffset, int R, int NB, int kAbreast>
 QUIRE_INLINE void start_sums(const LinearCall& c, I (&sum)[kPlanes + kDigits - 1][R][NB], int64_t row, int64_t block, int64_t g) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-        const int32_t* starts = c.x_start + ((row + r) * c.groups + g) * kDigits;
+        const int32_t* starts = c.x_start + place_of_group<kAbreast>(c, row, g, r) * kDigits;
 #pragma GCC unroll 4
         for (int s = 0; s < kPlanes + kDigits - 1; ++s) {
             int32_t start = 0;
@@ -38,14 +44,14 @@ QUIRE_INLINE void start_sums(const LinearCall& c, I (&sum)[kPlanes + kDigits - 1
 
 // acc += the group's integer times the scales of weights and activations, and the minimums times the activations' sum. Three
 // digits do not fit into an integer: the last is added in floats.
-template <int kSums, int R, int NB>
+template <int kSums, int R, int NB, int kAbreast>
 QUIRE_INLINE void add_group(const LinearCall& c, F (&acc)[R][NB], I (&sum)[kSums][R][NB], int64_t row, int64_t block, int64_t g) {
     F scale[NB];
 #pragma GCC unroll 8
     for (int b = 0; b < NB; ++b) scale[b] = load_group(c, c.scales, (block + b) * c.groups + g);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-        const F xs = set1(c.x_scales[(row + r) * c.groups + g]);
+        const F xs = set1(c.x_scales[place_of_group<kAbreast>(c, row, g, r)]);
 #pragma GCC unroll 8
         for (int b = 0; b < NB; ++b) {
             I whole = sum[0][r][b];
@@ -60,7 +66,7 @@ QUIRE_INLINE void add_group(const LinearCall& c, F (&acc)[R][NB], I (&sum)[kSums
     for (int b = 0; b < NB; ++b) {
         const F least = load_group(c, c.mins, (block + b) * c.groups + g);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) acc[r][b] = fma(least, set1(c.x_sums[(row + r) * c.groups + g]), acc[r][b]);
+        for (int r = 0; r < R; ++r) acc[r][b] = fma(least, set1(c.x_sums[place_of_group<kAbreast>(c, row, g, r)]), acc[r][b]);
     }
 }
 
@@ -71,8 +77,21 @@ QUIRE_INLINE void ask_scales(const LinearCall& c, int64_t block, int64_t g) {
     for (int b = 0; b < NB; ++b) prefetch(c.scales + ((block + b) * c.groups + g) * (c.scales_f32 ? 64 : 32));
 }
 
-template <WeightKind kKind, int R, int NB>
-void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
+// Asks for what follows 64 bytes of NB blocks: a tile alone for those `ahead`, others for the next blocks'.
+template <int NB, bool kAlone>
+QUIRE_INLINE void ask_weights(const char* w, int64_t block_bytes, int64_t ahead) {
+#pragma GCC unroll 8
+    for (int b = 0; b < NB; ++b) {
+        if constexpr (kAlone) {
+            prefetch(w + b * block_bytes + ahead);
+        } else {
+            prefetch_far(w + (NB + b) * block_bytes);
+        }
+    }
+}
+
+template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
+[[gnu::noinline]] void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     constexpr bool kFour = !is_int8(kKind), kTable = kFour && !is_int4(kKind);
     constexpr int kStep = kFour ? 8 : 4;  // columns per 64 bytes of weights
     constexpr int kDigits = digits_of(kKind), kPlanes = planes_of(kKind), kSums = kPlanes + kDigits - 1;
@@ -84,20 +103,21 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part)
         for (int p = 0; p < kPlanes; ++p) table[p] = load_table(c.table + p * 16);
     const int64_t block_bytes = c.k / kStep * 64, group_bytes = c.group / kStep * 64;
     const char* w = c.weights + block * block_bytes;
+    const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
     const char* x = c.x + row * c.x_stride;
     Turns turns(part), scale_turns(part);
     for (int64_t g = 0; g < c.groups; ++g) {
         I sum[kSums][R][NB];
-        start_sums<kPlanes, kDigits, kOffset, R, NB>(c, sum, row, block, g);
-        const int64_t ahead = place_ahead<NB>(g * group_bytes, block_bytes);
-        if constexpr (R == 1) {
+        start_sums<kPlanes, kDigits, kOffset, R, NB, kAbreast>(c, sum, row, block, g);
+        const int64_t ahead = place_ahead<NB>(g * group_bytes, block_bytes, R == 1 ? g_tuning.ahead : stream_ahead(NB));
+        if constexpr (kAlone) {
             ask_scales<NB>(c, block, g + ahead / group_bytes);
         } else if (scale_turns.now()) {
             ask_scales<NB>(c, block + NB, g);
         }
-        for (int64_t k = 0; k < c.group; k += kStep, w += 64, x += kStep) {
+        for (int64_t k = 0; k < c.group; k += kStep, w += 64, x += kStep * kAbreast) {
             U low[kPlanes][NB], high[kPlanes][NB];
-            ask_weights<R, NB>(w, block_bytes, ahead, turns);
+            if (kAlone || turns.now()) ask_weights<NB, kAlone>(w, block_bytes, ahead);
 #pragma GCC unroll 8
             for (int b = 0; b < NB; ++b) {
                 low[0][b] = load_u(w + b * block_bytes);
@@ -117,8 +137,8 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part)
             for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
                 for (int d = 0; d < kDigits; ++d) {
-                    const char* at = x + r * c.x_stride + d * c.x_digit;
-                    const U x0 = set1_u(word(at)), x1 = set1_u(kFour ? word(at + 4) : 0);
+                    const char* at = x + r * x_step + d * c.x_digit;
+                    const U x0 = set1_u(word(at)), x1 = set1_u(kFour ? word(at + 4 * kAbreast) : 0);
 #pragma GCC unroll 2
                     for (int p = 0; p < kPlanes; ++p) {
 #pragma GCC unroll 8
@@ -136,7 +156,7 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part)
                 }
             }
         }
-        add_group<kSums, R, NB>(c, acc, sum, row, block, g);
+        add_group<kSums, R, NB, kAbreast>(c, acc, sum, row, block, g);
     }
     store_tile<R, NB>(c, acc, row, block, part);
 }

@@ -16,16 +16,6 @@ struct Matrix {
     int64_t n, k, group;
 };
 
-// Rows of activations in the form that the kernels of one matrix read.
-struct Rows {
-    char* x;
-    int64_t stride;  // bytes
-    float* scales;   // [m][groups], as are sums and starts
-    float* sums;
-    int32_t* starts;
-    int64_t groups, abreast;
-};
-
 constexpr int64_t kMlpColumns = 128;
 // Neighbouring tasks have the piece of weights in common, or the panel of rows: where panels are low the weights would be read
 // from memory again for each (4 % of the time at 512 rows on a Zen 5).
@@ -36,47 +26,6 @@ constexpr bool kPieceInCommon = false;
 constexpr int64_t kMlpRows = 96;
 constexpr bool kPieceInCommon = true;
 #endif
-
-Rows rows_for(const Matrix& w, int64_t m, Scratch codes, Scratch scales) {
-    if (!w.group) {
-        const int64_t stride = is_bf16(w.kind) ? bf16_stride(w.k) : w.k * 4, abreast = rows_abreast(w.kind, m);
-        const int64_t rows = abreast > m ? abreast : m;
-        return {static_cast<char*>(scratch(codes, static_cast<size_t>(rows * stride))), stride, nullptr, nullptr, nullptr, 0, abreast};
-    }
-    const int64_t stride = (w.k + 63) / 64 * 64 | 64, groups = w.k / w.group;
-    auto* numbers = static_cast<float*>(scratch(scales, static_cast<size_t>(m * groups) * 12));
-    return {static_cast<char*>(scratch(codes, static_cast<size_t>(m * stride))), stride, numbers, numbers + m * groups,
-            reinterpret_cast<int32_t*>(numbers + 2 * m * groups), groups, 1};
-}
-
-// Columns column .. column + count of row r, rounded or quantized from f32 numbers.
-QUIRE_INLINE void fill_rows(const Matrix& w, const Rows& to, int64_t r, int64_t column, const float* from, int64_t count) {
-    char* row = to.x + r * to.stride;
-    if (w.group) {
-        const int64_t at = r * to.groups + column / w.group, offset = w.kind == WeightKind::kInt8 ? kStart8 : w.mins ? 0 : 8;
-        quantize_row<1>(reinterpret_cast<int8_t*>(row) + column, 0, to.scales + at, to.sums + at, to.starts + at, from, count,
-                        w.group, w.zeros ? -1 : static_cast<int32_t>(-offset));
-    } else if (to.abreast > 1) {
-        round_pairs(to.x + (column / 2 * to.abreast + r) * 4, to.abreast * 4, from, count);
-    } else if (is_bf16(w.kind)) {
-        round_row(reinterpret_cast<uint16_t*>(row) + column, from, count);
-    } else {
-        std::memcpy(reinterpret_cast<float*>(row) + column, from, static_cast<size_t>(count) * 4);
-    }
-}
-
-LinearCall call_of(const Matrix& w, const Rows& rows, float* out) {
-    return {out, w.n, w.weights, w.scales, w.zeros, w.bias, w.n, w.k, w.group, rows.groups, w.scales_f32, rows.x, rows.stride,
-            rows.scales, rows.starts, w.mins, rows.sums};
-}
-
-// Bytes of 16 packed rows of the matrix.
-QUIRE_INLINE int64_t block_bytes_of(const Matrix& w) {
-    if (w.kind == WeightKind::kF32) return w.k * 64;
-    if (w.kind == WeightKind::kBf16) return (w.k + 1) / 2 * 64;
-    if (w.kind == WeightKind::kBf12) return bf12_bytes(w.k);
-    return w.kind == WeightKind::kInt8 ? w.k * 16 : w.k * 8;
-}
 
 // f.template operator()<kind>() for the kind at hand.
 template <class Fn>
@@ -89,6 +38,48 @@ QUIRE_INLINE void with_kind(WeightKind kind, const Fn& f) {
         case WeightKind::kInt4: return f.template operator()<WeightKind::kInt4>();
         default: fail("gated_mlp: unknown kind of weights");
     }
+}
+
+// What a group's sum of codes is multiplied with to be the start of its sums, see LinearCall.
+QUIRE_INLINE int32_t start_factor(const Matrix& w) {
+    if (w.zeros) return -1;
+    return w.kind == WeightKind::kInt8 ? -kStart8 : w.mins ? 0 : -8;
+}
+
+// Space for rows of activations in the form that the kernels of one matrix read: integers or numbers.
+CodedRows rows_for(const Matrix& w, int64_t m, Scratch codes, Scratch scales) {
+    int64_t abreast = 1;
+    with_kind(w.kind, [&]<WeightKind kKind>() { abreast = abreast_of<kKind>(m); });
+    if (w.group) return coded_rows<1>(m, w.k, w.group, abreast, codes, scales);
+    const int64_t stride = is_bf16(w.kind) ? bf16_stride(w.k) : w.k * 4;
+    return {static_cast<char*>(scratch(codes, static_cast<size_t>(up_to(m, abreast) * stride))), stride, 0, 0, abreast, nullptr, nullptr, nullptr};
+}
+
+// Columns column .. column + count of row r, rounded or quantized from f32 numbers.
+QUIRE_INLINE void fill_rows(const Matrix& w, const CodedRows& to, int64_t r, int64_t column, const float* from, int64_t count) {
+    char* row = to.codes + r * to.stride;
+    if (w.group) {
+        quantize_row<1>(to.from<1>(r, column / w.group, w.group), from, count, w.group, start_factor(w));
+    } else if (to.abreast > 1) {
+        round_pairs(to.codes + (column / 2 * to.abreast + r) * 4, to.abreast * 4, from, count);
+    } else if (is_bf16(w.kind)) {
+        round_row(reinterpret_cast<uint16_t*>(row) + column, from, count);
+    } else {
+        std::memcpy(reinterpret_cast<float*>(row) + column, from, static_cast<size_t>(count) * 4);
+    }
+}
+
+LinearCall call_of(const Matrix& w, const CodedRows& rows, float* out) {
+    return {out, w.n, w.weights, w.scales, w.zeros, w.bias, w.n, w.k, w.group, rows.groups, w.scales_f32, rows.codes, rows.stride,
+            rows.scales, rows.starts, w.mins, rows.sums};
+}
+
+// Bytes of 16 packed rows of the matrix.
+QUIRE_INLINE int64_t block_bytes_of(const Matrix& w) {
+    if (w.kind == WeightKind::kF32) return w.k * 64;
+    if (w.kind == WeightKind::kBf16) return (w.k + 1) / 2 * 64;
+    if (w.kind == WeightKind::kBf12) return bf12_bytes(w.k);
+    return w.kind == WeightKind::kInt8 ? w.k * 16 : w.k * 8;
 }
 
 // The call that computes columns first .. first + count (multiples of 16) of `c` for `rows` rows from `row` on.
@@ -119,17 +110,17 @@ static_assert(sizeof(kGates) / sizeof(Gate) == kActivations);
 
 // act(gate) * up for all rows, into the form `down` reads.
 template <WeightKind kKind>
-void gated_rows(const LinearCall& c, const Matrix& w, const Matrix& down, const Rows& inner, int64_t m, Gate act) {
+void gated_rows(const LinearCall& c, const Matrix& w, const Matrix& down, const CodedRows& inner, int64_t m, Gate act) {
     constexpr int64_t kRows = kKind == WeightKind::kBf12 ? 2 * kMlpRows : kMlpRows;  // that share what was widened for them
     const int64_t f = down.k, pieces = (f + kMlpColumns - 1) / kMlpColumns, panels = (m + kRows - 1) / kRows;
-    with_tile<kKind>(m, [&]<int R, int NB>() {
+    with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() {
         parallel_for(panels * pieces, [&](int64_t index, int) {
             const int64_t row = (kPieceInCommon ? index % panels : index / pieces) * kRows, end = row + kRows < m ? row + kRows : m;
             const int64_t first = (kPieceInCommon ? index / panels : index % pieces) * kMlpColumns, count = f - first < kMlpColumns ? f - first : kMlpColumns;
             auto* buffer = static_cast<float*>(scratch(Scratch::kTile, static_cast<size_t>(kRows * 2 * kMlpColumns) * 4));
             const Panel panel{row, end, 0, count / 16};
-            best_panel<kKind, R, NB>(part_of(c, w, row, first, count, buffer, 2 * count), m, panel);
-            best_panel<kKind, R, NB>(part_of(c, w, row, f + first, count, buffer + count, 2 * count), m, panel);
+            best_panel<kKind, R, NB, kAlone>(part_of(c, w, row, first, count, buffer, 2 * count), m, panel);
+            best_panel<kKind, R, NB, kAlone>(part_of(c, w, row, f + first, count, buffer + count, 2 * count), m, panel);
             for (int64_t r = row; r < end; ++r) {
                 float* gate = buffer + (r - row) * 2 * count;
                 act(gate, gate + count, count);
@@ -172,10 +163,12 @@ void gated_mlp(float* out, const float* x, int64_t kind, const char* weights, Op
     if (act < 0 || act >= kActivations) fail("gated_mlp: unknown activation");
     const Matrix w = matrix_of({kind, weights, scales, zeros, mins, scales_f32, bias, group}, 2 * f, hidden);
     const Matrix down = matrix_of({down_kind, down_weights, down_scales, down_zeros, down_mins, down_scales_f32, down_bias, down_group}, hidden, f);
-    const Rows input = rows_for(w, m, Scratch::kActivations, Scratch::kScales);
-    const Rows inner = rows_for(down, m, Scratch::kHidden, Scratch::kHiddenScales);
-    if (input.abreast > 1) {
-        round_abreast(input.x, x, m, hidden, input.abreast);
+    const CodedRows input = rows_for(w, m, Scratch::kActivations, Scratch::kScales);
+    const CodedRows inner = rows_for(down, m, Scratch::kHidden, Scratch::kHiddenScales);
+    if (w.group) {
+        quantize_rows<1>(input, x, m, hidden, w.group, start_factor(w));
+    } else if (input.abreast > 1) {
+        round_abreast(input.codes, x, m, hidden, input.abreast);
     } else {
         parallel_ranges(m, hidden, [&](int64_t begin, int64_t end) {
             for (int64_t r = begin; r < end; ++r) fill_rows(w, input, r, 0, x + r * hidden, hidden);
