@@ -1,8 +1,8 @@
 // Linear layers of integer weights: activations to integers, then tiles (included by linear.h).
 #pragma once
 
-// Where the codes, scales, sums and starts of a row's groups go: `abreast` rows lie side by side, a word of four codes of each
-// and a group of each; the codes of the second digit lie `digit` bytes behind those of the first.
+// Where the codes, scales, sums and starts of a row's groups go: a word of four codes and a group of one row, then those of the
+// other rows `abreast`; the codes of the second digit lie `digit` bytes behind those of the first.
 struct CodedRow {
     char* codes;
     int64_t abreast, digit;
@@ -11,7 +11,7 @@ struct CodedRow {
     int32_t* starts;
 };
 
-// Rows of activations in integers: `stride` bytes of codes and `groups` groups for each.
+// Rows of activations in integers, one below the other, `stride` bytes of codes and `groups` groups for each, or all `abreast`.
 struct CodedRows {
     char* codes;
     int64_t stride, digit, groups, abreast;
@@ -22,18 +22,17 @@ struct CodedRows {
     // Group g of row r and those behind it.
     template <int kDigits>
     CodedRow from(int64_t r, int64_t g, int64_t group) const {
-        const int64_t top = r / abreast * abreast, lane = r % abreast, at = top * groups + g * abreast + lane;
-        return {codes + top * stride + g * group * abreast + lane * 4, abreast, digit, scales + at, sums + at, starts + at * kDigits};
+        const int64_t at = g * abreast + r * (abreast > 1 ? 1 : groups);
+        char* first = codes + g * group * abreast + r * (abreast > 1 ? 4 : stride);
+        return {first, abreast, digit, scales + at, sums + at, starts + at * kDigits};
     }
 };
 
-constexpr int64_t kCodedColumns = 512;  // a multiple of every group
-
-constexpr int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+constexpr int64_t kCodedColumns = 512;  // that a thread takes at least, a multiple of every group
 
 template <int kDigits>
 CodedRows coded_rows(int64_t m, int64_t k, int64_t group, int64_t abreast, Scratch codes, Scratch numbers) {
-    const int64_t rows = up_to(m, abreast), groups = k / group, digit = up_to(k, 64);
+    const int64_t rows = abreast > m ? abreast : m, groups = k / group, digit = (k + 63) / 64 * 64;
     const int64_t stride = (digit * kDigits) | 64;  // odd multiples of 64: rows fall into different cache sets
     auto* scales = static_cast<float*>(scratch(numbers, static_cast<size_t>(rows * groups) * (8 + 4 * kDigits)));
     return {static_cast<char*>(scratch(codes, static_cast<size_t>(rows * stride))), stride, digit * abreast, groups, abreast,
@@ -92,15 +91,18 @@ QUIRE_INLINE void quantize_row(const CodedRow& to, const float* x, int64_t k, in
 // All of x [m, k]. Threads share columns out where rows lie side by side: neighbouring words are of different rows.
 template <int kDigits>
 void quantize_rows(const CodedRows& to, const float* x, int64_t m, int64_t k, int64_t group, int32_t factor) {
-    const int64_t columns = to.abreast > 1 ? kCodedColumns : k, parts = (k + columns - 1) / columns;
-    const int64_t tiles = (m + to.abreast - 1) / to.abreast;
-    parallel_ranges(tiles * parts, to.abreast * columns, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-            const int64_t row = i / parts * to.abreast, first = i % parts * columns, last = first + columns < k ? first + columns : k;
-            for (int64_t r = row; r < m && r < row + to.abreast; ++r)
-                quantize_row<kDigits>(to.from<kDigits>(r, first / group, group), x + r * k + first, last - first, group, factor);
-        }
-    });
+    const auto part = [&](int64_t r, int64_t first, int64_t last) {
+        quantize_row<kDigits>(to.from<kDigits>(r, first / group, group), x + r * k + first, last - first, group, factor);
+    };
+    if (to.abreast > 1) {
+        parallel_ranges((k + kCodedColumns - 1) / kCodedColumns, kCodedColumns * m, [&](int64_t begin, int64_t end) {
+            for (int64_t r = 0; r < m; ++r) part(r, begin * kCodedColumns, end * kCodedColumns < k ? end * kCodedColumns : k);
+        });
+    } else {
+        parallel_ranges(m, k, [&](int64_t begin, int64_t end) {
+            for (int64_t r = begin; r < end; ++r) part(r, 0, k);
+        });
+    }
 }
 
 // What integer weights come with, beside their codes.

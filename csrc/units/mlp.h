@@ -52,7 +52,7 @@ CodedRows rows_for(const Matrix& w, int64_t m, Scratch codes, Scratch scales) {
     with_kind(w.kind, [&]<WeightKind kKind>() { abreast = abreast_of<kKind>(m); });
     if (w.group) return coded_rows<1>(m, w.k, w.group, abreast, codes, scales);
     const int64_t stride = is_bf16(w.kind) ? bf16_stride(w.k) : w.k * 4;
-    return {static_cast<char*>(scratch(codes, static_cast<size_t>(up_to(m, abreast) * stride))), stride, 0, 0, abreast, nullptr, nullptr, nullptr};
+    return {static_cast<char*>(scratch(codes, static_cast<size_t>((abreast > m ? abreast : m) * stride))), stride, 0, 0, abreast, nullptr, nullptr, nullptr};
 }
 
 // Columns column .. column + count of row r, rounded or quantized from f32 numbers.
