@@ -29,10 +29,10 @@ struct LinearCall {
     bool scales_f32;
     const char* x;     // rows of int8 codes, bf16 or f32
     int64_t x_stride;  // bytes
-    const float* x_scales;           // [m][groups]
-    const int32_t* x_start;          // [m][groups][digits]: start values of a group's sums, or minus those of codes with zeros
+    const float* x_scales;           // [m][groups], as the next two are; [groups][rows] of rows side by side
+    const int32_t* x_start;          // [digits] each: start values of a group's sums, or minus those of codes with zeros
     const char* mins = nullptr;      // floats of the scales' type, added to every number of a group
-    const float* x_sums = nullptr;   // [m][groups]: sums of a group's rounded activations
+    const float* x_sums = nullptr;   // sums of a group's rounded activations
     const uint8_t* table = nullptr;  // [planes][16]: the digits of the numbers that 4-bit codes stand for, + 128
     int64_t x_digit = 0;             // bytes from a row's high digits to its low ones
     bool past_caches = false;        // the output is larger than a core's caches, see store_out
