@@ -29,7 +29,7 @@ struct LinearCall {
     bool scales_f32;
     const char* x;     // rows of int8 codes, bf16 or f32
     int64_t x_stride;  // bytes
-    const float* x_scales;           // [m][groups], as the next two are; [groups][rows] of rows side by side
+    const float* x_scales;           // [m][groups], as are x_start and x_sums; [groups][rows] of rows side by side
     const int32_t* x_start;          // [digits] each: start values of a group's sums, or minus those of codes with zeros
     const char* mins = nullptr;      // floats of the scales' type, added to every number of a group
     const float* x_sums = nullptr;   // sums of a group's rounded activations
