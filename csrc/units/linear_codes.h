@@ -12,6 +12,7 @@ struct CodedRow {
 };
 
 // Rows of activations in integers, one below the other, `stride` bytes of codes and `groups` groups for each, or all `abreast`.
+// The gated MLP keeps rows of numbers in it too: they have no groups.
 struct CodedRows {
     char* codes;
     int64_t stride, digit, groups, abreast;

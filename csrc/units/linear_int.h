@@ -91,7 +91,7 @@ QUIRE_INLINE void ask_weights(const char* w, int64_t block_bytes, int64_t ahead)
 }
 
 template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
-[[gnu::noinline]] void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
+void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     constexpr bool kFour = !is_int8(kKind), kTable = kFour && !is_int4(kKind);
     constexpr int kStep = kFour ? 8 : 4;  // columns per 64 bytes of weights
     constexpr int kDigits = digits_of(kKind), kPlanes = planes_of(kKind), kSums = kPlanes + kDigits - 1;
