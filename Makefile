@@ -79,7 +79,14 @@ build: .venv/built
 	$(PIP) --no-deps triton
 	touch $@
 
-.venv/built: .venv/dependencies pyproject.toml $(NATIVE)
+# An editable install keeps a list of the modules there are: it is made anew when one comes, goes or moves.
+build/sources: FORCE
+	@mkdir -p build
+	@find src -name '*.py' | sort | cmp -s - $@ || find src -name '*.py' | sort > $@
+
+FORCE:
+
+.venv/built: .venv/dependencies pyproject.toml build/sources $(NATIVE)
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	touch $@
 

@@ -24,9 +24,9 @@ from quire.core.config import flat_config
 from quire.core.errors import QuireError
 from quire.model.build import load_model
 from quire.model.describe import open_model
-from quire.model.families import FAMILIES
-from quire.model.gguf import ARCHITECTURES
-from quire.model.roles import DISK_ROLES
+from quire.model.disk.gguf import ARCHITECTURES
+from quire.model.families.table import FAMILIES
+from quire.model.load.roles import DISK_ROLES
 from quire.quant.codebook import NF4
 from test_encoder import VARIANTS as ENCODERS
 from test_encoder import Encoded
@@ -226,7 +226,7 @@ def lines_of_rows() -> dict[str, int]:
     """Lines of source of each family's row, with the function that makes it where there is one."""
     functions: dict[str, int] = {}
     rows: dict[str, tuple[int, str]] = {}
-    for path in (ROOT / "src/quire/model").glob("*.py"):
+    for path in (ROOT / "src/quire/model").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 functions[node.name] = (node.end_lineno or 0) - node.lineno + 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-import quire.model.checkpoint as checkpoint
+import quire.model.disk.checkpoint as checkpoint
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request

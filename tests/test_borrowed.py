@@ -16,7 +16,7 @@ from quire import LLM, SamplingParams
 from quire.cli.app import app
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
-from quire.model.families import FAMILIES
+from quire.model.families.table import FAMILIES
 from test_model import CUTS, TOLERANCE, Paged, load, prompt
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}

@@ -19,7 +19,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from quire import LLM, SamplingParams
-from quire.model.checkpoint import EMBEDDED
+from quire.model.disk.checkpoint import EMBEDDED
 
 QUESTIONS = [json.loads(line) for line in (EMBEDDED / "questions.jsonl").read_text().splitlines()]
 

@@ -10,7 +10,7 @@ pytest.importorskip("gguf")
 
 from family_formats import README, head, lines_of_rows, outcomes, row
 from oracle import BACKENDS
-from quire.model.families import FAMILIES
+from quire.model.families.table import FAMILIES
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")

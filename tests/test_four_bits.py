@@ -17,7 +17,7 @@ from oracle import BACKENDS, backend, logits, relative_error, write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import load_model
-from quire.model.hf_config import HfConfig
+from quire.model.disk.hf_config import HfConfig
 from quire.ops.backend import Ops
 from quire.quant.base import QWeight
 from quire.quant.codebook import FP4, MXFP4, NF4, CodeBook

@@ -21,7 +21,7 @@ from quire.engine.engine import Engine
 from quire.engine.llm import LLM
 from quire.engine.shapes import LARGEST, fitting, graph_sizes
 from quire.engine.warm import warm_device
-from quire.model.place import placed
+from quire.model.load.place import placed
 from quire.ops.op import REGISTRY
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton

@@ -24,8 +24,8 @@ from quire.cli import main
 from quire.core.config import KV_DTYPES, flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import kv_layout
-from quire.model.checkpoint import Checkpoint
 from quire.model.describe import compute_dtype, describe, kv_dtype
+from quire.model.disk.checkpoint import Checkpoint
 from quire.model.memory import layer_kv_bytes
 from quire.ops.backend import select
 from quire.ops.choice import choose

@@ -13,7 +13,7 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
-from quire.model.checkpoint import EMBEDDED
+from quire.model.disk.checkpoint import EMBEDDED
 from quire.ops import cases
 from quire.ops.backend import Ops, select
 from quire.ops.layout import LARGEST, KVCache, KVLayout, quantize_rows

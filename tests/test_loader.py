@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from oracle import SMALL, backend, edit_config, logits, random_model, relative_error, write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
-from quire.model import checkpoint
 from quire.model.build import Model, load_model
 from quire.model.describe import describe
-from quire.model.families import read_spec
+from quire.model.disk import checkpoint
+from quire.model.families.table import read_spec
 from test_model import Paged, prompt
 
 Edit = Callable[[Path], Any]

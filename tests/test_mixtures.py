@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from quire.core.errors import ModelError
 from quire.model.describe import describe
-from quire.model.roles import ROLES
+from quire.model.load.roles import ROLES
 from quire.ops.backend import Ops
 from test_model import CUTS, LONGROPE, TOLERANCE, Paged, assert_left_out, load, ops, prompt
 

@@ -12,8 +12,8 @@ from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from quire.core.dtypes import BF16
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
+from quire.model.load.roles import ROLES
 from quire.model.memory import kv_bytes_per_token
-from quire.model.roles import ROLES
 from quire.ops import mla
 from quire.ops.backend import Ops
 from quire.ops.mla import LatentLayout, latent_case

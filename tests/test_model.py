@@ -15,10 +15,10 @@ from oracle import BACKENDS, backend, logits, random_model, relative_error, writ
 from quire.core.config import flat_config
 from quire.model.batch import Batch
 from quire.model.build import Model, load_model
-from quire.model.decoder import Decoder
 from quire.model.describe import describe
-from quire.model.families import read_spec
-from quire.model.roles import ROLES
+from quire.model.families.table import read_spec
+from quire.model.load.roles import ROLES
+from quire.model.net.decoder import Decoder
 from quire.ops.backend import Ops
 
 TOLERANCE = 1e-5

@@ -17,9 +17,9 @@ from safetensors import safe_open
 from oracle import write
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
-from quire.model import packed_file
 from quire.model.build import Model, load_model
-from quire.model.load import Loader
+from quire.model.load import packed_file
+from quire.model.load.loader import Loader
 from quire.ops.backend import select
 from quire.ops.native import load_native
 from quire.ops.pack import DTYPES, assemble, pack, part_sizes, take_apart
@@ -201,7 +201,7 @@ def test_other_weights_or_options_are_not_taken_for_the_same(folder: Path, monke
 def test_a_changed_layout_is_another_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load(folder)
     made = made_anew(monkeypatch)
-    monkeypatch.setattr("quire.model.packed_cache._layout", lambda *_: "another")
+    monkeypatch.setattr("quire.model.load.packed_cache._layout", lambda *_: "another")
     load(folder)
     assert len(made) == 13
 

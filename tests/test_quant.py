@@ -17,10 +17,10 @@ from quire.core.config import flat_config
 from quire.core.dtypes import F16
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
-from quire.model.checkpoint import EMBEDDED
-from quire.model.families import read_spec
+from quire.model.disk.checkpoint import EMBEDDED
+from quire.model.families.table import read_spec
+from quire.model.load.roles import COLUMNS, ROLES, ROWS, WHOLE, parameter_count, shard
 from quire.model.memory import kv_bytes_per_token, weight_bytes
-from quire.model.roles import COLUMNS, ROLES, ROWS, WHOLE, parameter_count, shard
 from quire.model.spec import MLA, MoE
 from quire.ops.backend import Ops
 from quire.ops.native import load_native

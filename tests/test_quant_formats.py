@@ -18,7 +18,7 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.describe import describe
-from quire.model.hf_config import HfConfig
+from quire.model.disk.hf_config import HfConfig
 from quire.quant.base import QWeight
 from quire.quant.packed import grouped
 from quire.quant.registry import DENSE, detect, matrix_scheme

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from quire.model.checkpoint import EMBEDDED
+from quire.model.disk.checkpoint import EMBEDDED
 
 PYDOC = EMBEDDED
 

@@ -164,8 +164,8 @@ def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
     """
     from math import prod
 
+    from quire.model.load.roles import ROLES
     from quire.model.memory import weight_bytes
-    from quire.model.roles import ROLES
     from quire.quant.registry import quantizer
 
     target, spec, total = quantizer(config.model.quantization), found.spec, 0

@@ -19,7 +19,7 @@ from quire.engine.options import engine_config
 from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.progress import counting_bar, loading_bar
 from quire.engine.requests import Seeds, ids_of_words, make_request, room
-from quire.model.checkpoint import resolve
+from quire.model.disk.checkpoint import resolve
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 

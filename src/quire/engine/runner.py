@@ -17,7 +17,7 @@ from quire.engine.shapes import fitting, graph_sizes
 from quire.engine.warm import warm_device
 from quire.model.batch import Batch
 from quire.model.build import Model
-from quire.model.lora import NONE
+from quire.model.net.lora import NONE
 from quire.ops.backend import Captured, Ops, Replay
 from quire.sample.sampler import Drawn, LogitRow, Sampler
 

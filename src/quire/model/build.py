@@ -17,17 +17,17 @@ from quire.core.errors import ConfigError
 from quire.model.batch import Forward
 from quire.model.borrowed.found import Borrowed, find_borrowed
 from quire.model.borrowed.load import load_borrowed
-from quire.model.checkpoint import resolve
 from quire.model.describe import compute_dtype, kv_dtype, max_model_len, open_model, own_name
-from quire.model.encoder import Encoder, check_encoder, load_encoder
-from quire.model.generation import read_generation
-from quire.model.load import Loader, Progress
-from quire.model.lora import Adapters, parse_modules
-from quire.model.opened import Opened
-from quire.model.packed_cache import packed_cache
-from quire.model.place import placed
-from quire.model.roles import DISK_ROLES
-from quire.model.rope import shared_tables
+from quire.model.disk.checkpoint import resolve
+from quire.model.disk.generation import read_generation
+from quire.model.disk.opened import Opened
+from quire.model.families.rope import shared_tables
+from quire.model.load.loader import Loader, Progress
+from quire.model.load.packed_cache import packed_cache
+from quire.model.load.place import placed
+from quire.model.load.roles import DISK_ROLES
+from quire.model.net.encoder import Encoder, check_encoder, load_encoder
+from quire.model.net.lora import Adapters, parse_modules
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout

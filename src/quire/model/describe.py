@@ -13,18 +13,18 @@ from quire.core.config import CacheConfig
 from quire.core.dtypes import BF16, F8, F16, F32, F64, I8, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.borrowed.found import Borrowed, find_borrowed
-from quire.model.checkpoint import Checkpoint, Source, float_dtype, resolve
-from quire.model.claim import claim
-from quire.model.dummy import DummyWeights
-from quire.model.families import read_spec
-from quire.model.generation import GenerationDefaults, read_generation
-from quire.model.gguf import GgufModel
-from quire.model.hf_config import read_json
+from quire.model.disk.checkpoint import Checkpoint, Source, float_dtype, resolve
+from quire.model.disk.claim import claim
+from quire.model.disk.dummy import DummyWeights
+from quire.model.disk.generation import GenerationDefaults, read_generation
+from quire.model.disk.gguf import GgufModel
+from quire.model.disk.hf_config import read_json
+from quire.model.disk.opened import Opened
+from quire.model.disk.rewrite import Rewritten
+from quire.model.disk.stacked import Stacked
+from quire.model.families.table import read_spec
 from quire.model.memory import kv_bytes_per_token
-from quire.model.opened import Opened
-from quire.model.rewrite import Rewritten
 from quire.model.spec import ModelSpec
-from quire.model.stacked import Stacked
 from quire.quant.registry import detect, matrix_scheme
 
 DTYPES = {"bfloat16": BF16, "float32": F32}

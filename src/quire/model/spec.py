@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.model.rope import Rope
+from quire.model.families.rope import Rope
 from quire.ops.routing import Routing
 
 

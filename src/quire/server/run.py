@@ -150,7 +150,9 @@ def _tokenizer_folder(config: EngineConfig, model_folder: str) -> Path:
     name = config.model.tokenizer
     if name is None or Path(name).is_dir() or is_gguf(Path(name)):
         return Path(name or model_folder)
-    from quire.model.checkpoint import resolve  # torch takes a second and 200 MB this process does not need otherwise
+    from quire.model.disk.checkpoint import (
+        resolve,  # torch takes a second and 200 MB this process does not need otherwise
+    )
 
     return resolve(name)
 

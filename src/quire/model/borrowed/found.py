@@ -13,10 +13,10 @@ from typing import Any
 
 from quire.core.dtypes import Dtype
 from quire.core.errors import ModelError
-from quire.model.checkpoint import Checkpoint, float_dtype
-from quire.model.families import FAMILIES
-from quire.model.hf_config import HfConfig, read_json
-from quire.model.rope import NO_ROPE
+from quire.model.disk.checkpoint import Checkpoint, float_dtype
+from quire.model.disk.hf_config import HfConfig, read_json
+from quire.model.families.rope import NO_ROPE
+from quire.model.families.table import FAMILIES
 from quire.model.spec import ModelSpec
 
 SLOW = (

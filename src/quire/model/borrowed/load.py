@@ -15,7 +15,7 @@ from quire.model.borrowed.attention import INTERFACE, Bridge, paged_attention
 from quire.model.borrowed.found import Borrowed
 from quire.model.borrowed.matrices import Packer, SameInEveryBatch, expert_counts
 from quire.model.borrowed.trial import check_windows, forward, try_out
-from quire.model.rope import NO_ROPE
+from quire.model.families.rope import NO_ROPE
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from quire.model.batch import Batch
-from quire.model.decoder import Layer, Wanted, chosen
-from quire.model.linear import Linear
-from quire.model.parts import RmsNorm
+from quire.model.net.decoder import Layer, Wanted, chosen
+from quire.model.net.linear import Linear
+from quire.model.net.parts import RmsNorm
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.ops.mla import EPS, Heads
@@ -22,7 +22,7 @@ from quire.ops.weights import Packed, Weight
 from quire.quant.base import float_kind
 
 if TYPE_CHECKING:
-    from quire.model.load import Loader
+    from quire.model.load.loader import Loader
 
 Project = Callable[[Ops, Tensor], Tensor]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quire.core.errors import ModelError
-from quire.model.checkpoint import TensorInfo
-from quire.model.family import Family
-from quire.model.roles import DISK_ROLES, FUSED, KEY_VALUE, Role
+from quire.model.disk.checkpoint import TensorInfo
+from quire.model.families.row import Family
+from quire.model.load.roles import DISK_ROLES, FUSED, KEY_VALUE, Role
 from quire.model.spec import ModelSpec
 from quire.quant.base import QuantScheme
 from quire.quant.registry import DENSE, matrix_scheme

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.model.family import Family
-from quire.model.hf_config import HfConfig
-from quire.model.names import (
+from quire.model.disk.hf_config import HfConfig
+from quire.model.families.names import (
     BIAS_FLAGS,
     BLOOM,
     LLAMA,
@@ -18,7 +17,7 @@ from quire.model.names import (
     T5,
     without,
 )
-from quire.model.readers import (
+from quire.model.families.readers import (
     alibi_slopes,
     encoder_stack,
     endless,
@@ -29,6 +28,7 @@ from quire.model.readers import (
     scaled_output,
     twice,
 )
+from quire.model.families.row import Family
 
 LAYER = {"norm": "layer"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.model.hf_config import HfConfig, read_json
+from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.spec import ModelSpec
 
 

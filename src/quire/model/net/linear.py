@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.model.lora import Piece
+from quire.model.net.lora import Piece
 from quire.ops.backend import Ops
 from quire.ops.weights import Packed
 

@@ -6,12 +6,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from quire.model.family import Family, sliding_windows
-from quire.model.hf_config import HfConfig
-from quire.model.names import BIAS_FLAGS, LLAMA, MLP_BIAS, NORM_BIASES, QKV_BIAS, without
-from quire.model.readers import alternating, latent_head, latent_rope, latent_scale, read_mla, read_moe, sparse_layers
-from quire.model.rewrite import Rewrite
-from quire.model.rope import Rope, read_rope
+from quire.model.disk.hf_config import HfConfig
+from quire.model.disk.rewrite import Rewrite
+from quire.model.families.names import BIAS_FLAGS, LLAMA, MLP_BIAS, NORM_BIASES, QKV_BIAS, without
+from quire.model.families.readers import (
+    alternating,
+    latent_head,
+    latent_rope,
+    latent_scale,
+    read_mla,
+    read_moe,
+    sparse_layers,
+)
+from quire.model.families.rope import Rope, read_rope
+from quire.model.families.row import Family, sliding_windows
 from quire.model.spec import MoE
 from quire.ops.routing import Routing
 

@@ -20,9 +20,9 @@ from torch import Tensor
 import quire
 from quire.core.config import ModelConfig
 from quire.core.errors import ConfigError
-from quire.model.opened import Opened
-from quire.model.packed_file import Damaged, Entry, Progress, read_data, read_index, write
-from quire.model.roles import DISK_ROLES
+from quire.model.disk.opened import Opened
+from quire.model.load.packed_file import Damaged, Entry, Progress, read_data, read_index, write
+from quire.model.load.roles import DISK_ROLES
 from quire.model.spec import ModelSpec
 from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops

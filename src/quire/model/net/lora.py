@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError, ModelError
-from quire.model.checkpoint import Checkpoint
-from quire.model.hf_config import HfConfig, read_json
-from quire.model.opened import Opened
-from quire.model.roles import DISK_ROLES, FUSED, disk_rows
+from quire.model.disk.checkpoint import Checkpoint
+from quire.model.disk.hf_config import HfConfig, read_json
+from quire.model.disk.opened import Opened
+from quire.model.load.roles import DISK_ROLES, FUSED, disk_rows
 from quire.ops.backend import Ops
 
 NONE = -1

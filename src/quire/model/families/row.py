@@ -26,10 +26,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.model.hf_config import HfConfig
-from quire.model.rewrite import Rewrite
-from quire.model.roles import FUSED, ROLES
-from quire.model.rope import read_rope
+from quire.model.disk.hf_config import HfConfig
+from quire.model.disk.rewrite import Rewrite
+from quire.model.families.rope import read_rope
+from quire.model.load.roles import FUSED, ROLES
 
 Reader = Callable[[HfConfig, int], Any]
 

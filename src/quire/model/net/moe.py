@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire.model.linear import Linear
-from quire.model.parts import GatedMlp
-from quire.model.roles import DISK_ROLES
+from quire.model.load.roles import DISK_ROLES
+from quire.model.net.linear import Linear
+from quire.model.net.parts import GatedMlp
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.moe import Grouped, padded_rows
@@ -20,7 +20,7 @@ from quire.ops.weights import Packed, labelled
 from quire.quant.base import QWeight
 
 if TYPE_CHECKING:
-    from quire.model.load import Loader
+    from quire.model.load.loader import Loader
 
 
 @dataclass(frozen=True)

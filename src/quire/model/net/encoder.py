@@ -16,17 +16,17 @@ from torch import Tensor
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
-from quire.model.decoder import CrossAttention
-from quire.model.linear import Linear
-from quire.model.mlp import load_mlp
-from quire.model.parts import Mlp, Norm
+from quire.model.net.decoder import CrossAttention
+from quire.model.net.linear import Linear
+from quire.model.net.mlp import load_mlp
+from quire.model.net.parts import Mlp, Norm
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.ops.weights import PackedTable
 
 if TYPE_CHECKING:
-    from quire.model.load import Loader
+    from quire.model.load.loader import Loader
 
 QUERIES = 256
 """Rows of scores that exist at one time: 2,048 tokens and 32 heads would have 537 MB of them."""

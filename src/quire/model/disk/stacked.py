@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.model.checkpoint import Source, TensorInfo
-from quire.model.family import Family
+from quire.model.disk.checkpoint import Source, TensorInfo
+from quire.model.families.row import Family
 from quire.ops.lazy import torch
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
-from quire.model.checkpoint import Source, TensorInfo
+from quire.model.disk.checkpoint import Source, TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from quire.core.dtypes import BF16
-from quire.model.checkpoint import TensorInfo
-from quire.model.claim import disk_shape, slots
-from quire.model.family import Family
+from quire.model.disk.checkpoint import TensorInfo
+from quire.model.disk.claim import disk_shape, slots
+from quire.model.families.row import Family
 from quire.model.spec import ModelSpec
 from quire.ops.lazy import torch
 

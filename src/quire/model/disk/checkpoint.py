@@ -14,12 +14,12 @@ from safetensors import SafetensorError, safe_open
 from quire.core.dtypes import BF16, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype
 from quire.core.errors import ModelError
 from quire.gguf.file import is_gguf
-from quire.model.hf_config import read_json
+from quire.model.disk.hf_config import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "pydoc"
+EMBEDDED = Path(__file__).resolve().parents[2] / "assets" / "pydoc"
 HUB_FILES = ["*.safetensors", "*.json"]
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16, "F64": F64, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8,
           "F8_E4M3": F8}  # fmt: skip

@@ -19,12 +19,12 @@ from quire.core.dtypes import BF16, F16, F32, U8, Dtype
 from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile, GgufTensor
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
-from quire.model.checkpoint import TensorInfo
-from quire.model.families import read_spec
-from quire.model.family import Family
-from quire.model.hf_config import HfConfig
-from quire.model.rewrite import Rewrite, Rewritten
-from quire.model.roles import FUSED
+from quire.model.disk.checkpoint import TensorInfo
+from quire.model.disk.hf_config import HfConfig
+from quire.model.disk.rewrite import Rewrite, Rewritten
+from quire.model.families.row import Family
+from quire.model.families.table import read_spec
+from quire.model.load.roles import FUSED
 from quire.model.spec import ModelSpec
 from quire.ops.lazy import torch, torch_dtype
 from quire.quant.base import QuantScheme

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelError
-from quire.model.decoder import (
+from quire.model.disk.opened import Opened
+from quire.model.families.rope import Rope
+from quire.model.load.packed_cache import PackedCache, find
+from quire.model.load.roles import DISK_ROLES, disk_rows, shard
+from quire.model.net.decoder import (
     Block,
     Decoder,
     Layer,
@@ -22,15 +26,13 @@ from quire.model.decoder import (
     reading_attention,
     sequential_block,
 )
-from quire.model.encoder import backward_bias, load_cross
-from quire.model.linear import Linear
-from quire.model.lora import ADAPTED, Adapters
-from quire.model.mla import load_latent
-from quire.model.mlp import load_mlp
-from quire.model.moe import load_moe
-from quire.model.opened import Opened
-from quire.model.packed_cache import PackedCache, find
-from quire.model.parts import (
+from quire.model.net.encoder import backward_bias, load_cross
+from quire.model.net.linear import Linear
+from quire.model.net.lora import ADAPTED, Adapters
+from quire.model.net.mla import load_latent
+from quire.model.net.mlp import load_mlp
+from quire.model.net.moe import load_moe
+from quire.model.net.parts import (
     Clip,
     LayerNorm,
     NoNorm,
@@ -46,8 +48,6 @@ from quire.model.parts import (
     SoftCap,
     Step,
 )
-from quire.model.roles import DISK_ROLES, disk_rows, shard
-from quire.model.rope import Rope
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.weights import PackedTable, Weight, labelled

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from quire.model.family import layer_kinds, spec_facts
-from quire.model.hf_config import HfConfig
-from quire.model.rope import NO_ROPE, Plain, Rope, read_rope
+from quire.model.disk.hf_config import HfConfig
+from quire.model.families.rope import NO_ROPE, Plain, Rope, read_rope
+from quire.model.families.row import layer_kinds, spec_facts
 from quire.model.spec import MLA, EncoderStack, MoE
 from quire.ops.routing import Routing
 

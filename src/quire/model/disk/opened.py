@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.dtypes import Dtype
-from quire.model.checkpoint import Source
-from quire.model.claim import Claim
-from quire.model.family import Family
-from quire.model.hf_config import HfConfig
+from quire.model.disk.checkpoint import Source
+from quire.model.disk.claim import Claim
+from quire.model.disk.hf_config import HfConfig
+from quire.model.families.row import Family
 from quire.model.spec import ModelSpec
 from quire.quant.base import QuantScheme
 

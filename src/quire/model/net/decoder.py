@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from quire.model.batch import Batch
-from quire.model.linear import Linear
-from quire.model.parts import Mlp, Norm, Step
+from quire.model.net.linear import Linear
+from quire.model.net.parts import Mlp, Norm, Step
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache

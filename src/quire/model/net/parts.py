@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.model.batch import Batch
-from quire.model.linear import Linear
+from quire.model.net.linear import Linear
 from quire.ops.backend import Ops
 
 Step = Callable[[Ops, Tensor, Batch], Tensor]

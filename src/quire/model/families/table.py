@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.model.family import Family, sliding_windows, spec_facts
-from quire.model.hf_config import HfConfig
-from quire.model.mixtures import MIXTURES
-from quire.model.names import (
+from quire.model.disk.hf_config import HfConfig
+from quire.model.families.mixtures import MIXTURES
+from quire.model.families.names import (
     BIAS_FLAGS,
     BLOOM,
     GEMMA,
@@ -26,7 +25,7 @@ from quire.model.names import (
     QKV_BIAS,
     without,
 )
-from quire.model.readers import (
+from quire.model.families.readers import (
     alibi_slopes,
     alternating,
     embed_scale,
@@ -43,9 +42,10 @@ from quire.model.readers import (
     query_scale,
     smollm3_rope,
 )
-from quire.model.relatives import RELATIVES
+from quire.model.families.relatives import RELATIVES
+from quire.model.families.row import Family, sliding_windows, spec_facts
+from quire.model.families.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
 from quire.model.spec import ModelSpec
-from quire.model.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
 
 QWEN = {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from quire.core.errors import ModelError
-from quire.model.hf_config import HfConfig
+from quire.model.disk.hf_config import HfConfig
 from quire.ops.lazy import torch
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.model.family import Family, sliding_windows
-from quire.model.hf_config import HfConfig
-from quire.model.names import (
+from quire.model.disk.hf_config import HfConfig
+from quire.model.families.names import (
     BIAS_FLAGS,
     GEMMA,
     GPT_NEO,
@@ -23,7 +22,7 @@ from quire.model.names import (
     QKV_BIAS,
     without,
 )
-from quire.model.readers import (
+from quire.model.families.readers import (
     alibi_slopes,
     alternating,
     embed_scale,
@@ -35,6 +34,7 @@ from quire.model.readers import (
     query_scale,
     window_rope,
 )
+from quire.model.families.row import Family, sliding_windows
 
 ROW_NORMS = ("q_row_norm", "k_row_norm", *POST_NORMS)
 

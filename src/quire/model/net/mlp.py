@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire.model.parts import FusedGatedMlp, GatedMlp, Mlp, PlainMlp
+from quire.model.net.parts import FusedGatedMlp, GatedMlp, Mlp, PlainMlp
 
 if TYPE_CHECKING:
-    from quire.model.load import Loader
+    from quire.model.load.loader import Loader
 
 
 def load_mlp(loader: Loader, index: int, stack: str = "") -> Mlp:

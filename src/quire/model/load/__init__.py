@@ -1,0 +1,1 @@
+"""From claimed tensors to packed layers."""

@@ -1,0 +1,1 @@
+"""The network that runs: a decoder put together from parts."""
