@@ -79,3 +79,12 @@ def test_a_cache_that_cannot_hold_what_was_asked_is_refused() -> None:
         LocalEngine(flat_config(device="cpu", num_blocks=8, max_model_len=512))
     with pytest.raises(ConfigError, match="without chunked prefill"):
         LocalEngine(flat_config(device="cpu", enable_chunked_prefill=False))
+
+
+@pytest.mark.parametrize("length", [7, 100])
+def test_a_longest_sequence_may_end_within_a_block(length: int) -> None:
+    """Shorter than a step's tokens, which the first made-up prompt fills."""
+    engine = LocalEngine(flat_config(device="cpu", max_model_len=length))
+    assert engine.info.max_model_len == length
+    submit(engine, "r", 5, 2)
+    assert (report := engine.poll(0)) is not None and not report.outputs[0].error

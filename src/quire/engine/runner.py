@@ -101,7 +101,7 @@ class Runner:
         """The decoder warms up on one prompt of made-up tokens; what that wrote is zeroed again, in every layer."""
         arrays, size = self.arrays, self.block_size
         blocks = min(self.caches[0].keys.shape[0], arrays.max_blocks, len(arrays.tokens) // size)
-        tokens = blocks * size
+        tokens = min(blocks * size, self.model.max_model_len)  # the ropes' tables end there, within a block or not
         if not tokens:
             return
         arrays.positions[:tokens] = arrays.slots[:, :tokens] = np.arange(tokens)
