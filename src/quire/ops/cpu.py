@@ -66,14 +66,14 @@ def rmsnorm(cpu: Cpu, x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @impl("add_rmsnorm", "cpu")
-def add_rmsnorm(cpu: Cpu, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rmsnorm(cpu: Cpu, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     rows, d = check(x, "add_rmsnorm x", F32, -1, -1).shape
     check(delta, "add_rmsnorm delta", F32, rows, d)
     check(weight, "add_rmsnorm weight", F32, d)
     out = cpu.arena.empty(rows, d)
     if rows:
         cpu.call("add_rmsnorm", out.data_ptr(), x.data_ptr(), delta.data_ptr(), weight.data_ptr(), rows, d, eps)
-    return out
+    return x, out
 
 
 @impl("linear", "cpu")

@@ -42,10 +42,10 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @op(tolerance=2e-6)
-def add_rmsnorm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x += delta in place (the residual stream), then the rmsnorm of x."""
+def add_rmsnorm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(x + delta, its rmsnorm), all [T, d] f32. x is given up: the sum, the residual stream, may lie in its place."""
     x.add_(delta)
-    return rmsnorm(x, weight, eps)
+    return x, rmsnorm(x, weight, eps)
 
 
 @op(tolerance=2e-5)

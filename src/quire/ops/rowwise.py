@@ -20,10 +20,10 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Ten
 
 
 @op(tolerance=4e-6)
-def add_layernorm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """x += delta in place (the residual stream), then the layernorm of x."""
+def add_layernorm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """(x + delta, its layernorm), all [T, d] f32. x is given up: the sum, the residual stream, may lie in its place."""
     x.add_(delta)
-    return layernorm(x, weight, bias, eps)
+    return x, layernorm(x, weight, bias, eps)
 
 
 @op(tolerance=4e-6)

@@ -19,7 +19,9 @@ def layernorm(cpu: Cpu, x: Tensor, weight: Tensor, bias: Tensor | None, eps: flo
 
 
 @impl("add_layernorm", "cpu")
-def add_layernorm(cpu: Cpu, x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def add_layernorm(
+    cpu: Cpu, x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
     rows, d = check(x, "add_layernorm x", F32, -1, -1).shape
     check(delta, "add_layernorm delta", F32, rows, d)
     at_bias = _affine("add_layernorm", weight, bias, d)
@@ -28,7 +30,7 @@ def add_layernorm(cpu: Cpu, x: Tensor, delta: Tensor, weight: Tensor, bias: Tens
         cpu.call(
             "add_layernorm", out.data_ptr(), x.data_ptr(), delta.data_ptr(), weight.data_ptr(), at_bias, rows, d, eps
         )  # fmt: skip
-    return out
+    return x, out
 
 
 @impl("norm_spans", "cpu")

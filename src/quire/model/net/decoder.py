@@ -98,8 +98,8 @@ def sequential_block(
 ) -> tuple[Tensor, Tensor]:
     """x += attention(h); then mlp(norm(x)). x, h [T, hidden], h = norm(x)."""
     attended = layer.attention(ops, layer, h, batch, cache, wanted)
-    x = chosen(ops, x, wanted)
-    return x, layer.mlp(ops, layer.mlp_norm.add(ops, x, attended))
+    x, h = layer.mlp_norm.add(ops, chosen(ops, x, wanted), attended)
+    return x, layer.mlp(ops, h)
 
 
 def post_norm_block(
@@ -107,8 +107,8 @@ def post_norm_block(
 ) -> tuple[Tensor, Tensor]:
     """Like `sequential_block`, with a norm of what attention and what the MLP add (OLMo 2, Gemma 2)."""
     attended = layer.attn_post_norm(ops, layer.attention(ops, layer, h, batch, cache, wanted))
-    x = chosen(ops, x, wanted)
-    return x, layer.mlp_post_norm(ops, layer.mlp(ops, layer.mlp_norm.add(ops, x, attended)))
+    x, h = layer.mlp_norm.add(ops, chosen(ops, x, wanted), attended)
+    return x, layer.mlp_post_norm(ops, layer.mlp(ops, h))
 
 
 def parallel_block(
@@ -133,15 +133,17 @@ def crossed_block(
 ) -> tuple[Tensor, Tensor]:
     """Like `sequential_block`, with attention over an encoder's output between attention and MLP (T5)."""
     assert layer.cross is not None and batch.cross is not None, "decoders with an encoder are loaded and fed with them"
-    h = layer.cross.norm.add(ops, x, layer.attention(ops, layer, h, batch, cache, None))
-    h = layer.mlp_norm.add(ops, x, layer.cross(ops, h, batch.cross, cache))
+    x, h = layer.cross.norm.add(ops, x, layer.attention(ops, layer, h, batch, cache, None))
+    x, h = layer.mlp_norm.add(ops, x, layer.cross(ops, h, batch.cross, cache))
     x, h = chosen(ops, x, wanted), chosen(ops, h, wanted)
     return x, layer.mlp(ops, h)
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Tokens to logits. `embed` [V, hidden]; `block` is chosen at build by how the family joins attention and MLP.
+    """Tokens to logits: `enter`, `walk` over layers, `leave`. Whoever needs only a part of the way calls these.
+
+    `embed` [V, hidden]; `block` is chosen at build by how the family joins attention and MLP.
 
     `embed_steps` change the embedded tokens, `head_steps` the logits. `narrows`: past the last layer's attention only
     rows that want logits are computed (1.5 % of a prompt with 28 layers, 3-5 % with 16), but not where rows have
@@ -164,20 +166,51 @@ class Decoder:
 
         One cache per layer. `views`: the batch as each layer sees it, where layers have block tables of their own.
         """
-        ops, count = self.ops, len(batch.logit_rows)
-        narrow = self.narrows and count < len(batch.tokens)
-        rows = batch.logit_rows if count else batch.cu_q[:1]  # row 0 where none is wanted: ops need one
-        x = ops.embedding(batch.tokens, self.embed)
+        wanted = self.wanted(batch)
+        x, delta = self.walk(self.enter(batch), None, views or (batch,) * len(caches), caches, wanted=wanted)
+        return self.leave(x, delta, batch, wanted)
+
+    def wanted(self, batch: Batch) -> Wanted:
+        """The rows that `walk` goes on with past the last layer's attention, and `leave` gets; None: all."""
+        if not self.narrows or len(batch.logit_rows) == len(batch.tokens):
+            return None
+        return batch.logit_rows if len(batch.logit_rows) else batch.cu_q[:1]  # row 0 where none is wanted: ops need one
+
+    def enter(self, batch: Batch) -> Tensor:
+        """The tokens of `batch` as the stream x [T, hidden]."""
+        x: Tensor = self.ops.embedding(batch.tokens, self.embed)
         for step in self.embed_steps:
-            x = step(ops, x, batch)
-        delta = None
-        for layer, cache, view in zip(self.layers, caches, views or (batch,) * len(caches), strict=True):
+            x = step(self.ops, x, batch)
+        return x
+
+    def walk(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        views: Sequence[Batch],
+        caches: Sequence[KVCache],
+        layers: range | None = None,
+        wanted: Wanted = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The stream x [T, hidden] and what is to be added to it, past `layers` (None: all), which are not none.
+
+        `delta`: what is to be added to x before them, None at the first layer. `views` and `caches` by layer. `wanted`:
+        rows [R] that what comes after the last of `layers` needs; x and delta have these alone then.
+        """
+        ops, layers = self.ops, range(len(self.layers)) if layers is None else layers
+        for i in layers:
             ops.next_layer()
-            h = layer.attn_norm(ops, x) if delta is None else layer.attn_norm.add(ops, x, delta)
-            x, delta = self.block(ops, layer, x, h, view, cache, rows if narrow and layer is self.layers[-1] else None)
-        assert delta is not None, "decoders have layers"
-        last = ops.take_rows(x[:count], delta[:count], None) if narrow else ops.take_rows(x, delta, batch.logit_rows)
-        logits = self.head(ops, self.final_norm(ops, last))
+            layer = self.layers[i]
+            x, h = (x, layer.attn_norm(ops, x)) if delta is None else layer.attn_norm.add(ops, x, delta)
+            x, delta = self.block(ops, layer, x, h, views[i], caches[i], wanted if i == layers[-1] else None)
+        assert delta is not None, "a walk has layers"
+        return x, delta
+
+    def leave(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
+        """Logits f32 [R, V] of the rows `batch.logit_rows`. x, delta: past the last layer, of the rows `wanted`."""
+        ops, count = self.ops, len(batch.logit_rows)
+        rows = (x, delta, batch.logit_rows) if wanted is None else (x[:count], delta[:count], None)
+        logits = self.head(ops, self.final_norm(ops, ops.take_rows(*rows)))
         for step in self.head_steps:
             logits = step(ops, logits, batch)
         return logits

@@ -84,8 +84,8 @@ class Encoder:
         for layer, norm in zip(self.layers, (*(n.attn_norm for n in self.layers[1:]), self.final_norm), strict=True):
             ops.next_layer()
             attended = attend_all(layer.qkv(ops, h), bias, self.head_dim)
-            h = layer.mlp_norm.add(ops, x, layer.o(ops, attended))
-            h = norm.add(ops, x, layer.mlp(ops, h))
+            x, h = layer.mlp_norm.add(ops, x, layer.o(ops, attended))
+            x, h = norm.add(ops, x, layer.mlp(ops, h))
         return h.clone()
 
 

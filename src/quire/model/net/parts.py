@@ -26,8 +26,8 @@ class Norm(Protocol):
         """The norm of x."""
         ...
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
-        """x += delta in place, then the norm of x."""
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + delta, its norm); x is given up."""
         ...
 
 
@@ -42,8 +42,8 @@ class RmsNorm:
         """The norm of x."""
         return ops.rmsnorm(x, self.weight, self.eps)  # type: ignore[no-any-return]
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
-        """x += delta in place, then the norm of x."""
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + delta, its norm); x is given up."""
         return ops.add_rmsnorm(x, delta, self.weight, self.eps)  # type: ignore[no-any-return]
 
 
@@ -59,8 +59,8 @@ class LayerNorm:
         """The norm of x."""
         return ops.layernorm(x, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
-        """x += delta in place, then the norm of x."""
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + delta, its norm); x is given up."""
         return ops.add_layernorm(x, delta, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
 
 
@@ -72,9 +72,10 @@ class NoNorm:
         """x."""
         return x
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
-        """x += delta in place."""
-        return ops.add(x, delta)  # type: ignore[no-any-return]
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + delta, the same); x is given up."""
+        x = ops.add(x, delta)
+        return x, x
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,10 @@ class ReplacingNorm:
         """The norm of x, which stays as it is: nothing reads it any more."""
         return self.norm(ops, x)
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
-        """x = norm(x + delta) in place."""
-        normed = self.norm.add(ops, x, delta)
-        return ops.add(ops.scale(x, 0.0), normed)  # type: ignore[no-any-return]
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm(x + delta), the same); x is given up."""
+        normed = self.norm.add(ops, x, delta)[1]
+        return normed, normed
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,10 @@ class ProjectedNorm:
         """x [T, hidden] -> [T, width of the head]."""
         return self.linear(ops, self.norm(ops, x))
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> Tensor:
-        """x += delta in place, then the same."""
-        return self.linear(ops, self.norm.add(ops, x, delta))
+    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + delta, what is made of it); x is given up."""
+        x, h = self.norm.add(ops, x, delta)
+        return x, self.linear(ops, h)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ def rmsnorm(gpu: Gpu, x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @impl("add_rmsnorm", "triton")
-def add_rmsnorm(gpu: Gpu, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _norm(gpu, "add_rmsnorm", x, delta, weight, None, eps)
+def add_rmsnorm(gpu: Gpu, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x, _norm(gpu, "add_rmsnorm", x, delta, weight, None, eps)
 
 
 @impl("layernorm", "triton")
@@ -36,8 +36,10 @@ def layernorm(gpu: Gpu, x: Tensor, weight: Tensor, bias: Tensor | None, eps: flo
 
 
 @impl("add_layernorm", "triton")
-def add_layernorm(gpu: Gpu, x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    return _norm(gpu, "add_layernorm", x, delta, weight, bias, eps)
+def add_layernorm(
+    gpu: Gpu, x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    return x, _norm(gpu, "add_layernorm", x, delta, weight, bias, eps)
 
 
 def _norm(
