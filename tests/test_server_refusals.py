@@ -309,6 +309,25 @@ def test_hosts_and_keys() -> None:
                 assert client.completions.create(model="stub", prompt="a", max_tokens=1).choices
 
 
+def test_holders_of_different_keys_share_no_prefix() -> None:
+    """Else one could confirm another's prompt block by block: `cached_tokens` and the time of a reply tell a hit."""
+
+    def salts(*keys: str) -> list[str]:
+        with live(api_key=keys) as server:
+            for key in (*keys, keys[0]):
+                with server.openai(key) as client:
+                    for salt in ({}, {"cache_salt": "mine"}):
+                        client.completions.create(model="stub", prompt="a", max_tokens=1, extra_body=salt)
+                        client.chat.completions.create(model="stub", messages=HI, max_tokens=1, extra_body=salt)
+            return [request.cache_salt for request in server.stub.submitted]
+
+    found = salts("secret", "other")
+    first, second = found[:4], found[4:8]
+    assert not set(first) & set(second) and found[8:] == first, "one holder's requests share"
+    assert first[0] == first[1] != first[2] == first[3], "and the body's salt still counts, on every path"
+    assert salts("secret")[:4] == salts("secret", "secret")[:4] == ["", "", "mine", "mine"]
+
+
 def test_a_model_without_template_refuses_chat() -> None:
     with live() as server:
         server.service.template = None

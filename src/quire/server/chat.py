@@ -52,7 +52,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     service.check_model(body.model)
     check_fields(body, options.scheduling_policy)
     _check(body)
-    generation = await _submit(service, body, arrival)
+    generation = await _submit(service, body, arrival, request.state.tenant)
     writer = _Writer(service, body, generation)
     if body.stream:
         return EventStream(generation, writer.chunk, writer.tail)
@@ -76,7 +76,7 @@ def _check(body: ChatCompletionRequest) -> None:
         raise BadRequest("max_tokens: differs from max_completion_tokens; give one", param="max_tokens")
 
 
-async def _submit(service: Service, body: ChatCompletionRequest, arrival: float) -> Generation:
+async def _submit(service: Service, body: ChatCompletionRequest, arrival: float, tenant: str) -> Generation:
     info = service.engine.info
     prompt = truncate(await encode_chat(service, body), body.truncate_prompt_tokens, info.max_model_len)
     asked, name = body.max_completion_tokens, "max_completion_tokens"
@@ -89,7 +89,7 @@ async def _submit(service: Service, body: ChatCompletionRequest, arrival: float)
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         vocab_size=info.vocab_size,
     )
-    requests = await build_requests(service, body, [prompt], [params], arrival)
+    requests = await build_requests(service, body, [prompt], [params], arrival, tenant)
     return Generation(service.engine, service.tokenizer, requests)
 
 

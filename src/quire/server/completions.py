@@ -38,7 +38,7 @@ async def create_completion(service: Service, request: Request) -> Response:
     refuse_unbuilt(body, built=frozenset({"echo"}))
     service.check_model(body.model)
     check_fields(body, options.scheduling_policy)
-    generation = await _submit(service, body, arrival)
+    generation = await _submit(service, body, arrival, request.state.tenant)
     writer = _Writer(service, body, generation)
     if body.stream:
         return EventStream(generation, writer.chunk, writer.tail)
@@ -51,7 +51,7 @@ async def create_completion(service: Service, request: Request) -> Response:
     return Response(writer.reply(), media_type="application/json")
 
 
-async def _submit(service: Service, body: CompletionRequest, arrival: float) -> Generation:
+async def _submit(service: Service, body: CompletionRequest, arrival: float, tenant: str) -> Generation:
     info = service.engine.info
     prompts = await encode_prompts(service, body.prompt, body.add_special_tokens is not False)
     echo_only = bool(body.echo) and body.max_tokens == 0
@@ -67,7 +67,7 @@ async def _submit(service: Service, body: CompletionRequest, arrival: float) -> 
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             param = msgspec.structs.replace(param, prompt_logprobs=wanted)
         params.append(param)
-    requests = await build_requests(service, body, prompts, params, arrival)
+    requests = await build_requests(service, body, prompts, params, arrival, tenant)
     return Generation(service.engine, service.tokenizer, requests)
 
 

@@ -95,8 +95,12 @@ async def build_requests(
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     arrival: float,
+    tenant: str,
 ) -> list[Request]:
-    """One engine request per prompt. Ids are drawn here, so a client's own id can never collide in the engine."""
+    """One engine request per prompt. Ids are drawn here, so a client's own id can never collide in the engine.
+
+    `tenant` begins the salt of the prefix cache (`Gateway`), whatever the body's own `cache_salt`.
+    """
     info, words = service.engine.info, body.bad_words or ()
     banned = await off_loop(2 * sum(map(len, words)), ids_of_words, service.tokenizer, words)
     requests = (
@@ -112,4 +116,5 @@ async def build_requests(
         )
         for prompt, param in zip(prompts, params, strict=True)
     )
-    return [msgspec.structs.replace(r, arrival=arrival, cache_salt=body.cache_salt or "") for r in requests]
+    salt = tenant + (body.cache_salt or "")
+    return [msgspec.structs.replace(r, arrival=arrival, cache_salt=salt) for r in requests]

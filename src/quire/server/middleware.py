@@ -26,12 +26,18 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 class Gateway:
-    """Pure ASGI, so that streams pass through untouched."""
+    """Pure ASGI, so that streams pass through untouched.
+
+    A route finds in `request.state.tenant` what tells the holders of one key from those of another: a beginning for
+    cache salts, as the time and `cached_tokens` of a hit would confirm a guess at another's prompt. It is empty where
+    there are not two keys.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._keys = [hashlib.sha256(key.encode()).digest() for key in service.options.api_key]
+        keys = dict.fromkeys(hashlib.sha256(key.encode()).digest() for key in service.options.api_key)
+        self._tenants = {key: f"key {i}\0" if len(keys) > 1 else "" for i, key in enumerate(keys)}
         hosts = service.options.allowed_hosts
         if not hosts and service.options.host in ("localhost", "127.0.0.1", "::1"):
             hosts = LOOPBACK
@@ -61,7 +67,8 @@ class Gateway:
         counted = scope["method"] == "POST"
         self._service.active += counted
         try:
-            self._check(scope, headers)
+            tenant = self._check(scope, headers)
+            scope = {**scope, "state": {**scope.get("state", {}), "tenant": tenant}}
             await self._app(scope, receive, reply)
         except ClientGone:
             self._count(scope, 499)
@@ -79,25 +86,28 @@ class Gateway:
         route = getattr(scope.get("route"), "path", "unmatched")
         self._service.engine.metrics.http_response(route, status)
 
-    def _check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
-        """Raise for a request that must not reach a route; its body has not been read."""
+    def _check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> str:
+        """The tenant; raises for a request that must not reach a route, whose body has not been read."""
         size = sum(len(name) + len(value) for name, value in headers)
         if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             raise HttpError(431, "the request's headers are too large", code="headers_too_large")
         if self._hosts and _host(headers) not in self._hosts:
             raise HttpError(421, "host: this server does not answer to that name", code="misdirected_request")
-        if self._keys and scope["path"] not in PUBLIC and not self._authorized(headers):
+        tenant = self._tenant(headers) if self._tenants and scope["path"] not in PUBLIC else ""
+        if tenant is None:
             raise HttpError(401, "a valid key is needed: Authorization: Bearer <key>", code="invalid_api_key")
         if self._service.draining and scope["method"] == "POST":
             raise Unavailable("the server is shutting down; send the request again in a moment")
+        return tenant
 
-    def _authorized(self, headers: list[tuple[bytes, bytes]]) -> bool:
+    def _tenant(self, headers: list[tuple[bytes, bytes]]) -> str | None:
+        """Whose key was sent, or None: none that is known."""
         given = [value for name, value in headers if name == b"authorization"]
         if len(given) != 1 or given[0][:7].lower() != b"bearer ":
-            return False
+            return None
         digest = hashlib.sha256(given[0][7:].strip()).digest()
-        matches = [hmac.compare_digest(digest, key) for key in self._keys]
-        return any(matches)
+        matches = [name for key, name in self._tenants.items() if hmac.compare_digest(digest, key)]
+        return matches[0] if matches else None
 
 
 async def send_error(send: Send, error: QuireError) -> None:
