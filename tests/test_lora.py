@@ -185,6 +185,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "kind": ({"peft_type": "IA3"}, "peft_type"),
     "rank": ({"r": 32}, "max-lora-rank 16"),
     "alpha": ({"lora_alpha": None}, "lora_alpha"),
+    "pissa": ({"init_lora_weights": "pissa"}, "init_lora_weights: 'pissa'.*path_initial_model_for_weight_conversion"),
+    "pissa by steps": ({"init_lora_weights": "pissa_niter_16"}, "path_initial_model_for_weight_conversion"),
+    "olora": ({"init_lora_weights": "OLoRA"}, "init_lora_weights: 'OLoRA'.*path_initial_model"),
+    "corda": ({"init_lora_weights": "corda"}, "init_lora_weights: 'corda'.*path_initial_model"),
+    "loftq": ({"init_lora_weights": "loftq"}, "init_lora_weights: 'loftq'.*merge_and_unload"),
+    "lora-ga": ({"init_lora_weights": "lora_ga"}, "init_lora_weights: 'lora_ga'.*merge_and_unload"),
+    "a start nobody knows": ({"init_lora_weights": 3}, "init_lora_weights: 3"),
+    "activated": ({"alora_invocation_tokens": [5, 6]}, "alora_invocation_tokens: .*from its invocation tokens on"),
+    "block-diagonal": ({"use_bdlora": {"nblocks": 2}}, "use_bdlora"),
+    "routed": ({"arrow_config": {"top_k": 3}}, "arrow_config"),
+    "singular values": ({"kasa_config": {"beta": 0.1}}, "kasa_config"),
+    "parameters": ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
+    "a field of tomorrow": ({"twisted_lora": 2}, "twisted_lora: 2 is not supported"),
 }
 
 
@@ -195,6 +208,23 @@ def test_what_is_not_supported_is_refused_by_name(case: str, tmp_path: Path) -> 
     folder = write_adapter(tmp_path / "a", oracle, ("q_proj",), 1, **config)
     options = flat_config(model=str(tmp_path / "m"), enable_lora=True, lora_modules=(f"a={folder}",))
     with pytest.raises(QuireError, match=message):
+        load_model(options, backend("reference"))
+
+
+def test_fields_that_change_nothing_are_accepted(tmp_path: Path) -> None:
+    """Those of a plain adapter as PEFT 0.21 writes it, and starts that leave the base as it is."""
+    oracle = write(tmp_path / "m", "llama")
+    harmless: dict[str, Any] = {
+        "alora_invocation_tokens": None, "arrow_config": None, "auto_mapping": {"unsloth_fixed": True},
+        "base_model_name_or_path": "x", "bias": "none", "ensure_weight_tying": False, "exclude_modules": None,
+        "fan_in_fan_out": True, "inference_mode": True, "layers_to_transform": [0, 1], "loftq_config": {},
+        "lora_bias": False, "lora_dropout": 0.1, "megatron_core": "megatron.core", "modules_to_save": None,
+        "peft_version": "0.21.2", "qalora_group_size": 16, "rank_pattern": {}, "task_type": "CAUSAL_LM",
+        "use_dora": False, "use_qalora": False,
+    }  # fmt: skip
+    for i, start in enumerate((True, False, None, "gaussian", "eva", "orthogonal", "mica")):
+        folder = write_adapter(tmp_path / str(i), oracle, ("q_proj",), 1, init_lora_weights=start, **harmless)
+        options = flat_config(model=str(tmp_path / "m"), enable_lora=True, lora_modules=(f"a={folder}",))
         load_model(options, backend("reference"))
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError, ModelError
+from quire.model.disk.adapter_config import adapter_scale
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.disk.opened import Opened
@@ -24,18 +25,6 @@ from quire.ops.backend import Ops
 NONE = -1
 ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
 """Roles an adapter may change: not those of experts, routers, latents and heads."""
-NEUTRAL = {
-    "bias": ("none",),
-    "use_dora": (False,),
-    "lora_bias": (False,),
-    "modules_to_save": ([],),
-    "rank_pattern": ({},),
-    "alpha_pattern": ({},),
-    "layer_replication": ([],),
-    "trainable_token_indices": ([], {}),
-    "use_qalora": (False,),
-}
-"""Fields of adapter_config.json that would change the arithmetic -> values that do not. Others are refused."""
 
 
 @dataclass(frozen=True)
@@ -130,16 +119,10 @@ class Adapters:
             piece.a[slot], piece.b[slot] = 0.0, 0.0
 
     def _scale(self, config: HfConfig) -> float:
-        if (kind := config.text("peft_type", "LORA")) != "LORA":
-            raise config.fail("peft_type", f"{kind!r} is not supported; LORA is")
-        for name, neutral in NEUTRAL.items():
-            value = config.raw.get(name)
-            if value is not None and value not in neutral:
-                raise config.fail(name, f"{value!r:.80} is not supported")
-        rank = config.integer("r", high=1 << 16)
+        rank, scale = adapter_scale(config)
         if rank > self._rank:
             raise ConfigError(f"{config.where}: r: is {rank}; --max-lora-rank {self._rank} must be at least that")
-        return config.number("lora_alpha") / (rank**0.5 if config.flag("use_rslora", False) else rank)
+        return scale
 
     def _bases(self) -> dict[str, tuple[str, int]]:
         """Module names as PEFT knows them -> (role or fused matrix, layer)."""
