@@ -21,7 +21,7 @@ from quire.model.describe import describe
 from quire.model.disk.hf_config import HfConfig
 from quire.quant.base import QWeight
 from quire.quant.packed import grouped
-from quire.quant.registry import DENSE, detect, matrix_scheme
+from quire.quant.registry import detect
 from test_model import Paged, prompt
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -217,68 +217,6 @@ def test_fusing_a_symmetric_with_an_asymmetric_matrix() -> None:
     assert torch.equal(QWeight.cat_rows([a, b]).dequantize(), torch.cat((a.dequantize(), b.dequantize())))
 
 
-def float8(w: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(weight, scales per block, values) of w [n, k]."""
-    n, k = w.shape
-    scales = torch.empty(-(-n // rows), -(-k // columns))
-    values, codes = torch.empty(n, k), torch.empty(n, k, dtype=torch.float8_e4m3fn)
-    for i in range(scales.shape[0]):
-        for j in range(scales.shape[1]):
-            at = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
-            scales[i, j] = w[at].abs().max() / 448
-            codes[at] = (w[at] / scales[i, j]).to(torch.float8_e4m3fn)
-            values[at] = (codes[at].double() * scales[i, j].double()).float()
-    return codes, scales, values
-
-
-def fp8_config(strategy: str) -> dict[str, Any]:
-    return foreign.compressed_config("float-quantized", num_bits=8, type="float", symmetric=True, strategy=strategy)
-
-
-BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-FLOATS: list[tuple[dict[str, Any], Callable[[Tensor], tuple[foreign.Parts, Tensor]]]] = []
-
-
-def float_format(
-    config: dict[str, Any], rows: int, columns: int, name: str, shape: tuple[int, ...] | None = None
-) -> None:
-    def convert(w: Tensor) -> tuple[foreign.Parts, Tensor]:
-        codes, scales, values = float8(w, rows, columns)
-        return {"weight": codes, name: scales if shape is None else scales.reshape(shape)}, values
-
-    FLOATS.append((config, convert))
-
-
-float_format(BLOCKS, 128, 128, "weight_scale_inv")
-float_format({"quant_method": "fp8", "activation_scheme": "static"}, 1 << 20, 1 << 20, "weight_scale", ())
-float_format({"quant_method": "fbgemm_fp8"}, 1, 1 << 20, "weight_scale")
-float_format(fp8_config("channel"), 1, 1 << 20, "weight_scale")
-float_format(fp8_config("tensor"), 1 << 20, 1 << 20, "weight_scale", (1,))
-
-
-@pytest.mark.parametrize(("config", "convert"), FLOATS)
-def test_float8_files(config: dict[str, Any], convert: Any, tmp_path: Path) -> None:
-    parts, values = convert(normal(200, 300))
-    scheme = scheme_of(config)
-    assert torch.equal(scheme.load(parts, F32).dequantize(), values)
-    assert torch.equal(scheme.load(parts, BF16).weight.codes, values.bfloat16())
-    oracle = foreign.replace_linears(tmp_path, config, convert)
-    tokens = prompt(19, 1)
-    for name in BACKENDS:
-        (got,) = Paged(load(tmp_path, name, dtype="float32"), [tokens]).run([[19]])
-        assert relative_error(got, logits(oracle, tokens)) < 1e-5
-        kept = load(tmp_path, name, dtype="bfloat16")
-        assert relative_error(Paged(kept, [tokens]).run([[19]])[0], logits(oracle, tokens)) < 2e-2
-        assert kept.report["down"] == ("fp8 g128 a16", 2 * 256 * 384 * (128 + 4) // 128), "codes and f32 scales alone"
-
-
-def test_float8_scales_are_found_by_their_name() -> None:
-    config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
-    scheme = scheme_of(config, "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight_scale_inv")
-    codes, scales, values = float8(normal(), 48, 256)
-    assert torch.equal(scheme.load({"weight": codes, "weight_scale_inv": scales[0, 0]}, F32).dequantize(), values)
-
-
 def test_what_describe_says(tmp_path: Path) -> None:
     form = FORMATS[0]
     oracle = foreign.replace_linears(tmp_path, form.config, form.convert)
@@ -314,8 +252,6 @@ REFUSED = [
     (foreign.compressed_config("int-quantized", num_bits=8, strategy="token"), "strategy: 'token'"),
     (foreign.compressed_config("mxfp8-quantized", num_bits=8, type="float", strategy="group"), "format"),
     (foreign.compressed_config("float-quantized", num_bits=4, type="float", strategy="group"), "float of 4 bits"),
-    (BLOCKS | {"fmt": "e5m2"}, "fmt: only e4m3"),
-    (BLOCKS | {"weight_block_size": [128]}, "weight_block_size: is .*needs two positive integers"),
 ]  # fmt: skip
 
 
@@ -367,18 +303,6 @@ def test_tensors_that_are_refused(form: Format, damage: Any, message: str, tmp_p
     with pytest.raises(ModelError, match=message) as caught:
         load(tmp_path)
     assert str(tmp_path) in str(caught.value) and "model.layers.0" in str(caught.value)
-
-
-def test_float8_that_is_refused(tmp_path: Path) -> None:
-    config, convert = FLOATS[0]
-    parts, _ = convert(normal(200, 300))
-    with pytest.raises(ModelError, match=r"weight_scale_inv is torch.float32 \[3, 2\], needs \[2, 3\]"):
-        scheme_of(config).load(parts | {"weight_scale_inv": parts["weight_scale_inv"].t()}, BF16)
-    with pytest.raises(ModelError, match="needs float8_e4m3fn"):
-        scheme_of(config).load(parts | {"weight": parts["weight"].bfloat16()}, BF16)
-    assert matrix_scheme(scheme_of(config), {"weight"}) is DENSE
-    with pytest.raises(ModelError, match="has no scale beside it"):
-        DENSE.load({"weight": parts["weight"]}, BF16)
 
 
 def test_quantized_tensors_without_a_declaration(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ GROUPS = (256, 128, 64, 32)
 class Fp8:
     """`scale`: the name of the scales' part. `block`: rows and columns of a block, or None.
 
+    `reciprocal`: a weight is its code over its scale, not times it.
     Scales that multiply activations (`optional`) are not used: activations stay in bfloat16 or float32, or are rounded
     to float8 by their own scales.
     """
@@ -37,6 +38,7 @@ class Fp8:
     block: tuple[int, int] | None = None
     optional: Mapping[str, bool] = field(default_factory=lambda: {"input_scale": True, "activation_scale": True})
     notes: tuple[str, ...] = ()
+    reciprocal: bool = False
 
     @property
     def name(self) -> str:
@@ -70,8 +72,15 @@ class Fp8:
         if scale.dtype not in scale_dtypes() or not (whole or tuple(scale.shape) in allowed):
             raise ModelError(f"{self.scale} is {scale.dtype} {list(scale.shape)}, needs {list(per_block)} numbers")
         if not bool(torch.isfinite(scale).all()):
-            raise ModelError("a scale is nan or inf; the file is damaged")
-        return scale.float().reshape(1 if whole else per_block[0], -1), whole
+            raise ModelError(f"{self.scale} holds nan or inf; the file is damaged")
+        if bool(((w.view(torch.uint8) & 127) == 127).any()):
+            raise ModelError("weight holds nan; the file is damaged")
+        scale = scale.float()
+        if self.reciprocal:
+            if not bool((scale > 0).all()):
+                raise ModelError(f"{self.scale} divides and holds numbers that are not above 0; the file is damaged")
+            scale = scale.reciprocal()
+        return scale.reshape(1 if whole else per_block[0], -1), whole
 
     def keep(self, raw: Mapping[str, Tensor], activation_bits: int) -> QWeight | None:
         """The matrix as it is stored, scales repeated for each row; None when its blocks are not those of kernels.
@@ -83,8 +92,6 @@ class Fp8:
         if k % columns or columns % 32:
             return None
         codes = raw["weight"].clone()
-        if bool(((codes.view(torch.uint8) & 127) == 127).any()):
-            raise ModelError("a weight is nan; the file is damaged")
         at = torch.zeros(n, dtype=torch.int64) if whole else torch.arange(n) // rows
         scale = scale[at]
         group = columns if activation_bits == 8 else next(g for g in GROUPS if columns % g == 0)
@@ -108,12 +115,23 @@ class Fp8:
 
 
 def read(config: Fields, names: Collection[str]) -> Fp8:
-    """The scheme from `quantization_config` of quant_method fp8 or fbgemm_fp8; the scales' name from the tensors'."""
-    if config.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-        raise config.fail("fmt", "only e4m3 can be read; use the unquantized checkpoint")
+    """The scheme from `quantization_config` of quant_method fp8 or fbgemm_fp8; the scales' name from the tensors'.
+
+    DeepSeek's `weight_scale_inv` multiplies; gptqmodel's, of the same name, is what the weights were multiplied by
+    (`weight_scale_semantics` "inverse").
+    """
+    for name in ("fmt", "format", "checkpoint_format"):
+        if config.text(name, "e4m3") not in ("e4m3", "float8_e4m3", "float8_e4m3fn", "fp8"):
+            raise config.fail(name, "only e4m3 can be read; use the unquantized checkpoint")
+    if any(not name.startswith("-:") for name in config.child("dynamic").raw):
+        raise config.fail("dynamic", "formats that differ by layer cannot be read, only layers left out (-:)")
+    semantics = config.text("weight_scale_semantics", None)
+    if semantics not in (None, "inverse"):
+        raise config.fail("weight_scale_semantics", f"{semantics!r} is not known; only inverse can be read")
+    reciprocal = semantics is not None or config.text("quant_method") == "gptq"
     block = block_size(config, "weight_block_size") if config.has("weight_block_size") else None
-    inverse = block is not None or any(n.endswith(".weight_scale_inv") for n in names)
-    return Fp8("weight_scale_inv" if inverse else "weight_scale", block)
+    inverse = reciprocal or block is not None or any(n.endswith(".weight_scale_inv") for n in names)
+    return Fp8("weight_scale_inv" if inverse else "weight_scale", block, reciprocal=reciprocal)
 
 
 def block_size(config: Fields, name: str) -> tuple[int, int]:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
 from quire.ops.lazy import torch
+from quire.quant import fp8
 from quire.quant.base import Fields, QWeight
+from quire.quant.fp8 import Fp8
 from quire.quant.packed import (
     KINDS,
     expect,
@@ -84,15 +86,17 @@ class Gptq:
         return grouped(self.bits, codes, scales.t().contiguous(), zeros, self.group, order, activation_bits=16)
 
 
-def read(config: Fields, names: Collection[str]) -> Gptq:
-    """The scheme from `quantization_config`."""
+def read(config: Fields, names: Collection[str]) -> Gptq | Fp8:
+    """The scheme from `quantization_config`. gptqmodel writes float8 under its own method's name, too."""
+    form = config.text("checkpoint_format", config.text("format", "gptq"))
+    if form.startswith("float8_"):
+        return fp8.read(config, names)
     bits = config.integer("bits", low=2, high=8)
     if bits not in KINDS:
         raise config.fail("bits", f"is {bits}, only 4 and 8 can be read; use the unquantized checkpoint")
     group = config.integer("group_size", low=-1)
     if group == 0:
         raise config.fail("group_size", "is 0, needs -1 (the whole row) or a number of columns")
-    form = config.text("checkpoint_format", config.text("format", "gptq"))
     if form not in ("gptq", "gptq_v2"):
         raise config.fail("checkpoint_format", f"{form!r} cannot be read, only gptq and gptq_v2")
     if any(not name.startswith("-:") for name in config.child("dynamic").raw):
