@@ -14,6 +14,7 @@ import httpx
 import msgspec
 import openai
 
+from quire.core.config import EngineConfig, flat_config
 from quire.engine.async_engine import AsyncEngine
 from quire.server.app import create_app
 from quire.server.options import ServerOptions
@@ -46,11 +47,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 class LiveServer:
     """What a test talks to."""
 
-    def __init__(self, stub: StubEngine, options: ServerOptions) -> None:
+    def __init__(self, stub: StubEngine, options: ServerOptions, config: EngineConfig | None = None) -> None:
         self.stub = stub
         self.tokenizer, self.template = text_tools()
         self.engine = AsyncEngine(stub)
-        app = self.app = create_app(self.engine, self.tokenizer, self.template, options)
+        app = self.app = create_app(self.engine, self.tokenizer, self.template, options, config)
         self.service: Service = app.state.service
         self._socket = bind(options)
         self.port: int = self._socket.getsockname()[1]
@@ -106,8 +107,9 @@ class LiveServer:
 
 @contextlib.contextmanager
 def live(stub: StubEngine | None = None, **options: Any) -> Iterator[LiveServer]:
-    """A running server, stopped at the end."""
-    server = LiveServer(stub or StubEngine(), ServerOptions(port=0, **options))
+    """A running server, stopped at the end; `options` are its own and its engine's."""
+    own = {name: options.pop(name) for name in ServerOptions.__struct_fields__ if name in options}
+    server = LiveServer(stub or StubEngine(), ServerOptions(port=0, **own), flat_config(**options))
     server.start()
     try:
         yield server

@@ -96,8 +96,9 @@ def open_llm(config: EngineConfig) -> LLM:
 def sampling(llm: LLM, **asked: Any) -> SamplingParams:
     """The model's own sampling defaults, with what was asked for in their place; as long as the context by default."""
     from quire.core.params import SamplingParams
+    from quire.engine.requests import sampling_defaults
 
-    defaults = {} if llm.config.model.generation_config == "vllm" else llm.info.generation_defaults
+    defaults = sampling_defaults(llm.config, llm.info)
     return SamplingParams(**({"max_tokens": None} | defaults | {k: v for k, v in asked.items() if v is not None}))
 
 

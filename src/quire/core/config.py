@@ -1,14 +1,17 @@
 """One frozen tree of options; no environment variable changes what quire does.
 
-Field names are the command line's. A value of "auto" or 0 means: decide from the model and the machine at load;
-`quire inspect` shows what was decided.
+Field names are the command line's, which takes its help from here too. A value of "auto" or 0 means: decide from the
+model and the machine at load; `quire inspect` shows what was decided.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from quire.core.errors import ConfigError
 
@@ -27,6 +30,15 @@ POLICIES = ("fcfs", "priority")
 ACTIVATIONS = ("auto", "int8", "int16")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DEVICES = ("auto", "cuda", "cpu", "reference")
+ISAS = ("auto", "amx", "avx512", "avx2", "portable")
+QUANTIZATIONS = ("none", "int8", "int4", "nf4", "mxfp4", "fp8")
+GROUP_SIZES = (32, 64, 128)
+GENERATION_CONFIGS = ("auto", "vllm")
+
+
+def about(text: str, choices: Sequence[object] = ()) -> Meta:
+    """An option's help, and the values it may have where they are few."""
+    return Meta(description=text, extra={"choices": tuple(map(str, choices))})
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -35,65 +47,110 @@ def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Which model, and how its numbers are kept."""
+    """Which model, and how its numbers are kept.
 
-    model: str = ""
-    tokenizer: str | None = None
-    served_model_name: str | None = None
-    dtype: str = "auto"
-    quantization: str | None = None
-    group_size: int = 32
-    activations: str = "auto"
-    max_model_len: int = 0
-    load_format: str = "auto"
-    cache_packed: str = "off"
-    seed: int = 0
-    chat_template: str | None = None
-    generation_config: str = "auto"
+    `seed` fixes the sequence of seeds that requests without one get; a server with 0 draws each at random.
+    """
+
+    model: Annotated[str, about("Folder or hub name of the model; the embedded one if not given.")] = ""
+    tokenizer: Annotated[str | None, about("Folder of another tokenizer.")] = None
+    served_model_name: Annotated[
+        tuple[str, ...], about("Name in replies and requests; may be given several times.")
+    ] = ()
+    dtype: Annotated[str, about("Number format of unquantized weights.", DTYPES)] = "auto"
+    quantization: Annotated[
+        str | None, about("Quantize 16-bit weights while loading; fp8 needs a GPU.", QUANTIZATIONS)
+    ] = None
+    group_size: Annotated[int, about("Columns that share one scale when quantizing.", GROUP_SIZES)] = 32
+    activations: Annotated[
+        str, about("Integers that activations become before quantized weights; auto = as the file asks.", ACTIVATIONS)
+    ] = "auto"
+    max_model_len: Annotated[int, about("Longest sequence in tokens, or auto: what the model was made for.")] = 0
+    load_format: Annotated[str, about("dummy makes up random weights for the shapes in config.json.", LOAD_FORMATS)] = (
+        "auto"
+    )
+    cache_packed: Annotated[
+        str, about("Keep packed weights for the next start: auto = beside the model, off, or a folder.")
+    ] = "off"
+    seed: Annotated[int, about("Start of the random numbers for requests that bring no seed.")] = 0
+    chat_template: Annotated[str | None, about("File with another chat template (jinja).")] = None
+    generation_config: Annotated[
+        str, about("Sampling defaults: auto = the model's own, vllm = vLLM's.", GENERATION_CONFIGS)
+    ] = "auto"
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The paged KV cache. `kv_cache_memory_bytes` 0 = a share of the free memory; on a GPU, what its share has left."""
 
-    block_size: int = 16
-    kv_cache_dtype: str = "auto"
-    kv_cache_memory_bytes: int = 0
-    gpu_memory_utilization: float = 0.9
-    num_blocks: int = 0
-    enable_prefix_caching: bool = True
+    block_size: Annotated[int, about("Tokens in one block of the KV cache: a power of two up to 128.")] = 16
+    kv_cache_dtype: Annotated[
+        str, about("Number format of keys and values; auto = that of the weights; int8, fp8: with scales.", KV_DTYPES)
+    ] = "auto"
+    kv_cache_memory_bytes: Annotated[int, about("Size of the KV cache; 0 = a share of the free memory.")] = 0
+    gpu_memory_utilization: Annotated[
+        float, about("Share of a GPU's memory to take; what the model leaves of it is KV cache.")
+    ] = 0.9
+    num_blocks: Annotated[int, about("Blocks in the KV cache; 0 = as many as the memory allows.")] = 0
+    enable_prefix_caching: Annotated[bool, about("Keep computed prompts and reuse common beginnings.")] = True
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one step and of the queue. `async_scheduling`: plan a step while another runs; None = on a GPU."""
 
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    enable_chunked_prefill: bool = True
-    scheduling_policy: str = "fcfs"
-    max_num_queued_reqs: int = 1024
-    static_batching: bool = False
-    async_scheduling: bool | None = None
+    max_num_seqs: Annotated[int, about("Sequences in one step at most.")] = 64
+    max_num_batched_tokens: Annotated[int, about("Tokens in one step at most.")] = 512
+    enable_chunked_prefill: Annotated[bool, about("Cut long prompts into chunks that ride along with decodes.")] = True
+    scheduling_policy: Annotated[str, about("Who runs first.", POLICIES)] = "fcfs"
+    max_num_queued_reqs: Annotated[
+        int, about("Sequences accepted and not finished at most; more are refused (HTTP 429).")
+    ] = 1024
+    static_batching: Annotated[bool, about("Admit no sequence while others run: the baseline to compare with.")] = False
+    async_scheduling: Annotated[
+        bool | None, about("Plan and send a step while the one before runs; on where there is a GPU, which it needs.")
+    ] = None
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where ops run. `isa` forces a unit of the native extension, `ops` single implementations ("linear=reference")."""
 
-    device: str = "auto"
-    threads: int = 0
-    isa: str = "auto"
-    ops: tuple[str, ...] = ()
-    enforce_eager: bool = False
-    tune: str = "auto"
-    bf16_bits: int = 16
+    device: Annotated[
+        str,
+        about(
+            "cuda = GPU kernels, cpu = native kernels, reference = torch (slow), auto = the first that can run.",
+            DEVICES,
+        ),
+    ] = "auto"
+    threads: Annotated[int, about("CPU threads; 0 = one per physical core, as far as the quota goes.")] = 0
+    isa: Annotated[str, about("Force an instruction set of the native kernels.", ISAS)] = "auto"
+    ops: Annotated[
+        tuple[str, ...], about("Choose one op's implementation, as in linear=reference; may be given several times.")
+    ] = ()
+    enforce_eager: Annotated[
+        bool, about("Run each op as the model calls it, instead of recording steps and replaying those of decodes.")
+    ] = False
+    tune: Annotated[
+        str,
+        about(
+            "Sizes of native kernels: auto = measured at the first start and kept, off, or ahead=1024,row_streams=4."
+        ),
+    ] = "auto"
+    bf16_bits: Annotated[
+        int, about("Memory of a bf16 weight: 12 bits lose nothing and decode faster, 16 read prompts faster.")
+    ] = 16
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Low-rank adapters. `lora_modules`: "name=folder" of those loaded at start; `max_loras`: room for that many."""
 
-    enable_lora: bool = False
-    lora_modules: tuple[str, ...] = ()
-    max_loras: int = 1
-    max_lora_rank: int = 16
+    enable_lora: Annotated[bool, about("Make room for LoRA adapters.")] = False
+    lora_modules: Annotated[
+        tuple[str, ...],
+        about("Adapter to load, as name=folder, chosen by requests as their model; may be given several times."),
+    ] = ()
+    max_loras: Annotated[
+        int, about("Adapters that can be loaded at one time; at least as many as --lora-modules names.")
+    ] = 1
+    max_lora_rank: Annotated[int, about("Largest rank of an adapter.")] = 16
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +170,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _choice("kv_cache_dtype", self.cache.kv_cache_dtype, KV_DTYPES)
         _choice("scheduling_policy", self.scheduler.scheduling_policy, POLICIES)
         _choice("device", self.device.device, DEVICES)
+        _choice("generation_config", self.model.generation_config, GENERATION_CONFIGS)
         if self.device.bf16_bits not in (12, 16):
             raise ConfigError(f"--bf16-bits {self.device.bf16_bits} must be 12 or 16", param="bf16_bits")
         if not 0 < self.cache.gpu_memory_utilization <= 1:
@@ -125,7 +183,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1", param=name)
         if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
             raise ConfigError("--max-num-batched-tokens must be at least --max-num-seqs, or sequences would starve")
-        if self.model.group_size not in (32, 64, 128):
+        if self.model.group_size not in GROUP_SIZES:
             raise ConfigError(f"--group-size {self.model.group_size} must be 32, 64 or 128", param="group_size")
         if self.lora.lora_modules and not self.lora.enable_lora:
             raise ConfigError("--lora-modules needs --enable-lora", param="lora_modules")
@@ -138,17 +196,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--max-model-len, --kv-cache-memory-bytes and --num-blocks must not be negative")
 
 
+SECTIONS: dict[str, type[msgspec.Struct]] = {field.name: field.type for field in msgspec.structs.fields(EngineConfig)}
+
+
 def flat_config(**options: object) -> EngineConfig:
     """An `EngineConfig` from flat option names (`block_size=32`), as the CLI and `LLM` take them."""
     parts: dict[str, dict[str, object]] = {}
-    sections = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "device": DeviceConfig,
-                "lora": LoraConfig}  # fmt: skip
     for name, value in options.items():
-        owner = next((s for s, t in sections.items() if name in t.__struct_fields__), None)
+        owner = next((s for s, t in SECTIONS.items() if name in t.__struct_fields__), None)
         if owner is None:
             raise ConfigError(f"unknown option {name!r}", param=name)
         if name == "kv_cache_dtype" and isinstance(value, str):
             value = KV_ALIASES.get(value, value)
+        if name == "served_model_name" and isinstance(value, str):
+            value = (value,)
         parts.setdefault(owner, {})[name] = value
     try:
         config = msgspec.convert(parts, EngineConfig)

@@ -224,7 +224,7 @@ class Engine:
         model, config = self.model, self.config
         return EngineInfo(
             model=model.name,
-            served_name=config.model.served_model_name or model.name,
+            served_name=next(iter(config.model.served_model_name), model.name),
             folder=str(model.folder),
             vocab_size=model.spec.vocab_size,
             max_model_len=self.max_model_len,

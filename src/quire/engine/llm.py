@@ -18,7 +18,7 @@ from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
 from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.progress import counting_bar, loading_bar
-from quire.engine.requests import Seeds, ids_of_words, make_request, room
+from quire.engine.requests import Seeds, ids_of_words, make_request, room, sampling_defaults
 from quire.model.disk.checkpoint import resolve
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -95,9 +95,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json asks for, unless `generation_config="vllm"`."""
-        if self.config.model.generation_config == "vllm":
-            return SamplingParams()
-        return SamplingParams(**self.info.generation_defaults)
+        return SamplingParams(**sampling_defaults(self.config, self.info))
 
     def generate(
         self,

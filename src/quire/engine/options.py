@@ -6,19 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from quire.core.config import (
-    CacheConfig,
-    DeviceConfig,
-    EngineConfig,
-    LoraConfig,
-    ModelConfig,
-    SchedulerConfig,
-    flat_config,
-)
+from quire.core.config import SECTIONS, EngineConfig, flat_config
 from quire.core.errors import ConfigError
 
-SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig, LoraConfig)
-KNOWN = tuple(name for section in SECTIONS for name in section.__struct_fields__)
+KNOWN = tuple(name for section in SECTIONS.values() for name in section.__struct_fields__)
 
 _ONE_DEVICE = "running on several devices is not built yet"
 _SPECULATION = "speculative decoding is not built yet"

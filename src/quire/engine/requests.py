@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.params import SamplingParams
 from quire.core.request import Request
@@ -30,6 +32,11 @@ class Seeds:
         digest = hashlib.blake2b(f"{self._seed}/{self._drawn}".encode(), digest_size=8).digest()
         self._drawn += 1
         return int.from_bytes(digest, "little") >> 1
+
+
+def sampling_defaults(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
+    """Values for `SamplingParams` where a request gives none: generation_config.json's, or for "vllm" none (vLLM's)."""
+    return {} if config.model.generation_config == "vllm" else info.generation_defaults
 
 
 def held(info: EngineInfo, prompt_tokens: int) -> int:

@@ -14,6 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.engine.async_engine import AsyncEngine
 from quire.server.adapters import LoadLora, UnloadLora, load_lora_adapter, unload_lora_adapter
@@ -48,11 +49,18 @@ _REFS = "#/components/schemas/{name}"
 
 
 def create_app(
-    engine: AsyncEngine, tokenizer: Tokenizer, template: ChatTemplate | None, options: ServerOptions
+    engine: AsyncEngine,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    options: ServerOptions,
+    config: EngineConfig | None = None,
 ) -> FastAPI:
-    """The server's application; `app.state.service` is its `Service`. The caller closes the engine."""
+    """The server's application; `app.state.service` is its `Service`. The caller closes the engine.
+
+    `config`: what the engine was told.
+    """
     options.validate()
-    service = Service(engine, tokenizer, template, options)
+    service = Service(engine, tokenizer, template, options, config or EngineConfig())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -50,7 +50,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     body = await read_struct(request, ChatCompletionRequest, limit=options.max_body_bytes, timeout=options.body_timeout)
     refuse_unbuilt(body)
     service.check_model(body.model)
-    check_fields(body, options.scheduling_policy)
+    check_fields(body, service.config.scheduler.scheduling_policy)
     _check(body)
     generation = await _submit(service, body, arrival, request.state.tenant)
     writer = _Writer(service, body, generation)

@@ -185,7 +185,7 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
     tokenizer.check_vocab(info.vocab_size)
     template = ChatTemplate.from_folder(folder, tokenizer, override=config.model.chat_template)
     engine = AsyncEngine(client)
-    app = create_app(engine, tokenizer, template, options)
+    app = create_app(engine, tokenizer, template, options, config)
     server = DrainingServer(uvicorn_config(app, options), app.state.service)
     scheme = "https" if options.ssl_certfile else "http"
     host, port = sock.getsockname()[:2]

@@ -10,8 +10,9 @@ from functools import cached_property, partial
 from typing import Any
 
 import quire
+from quire.core.config import EngineConfig
 from quire.engine.async_engine import AsyncEngine
-from quire.engine.requests import Seeds
+from quire.engine.requests import Seeds, sampling_defaults
 from quire.server.errors import ModelNotFound
 from quire.server.options import ServerOptions
 from quire.text.template import ChatTemplate
@@ -22,12 +23,16 @@ VERSION = quire.__version__
 
 @dataclass
 class Service:
-    """One model behind one server. `active` counts requests being served, `draining` is set by the first SIGTERM."""
+    """One model behind one server; `config` is what its engine was told.
+
+    `active` counts requests being served, `draining` is set by the first SIGTERM.
+    """
 
     engine: AsyncEngine
     tokenizer: Tokenizer
     template: ChatTemplate | None
     options: ServerOptions
+    config: EngineConfig
     draining: bool = False
     active: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
@@ -35,7 +40,7 @@ class Service:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The names clients may call the model by; the first is the one in replies."""
-        return self.options.served_model_name or (self.engine.info.served_name,)
+        return self.config.model.served_model_name or (self.engine.info.served_name,)
 
     def answering(self, name: str | None) -> str:
         """The name in a reply to a request that names `name`: an adapter's own, else the model's first."""
@@ -50,14 +55,13 @@ class Service:
     @cached_property
     def draw_seed(self) -> Callable[[], int]:
         """Seeds of 63 bits for requests that bring none."""
-        return Seeds(self.options.seed).next if self.options.seed else partial(random.getrandbits, 63)
+        seed = self.config.model.seed
+        return Seeds(seed).next if seed else partial(random.getrandbits, 63)
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """Sampling defaults of requests that give none: those of generation_config.json, or for "vllm" vLLM's."""
-        if self.options.generation_config == "vllm":
-            return {}
-        return self.engine.info.generation_defaults
+        """Sampling defaults of requests that give none."""
+        return sampling_defaults(self.config, self.engine.info)
 
     def check_model(self, name: str | None) -> None:
         """A request must name the served model or one of its adapters, or none."""
