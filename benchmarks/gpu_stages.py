@@ -7,19 +7,19 @@ mean nothing then.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from gpu_figures import Scale, missing, seconds, tell
+from gpu_tune import tune
 from shapes import write_config
 
 from quire.core.config import EngineConfig, flat_config
@@ -27,58 +27,16 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops.backend import Ops
-from quire.ops.gpu import load_kernels, open_gpu
+from quire.ops.gpu import open_gpu
 from quire.ops.layout import PlainLayout
-from quire.ops.op import REGISTRY
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Sizes of one kind of run."""
-
-    dry: bool
-
-    def __call__(self, real: int, tiny: int) -> int:
-        """One of the two."""
-        return tiny if self.dry else real
-
-
-def tell(**figures: Any) -> None:
-    """A line of results."""
-    print(json.dumps(figures), flush=True)
-
-
-def missing() -> tuple[str, ...]:
-    """Ops without a kernel run their reference, and the results say which."""
-    load_kernels()
-    return tuple(f"{name}=reference" for name in sorted(REGISTRY) if "triton" not in REGISTRY[name].impls)
 
 
 def config_of(scale: Scale, **options: Any) -> EngineConfig:
     """Options of an engine on the GPU; without one, few graphs: each runs every kernel as Python once."""
     small = {"max_num_batched_tokens": 2, "max_num_seqs": 2} if scale.dry else {}
     return flat_config(**({"device": "cuda", "ops": missing()} | options | small))
-
-
-def seconds(fn: Callable[[], Any], rounds: int) -> float:
-    """Median time of a call on the device, after one that compiles."""
-    fn()
-    if not torch.cuda.is_available():
-        started = time.perf_counter()
-        fn()
-        return time.perf_counter() - started
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(rounds):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        fn()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times)
 
 
 def copy_rate(scale: Scale, device: torch.device) -> float:
@@ -275,8 +233,6 @@ def model(scale: Scale, shape: str, quantization: str) -> None:
 
 def main() -> None:
     """Run one stage."""
-    from gpu_tune import tune
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["limits", "tokens", "bits", "attention", "model", "tune"])
     parser.add_argument("options", nargs="*")

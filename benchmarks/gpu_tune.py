@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_figures import Scale, missing, seconds, tell
 from torch import Tensor
 
+from quire.ops.backend import Ops
 from quire.ops.cases import attention_case, random_weight
 from quire.ops.gpu import Gpu, open_gpu
 from quire.ops.layout import KVCache, PlainLayout
@@ -58,10 +60,6 @@ def improve(gpu: Gpu, key: Key, run: Callable[[], Tensor], time: Callable[[Calla
 
 def problems(gpu: Gpu, dry: bool) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Calls that matter: (name, call) for the matrices and the attention of Llamas of 1 and 8 G parameters."""
-    from gpu_stages import missing
-
-    from quire.ops.backend import Ops
-
     ops, g = Ops("triton", gpu, missing()), torch.Generator().manual_seed(0)
     shapes = ((64, 32),) if dry else ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096),
                                       (3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192))  # fmt: skip
@@ -81,10 +79,8 @@ def problems(gpu: Gpu, dry: bool) -> Iterator[tuple[str, Callable[[], Tensor]]]:
             yield f"attention {d} {rows[0]}", lambda args=args: ops.attention(**args)  # type: ignore[misc]
 
 
-def tune(scale: Any) -> None:
+def tune(scale: Scale) -> None:
     """Search, and write rows for this device in front of the others; `--dry` writes nothing."""
-    from gpu_stages import seconds, tell
-
     gpu = open_gpu()
     for name, run in problems(gpu, scale.dry):
         known = set(gpu.chosen)

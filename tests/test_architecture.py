@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,82 @@ def test_imports_point_down(package: str) -> None:
 def test_no_torch_above_or_below_the_tensors(package: str) -> None:
     found = [f"{p}:{n}" for p in (SOURCE / package).rglob("*.py") for m, n in imports(p) if m.split(".")[0] == "torch"]
     assert not found, found
+
+
+def modules() -> dict[str, Path]:
+    """Every module of ours by the name it is imported as; tests and scripts are imported from their own folders."""
+    homes = {SOURCE.parent: SOURCE.rglob("*.py")} | {
+        ROOT / folder: (ROOT / folder).rglob("*.py") for folder in ("tests", "training", "benchmarks")
+    }
+    named = {
+        ".".join(path.relative_to(home).with_suffix("").parts): path for home, paths in homes.items() for path in paths
+    }
+    return {name.removesuffix(".__init__"): path for name, path in named.items()}
+
+
+def needs(path: Path, known: Iterable[str]) -> set[str]:
+    """The modules of `known` that one imports anywhere: within functions and for types alone, too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner & set(known) or {node.module}
+    return found & set(known)
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in turn, or none; graph: module -> those it imports."""
+    done: set[str] = set()
+
+    def walk(module: str, way: list[str]) -> list[str]:
+        if module in way:
+            return [*way[way.index(module) :], module]
+        if module in done:
+            return []
+        for needed in sorted(graph[module]):
+            if found := walk(needed, [*way, module]):
+                return found
+        done.add(module)
+        return []
+
+    return next((found for module in sorted(graph) if (found := walk(module, []))), [])
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    known = modules()
+    graph = {name: needs(path, known) - {name} for name, path in known.items()}
+    assert "quire.model.net.linear" in graph["quire.model.load.reader"] and "oracle" in graph["test_loader"]
+    assert not (found := circle(graph)), " -> ".join(found)
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("if TYPE_CHECKING:\n    from b import B\n")
+    (tmp_path / "b.py").write_text("def f():\n    import a\n")
+    assert circle({name: needs(tmp_path / f"{name}.py", "ab") for name in "ab"}) == ["a", "b", "a"]
+
+
+APART = {
+    "net": {"disk", "families", "load", "borrowed"},
+    "families": {"net", "load", "borrowed"},
+    "disk": {"net", "load", "borrowed"},
+    "load": {"borrowed"},
+    "borrowed": {"net", "load"},
+}
+"""Folders of model/ -> those they know nothing of; what a role is all may know."""
+
+
+@pytest.mark.parametrize("folder", APART)
+def test_folders_of_model_are_apart(folder: str) -> None:
+    known = modules()
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in (SOURCE / "model" / folder).rglob("*.py")
+        for name in needs(path, known)
+        if name.startswith("quire.model.") and name.split(".")[2] in APART[folder]
+    ]
+    assert not [w for w in wrong if not w.endswith(" quire.model.load.roles")], wrong
 
 
 SLOW = {"torch", "transformers", "triton", "fastapi"}

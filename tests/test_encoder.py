@@ -31,8 +31,8 @@ from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.describe import describe
 from quire.model.families.table import read_spec
+from quire.model.load.encoder import bucket_of
 from quire.model.load.roles import ROLES
-from quire.model.net.encoder import bucket_of
 from quire.ops import cases
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops

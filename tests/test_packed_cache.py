@@ -19,7 +19,7 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.model.build import Model, load_model
 from quire.model.load import packed_file
-from quire.model.load.loader import Loader
+from quire.model.load.reader import Reader
 from quire.ops.backend import select
 from quire.ops.native import load_native
 from quire.ops.pack import DTYPES, assemble, pack, part_sizes, take_apart
@@ -52,13 +52,13 @@ def file_of(folder: Path) -> Path:
 def made_anew(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The matrices that the loader packs from now on."""
     made: list[object] = []
-    make = Loader.matrix
+    make = Reader.matrix
 
-    def counted(self: Loader, *which: Any) -> Any:
+    def counted(self: Reader, *which: Any) -> Any:
         made.append(which)
         return make(self, *which)
 
-    monkeypatch.setattr(Loader, "matrix", counted)
+    monkeypatch.setattr(Reader, "matrix", counted)
     return made
 
 

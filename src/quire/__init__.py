@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from quire.core.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from quire.core.errors import QuireError as QuireError
     from quire.core.params import SamplingParams as SamplingParams
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from quire.engine.llm import LoRARequest as LoRARequest
     from quire.engine.outputs import CompletionOutput as CompletionOutput
     from quire.engine.outputs import RequestOutput as RequestOutput
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "QuireError": "quire.core.errors",

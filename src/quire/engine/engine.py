@@ -22,6 +22,7 @@ from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, Stats
 from quire.engine.runner import Runner
 from quire.engine.shapes import graph_bytes
 from quire.engine.tune import tune
+from quire.engine.warm import warm_device
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
 from quire.sched.scheduler import Scheduler
@@ -56,6 +57,8 @@ class Engine:
         self.scheduler = Scheduler(limits, tables, self.max_model_len, opening)
         self.runner = Runner(self.model, self.ops, self.kv, limits, capture=not config.device.enforce_eager)
         self.runner.warm_up()
+        if self.ops.gpu is not None and not self.ops.gpu.interpreted:
+            warm_device(self.runner)
         tune(self.runner, config, self.model.weight_bytes)
         self.ahead = self.ops.gpu is not None and limits.async_scheduling is not False
         self._launched: tuple[StepPlan, Callable[[], list[ChunkResult]]] | None = None

@@ -14,7 +14,6 @@ from quire.core.sequence import Sequence, Status
 from quire.engine.arrays import Arrays, DeviceArrays, Sizes
 from quire.engine.budget import KVPlan
 from quire.engine.shapes import fitting, graph_sizes
-from quire.engine.warm import warm_device
 from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.net.lora import NONE
@@ -74,8 +73,6 @@ class Runner:
             self._pad(0, 0, 0, size)
             self.arrays.send(size, 1)
             self._graph(size)
-        if not self.ops.gpu.interpreted:
-            warm_device(self)
 
     def profile(self, tokens: int = 0, seqs: int = 0) -> None:
         """Run a step of `tokens` of `seqs` sequences (0: as many as fit) in the spare block. GPU only."""

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from quire import __version__
 from quire.core.config import EngineConfig
 from quire.core.machine import processor
+from quire.core.version import VERSION
 from quire.model.spec import ModelSpec
 from quire.ops.tuning import Tuning, keep, parse, recall
 
@@ -39,7 +39,7 @@ def tuning_key(config: EngineConfig, spec: ModelSpec, isa: str, threads: int) ->
     """What a choice depends on: the machine, the threads, the version and the shapes and format of the weights."""
     weights = f"{spec.hidden}x{spec.intermediate} {config.model.quantization or config.model.dtype}"
     cpu = processor("cpu family", "model", "stepping")
-    return f"{cpu}, {isa}, {threads} threads, quire {__version__}, {weights} g{config.model.group_size}"
+    return f"{cpu}, {isa}, {threads} threads, quire {VERSION}, {weights} g{config.model.group_size}"
 
 
 def tune(runner: Runner, config: EngineConfig, weight_bytes: int) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from quire.engine.runner import Runner
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.ops.sampling import DRAW, QUERY, RowEdits
-
-if TYPE_CHECKING:
-    from quire.engine.runner import Runner
 
 
 def warm_device(runner: Runner) -> None:

@@ -14,6 +14,7 @@ import torch
 from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
+from quire.core.progress import LoadProgress
 from quire.model.batch import Forward
 from quire.model.borrowed.found import Borrowed, find_borrowed
 from quire.model.borrowed.load import load_borrowed
@@ -22,12 +23,14 @@ from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.opened import Opened
 from quire.model.families.rope import shared_tables
-from quire.model.load.loader import Loader, Progress
+from quire.model.load.adapters import Adapters, parse_modules
+from quire.model.load.builders import load_decoder
+from quire.model.load.encoder import check_encoder, load_encoder
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.place import placed
+from quire.model.load.reader import Reader
 from quire.model.load.roles import DISK_ROLES
-from quire.model.net.encoder import Encoder, check_encoder, load_encoder
-from quire.model.net.lora import Adapters, parse_modules
+from quire.model.net.encoder import Encoder
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
@@ -72,7 +75,7 @@ def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, layout: type[KV
     return layout(cache.block_size, spec.kv_heads, spec.head_dim, kept)
 
 
-def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None) -> Model:
+def load_model(config: EngineConfig, ops: Ops, progress: LoadProgress | None = None) -> Model:
     """Load and pack `config.model`. `progress(done_bytes, total_bytes, what)` is called after every layer.
 
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
@@ -93,19 +96,19 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, spec, asked, ops.layout)
     adapters = load_room(config, opened, ops.device)
-    loader = Loader(opened, ops, dtype, target, options.group_size, progress, adapters, options.activations)
-    loader.cache = cache = packed_cache(options, opened, ops, dtype, target)
+    reader = Reader(opened, ops, dtype, target, options.group_size, progress, adapters, options.activations)
+    reader.cache = cache = packed_cache(options, opened, ops, dtype, target)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     ropes = shared_tables(spec.rope, length)
-    made = loader.decoder(ropes)
-    encoder = load_encoder(loader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
+    made = load_decoder(reader, ropes)
+    encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     made, encoder = placed((made, encoder), ops.device)  # together: they share tables
     if cache is not None:
         cache.save()
-    loader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
+    reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     if adapters is not None:
-        loader.count("adapters", "f32", adapters.nbytes)
+        reader.count("adapters", "f32", adapters.nbytes)
         for name, folder in parse_modules(config.lora.lora_modules).items():
             adapters.load(name, folder)
     notes = opened.notes + notes
@@ -119,8 +122,8 @@ def load_model(config: EngineConfig, ops: Ops, progress: Progress | None = None)
         layouts=(layout,) * spec.layers,
         max_model_len=length,
         dtype=asked.name,
-        weight_bytes=sum(size for _, size in loader.report.values()),
-        report=loader.report,
+        weight_bytes=sum(size for _, size in reader.report.values()),
+        report=reader.report,
         eos_token_ids=generation.eos_token_ids,
         bos_token_id=generation.bos_token_id,
         generation_defaults=generation.sampling,

@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import quire
 from quire.core.config import ModelConfig
 from quire.core.errors import ConfigError
+from quire.core.progress import LoadProgress
+from quire.core.version import VERSION
 from quire.model.disk.opened import Opened
-from quire.model.load.packed_file import Damaged, Entry, Progress, read_data, read_index, write
+from quire.model.load.packed_file import Damaged, Entry, read_data, read_index, write
 from quire.model.load.roles import DISK_ROLES
 from quire.model.spec import ModelSpec
 from quire.ops.arena import huge_bytes
@@ -53,7 +54,7 @@ class Kept:
 
 
 class PackedCache:
-    """The packed matrices of one model under one set of options, by name; `load` fills it, or else the loader does."""
+    """The packed matrices of one model under one set of options, by name; `load` fills it, or else the reader does."""
 
     def __init__(self, path: Path, source: str, cpu: Cpu) -> None:
         self.path = path
@@ -62,7 +63,7 @@ class PackedCache:
         self._kept: dict[str, Kept] = {}
         self._changed = False
 
-    def load(self, progress: Progress) -> None:
+    def load(self, progress: LoadProgress) -> None:
         """Read the file when there is one that can be used; otherwise say why not and hold nothing."""
         try:
             index, offset = read_index(self.path)
@@ -180,7 +181,7 @@ def packed_cache(
     name += "-12" if ops.cpu.bf16_bits == 12 else ""
     name += "" if options.activations == "auto" else f"-a{options.activations}"
     name += f"-{hashlib.blake2b(str(paths[0].resolve()).encode(), digest_size=6).hexdigest()}.safetensors"
-    facts = [quire.__version__, name, target.name if target else "", repr(opened.spec), _layout(ops.cpu, target)]
+    facts = [VERSION, name, target.name if target else "", repr(opened.spec), _layout(ops.cpu, target)]
     return PackedCache(folder / name, _fingerprint(facts, paths), ops.cpu)
 
 

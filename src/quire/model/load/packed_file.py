@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from quire.core.config import cpu_count
+from quire.core.progress import LoadProgress
 
 FORMAT = 2
 PIECE = 4 << 20
 ALIGN = 256
 MAX_HEADER = 64 << 20
 STALE_TEMPORARY_SECONDS = 3600
-Progress = Callable[[int, int, str], None]
 
 
 class Damaged(Exception):
@@ -83,7 +83,7 @@ def read_index(path: Path) -> tuple[Index, int]:
     return index, 8 + length
 
 
-def read_data(path: Path, offset: int, index: Index, into: Tensor, progress: Progress) -> None:
+def read_data(path: Path, offset: int, index: Index, into: Tensor, progress: LoadProgress) -> None:
     """Read and check all data into `into` (uint8 [index.size]) on all cores; `Damaged` when a checksum differs."""
     view = into.numpy().data
     done = 0

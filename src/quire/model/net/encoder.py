@@ -6,27 +6,17 @@ the slots of the first part hold the keys and values of its cross attention, tho
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from quire.core.config import EngineConfig
-from quire.core.errors import ConfigError
-from quire.model.net.decoder import CrossAttention
 from quire.model.net.linear import Linear
-from quire.model.net.mlp import load_mlp
 from quire.model.net.parts import Mlp, Norm
-from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.ops.weights import PackedTable
-
-if TYPE_CHECKING:
-    from quire.model.load.loader import Loader
 
 QUERIES = 256
 """Rows of scores that exist at one time: 2,048 tokens and 32 heads would have 537 MB of them."""
@@ -111,67 +101,3 @@ def attend_all(qkv: Tensor, bias: Tensor, head_dim: int) -> Tensor:
         scores = (q[:, rows] @ keys).add_(bias[:, rows])
         out[rows] = (scores.softmax(-1) @ v).transpose(0, 1)
     return out.flip(0).view(n, -1)
-
-
-def bucket_of(distance: Tensor, buckets: int, furthest: int) -> Tensor:
-    """The bucket of each distance in tokens (int64, >= 0): half are exact, half grow by a factor up to `furthest`.
-
-    In f32 as the models were trained: at a border between buckets other roundings would choose the other one.
-    """
-    exact = buckets // 2
-    growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(furthest / exact)
-    return torch.where(distance < exact, distance, (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1))
-
-
-def backward_bias(loader: Loader) -> Tensor | None:
-    """The decoder's bias [heads, furthest + 1] f32 by distance back, or None when the family has none."""
-    weight, stack = loader.vector("relative_bias"), loader.opened.spec.encoder
-    if weight is None:
-        return None
-    return weight[bucket_of(torch.arange(stack.furthest + 1), stack.buckets, stack.furthest)].t().contiguous()
-
-
-def both_ways_bias(weight: Tensor, furthest: int) -> Tensor:
-    """The encoder's bias [heads, 2 furthest + 1] f32: half of the buckets [buckets, heads] are for later keys."""
-    half = len(weight) // 2
-    after = torch.arange(-furthest, furthest + 1)
-    return weight[bucket_of(after.abs(), half, furthest) + half * (after > 0)].t().contiguous()
-
-
-def load_cross(loader: Loader, index: int, still: Tensor) -> CrossAttention | None:
-    """The attention of decoder layer `index` over the encoder's output; None in models without an encoder."""
-    spec = loader.opened.spec
-    if not spec.encoder.layers:
-        return None
-    norm, attend = loader.norm("cross_norm", index), AttentionSpec(spec.attention_scale)
-    return CrossAttention(norm, loader.linear(("cross_q",), index), still, attend, loader.linear(("cross_o",), index))
-
-
-def load_encoder(loader: Loader, embed: Tensor | PackedTable, still: Tensor) -> Encoder:
-    """The encoder, packed; `embed` is the decoder's table too."""
-    spec = loader.opened.spec
-    weight = loader.vector("encoder_relative_bias")
-    assert weight is not None, "the claim requires it"
-    layers = []
-    for i in range(spec.encoder.layers):
-        qkv, o = loader.linear(("encoder_q", "encoder_k", "encoder_v"), i), loader.linear(("encoder_o",), i)
-        attn_norm, mlp_norm = loader.norm("encoder_attn_norm", i), loader.norm("encoder_mlp_norm", i)
-        layers.append(EncoderLayer(attn_norm, qkv, o, mlp_norm, load_mlp(loader, i, "encoder_")))
-    return Encoder(
-        ops=loader.ops,
-        embed=embed,
-        layers=tuple(layers),
-        final_norm=loader.norm("encoder_final_norm"),
-        bias=both_ways_bias(weight, spec.encoder.furthest),
-        head_dim=spec.head_dim,
-        keys_values=tuple(loader.linear(("cross_k", "cross_v"), i) for i in range(spec.layers)),
-        still=still,
-    )
-
-
-def check_encoder(config: EngineConfig, family: str) -> None:
-    """Refuse options that do not work with an encoder-decoder."""
-    if config.lora.enable_lora:
-        raise ConfigError(
-            f"--enable-lora: {family!r} has an encoder, whose adapters are not read; leave it out", param="enable_lora"
-        )

@@ -1,13 +1,10 @@
-"""Multi-head latent attention (DeepSeek-AI 2024): its part of a layer, and how it is loaded."""
+"""Multi-head latent attention (DeepSeek-AI 2024)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from quire.model.batch import Batch
@@ -16,13 +13,8 @@ from quire.model.net.linear import Linear
 from quire.model.net.parts import RmsNorm
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
-from quire.ops.mla import EPS, Heads
-from quire.ops.moe import padded_rows
-from quire.ops.weights import Packed, Weight
-from quire.quant.base import float_kind
-
-if TYPE_CHECKING:
-    from quire.model.load.loader import Loader
+from quire.ops.mla import Heads
+from quire.ops.weights import Packed
 
 Project = Callable[[Ops, Tensor], Tensor]
 
@@ -66,47 +58,3 @@ class LowRank:
     def __call__(self, ops: Ops, h: Tensor) -> Tensor:
         """h [T, hidden] -> [T, heads * width]."""
         return self.up(ops, self.norm(ops, self.down(ops, h)))
-
-
-def load_latent(loader: Loader, index: int) -> tuple[Linear, LatentAttention]:
-    """`qkv` and attention of layer `index`, packed."""
-    spec, mla = loader.opened.spec, loader.opened.spec.mla
-    turn = halves(mla.rope) if mla.interleaved else torch.arange(mla.rope)
-    down = loader.linear(("kv_a",), index, torch.cat((torch.arange(mla.rank), mla.rank + turn)))
-    per_head = torch.cat((torch.arange(mla.nope), mla.nope + turn))
-    rows = (torch.arange(spec.heads)[:, None] * spec.head_dim + per_head).flatten()
-    norm = loader.vector("kv_a_norm", index)
-    assert norm is not None
-
-    @cache
-    def kv_b() -> Tensor:
-        return loader.matrix(("kv_b",), index)[0].dequantize().view(spec.heads, mla.nope + mla.value, mla.rank)
-
-    into = _per_head(loader, f"{index}.kv_b.into", mla.rank, mla.nope, lambda: kv_b()[:, : mla.nope].transpose(1, 2))
-    out = _per_head(loader, f"{index}.kv_b.out", mla.value, mla.rank, lambda: kv_b()[:, mla.nope :])
-    loader.count("kv_b", into.kind, into.nbytes + out.nbytes)
-    return down, LatentAttention(_query(loader, index, rows), Heads(spec.heads, norm), into, out, mla.rank, mla.value)
-
-
-def halves(dim: int) -> Tensor:
-    """Order in which pairs (2i, 2i + 1) of `dim` numbers become pairs (i, i + dim / 2)."""
-    return torch.cat((torch.arange(0, dim, 2), torch.arange(1, dim, 2)))
-
-
-def _query(loader: Loader, index: int, rows: Tensor) -> Project:
-    weight = loader.vector("q_a_norm", index)
-    if weight is None:
-        return loader.linear(("q",), index, rows)
-    return LowRank(loader.linear(("q_a",), index), RmsNorm(weight, EPS), loader.linear(("q_b",), index, rows))
-
-
-def _per_head(loader: Loader, name: str, n: int, k: int, make: Callable[[], Tensor]) -> Packed:
-    """Matrices [heads, n, k] in the compute dtype below each other, as `head_linear` wants them: `make`'s, or kept."""
-    rows = padded_rows(n)
-    kept = loader.cache.get(name, loader.opened.spec.heads * len(rows), k) if loader.cache is not None else None
-    if kept is not None:
-        return kept.packed
-    packed = loader.ops.pack(Weight(float_kind(loader.dtype), make()[:, rows].flatten(0, 1).to(loader.dtype)))
-    if loader.cache is not None:
-        loader.cache.put(name, packed, None)
-    return packed

@@ -1,0 +1,3 @@
+"""The version, for what must not import the public names."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,140 @@
+"""A decoder from what a checkpoint holds: which parts a layer is made of, and the matrices that each part asks for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.model.families.rope import Rope
+from quire.model.load.encoder import backward_bias, load_cross
+from quire.model.load.mla import load_latent
+from quire.model.load.mlp import load_mlp
+from quire.model.load.moe import load_moe
+from quire.model.load.norms import load_block_norms, load_final_norm, load_norm
+from quire.model.load.reader import Reader
+from quire.model.load.roles import disk_rows
+from quire.model.net.decoder import (
+    Block,
+    Decoder,
+    Layer,
+    crossed_block,
+    own_attention,
+    parallel_block,
+    parallel_two_norms_block,
+    post_norm_block,
+    reading_attention,
+    sequential_block,
+)
+from quire.model.net.linear import Linear
+from quire.model.net.parts import Clip, Normed, NormSpans, Positions, Project, Scale, SoftCap, Step
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.weights import PackedTable
+from quire.quant.registry import DENSE, matrix_scheme
+
+BLOCKS: dict[str, Block] = {
+    "sequential": sequential_block,
+    "post_ln": sequential_block,
+    "post_norm": post_norm_block,
+    "parallel": parallel_block,
+    "parallel_two_norms": parallel_two_norms_block,
+    "crossed": crossed_block,
+}
+
+
+def load_decoder(reader: Reader, ropes: dict[Rope, Tensor]) -> Decoder:
+    """Everything, packed; `ropes` holds the table of each rope of the spec."""
+    spec = reader.opened.spec
+    embed = load_table(reader)
+    steps = embed_steps(reader)
+    bias = backward_bias(reader)
+    layers = tuple(load_layer(reader, i, ropes[spec.rope[i]], bias) for i in range(spec.layers))
+    cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
+    final = load_final_norm(reader)
+    block, narrows = BLOCKS[spec.join], reader.adapters is None
+    return Decoder(reader.ops, embed, steps, layers, final, load_head(reader, embed), cap, block, narrows)
+
+
+def embed_steps(reader: Reader) -> tuple[Step, ...]:
+    """What happens between the look-up of the tokens and the first layer."""
+    spec, steps = reader.opened.spec, list[Step]()
+    if spec.embed_scale != 1.0:
+        steps.append(Scale(spec.embed_scale))
+    if reader.opened.claim.get("project_in"):
+        steps.append(Project(reader.linear(("project_in",), None)))
+    if reader.opened.claim.get("positions"):
+        steps.append(Positions(reader.table("positions"), spec.position_offset))
+    if reader.opened.claim.get("embed_norm"):
+        steps.append(Normed(load_norm(reader, "embed_norm")))
+    return tuple(steps)
+
+
+def load_table(reader: Reader) -> Tensor | PackedTable:
+    """The table of tokens: packed where the file has it quantized, or where it is the head with the same bits."""
+    claim, tied = reader.opened.claim, not reader.opened.claim.get("head")
+    quantized = matrix_scheme(reader.opened.scheme, claim.get("embed")) is not DENSE
+    if not reader.ops.reads_packed_tables or not (quantized or (tied and reader.target is None)):
+        return reader.table("embed")
+    return PackedTable(reader.linear(("embed",), None).weight, rounded=reader.dtype is torch.bfloat16)
+
+
+def load_layer(reader: Reader, index: int, rope: Tensor, bias: Tensor | None) -> Layer:
+    """Layer `index`, packed; `bias` of its scores by distance."""
+    spec = reader.opened.spec
+    q_norm, k_norm = reader.vector("q_norm", index), reader.vector("k_norm", index)
+    alibi = torch.tensor(spec.alibi) if spec.alibi else None
+    own = spec.kv_layer(index) == index
+    attn_norm, attn_post_norm, mlp_norm, mlp_post_norm = load_block_norms(reader, index)
+    qkv, attention = (
+        load_latent(reader, index)
+        if spec.mla.rank
+        else (reader.linear(("q", "k", "v") if own else ("q",), index), own_attention if own else reading_attention)
+    )
+    layer = Layer(
+        attn_norm=attn_norm,
+        qkv=qkv,
+        qkv_steps=qkv_steps(reader, index),
+        qk_norms=None if q_norm is None else (q_norm, q_norm if k_norm is None else k_norm),
+        eps=spec.norm_eps,
+        rope=rope,
+        attend=AttentionSpec(
+            spec.attention_scale, spec.windows[index], spec.softcap, reader.vector("sinks", index), alibi, bias
+        ),
+        o=reader.linear(("o",), index),
+        attn_post_norm=attn_post_norm,
+        mlp_norm=mlp_norm,
+        mlp=load_moe(reader, index) if spec.is_sparse(index) else load_mlp(reader, index),
+        mlp_post_norm=mlp_post_norm,
+        attention=attention,
+        cross=load_cross(reader, index, rope),
+    )
+    reader.tell(f"layer {index}")
+    return layer
+
+
+def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
+    """What happens to queries, keys and values before rope, per-head norms of one weight aside."""
+    spec, steps = reader.opened.spec, list[Step]()
+    d, keys = spec.head_dim, spec.heads * spec.head_dim
+    for role, start, span in (
+        ("q_row_norm", 0, keys), ("k_row_norm", keys, spec.kv_heads * d),
+        ("q_head_norms", 0, d), ("k_head_norms", keys, d),
+    ):  # fmt: skip
+        weight = reader.vector(role, index)
+        if weight is not None:
+            if spec.interleaved_rope:
+                rows = disk_rows(role[0], role[0], spec, False, spec.rope[index].dim)
+                weight = weight.flatten()[rows]
+            steps.append(NormSpans(weight.flatten(), start, span, spec.norm == "layer", spec.norm_eps))
+    if spec.clip_qkv:
+        steps.append(Clip(spec.clip_qkv))
+    return tuple(steps)
+
+
+def load_head(reader: Reader, embed: Tensor | PackedTable) -> Linear:
+    """The output head; a tied one is the matrix `embed`, or is packed from that table, which stays for look-ups."""
+    if isinstance(embed, PackedTable) and not reader.opened.claim.get("head"):
+        linear = Linear(embed.matrix)
+    else:
+        linear = reader.linear(("head",) if reader.opened.claim.get("head") else ("embed",), None)
+    reader.tell("head", last=True)
+    return linear

@@ -1,0 +1,82 @@
+"""The encoder, and the decoder's attention over its output, from what the checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ConfigError
+from quire.model.load.mlp import load_mlp
+from quire.model.load.norms import load_norm
+from quire.model.load.reader import Reader
+from quire.model.net.decoder import CrossAttention
+from quire.model.net.encoder import Encoder, EncoderLayer
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.weights import PackedTable
+
+
+def bucket_of(distance: Tensor, buckets: int, furthest: int) -> Tensor:
+    """The bucket of each distance in tokens (int64, >= 0): half are exact, half grow by a factor up to `furthest`.
+
+    In f32 as the models were trained: at a border between buckets other roundings would choose the other one.
+    """
+    exact = buckets // 2
+    growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(furthest / exact)
+    return torch.where(distance < exact, distance, (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1))
+
+
+def backward_bias(reader: Reader) -> Tensor | None:
+    """The decoder's bias [heads, furthest + 1] f32 by distance back, or None when the family has none."""
+    weight, stack = reader.vector("relative_bias"), reader.opened.spec.encoder
+    if weight is None:
+        return None
+    return weight[bucket_of(torch.arange(stack.furthest + 1), stack.buckets, stack.furthest)].t().contiguous()
+
+
+def both_ways_bias(weight: Tensor, furthest: int) -> Tensor:
+    """The encoder's bias [heads, 2 furthest + 1] f32: half of the buckets [buckets, heads] are for later keys."""
+    half = len(weight) // 2
+    after = torch.arange(-furthest, furthest + 1)
+    return weight[bucket_of(after.abs(), half, furthest) + half * (after > 0)].t().contiguous()
+
+
+def load_cross(reader: Reader, index: int, still: Tensor) -> CrossAttention | None:
+    """The attention of decoder layer `index` over the encoder's output; None in models without an encoder."""
+    spec = reader.opened.spec
+    if not spec.encoder.layers:
+        return None
+    norm, attend = load_norm(reader, "cross_norm", index), AttentionSpec(spec.attention_scale)
+    return CrossAttention(norm, reader.linear(("cross_q",), index), still, attend, reader.linear(("cross_o",), index))
+
+
+def load_encoder(reader: Reader, embed: Tensor | PackedTable, still: Tensor) -> Encoder:
+    """The encoder, packed; `embed` is the decoder's table too."""
+    spec = reader.opened.spec
+    weight = reader.vector("encoder_relative_bias")
+    assert weight is not None, "the claim requires it"
+    layers = []
+    for i in range(spec.encoder.layers):
+        qkv, o = reader.linear(("encoder_q", "encoder_k", "encoder_v"), i), reader.linear(("encoder_o",), i)
+        attn_norm, mlp_norm = load_norm(reader, "encoder_attn_norm", i), load_norm(reader, "encoder_mlp_norm", i)
+        layers.append(EncoderLayer(attn_norm, qkv, o, mlp_norm, load_mlp(reader, i, "encoder_")))
+    return Encoder(
+        ops=reader.ops,
+        embed=embed,
+        layers=tuple(layers),
+        final_norm=load_norm(reader, "encoder_final_norm"),
+        bias=both_ways_bias(weight, spec.encoder.furthest),
+        head_dim=spec.head_dim,
+        keys_values=tuple(reader.linear(("cross_k", "cross_v"), i) for i in range(spec.layers)),
+        still=still,
+    )
+
+
+def check_encoder(config: EngineConfig, family: str) -> None:
+    """Refuse options that do not work with an encoder-decoder."""
+    if config.lora.enable_lora:
+        raise ConfigError(
+            f"--enable-lora: {family!r} has an encoder, whose adapters are not read; leave it out", param="enable_lora"
+        )

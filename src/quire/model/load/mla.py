@@ -1,0 +1,62 @@
+"""Latent attention of a layer, from what the checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from quire.model.load.reader import Reader
+from quire.model.net.linear import Linear
+from quire.model.net.mla import LatentAttention, LowRank, Project
+from quire.model.net.parts import RmsNorm
+from quire.ops.mla import EPS, Heads
+from quire.ops.moe import padded_rows
+from quire.ops.weights import Packed, Weight
+from quire.quant.base import float_kind
+
+
+def load_latent(reader: Reader, index: int) -> tuple[Linear, LatentAttention]:
+    """`qkv` and attention of layer `index`, packed."""
+    spec, mla = reader.opened.spec, reader.opened.spec.mla
+    turn = halves(mla.rope) if mla.interleaved else torch.arange(mla.rope)
+    down = reader.linear(("kv_a",), index, torch.cat((torch.arange(mla.rank), mla.rank + turn)))
+    per_head = torch.cat((torch.arange(mla.nope), mla.nope + turn))
+    rows = (torch.arange(spec.heads)[:, None] * spec.head_dim + per_head).flatten()
+    norm = reader.vector("kv_a_norm", index)
+    assert norm is not None
+
+    @cache
+    def kv_b() -> Tensor:
+        return reader.matrix(("kv_b",), index)[0].dequantize().view(spec.heads, mla.nope + mla.value, mla.rank)
+
+    into = _per_head(reader, f"{index}.kv_b.into", mla.rank, mla.nope, lambda: kv_b()[:, : mla.nope].transpose(1, 2))
+    out = _per_head(reader, f"{index}.kv_b.out", mla.value, mla.rank, lambda: kv_b()[:, mla.nope :])
+    reader.count("kv_b", into.kind, into.nbytes + out.nbytes)
+    return down, LatentAttention(_query(reader, index, rows), Heads(spec.heads, norm), into, out, mla.rank, mla.value)
+
+
+def halves(dim: int) -> Tensor:
+    """Order in which pairs (2i, 2i + 1) of `dim` numbers become pairs (i, i + dim / 2)."""
+    return torch.cat((torch.arange(0, dim, 2), torch.arange(1, dim, 2)))
+
+
+def _query(reader: Reader, index: int, rows: Tensor) -> Project:
+    weight = reader.vector("q_a_norm", index)
+    if weight is None:
+        return reader.linear(("q",), index, rows)
+    return LowRank(reader.linear(("q_a",), index), RmsNorm(weight, EPS), reader.linear(("q_b",), index, rows))
+
+
+def _per_head(reader: Reader, name: str, n: int, k: int, make: Callable[[], Tensor]) -> Packed:
+    """Matrices [heads, n, k] in the compute dtype below each other, as `head_linear` wants them: `make`'s, or kept."""
+    rows = padded_rows(n)
+    kept = reader.cache.get(name, reader.opened.spec.heads * len(rows), k) if reader.cache is not None else None
+    if kept is not None:
+        return kept.packed
+    packed = reader.ops.pack(Weight(float_kind(reader.dtype), make()[:, rows].flatten(0, 1).to(reader.dtype)))
+    if reader.cache is not None:
+        reader.cache.put(name, packed, None)
+    return packed

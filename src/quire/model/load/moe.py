@@ -1,0 +1,80 @@
+"""The experts of a layer, from what the checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quire.model.load.reader import Reader
+from quire.model.load.roles import DISK_ROLES
+from quire.model.net.moe import MoeMlp
+from quire.model.net.parts import GatedMlp
+from quire.model.spec import ModelSpec
+from quire.ops.backend import Ops
+from quire.ops.moe import Grouped, padded_rows
+from quire.ops.weights import Packed, labelled
+from quire.quant.base import QWeight
+
+
+def load_moe(reader: Reader, index: int) -> MoeMlp:
+    """The experts of layer `index`, packed."""
+    spec, claim = reader.opened.spec, reader.opened.claim
+    shared = switch = None
+    if spec.moe.shared:
+        gate_up = reader.linear(("shared_gate", "shared_up"), index)
+        shared = GatedMlp(gate_up, reader.linear(("shared_down",), index), spec.activation)
+    if claim.get("shared_switch", index):
+        switch = reader.dense("shared_switch", index)
+    return MoeMlp(
+        reader.dense("router", index),
+        reader.vector("router_bias", index),
+        spec.moe.routing,
+        _grouped(reader, ("expert_gate", "expert_up"), index),
+        activation(spec),
+        _grouped(reader, ("expert_down",), index),
+        shared,
+        switch,
+    )
+
+
+def activation(spec: ModelSpec) -> Callable[[Ops, Tensor], Tensor]:
+    """What stands between up and down of an expert."""
+    kind, clamp = spec.activation, spec.moe.clamp
+    if clamp is None:
+        return lambda ops, x: ops.gated_activation(x, kind)
+    alpha, limit = clamp
+    return lambda ops, x: ops.clamped_swiglu(x, alpha, limit)
+
+
+def _grouped(reader: Reader, roles: tuple[str, ...], index: int) -> Grouped:
+    """One matrix of every expert. They are packed as one: a buffer each would be too small for huge pages."""
+    experts, spec = reader.opened.spec.moe.routing.experts, reader.opened.spec
+    name, widths = f"{index}.{'+'.join(roles)}", [DISK_ROLES[role].shape(spec) for role in roles]
+    height = sum(n for n, _ in widths)
+    kept = None
+    if reader.cache is not None:
+        kept = reader.cache.get(name, experts * len(padded_rows(height)), widths[0][1])
+    if kept is not None and (kept.bias is None or kept.bias.numel() == experts * height):
+        bias = None if kept.bias is None else kept.bias.view(experts, height)
+        return _counted(reader, roles, kept.label, kept.packed, bias)
+    parts = [reader.matrix(roles, index, e) for e in range(experts)]
+    n = parts[0][0].shape[0]
+    whole = QWeight.cat_rows([w if n == len(padded_rows(n)) else w.take_rows(padded_rows(n)) for w, _ in parts])
+    packed = whole.pack(reader.ops)
+    biases = [b for _, b in parts if b is not None]
+    bias = torch.stack(biases) if biases else None
+    if reader.cache is not None:
+        reader.cache.put(name, packed, bias)
+    return _counted(reader, roles, labelled(whole.label, packed), packed, bias)
+
+
+def _counted(reader: Reader, roles: tuple[str, ...], label: str, packed: Packed, bias: Tensor | None) -> Grouped:
+    """The experts' matrices as the kernels want them, entered in the account."""
+    spec = reader.opened.spec
+    if bias is not None:
+        reader.count("biases", "f32", bias.nbytes)
+    reader.count("+".join(roles), label, packed.nbytes)
+    height = sum(DISK_ROLES[role].shape(spec)[0] for role in roles)
+    return reader.ops.group(packed, spec.moe.routing.experts, height, bias)

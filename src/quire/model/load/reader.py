@@ -1,0 +1,173 @@
+"""Reads claimed tensors, brings matrices into canonical form, and packs them; `builders` say what they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.core.progress import LoadProgress
+from quire.model.disk.opened import Opened
+from quire.model.load.adapters import ADAPTED, Adapters
+from quire.model.load.packed_cache import PackedCache, find
+from quire.model.load.roles import DISK_ROLES, disk_rows, shard
+from quire.model.net.linear import Linear
+from quire.ops.backend import Ops
+from quire.ops.weights import Weight, labelled
+from quire.quant.base import Quantizer, QuantScheme, QWeight
+from quire.quant.registry import DENSE, matrix_scheme
+from quire.quant.registry import load as load_matrix
+
+
+class Reader:
+    """Reads and packs what a checkpoint was found to hold; keeps the account of what became of each role."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        ops: Ops,
+        dtype: torch.dtype,
+        target: Quantizer | None,
+        group: int,
+        progress: LoadProgress | None,
+        adapters: Adapters | None = None,
+        activations: str = "auto",
+    ) -> None:
+        self.opened, self.ops, self.dtype, self.target, self.group = opened, ops, dtype, target, group
+        self.adapters, self.activations = adapters, activations
+        self.cache: PackedCache | None = None
+        self.report: dict[str, tuple[str, int]] = {}
+        self._progress = progress or (lambda done, total, what: None)
+        self._done, self._total = 0, sum(i.nbytes for i in opened.source.infos.values())
+
+    def count(self, role: str, kind: str, nbytes: int) -> None:
+        """Add `nbytes` of `kind` to the account of `role`."""
+        self.report[role] = (kind, nbytes + self.report.get(role, ("", 0))[1])
+
+    def tell(self, what: str, last: bool = False) -> None:
+        """Report how far reading is, and that `what` is done; after the `last` nothing is left."""
+        self._progress(self._total if last else self._done, self._total, what)
+
+    def vector(self, role: str, layer: int | None = None) -> Tensor | None:
+        """A norm's weight as f32, or None when the checkpoint has none."""
+        name = self.opened.claim.get(role, layer).get("weight")
+        if name is None:
+            return None
+        tensor = self.read(name).float() + (1.0 if self.opened.spec.norm.endswith("1p") else 0.0)
+        self.count("norms", "f32", tensor.nbytes)
+        return tensor
+
+    def table(self, role: str) -> Tensor:
+        """A look-up table in the compute dtype, copied out of the mapped file."""
+        raw = {s: self.read(name) for s, name in self.opened.claim.get(role).items()}
+        tensor = _as_table(raw, matrix_scheme(self.opened.scheme, raw), self.dtype)
+        self.count(role, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+        return tensor
+
+    def linear(self, roles: tuple[str, ...], layer: int | None, rows: Tensor | None = None) -> Linear:
+        """The matrices of `roles` quantized, fused by rows, put in the order `rows` and packed, with their biases."""
+        if rows is None and len(runs := _runs(self.opened, roles, layer)) > 1:
+            first, *more = [self.linear(run, layer) for run in runs]
+            return replace(first, more=tuple(more))
+        kept = find(self.cache, self.opened.spec, roles, layer, rows)
+        if kept is not None:
+            packed, bias, label = kept.packed, kept.bias, kept.label
+        else:
+            weight, bias = self.matrix(roles, layer)
+            if rows is not None:
+                weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
+            packed = weight.pack(self.ops)
+            label = labelled(weight.label, packed)
+            if self.cache is not None:
+                self.cache.put(f"{layer}.{'+'.join(roles)}", packed, bias)
+        if bias is not None:
+            self.count("biases", "f32", bias.nbytes)
+        tied = roles == ("embed",) and not self.opened.claim.get("head")
+        self.count("head" if tied else "+".join(roles), label, packed.nbytes)
+        if self.adapters is None or layer is None or rows is not None or not ADAPTED.issuperset(roles):
+            return Linear(packed, bias)
+        return Linear(packed, bias, self.adapters.make_room(roles, layer))
+
+    def matrix(
+        self, roles: tuple[str, ...], layer: int | None, expert: int | None = None
+    ) -> tuple[QWeight, Tensor | None]:
+        """The matrices of `roles` quantized and fused by rows, and their biases (zeros where one has none)."""
+        holders = {role: self.opened.claim.holder(role, layer, expert) for role in roles}
+        whole = {holder: self._whole(holder, layer, expert) for holder in dict.fromkeys(holders.values())}
+        parts = [self._part(role, holder, *whole[holder], layer) for role, holder in holders.items()]
+        bias = None
+        if any(b is not None for _, b in parts):
+            bias = torch.cat([torch.zeros(w.shape[0]) if b is None else b for w, b in parts])
+        return QWeight.cat_rows([w for w, _ in parts]), bias
+
+    def dense(self, role: str, layer: int) -> Linear:
+        """A matrix that stays f32: what a router sees must not be rounded, for its choice is all or nothing."""
+        names = self.opened.claim.get(role, layer)
+        packed = QWeight(Weight("f32", self.read(names["weight"]).float())).pack(self.ops)
+        bias = self.read(names["bias"]).float().clone() if "bias" in names else None
+        self.count(role, "f32", packed.nbytes + (0 if bias is None else bias.nbytes))
+        return Linear(packed, bias)
+
+    def _part(
+        self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None
+    ) -> tuple[QWeight, Tensor | None]:
+        """The rows of one role, in our order, and of those this rank's."""
+        spec = self.opened.spec
+        rotated = spec.rope[layer].dim if spec.interleaved_rope and layer is not None else 0
+        if layer is not None:
+            rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
+            if rows is not None:
+                weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
+        return shard(weight, bias, role, spec, rank=0, world=1)
+
+    def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Tensor | None]:
+        """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
+        names = self.opened.claim.get(holder, layer, expert)
+        raw = {s: self.read(name) for s, name in names.items() if s != "bias"}
+        scheme = matrix_scheme(self.opened.scheme, names)
+        if self.opened.family.transposed and layer is not None and scheme is DENSE:
+            raw = {s: t.t().contiguous() for s, t in raw.items()}
+        if holder == "head" and self.opened.spec.unit_head:
+            raw["weight"] = torch.nn.functional.normalize(raw["weight"].float())
+        try:
+            if self.target is None or DISK_ROLES[holder].wide:
+                weight = load_matrix(scheme, raw, self.dtype, self.ops.float8_activations(self.dtype))
+            else:
+                target = self.target.head if holder in ("head", "embed") else self.target
+                weight = target.quantize(raw["weight"], self.group)
+            weight = _fitted(weight, DISK_ROLES[holder].shape(self.opened.spec), self.activations)
+        except ModelError as error:
+            raise ModelError(f"{self.opened.folder}: {next(iter(names.values()))}: {error.message}") from None
+        bias = self.read(names["bias"]).float().clone() if "bias" in names else None
+        return weight, bias
+
+    def read(self, name: str) -> Tensor:
+        """The tensor `name` as it lies on disk; the caller must not write to it."""
+        self._done += self.opened.source.infos[name].nbytes
+        return self.opened.source.tensor(name)
+
+
+def _fitted(weight: QWeight, shape: tuple[int, ...], activations: str) -> QWeight:
+    """The weight with the activations `--activations` asks for; `ModelError` when it is not of `shape`."""
+    if weight.shape != shape:
+        raise ModelError(f"is {list(weight.shape)}, the config asks for {list(shape)}")
+    return weight if activations == "auto" else weight.with_activations(int(activations.removeprefix("int")))
+
+
+def _runs(opened: Opened, roles: tuple[str, ...], layer: int | None) -> list[tuple[str, ...]]:
+    """`roles` cut where the format on disk changes, so that each run can be one matrix."""
+
+    def form(role: str) -> str:
+        names = opened.claim.get(opened.claim.holder(role, layer), layer)
+        return matrix_scheme(opened.scheme, names).name
+
+    return [tuple(run) for _, run in groupby(roles, key=form)]
+
+
+def _as_table(raw: Mapping[str, Tensor], scheme: QuantScheme, dtype: torch.dtype) -> Tensor:
+    """The numbers of a look-up table, which are copied or taken out of their format."""
+    return raw["weight"].to(dtype, copy=True) if "weight" in raw else scheme.load(raw, dtype).dequantize().to(dtype)
