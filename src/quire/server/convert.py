@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import Request as HttpRequest
 
 from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.client import EngineInfo
 from quire.engine.requests import ids_of_words, make_request, room
-from quire.server.body import off_loop
+from quire.server.body import off_loop, read_struct
 from quire.server.protocol import SamplingFields
 from quire.server.service import Service
+from quire.server.unbuilt import refuse_unbuilt
+
+Body = TypeVar("Body", bound=SamplingFields)
 
 COMPLETION_MAX_TOKENS = 16
 MAX_NAME = 256
@@ -26,6 +30,18 @@ _PLAIN = (
     *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "logit_bias"),
 )
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
+
+
+async def read_body(
+    service: Service, request: HttpRequest, kind: type[Body], built: frozenset[str] = frozenset()
+) -> Body:
+    """The body as a `kind`, refused if it names what is not served or not `built`, or is known to be wrong."""
+    limit, timeout = service.options.max_body_bytes, service.options.body_timeout
+    body = await read_struct(request, kind, limit=limit, timeout=timeout)
+    refuse_unbuilt(body, built=built)
+    service.check_model(body.model)
+    _check_fields(body, service.config.scheduler.scheduling_policy)
+    return body
 
 
 def token_limit(
@@ -66,7 +82,7 @@ def sampling_params(
     return SamplingParams(**(defaults | given | {"max_tokens": max_tokens, "logprobs": logprobs}))
 
 
-def check_fields(body: SamplingFields, scheduling_policy: str) -> None:
+def _check_fields(body: SamplingFields, scheduling_policy: str) -> None:
     """Refuse what is known to be wrong before any work is done on the prompt."""
     if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options: only allowed with stream", param="stream_options")

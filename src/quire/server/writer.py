@@ -1,0 +1,169 @@
+"""From pieces of text to what a client reads: one reply, or a stream of chunks; the APIs differ in a few shapes."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.request import TokenLogprob
+from quire.server.convert import new_id
+from quire.server.generation import Generation, Piece, cancel_on_disconnect
+from quire.server.logprobs import LogprobWriter
+from quire.server.protocol import SamplingFields
+from quire.server.replies import PromptLogprobs, Usage
+from quire.server.service import Service
+from quire.server.sse import EventStream, event
+
+Body = TypeVar("Body", bound=SamplingFields)
+Choices = list[Any]
+
+
+@dataclass(slots=True)
+class State:
+    """What one choice has collected. `begun`: something of it was written; `offset`: characters of text before."""
+
+    text: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    begun: bool = False
+    offset: int = 0
+
+    def add(self, piece: Piece) -> None:
+        """Keep `piece` for the reply."""
+        self.text.append(piece.text)
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
+        if piece.finish_reason is not None:
+            self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+
+    def whole(self, choice: int) -> Piece:
+        """All pieces as one."""
+        text = "".join(self.text)
+        return Piece(choice, text, self.tokens, self.logprobs, None, self.finish_reason, self.stop_reason)
+
+
+class Writer(ABC, Generic[Body]):
+    """Pieces -> chunks, or one reply. `facts`: what each of an answer's messages says of it.
+
+    `scored`: log-probabilities were asked for; then, as with ids, a token counts while it has no text yet.
+    """
+
+    prefix: ClassVar[str]
+
+    def __init__(self, service: Service, body: Body, generation: Generation, scored: bool) -> None:
+        self.service = service
+        self.body = body
+        self.generation = generation
+        self.logprobs = LogprobWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
+        self.with_ids = bool(body.return_token_ids)
+        self.facts: dict[str, Any] = {
+            "id": new_id(self.prefix, body),
+            "created": int(time.time()),
+            "model": service.answering(body.model),
+            "system_fingerprint": service.fingerprint,
+        }
+        self.prompt_logprobs: dict[int, list[TokenLogprob]] = {}
+        self._per_token = scored or self.with_ids
+        self._states = [State() for _ in range(generation.count)]
+        options = body.stream_options
+        self._usage_at_end = bool(options and options.include_usage)
+        self._usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
+
+    @abstractmethod
+    def part(self, state: State, piece: Piece) -> msgspec.Struct:
+        """The choice of a chunk."""
+
+    @abstractmethod
+    def whole(self, state: State, piece: Piece) -> msgspec.Struct:
+        """A choice of the reply."""
+
+    @abstractmethod
+    def chunk_of(self, choices: Choices, usage: Usage | UnsetType | None) -> msgspec.Struct:
+        """One event of the stream."""
+
+    @abstractmethod
+    def reply_of(self, choices: Choices, usage: Usage) -> msgspec.Struct:
+        """The reply."""
+
+    def opens(self, state: State) -> bool:
+        """Whether the first chunk of a choice says something that is not in its piece."""
+        return False
+
+    def take(self, pieces: list[Piece]) -> None:
+        """Note prompt log-probabilities before any choice is written: all `n` choices of a prompt show them."""
+        for piece in pieces:
+            if piece.prompt_logprobs:
+                self.prompt_logprobs.setdefault(self.prompt_of(piece.choice), piece.prompt_logprobs)
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self.generation.usage()
+
+    def prompt_of(self, choice: int) -> int:
+        """The number of a choice's prompt."""
+        return choice // (self.body.n or 1)
+
+    def prompt(self, choice: int) -> tuple[int, ...]:
+        """The tokens that a choice continues."""
+        return self.generation.requests[self.prompt_of(choice)].prompt
+
+    def prompt_rows(self, choice: int) -> PromptLogprobs | UnsetType:
+        """Log-probabilities of a choice's prompt, if they were asked for."""
+        count = self.body.prompt_logprobs
+        if count is None:
+            return UNSET
+        return self.logprobs.prompt(self.prompt(choice), self.prompt_logprobs.get(self.prompt_of(choice), []), count)
+
+    def chunk(self, pieces: list[Piece]) -> bytes:
+        """The events of one step."""
+        self.take(pieces)
+        events = []
+        for piece in pieces:
+            state = self._states[piece.choice]
+            said = piece.text or piece.finish_reason or (piece.tokens and self._per_token)
+            if not said and not self.opens(state):
+                continue
+            usage: Usage | UnsetType | None = None if self._usage_at_end else UNSET
+            if self._usage_always:
+                usage = self.usage()
+            events.append(event(self.chunk_of([self.part(state, piece)], usage)))
+            state.begun = True
+        return b"".join(events)
+
+    def tail(self) -> bytes:
+        """What follows the last choice: usage, if asked for."""
+        return event(self.chunk_of([], self.usage())) if self._usage_at_end else b""
+
+    def add(self, pieces: list[Piece]) -> None:
+        """Collect for `reply`."""
+        self.take(pieces)
+        for piece in pieces:
+            self._states[piece.choice].add(piece)
+
+    def reply(self) -> bytes:
+        """The whole response."""
+        choices = [self.whole(state, state.whole(number)) for number, state in enumerate(self._states)]
+        return msgspec.json.encode(self.reply_of(choices, self.usage()))
+
+
+async def respond(request: Request, writer: Writer[Any]) -> Response:
+    """What was generated, whole or as a stream of server-sent events."""
+    generation = writer.generation
+    if writer.body.stream:
+        return EventStream(generation, writer.chunk, writer.tail)
+    try:
+        async with cancel_on_disconnect(request.receive):
+            async for pieces in generation.pieces():
+                writer.add(pieces)
+    finally:
+        generation.close()
+    return Response(writer.reply(), media_type="application/json")
