@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.core.request import Output, Request, Timing, TokenLogprob
-from quire.text.detokenizer import TextStream
+from quire.text.detokenizer import OutputText
 from quire.text.tokenizer import Tokenizer
 
 
@@ -88,7 +88,7 @@ class RequestBuilder:
             CompletionOutput(index=i, cumulative_logprob=0.0 if want else None, logprobs=[] if want else None)
             for i in range(request.params.n)
         ]
-        self._streams = [TextStream(self._tokenizer, request.params) if self._tokenizer else None for _ in self.outputs]
+        self._texts = [OutputText(self._tokenizer, request.params) for _ in self.outputs]
         self._prompt_logprobs: list[TokenLogprob] = []
         self._cached = 0
         self._timings: list[Timing] = []
@@ -117,39 +117,11 @@ class RequestBuilder:
         if output.tokens:
             self._last = time.monotonic()
             self._first = self._first or self._last
-        text, used, stopped = self._detokenize(output)
+        text, used, target.finish_reason, target.stop_reason = self._texts[output.index].push(output)
         target.text += text
         target.token_ids += output.tokens[:used]
         self._add_logprobs(target, output.logprobs[:used])
-        if stopped is not None:
-            target.finish_reason, target.stop_reason = "stop", stopped
-        elif output.finish_reason is not None:
-            target.finish_reason = output.finish_reason
-            if output.stop_token in self.request.params.stop_token_ids:
-                target.stop_reason = output.stop_token
         return text
-
-    def _detokenize(self, output: Output) -> tuple[str, int, str | None]:
-        """(new text, tokens used, stop string). One token at a time where a stop string could end the text midway."""
-        stream, params = self._streams[output.index], self.request.params
-        if stream is None:
-            return "", len(output.tokens), None
-        last, shown = output.finish_reason is not None, output.tokens
-        # The engine knows no stop strings: "stop" means that the last token ended the text and is no part of it.
-        if output.finish_reason == "stop" and not params.include_stop_str_in_output:
-            shown = shown[:-1]
-        if not params.stop:
-            return stream.push(shown, final=last)[0], len(output.tokens), None
-        text = ""
-        for used, token in enumerate(shown, 1):
-            new, stopped = stream.push([token], final=last and used == len(shown))
-            text += new
-            if stopped is not None:
-                return text, used, stopped
-        if last and not shown:
-            text, stopped = stream.push([], final=True)
-            return text, len(output.tokens), stopped
-        return text, len(output.tokens), None
 
     def _add_logprobs(self, target: CompletionOutput, logprobs: Sequence[TokenLogprob]) -> None:
         if target.logprobs is None or target.cumulative_logprob is None:

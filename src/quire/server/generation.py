@@ -11,7 +11,7 @@ from typing import Any
 from quire.core.request import Output, Request, TokenLogprob
 from quire.engine.async_engine import AsyncEngine
 from quire.server.replies import CachedTokens, Usage
-from quire.text.detokenizer import TextStream
+from quire.text.detokenizer import OutputText
 from quire.text.tokenizer import Tokenizer
 
 Receive = Callable[[], Awaitable[Any]]
@@ -44,34 +44,17 @@ class _Choice:
 
     def __init__(self, number: int, request: Request, tokenizer: Tokenizer) -> None:
         self.number = number
-        self._request = request
-        self._text = TextStream(tokenizer, request.params)
+        self._text = OutputText(tokenizer, request.params)
         self.tokens = 0
         self.done = False
 
     def push(self, output: Output) -> Piece:
-        """Take new tokens; with stop strings one by one, so that the end does not depend on how outputs were merged."""
-        params = self._request.params
-        shown, last = output.tokens, output.finish_reason is not None
-        if output.finish_reason == "stop" and not params.include_stop_str_in_output:
-            shown = shown[:-1]  # the engine stops only at an end token or a stop token
-        parts = [[token] for token in shown] if params.stop else [shown]
-        text, used, stopped = "", 0, None
-        for i, part in enumerate(parts or [[]]):
-            new, stopped = self._text.push(part, final=last and i + 1 >= len(parts))
-            text += new
-            used += len(part)
-            if stopped is not None:
-                break
-        piece = Piece(self.number, text, output.tokens, output.logprobs, output.prompt_logprobs, output.finish_reason)
-        if stopped is not None:
-            piece.tokens, piece.logprobs = output.tokens[:used], output.logprobs[:used]
-            piece.finish_reason, piece.stop_reason = "stop", stopped
-        elif last:
-            piece.stop_reason = output.stop_token
-        self.tokens += len(piece.tokens)
-        self.done = piece.finish_reason is not None
-        return piece
+        """Take new tokens."""
+        text, used, finish_reason, stop_reason = self._text.push(output)
+        tokens, logprobs = output.tokens[:used], output.logprobs[:used]
+        self.tokens += used
+        self.done = finish_reason is not None
+        return Piece(self.number, text, tokens, logprobs, output.prompt_logprobs, finish_reason, stop_reason)
 
 
 class Generation:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quire.core.params import SamplingParams
+from quire.core.request import FinishReason, Output
 from quire.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
@@ -158,3 +159,43 @@ class TextStream:
             return text, None
         text, self.stopped_by = self._stops.push(text, final)
         return text, self.stopped_by
+
+
+class Growth(NamedTuple):
+    """What an output adds to a sequence: `text`, and the first `used` of its tokens.
+
+    `stop_reason`: the stop string or stop token, None for the model's own end token.
+    """
+
+    text: str
+    used: int
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+class OutputText:
+    """One sequence's text as the engine's outputs come; none where there is no `tokenizer`.
+
+    The engine knows no stop strings: its "stop" means that the last token ended the text, and is no part of it unless
+    that was asked for.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+        self._params = params
+        self._stream = None if tokenizer is None else TextStream(tokenizer, params)
+
+    def push(self, output: Output) -> Growth:
+        """With stop strings token by token, so that the end does not depend on how outputs were merged."""
+        if self._stream is None:
+            return Growth("", len(output.tokens), output.finish_reason, output.stop_token)
+        shown, last, text, used = output.tokens, output.finish_reason is not None, "", 0
+        if output.finish_reason == "stop" and not self._params.include_stop_str_in_output:
+            shown = shown[:-1]
+        parts = [[token] for token in shown] if self._params.stop else [shown]
+        for i, part in enumerate(parts or [[]], 1):
+            new, stopped = self._stream.push(part, final=last and i >= len(parts))
+            text += new
+            used += len(part)
+            if stopped is not None:
+                return Growth(text, used, "stop", stopped)
+        return Growth(text, len(output.tokens), output.finish_reason, output.stop_token)
