@@ -162,7 +162,7 @@ class Loaded:
         model = self.engine.model
         self.read = model.weight_bytes - model.report["rope"][1] - model.report["embed"][1]
         tell(load_s=time.perf_counter() - started, weight_gb=model.weight_bytes / 1e9, without_kernel=list(missing()))
-        tell(kv_blocks=self.engine.pool.num_blocks, graph_sizes=len(self.engine.runner.graph_sizes))
+        tell(kv_blocks=self.engine.pool.num_blocks, graph_sizes=len(self.engine.runner.step.graph_sizes))
 
     def submit(self, count: int, prompt: int, answer: int) -> None:
         """`count` requests of made-up tokens."""
@@ -221,7 +221,7 @@ def model(scale: Scale, shape: str, quantization: str) -> None:
     engine.ahead = False
     waiting = loaded.decode_step(batch, context, scale(50, 2))
     engine.ahead = True
-    graph = engine.runner._graphs[min(s for s in engine.runner.graph_sizes if s >= batch)]
+    graph = engine.runner.step.recorded[min(s for s in engine.runner.step.graph_sizes if s >= batch)]
     busy = seconds(graph.run, 20)
     tell(step_ms_at_64=step * 1e3, graph_ms_at_64=busy * 1e3, outside_graph_share_at_64=1 - busy / step)
     tell(step_ms_at_64_not_ahead=waiting * 1e3, outside_graph_share_at_64_not_ahead=1 - busy / waiting)

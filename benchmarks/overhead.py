@@ -126,7 +126,7 @@ def main() -> None:
     assert engine.ops.cpu is not None
     clock = Timed(engine.ops.cpu.native.module)
     engine.ops.cpu.native.module = clock  # type: ignore[assignment]
-    engine.runner._graphs.clear()  # a first start has recorded steps already, without the clock
+    engine.runner.step.recorded.clear()  # a first start has recorded steps already, without the clock
     for batch, adapters in itertools.product(args.batch, args.adapters or [0]):
         step, rest = decode(engine, clock, batch, 128, args.steps, adapters)
         beside = f", {adapters} adapters" if args.adapters else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,11 @@ def build(folder: Path, monkeypatch: pytest.MonkeyPatch, eager: str = "", **opti
     return engine
 
 
-def make_requests(count: int, seed: int) -> list[Request]:
+EDITS = ({"presence_penalty": 1.5}, {"min_tokens": 3}, {"repetition_penalty": 1.7, "frequency_penalty": 0.5},
+         {"allowed_token_ids": [*range(4, 60)]}, {"logit_bias": {9: 5.0}})  # fmt: skip
+
+
+def make_requests(count: int, seed: int, kinds: Collection[int] = (4,)) -> list[Request]:
     """Prompts with common beginnings; greedy and drawn, ended by tokens and by limits, edited, forked, broken."""
     rng = random.Random(seed)
     stems = [[rng.randrange(4, 190) for _ in range(20)] for _ in range(2)]
@@ -104,7 +108,7 @@ def make_requests(count: int, seed: int) -> list[Request]:
     for i in range(count):
         own = [rng.randrange(4, 190) for _ in range(rng.randint(1, 12))]
         prompt = rng.choice(stems)[: rng.choice((0, 8, 20))] + own + [BROKEN] * (i % 9 == 8)
-        edited: dict[str, Any] = rng.choice(({"presence_penalty": 1.5}, {"min_tokens": 3})) if i % 5 == 4 else {}
+        edited: dict[str, Any] = rng.choice(EDITS) if i % 5 in kinds else {}
         params = SamplingParams(
             max_tokens=rng.choice((1, 2, 5, 12, 25)),
             temperature=float(i % 2),
@@ -179,6 +183,20 @@ def test_one_step_ahead_gives_the_same_answers(
     assert plain.runner.numeric_errors == late.runner.numeric_errors, "a row after an error is none"
     assert (late.scheduler.preemptions > 0) == (room is SHORT)
     assert late.prefix is not None and late.prefix.hits > 0
+
+
+def test_edited_logits_are_planned_ahead_and_edited_from_all_tokens(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, late = build(folder, monkeypatch, **ROOMY), build(folder, monkeypatch, "side", **ROOMY)
+    requests = make_requests(20, 11, kinds=range(5))
+    assert all(r.edits_logits(0) for r in requests)
+    expected, _ = run(plain, requests, random.Random(1))
+    found, ahead = run(late, requests, random.Random(2))
+    assert {key: joined(outputs)[:5] for key, outputs in found.items()} == {
+        key: joined(outputs)[:5] for key, outputs in expected.items()
+    }
+    assert ahead > 20
 
 
 def test_aborts_meanwhile_leave_the_others_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

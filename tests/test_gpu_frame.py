@@ -156,7 +156,7 @@ def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
     for more in ({}, {"enforce_eager": True}):
         options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder)} | SMALL | more
         engine = Engine(flat_config(**options))
-        assert (engine.runner.graph_sizes == ()) == bool(more)
+        assert (engine.runner.step.graph_sizes == ()) == bool(more)
         for i, prompt in enumerate(((5, 6, 7), (9,) * 20, (8, 4))):
             engine.submit(request(i, prompt))
         tokens: dict[str, list[int]] = {}
@@ -164,7 +164,7 @@ def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
             for out in engine.step():
                 tokens.setdefault(out.request_id, []).extend(out.tokens)
         answers.append(tokens)
-        spare = engine.runner.caches[0].keys[engine.pool.num_blocks]
+        spare = engine.runner.caches.of_layer[0].keys[engine.pool.num_blocks]
         assert bool(spare.any()) == (not more), "only rows that pad are written there"
     assert answers[0] == answers[1]
 
@@ -173,18 +173,18 @@ def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_the_start_runs_every_kernel_and_touches_no_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"device": "cuda", "ops": MISSING, "max_num_batched_tokens": 5, "max_num_seqs": 2, "enforce_eager": True}
-    runner = Engine(flat_config(model=str(folder), **(OPTIONS | options))).runner
+    step = Engine(flat_config(model=str(folder), **(OPTIONS | options))).runner.step
     called: list[str] = []
 
     def watched(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **named: (called.append(name), fn(*args, **named))[1]
 
     for name in sorted(REGISTRY):
-        monkeypatch.setattr(runner.ops, name, watched(name, getattr(runner.ops, name)))
-    warm_device(runner)
+        monkeypatch.setattr(step.ops, name, watched(name, getattr(step.ops, name)))
+    warm_device(step)
     assert {"attention", "sample", "top_logprobs", "penalize", "copy_blocks", "zero_blocks"} <= set(called)
     assert called.count("embedding") == 2 * len((1, 2, 4, 5)), "steps of one sequence and of many"
-    assert not any(bool(cache.keys[: runner.pad_block].any()) for cache in runner.own_caches)
+    assert not any(bool(cache.keys[: step.caches.pad_block].any()) for cache in step.caches.own)
 
 
 def request(index: int, prompt: tuple[int, ...]) -> Request:

@@ -95,18 +95,6 @@ def test_an_end_token_and_an_abort_throw_the_row_ahead_away() -> None:
     assert_golden(engine, [other])
 
 
-@pytest.mark.parametrize("params", [{"presence_penalty": 1.0}, {"repetition_penalty": 2.0}, {"min_tokens": 9}])
-def test_a_request_whose_logits_are_edited_is_not_planned_ahead(params: dict[str, float]) -> None:
-    engine = FakeEngine(64, 4, 48, ahead=True)
-    edited = request("edited", [1, 2, 3], 9, eos=(), **params)
-    engine.submit(edited)
-    engine.drain()
-    assert engine.steps_ahead == 1, "only when its last token is in flight, which takes no row"
-    engine.submit(request("plain", [1, 2, 3], 9, eos=()))
-    engine.drain()
-    assert engine.steps_ahead > 5
-
-
 def test_a_block_is_published_only_when_its_last_row_is_known_to_be_finite() -> None:
     engine = FakeEngine(64, 4, 48, ahead=True, late=True)
     engine.submit(request("bad", [1, 2, 3], 20, eos=()))

@@ -64,9 +64,9 @@ def test_an_encoder_decoder_gives_the_reference_s_tokens_in_graphs_and_preempted
 def test_the_start_computes_a_prompt_and_leaves_no_trace(folder: Path) -> None:
     options = {"max_num_batched_tokens": 4, "max_num_seqs": 2, "enforce_eager": True}
     _, engine = run(folder, (), device="cuda", ops=MISSING, **options)
-    runner = engine.runner
-    assert len(runner.arrays.tokens) == 18, "a step has room for the longest sequence"
-    runner.profile(8)
-    kept = [cache.keys for cache in runner.own_caches]
-    assert all(bool(keys[runner.pad_block].any()) for keys in kept)
-    assert not any(bool(keys[: runner.pad_block].any()) for keys in kept)
+    step = engine.runner.step
+    assert len(step.arrays.tokens) == 18, "a step has room for the longest sequence"
+    step.profile(8)
+    kept = [cache.keys for cache in step.caches.own]
+    assert all(bool(keys[step.caches.pad_block].any()) for keys in kept)
+    assert not any(bool(keys[: step.caches.pad_block].any()) for keys in kept)

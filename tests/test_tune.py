@@ -77,7 +77,7 @@ def test_the_first_start_measures_and_the_next_one_remembers(
     monkeypatch.setattr(tune, "BUDGET", 0.05)
     measured: list[Tuning] = []
     measure = tune._measure
-    monkeypatch.setattr(tune, "_measure", lambda runner: measured.append(measure(runner)) or measured[-1])
+    monkeypatch.setattr(tune, "_measure", lambda step: measured.append(measure(step)) or measured[-1])
     texts = []
     for _ in range(2):
         with LLM(device="cpu", tune="auto", num_blocks=64, max_num_seqs=seqs) as llm:

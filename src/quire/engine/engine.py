@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -11,24 +10,19 @@ from msgspec.structs import replace
 from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
-from quire.core.config import EngineConfig, SchedulerConfig
+from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError, QuireError
-from quire.core.plan import ChunkResult, StepPlan
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.core.sequence import Opening
-from quire.engine.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, Stats
-from quire.engine.runner import Runner
-from quire.engine.shapes import graph_bytes
+from quire.engine.planning import Plan, make_plan
+from quire.engine.runner import Runner, Underway
 from quire.engine.tune import tune
-from quire.engine.warm import warm_device
+from quire.engine.warm import warm_up
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
 from quire.sched.scheduler import Scheduler
-
-USUAL_SHARES = (0.9, 0.92)
-"""Defaults of quire and vLLM: given where there is no GPU, they ask for nothing."""
 
 
 class Engine:
@@ -40,76 +34,31 @@ class Engine:
         self.config = config
         self.ops: Ops = select(config.device)
         self.model: Model = load_model(config, self.ops, progress)
-        spec = self.model.spec
-        layouts = {i: self.model.layouts[i] for i in spec.own_layers}
-        self.kv_bytes_per_token = sum(layout.bytes_per_token for layout in layouts.values())
-        shape = shape_kv(config, spec.own_windows, layouts, self.model.max_model_len)
-        self.kv = plan_kv(config, shape, self._cache_bytes(shape))
-        self.max_model_len = self.kv.max_model_len
-        self.pool = BlockPool(self.kv.blocks)
-        size, encoder = config.cache.block_size, self.model.encoder
-        shares = config.cache.enable_prefix_caching and encoder is None
-        self.prefix = PrefixCache(self.pool, size) if shares else None
-        limits = self._limits(self.max_model_len)
-        self._check_limits(limits)
-        tables = BlockTables(self.pool, self.prefix, self.kv.sizes)
-        opening = None if encoder is None else Opening(size, self.model.decoder_start)
-        self.scheduler = Scheduler(limits, tables, self.max_model_len, opening)
-        self.runner = Runner(self.model, self.ops, self.kv, limits, capture=not config.device.enforce_eager)
-        self.runner.warm_up()
-        if self.ops.gpu is not None and not self.ops.gpu.interpreted:
-            warm_device(self.runner)
-        tune(self.runner, config, self.model.weight_bytes)
-        self.ahead = self.ops.gpu is not None and limits.async_scheduling is not False
-        self._launched: tuple[StepPlan, Callable[[], list[ChunkResult]]] | None = None
+        plan = make_plan(config, self.model, self.ops)
+        self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
+        self._allocate(plan)
+        self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
+        self._next: Underway | None = None
         self.load_seconds = time.monotonic() - started
         self._unloads: dict[str, int] = {}
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.step_tokens, self.step_seconds = 0, 0.0
 
-    def _check_limits(self, limits: SchedulerConfig) -> None:
-        """Limits of a step that the model or the device makes impossible."""
-        if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < self.max_model_len:
-            raise ConfigError(
-                f"without chunked prefill --max-num-batched-tokens ({limits.max_num_batched_tokens}) must be at least "
-                f"--max-model-len ({self.max_model_len})",
-                param="max_num_batched_tokens",
-            )
-        if limits.async_scheduling and self.ops.gpu is None:
-            raise ConfigError(
-                f"--async-scheduling needs a GPU: on the {self.ops.name} backend the host itself computes each step, "
-                "and nothing is left to overlap with it; leave the option out",
-                param="async_scheduling",
-            )
+    def _allocate(self, plan: Plan) -> None:
+        """Take the memory that `plan` says, and run what the first step would otherwise wait for.
 
-    def _limits(self, length: int) -> SchedulerConfig:
-        """Those of steps. An encoder reads all of a prompt at once: none is cut, and a step has room for `length`.
-
-        For the same reason the beginning of a prompt says nothing of another's keys and values: no prefix is shared.
+        With an encoder no prefix is shared: every token of a prompt changes all keys.
         """
-        limits = self.config.scheduler
-        if self.model.encoder is None:
-            return limits
-        room = max(limits.max_num_batched_tokens, length)
-        return replace(limits, enable_chunked_prefill=False, max_num_batched_tokens=room)
-
-    def _cache_bytes(self, shape: KVPlan) -> int | None:
-        """What a GPU has left for the KV cache; None on the host."""
-        cache = self.config.cache
-        if self.ops.gpu is None and cache.gpu_memory_utilization not in USUAL_SHARES:
-            raise ConfigError(
-                f"--gpu-memory-utilization {cache.gpu_memory_utilization:g}: no GPU is in use (backend "
-                f"{self.ops.name}); size the KV cache with --kv-cache-memory-bytes",
-                param="gpu_memory_utilization",
-            )
-        if self.ops.gpu is None or cache.kv_cache_memory_bytes or cache.num_blocks:
-            return None
-        capture, runtime = not self.config.device.enforce_eager, self.ops.gpu.runtime
-        runner = Runner(self.model, self.ops, shape, self._limits(shape.max_model_len), capture)
-        kept = graph_bytes(runner.graph_sizes, self.model.spec.vocab_size)
-        if runner.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
-            kept += runtime.peak(lambda: runner.profile(runner.graph_sizes[-1]))
-        return gpu_cache_bytes(runtime, cache.gpu_memory_utilization, runner.profile) - kept
+        size, encoder = self.config.cache.block_size, self.model.encoder
+        shares = self.config.cache.enable_prefix_caching and encoder is None
+        self.pool = BlockPool(plan.kv.blocks)
+        self.prefix = PrefixCache(self.pool, size) if shares else None
+        tables = BlockTables(self.pool, self.prefix, plan.kv.sizes)
+        opening = None if encoder is None else Opening(size, self.model.decoder_start)
+        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len, opening)
+        self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture)
+        warm_up(self.runner.step)
+        tune(self.runner.step, self.config, self.model.weight_bytes)
 
     def submit(self, request: Request) -> Output | None:
         """Queue a request; one that can never run ends at once with an error output."""
@@ -170,11 +119,18 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> list[Output]:
-        """One iteration: schedule, execute, update. On a GPU the next one is scheduled and sent before the wait."""
+        """One iteration: schedule, execute, update.
+
+        On a GPU the next one is scheduled and its forward pass sent before the wait; it is sampled when this one is
+        known, because the edits of its logits are made from all tokens.
+        """
         started = time.perf_counter()
-        plan, results = self._launched or self._launch()
-        self._launched = self._launch() if self.ahead and self.scheduler.may_plan_ahead() else None
-        outputs = self.scheduler.commit(plan, results())
+        step = self._next or self.runner.sample(self._forward())
+        plan = step.plan
+        self._next = self._forward() if self.ahead and self.scheduler.may_plan_ahead() else None
+        outputs = self.scheduler.commit(plan, self.runner.results(step))
+        if self._next is not None:
+            self.runner.sample(self._next)
         self.steps += 1
         self.step_tokens = plan.num_tokens
         made = sum(len(o.tokens) for o in outputs)
@@ -188,9 +144,8 @@ class Engine:
         self.pool.check()
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
-    def _launch(self) -> tuple[StepPlan, Callable[[], list[ChunkResult]]]:
-        plan = self.scheduler.plan()
-        return plan, self.runner.launch(plan)
+    def _forward(self) -> Underway:
+        return self.runner.forward(self.scheduler.plan())
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""

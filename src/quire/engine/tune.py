@@ -19,7 +19,7 @@ from quire.model.spec import ModelSpec
 from quire.ops.tuning import Tuning, keep, parse, recall
 
 if TYPE_CHECKING:
-    from quire.engine.runner import Runner
+    from quire.engine.step import Step
 
 SMALLEST = 64 << 20
 """Bytes of weights below which nothing is measured: they stay in caches, where asking ahead buys nothing."""
@@ -42,51 +42,51 @@ def tuning_key(config: EngineConfig, spec: ModelSpec, isa: str, threads: int) ->
     return f"{cpu}, {isa}, {threads} threads, quire {VERSION}, {weights} g{config.model.group_size}"
 
 
-def tune(runner: Runner, config: EngineConfig, weight_bytes: int) -> None:
+def tune(step: Step, config: EngineConfig, weight_bytes: int) -> None:
     """Set the kernels' numbers: those pinned, those kept from an earlier start, or those measured now."""
-    ops = runner.ops
+    ops = step.ops
     if ops.cpu is None:
         return
     pinned = parse(config.device.tune)
     ops.cpu.native.set_tuning(pinned or Tuning())
-    if pinned or not runner.capture or weight_bytes < SMALLEST:
+    if pinned or not step.capture or weight_bytes < SMALLEST:
         return
-    key = tuning_key(config, runner.model.spec, ops.isa, ops.threads)
+    key = tuning_key(config, step.model.spec, ops.isa, ops.threads)
     found = recall(key)
     if found is None:
-        found = _measure(runner)
+        found = _measure(step)
         keep(key, found)
     ops.cpu.native.set_tuning(found)
 
 
-def _measure(runner: Runner) -> Tuning:
-    assert runner.ops.cpu is not None
-    native, best = runner.ops.cpu.native, Tuning()
+def _measure(step: Step) -> Tuning:
+    assert step.ops.cpu is not None
+    native, best = step.ops.cpu.native, Tuning()
     settings = [Tuning(ahead, best.tile_rows, streams) for ahead, streams in STREAMING]
-    tiles = runner.ops.isa == "amx"
-    room = min(runner.arrays.max_seqs, len(runner.arrays.tokens))
-    decodes = [runner.made_up_decode(rows) for rows in (1, min(FEW, room) if tiles else 1)]
+    tiles = step.ops.isa == "amx"
+    room = min(step.arrays.max_seqs, len(step.arrays.tokens))
+    decodes = [step.made_up_decode(rows) for rows in (1, min(FEW, room) if tiles else 1)]
     best = _fastest(settings, lambda: [decode() for decode in decodes], native.set_tuning)
     if tiles:
         for rows in (rows for rows in BATCHES if rows <= room):
             by_vectors, by_tiles = (Tuning(best.ahead, least, best.row_streams) for least in (rows + 1, rows))
-            best = _fastest((by_vectors, by_tiles), runner.made_up_decode(rows), native.set_tuning)
+            best = _fastest((by_vectors, by_tiles), step.made_up_decode(rows), native.set_tuning)
             if best == by_tiles:
                 break
-    runner.forget_made_up()
+    step.forget_made_up()
     return best
 
 
-def _fastest(settings: Sequence[Tuning], step: Callable[[], object], use: Callable[[Tuning], None]) -> Tuning:
+def _fastest(settings: Sequence[Tuning], work: Callable[[], object], use: Callable[[Tuning], None]) -> Tuning:
     """The setting with the least median time; the first one unless another is at least 2 % faster."""
     seconds: dict[Tuning, list[float]] = {setting: [] for setting in settings}
-    step()
+    work()
     end = time.perf_counter() + BUDGET
     for _ in range(ROUNDS):
         for setting in settings:
             use(setting)
             begin = time.perf_counter()
-            step()
+            work()
             seconds[setting].append(time.perf_counter() - begin)
         if time.perf_counter() > end:
             break

@@ -1,4 +1,4 @@
-"""Every kernel of a GPU once before the first request, because Triton compiles a kernel when it is first called."""
+"""What the first request would otherwise wait for: memory touched, graphs captured, kernels compiled."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from quire.engine.runner import Runner
+from quire.engine.step import Step
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.ops.sampling import DRAW, QUERY, RowEdits
 
 
-def warm_device(runner: Runner) -> None:
+def warm_up(step: Step) -> None:
+    """Before the first request. On a GPU every kernel is run: Triton compiles a kernel when it is first called."""
+    step.warm_up()
+    if step.ops.gpu is not None and not step.ops.gpu.interpreted:
+        warm_device(step)
+
+
+def warm_device(step: Step) -> None:
     """Steps of all sizes that choose other tiles, of one sequence and of many; then what runs beside the decoder.
 
     Tiles change at powers of two, and a number that 16 does not divide is another kernel than one it divides. All of it
     happens in the block that pads.
     """
-    most = len(runner.arrays.tokens)
+    most = len(step.arrays.tokens)
     for seqs in (1, 0):
         for tokens in sorted({*(1 << i for i in range(most.bit_length())), most - 1, most} - {0}):
-            runner.profile(tokens, seqs)
-    warm_beside(runner.ops, runner.own_caches, runner.pad_block, runner.model.spec.vocab_size)
+            step.profile(tokens, seqs)
+    warm_beside(step.ops, step.caches.own, step.caches.pad_block, step.model.spec.vocab_size)
 
 
 def warm_beside(ops: Ops, caches: Sequence[KVCache], block: int, vocabulary: int) -> None:

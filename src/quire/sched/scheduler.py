@@ -77,16 +77,15 @@ class Scheduler:
         """Whether `plan` may be called before the last plan is committed: the next step without its tokens' values.
 
         It may not where the next step depends on them:
-        - the next row's logits are edited (penalties, biases, bans, allow-lists): the host makes edits from all tokens;
         - a draft is in flight: how many tokens it gives is not known;
         - blocks are lacking: who is preempted depends on who ends.
-        What may end a sequence is no obstacle. Limits are known beforehand, and a row after an end token, after a
+        Edited logits are no obstacle, as a step is sampled when the one before is committed; nor is what may end a
+        sequence. Limits are known beforehand, and a row after an end token, after a
         failure or of an aborted request is computed and thrown away.
         """
         budget, free = self.config.max_num_batched_tokens, self.tables.pool.num_free
         for seq in self._order():
-            made = len(seq.tokens) + seq.in_flight - seq.prompt_len
-            if seq.in_flight and (seq.draft or seq.request.edits_logits(made)):
+            if seq.in_flight and seq.draft:
                 return False
             count = self._chunk(seq, budget)
             budget -= count

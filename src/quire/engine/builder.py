@@ -1,0 +1,103 @@
+"""From a plan to the flat arrays of its step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.plan import Chunk
+from quire.core.sequence import Sequence
+from quire.engine.arrays import Arrays
+from quire.model.load.adapters import Adapters
+from quire.sample.sampler import LogitRow
+
+
+class Shape(NamedTuple):
+    """Sizes of a step: rows, sequences, rows that want logits, and most blocks of a sequence."""
+
+    tokens: int
+    seqs: int
+    logits: int
+    blocks: int
+
+
+class BatchBuilder:
+    """Fills the step's arrays. It knows which rows of the block tables stand, so that only what changed is written."""
+
+    def __init__(self, arrays: Arrays, block_size: int, adapters: Adapters | None) -> None:
+        self._arrays, self._block_size, self._adapters = arrays, block_size, adapters
+        self._owners: list[tuple[Sequence, int]] = []
+        self._places: dict[Sequence, int] = {}
+
+    def fill(self, chunks: tuple[Chunk, ...]) -> tuple[Shape, list[LogitRow]]:
+        """Write the arrays of a step of `chunks`; returns its sizes, and the rows that want logits in batch order.
+
+        A token that is not known yet is named by its place among those that the last step draws.
+        """
+        arrays, adapters, at = self._arrays, self._adapters, 0
+        rows: list[LogitRow] = []
+        arrays.begin()
+        for s, chunk in enumerate(chunks):
+            seq, end = chunk.seq, chunk.start + chunk.count
+            start = max(chunk.start, seq.lead)
+            stop = at + end - start
+            if end <= len(seq.tokens):
+                arrays.tokens[at:stop] = seq.tokens[start:end]
+            elif seq.draft:
+                arrays.tokens[at:stop] = (seq.tokens + seq.draft)[start:end]
+            else:
+                arrays.tokens[at] = -1 - self._places[seq]
+            self._fill_blocks(s, seq, start, end - start, at)
+            if adapters is not None:
+                arrays.adapters[at:stop] = adapters.slot(seq.request.adapter)
+            arrays.context[s] = end - seq.lead
+            arrays.cu_q[s + 1] = stop
+            for position in range(end - chunk.logits + 1, end + 1):
+                if position >= len(seq.tokens) or position < seq.prompt_len:
+                    target = seq.tokens[position] if position < seq.prompt_len else None
+                    arrays.logit_rows[len(rows)] = at + position - 1 - start
+                    rows.append(LogitRow(seq, position, target))
+            at = stop
+        del self._owners[len(chunks) :]  # a step that is padded writes rows of tables behind these
+        return Shape(at, len(chunks), len(rows), max(len(chunk.seq.blocks[0]) for chunk in chunks)), rows
+
+    def _fill_blocks(self, s: int, seq: Sequence, start: int, count: int, at: int) -> None:
+        """Positions and slots of one chunk, and its rows of the block tables (what changed since the last step)."""
+        arrays, size, lead = self._arrays, self._block_size, seq.lead // self._block_size
+        first, end = start // size, at + count
+        same = self._owns(s, seq)
+        position = np.arange(start, start + count) if count > 1 else None
+        arrays.positions[at:end] = (start if position is None else position) - seq.lead
+        if lead:
+            arrays.encoded[s] = seq.encoded
+            if not same:
+                arrays.block_tables[-1, s, :lead] = seq.blocks[0][:lead]
+        for group, table in enumerate(seq.blocks):
+            known = first if same else max(seq.slid[group], lead)
+            arrays.block_tables[group, s, known - lead : len(table) - lead] = table[known:]
+            arrays.slots[group, at:end] = (
+                table[first] * size + start % size
+                if position is None
+                else np.asarray(table[first:])[position // size - first] * size + position % size
+            )
+
+    def _owns(self, s: int, seq: Sequence) -> bool:
+        """Whether row `s` of the block tables is of `seq` since an earlier step; it is from now on."""
+        owner = (seq, seq.preemptions)
+        if s == len(self._owners):
+            self._owners.append(owner)
+            return False
+        same, self._owners[s] = self._owners[s] == owner, owner
+        return same
+
+    def encoded(self, seq: Sequence) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The tokens of the encoder's part of `seq`, and where in the cache it lies."""
+        at, size = np.arange(seq.encoded), self._block_size
+        slots = np.asarray(seq.blocks[0], np.int64)[at // size] * size + at % size
+        return np.array(seq.tokens[: seq.encoded], np.int32), slots
+
+    def drew(self, rows: list[LogitRow]) -> None:
+        """The tokens after `rows` are drawn: the next step may name them by their places."""
+        self._places = {row.seq: i for i, row in enumerate(row for row in rows if row.target is None)}

@@ -1,0 +1,82 @@
+"""What a start decides before it allocates: the bounds of a step, and how many KV blocks there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from quire.core.config import EngineConfig, SchedulerConfig
+from quire.core.errors import ConfigError
+from quire.engine.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
+from quire.engine.runner import Runner
+from quire.engine.shapes import graph_bytes
+from quire.model.build import Model
+from quire.ops.backend import Ops
+
+USUAL_SHARES = (0.9, 0.92)
+"""Defaults of quire and vLLM: given where there is no GPU, they ask for nothing."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The KV cache, the bounds of a step, whether small steps are captured, and bytes of a token in all layers."""
+
+    kv: KVPlan
+    limits: SchedulerConfig
+    capture: bool
+    bytes_per_token: int
+
+
+def make_plan(config: EngineConfig, model: Model, ops: Ops) -> Plan:
+    """For a loaded model; on a GPU the largest steps are run to see what they take. `ConfigError` if it cannot be."""
+    layouts = {i: model.layouts[i] for i in model.spec.own_layers}
+    capture = not config.device.enforce_eager
+    shape = shape_kv(config, model.spec.own_windows, layouts, model.max_model_len)
+    kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape))
+    limits = _limits(config.scheduler, model, kv.max_model_len)
+    _check(limits, ops, kv.max_model_len)
+    return Plan(kv, limits, capture, sum(layout.bytes_per_token for layout in layouts.values()))
+
+
+def _limits(limits: SchedulerConfig, model: Model, length: int) -> SchedulerConfig:
+    """Those of steps. An encoder reads all of a prompt at once: none is cut, and a step has room for `length`."""
+    if model.encoder is None:
+        return limits
+    room = max(limits.max_num_batched_tokens, length)
+    return replace(limits, enable_chunked_prefill=False, max_num_batched_tokens=room)
+
+
+def _check(limits: SchedulerConfig, ops: Ops, length: int) -> None:
+    """Limits of a step that the model or the device makes impossible."""
+    if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < length:
+        raise ConfigError(
+            f"without chunked prefill --max-num-batched-tokens ({limits.max_num_batched_tokens}) must be at least "
+            f"--max-model-len ({length})",
+            param="max_num_batched_tokens",
+        )
+    if limits.async_scheduling and ops.gpu is None:
+        raise ConfigError(
+            f"--async-scheduling needs a GPU: on the {ops.name} backend the host itself computes each step, "
+            "and nothing is left to overlap with it; leave the option out",
+            param="async_scheduling",
+        )
+
+
+def _cache_bytes(config: EngineConfig, model: Model, ops: Ops, shape: KVPlan) -> int | None:
+    """What a GPU has left for the KV cache; None on the host."""
+    cache = config.cache
+    if ops.gpu is None and cache.gpu_memory_utilization not in USUAL_SHARES:
+        raise ConfigError(
+            f"--gpu-memory-utilization {cache.gpu_memory_utilization:g}: no GPU is in use (backend "
+            f"{ops.name}); size the KV cache with --kv-cache-memory-bytes",
+            param="gpu_memory_utilization",
+        )
+    if ops.gpu is None or cache.kv_cache_memory_bytes or cache.num_blocks:
+        return None
+    limits, runtime = _limits(config.scheduler, model, shape.max_model_len), ops.gpu.runtime
+    step = Runner(model, ops, shape, limits, capture=not config.device.enforce_eager).step
+    kept = graph_bytes(step.graph_sizes, model.spec.vocab_size)
+    if step.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
+        kept += runtime.peak(lambda: step.profile(step.graph_sizes[-1]))
+    return gpu_cache_bytes(runtime, cache.gpu_memory_utilization, step.profile) - kept

@@ -1,0 +1,154 @@
+"""A step's arrays to logits: computed, or replayed from a recording or a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quire.core.config import SchedulerConfig
+from quire.engine.arrays import Arrays, DeviceArrays, Sizes
+from quire.engine.budget import KVPlan
+from quire.engine.builder import Shape
+from quire.engine.caches import Caches
+from quire.engine.shapes import fitting, graph_sizes
+from quire.model.batch import Batch
+from quire.model.build import Model
+from quire.model.net.lora import NONE
+from quire.ops.backend import Captured, Ops, Replay
+
+
+class Step:
+    """Runs the decoder on the step's arrays. `capture`: small steps are recorded, and replayed on new contents.
+
+    On a GPU these are padded to one of few sizes, each a graph captured at the start. Rows that pad are sequences of
+    one token in a block of their own behind the cache's: they compute like others and nothing reads them.
+    """
+
+    def __init__(
+        self, model: Model, ops: Ops, kv: KVPlan, limits: SchedulerConfig, caches: Caches, capture: bool
+    ) -> None:
+        self.model, self.ops, self.caches = model, ops, caches
+        max_tokens, max_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+        self.graph_sizes = graph_sizes(max_tokens, max_seqs) if capture and ops.gpu is not None else ()
+        self.capture = capture and model.decoder.recordable
+        rows = None if model.adapters is None else model.adapters.rows
+        sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
+                      len(kv.groups.layers), model.encoder is not None)  # fmt: skip
+        self.arrays = Arrays(sizes, rows) if ops.gpu is None else DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device)
+        self.recorded: dict[int, Replay[torch.Tensor] | Captured] = {}
+        self._logits = torch.empty(0)
+
+    def forward(self, shape: Shape) -> torch.Tensor:
+        """Logits f32 [shape.logits, V] of the step whose arrays are filled. A GPU is only told what to do."""
+        tokens, seqs, logits, blocks = shape
+        size = fitting(self.graph_sizes, tokens, seqs, logits, exact=self.ops.gpu is None) if self.capture else 0
+        if size:
+            self._pad(tokens, seqs, logits, size)
+            self.arrays.send(size, blocks)
+            return self._replay(size)[:logits]
+        self.arrays.send(seqs, blocks)
+        batches = self.arrays.batches(tokens, seqs, logits)
+        return self.ops.compute(lambda: self._decode(batches), together=self.capture)
+
+    def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
+        """Compute an encoder's part, which is always computed as one; its keys and values go to `slots`."""
+        assert self.model.encoder is not None
+        move = torch.from_numpy if self.ops.gpu is None else self.ops.gpu.upload
+        self.model.encoder(move(tokens), move(slots), self.caches.of_layer)
+
+    def warm_up(self) -> None:
+        """Fault in what the first step touches, or capture the graphs of a GPU."""
+        if self.ops.gpu is None:
+            self._warm_host()
+            return
+        if self.graph_sizes:
+            size, vocabulary = self.graph_sizes[-1], self.model.spec.vocab_size
+            self._logits = torch.zeros((size, vocabulary), device=self.ops.device)
+        for size in reversed(self.graph_sizes):  # the largest first: the others find room in what it took
+            self.arrays.begin()
+            self._pad(0, 0, 0, size)
+            self.arrays.send(size, 1)
+            self._replay(size)
+
+    def profile(self, tokens: int = 0, seqs: int = 0) -> None:
+        """Run a step of `tokens` of `seqs` sequences (0: as many as fit) in the spare block. GPU only."""
+        arrays, size, pad = self.arrays, self.caches.block_size, self.caches.pad_block
+        tokens = min(tokens or len(arrays.tokens), (seqs or arrays.max_seqs) * arrays.max_blocks * size)
+        seqs = min(seqs or arrays.max_seqs, tokens)
+        arrays.begin()
+        at = np.arange(tokens)
+        arrays.tokens[:], arrays.positions[:tokens], arrays.logit_rows[:] = 0, at % self.model.max_model_len, 0
+        arrays.slots[:, :tokens] = pad * size + at % size
+        arrays.block_tables[:] = pad
+        arrays.cu_q[: seqs + 1] = np.linspace(0, tokens, seqs + 1)
+        arrays.context[:seqs] = np.diff(arrays.cu_q[: seqs + 1])
+        arrays.send(seqs, arrays.max_blocks)
+        logits = self._decode(arrays.batches(tokens, seqs, seqs))
+        logits.clone()  # rows that are edited are kept beside it
+        if self.model.encoder is not None:
+            at = np.arange(min(tokens, self.model.max_model_len))
+            self.encode(np.zeros(len(at), np.int32), pad * size + at % size)
+        arrays.block_tables[:] = 0
+
+    def _warm_host(self) -> None:
+        """The decoder warms up on one prompt of made-up tokens; what that wrote is zeroed again, in every layer."""
+        arrays, size = self.arrays, self.caches.block_size
+        blocks = min(self.caches.blocks, arrays.max_blocks, len(arrays.tokens) // size)
+        tokens = min(blocks * size, self.model.max_model_len)  # the ropes' tables end there, within a block or not
+        if not tokens:
+            return
+        arrays.positions[:tokens] = arrays.slots[:, :tokens] = np.arange(tokens)
+        arrays.block_tables[:, 0, :blocks] = np.arange(blocks)
+        arrays.context[0] = arrays.cu_q[1] = tokens
+        self.ops.begin_step()
+        self.model.decoder.warm_up(arrays.batches(tokens, 1, 1)[0], self.caches.of_layer)
+        self.caches.zero(tuple(range(blocks)))
+
+    def made_up_decode(self, rows: int) -> Callable[[], object]:
+        """A decode step of `rows` sequences of one made-up token, to be timed; `forget_made_up` wipes its traces."""
+        arrays = self.arrays
+        arrays.tokens[:rows] = arrays.positions[:rows] = arrays.block_tables[:, :rows, 0] = 0
+        arrays.slots[:, :rows] = np.arange(rows) % self.caches.block_size
+        arrays.adapters[:rows] = NONE
+        arrays.logit_rows[:rows] = np.arange(rows)
+        arrays.cu_q[: rows + 1] = np.arange(rows + 1)
+        arrays.context[:rows] = 1
+        return lambda: self._replay(rows)
+
+    def forget_made_up(self) -> None:
+        """Zero the block that made-up steps wrote."""
+        self.caches.zero((0,))
+
+    def _decode(self, batches: list[Batch]) -> torch.Tensor:
+        self.arrays.complete(len(batches[0].tokens))
+        views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
+        return self.model.decoder(batches[0], self.caches.of_layer, views)
+
+    def _replay(self, size: int) -> torch.Tensor:
+        """Logits of the step of `size` rows whose arrays were sent: replayed, or recorded the first time."""
+        found = self.recorded.get(size)
+        if found is not None:
+            return found.run()
+        batches, target = self.arrays.batches(size, size, size), self._logits[:size]
+        if self.ops.gpu is None:
+            found = self.ops.capture(lambda: self._decode(batches))
+        else:  # one place for the logits of all graphs: a graph's own would stay taken, 131 MB for 256 rows of 128 k
+            found = self.ops.capture(lambda: target.copy_(self._decode(batches)))
+        self.recorded[size] = found
+        return found.output
+
+    def _pad(self, tokens: int, seqs: int, logits: int, size: int) -> None:
+        """Make the step one of `size` rows, sequences and rows of logits; sequences beyond those that pad are empty."""
+        arrays, pad = self.arrays, self.caches.pad_block
+        arrays.logit_rows[logits:size] = 0
+        if seqs == size:
+            return
+        arrays.tokens[tokens:size] = arrays.positions[tokens:size] = 0
+        arrays.slots[:, tokens:size] = pad * self.caches.block_size
+        arrays.adapters[tokens:size] = NONE
+        arrays.cu_q[seqs : size + 1] = np.minimum(np.arange(tokens, tokens + size + 1 - seqs), size)
+        arrays.context[seqs:size] = 1
+        arrays.block_tables[:, seqs:size, 0] = pad
