@@ -28,8 +28,8 @@ from quire.model.load.builders import load_decoder
 from quire.model.load.encoder import check_encoder, load_encoder
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.place import placed
-from quire.model.load.reader import Reader
-from quire.model.load.roles import DISK_ROLES
+from quire.model.load.reader import Form, Reader
+from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.net.encoder import Encoder
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
@@ -40,6 +40,7 @@ from quire.quant.base import Quantizer
 from quire.quant.registry import quantizer
 
 log = logging.getLogger(__name__)
+WHOLE_MODEL = Share()
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,10 @@ def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, layout: type[KV
     return layout(cache.block_size, spec.kv_heads, spec.head_dim, kept)
 
 
-def load_model(config: EngineConfig, ops: Ops, progress: LoadProgress | None = None) -> Model:
-    """Load and pack `config.model`. `progress(done_bytes, total_bytes, what)` is called after every layer.
+def load_model(
+    config: EngineConfig, ops: Ops, progress: LoadProgress | None = None, share: Share = WHOLE_MODEL
+) -> Model:
+    """Load and pack `share` of `config.model`. `progress(done_bytes, total_bytes, what)` is called after every layer.
 
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
@@ -94,10 +97,11 @@ def load_model(config: EngineConfig, ops: Ops, progress: LoadProgress | None = N
     length = max_model_len(options.max_model_len, spec)
     if target is not None:
         check_groups(opened, target, options.group_size)
-    layout = kv_layout(config.cache, spec, asked, ops.layout)
-    adapters = load_room(config, opened, ops.device)
-    reader = Reader(opened, ops, dtype, target, options.group_size, progress, adapters, options.activations)
-    reader.cache = cache = packed_cache(options, opened, ops, dtype, target)
+    layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
+    adapters = load_room(config, opened, ops.device, share)
+    form = Form(dtype, target, options.group_size, options.activations)
+    cache = packed_cache(options, opened, ops, dtype, target, share)
+    reader = Reader(opened, ops, form, share, progress, adapters, cache)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     ropes = shared_tables(spec.rope, length)
@@ -111,9 +115,7 @@ def load_model(config: EngineConfig, ops: Ops, progress: LoadProgress | None = N
         reader.count("adapters", "f32", adapters.nbytes)
         for name, folder in parse_modules(config.lora.lora_modules).items():
             adapters.load(name, folder)
-    notes = opened.notes + notes
-    for note in notes:
-        log.warning("%s: %s", opened.folder, note)
+    _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
     return Model(
         name=opened.name,
@@ -154,8 +156,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
     length = max_model_len(options.max_model_len, found.spec)
     layout = kv_layout(config.cache, found.spec, dtype)
     decoder, spec, layouts, report = load_borrowed(found, ops, torch_dtype(dtype), target, options.group_size, layout)
-    for note in (*found.notes, *notes):
-        log.warning("%s: %s", found.folder, note)
+    _warn(found.folder, (*found.notes, *notes))
     generation = read_generation(found.folder, spec)
     return Model(
         name=own_name(options.model, found.folder),
@@ -174,13 +175,18 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
     )
 
 
-def load_room(config: EngineConfig, opened: Opened, device: torch.device) -> Adapters | None:
+def _warn(folder: Path, notes: tuple[str, ...]) -> None:
+    for note in notes:
+        log.warning("%s: %s", folder, note)
+
+
+def load_room(config: EngineConfig, opened: Opened, device: torch.device, share: Share) -> Adapters | None:
     """Room for LoRA adapters, or None when they were not asked for."""
     lora = config.lora
     if not lora.enable_lora:
         return None
     slots = max(lora.max_loras, len(lora.lora_modules))
-    return Adapters(opened, slots, lora.max_lora_rank, config.scheduler.max_num_batched_tokens, device)
+    return Adapters(opened, share, slots, lora.max_lora_rank, config.scheduler.max_num_batched_tokens, device)
 
 
 def check_groups(opened: Opened, target: Quantizer, group: int) -> None:

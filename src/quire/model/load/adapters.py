@@ -14,7 +14,7 @@ from quire.model.disk.adapter_config import adapter_scale
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.disk.opened import Opened
-from quire.model.load.roles import DISK_ROLES, FUSED, disk_rows
+from quire.model.load.roles import COLUMNS, DISK_ROLES, FUSED, ROWS, Share, disk_rows
 from quire.model.net.lora import NONE, Piece
 
 ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
@@ -24,12 +24,14 @@ ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
 class Adapters:
     """The adapters of a model: room in its linears, and which adapter has which slot."""
 
-    def __init__(self, opened: Opened, slots: int, max_rank: int, max_rows: int, device: torch.device) -> None:
+    def __init__(
+        self, opened: Opened, share: Share, slots: int, max_rank: int, max_rows: int, device: torch.device
+    ) -> None:
         self.rows = torch.full((max_rows,), NONE, dtype=torch.int32, device=device)
         self._device = device
         self.names: dict[str, int] = {}
         self._folders: dict[str, Path] = {}
-        self._opened = opened
+        self._opened, self._share = opened, share
         self._slots = slots
         self._rank = max_rank
         self._pieces: dict[tuple[str, int], Piece] = {}
@@ -43,7 +45,7 @@ class Adapters:
         """Room for the adapters of the linear that `roles` are fused into, one piece per role."""
         pieces, start = [], 0
         for role in roles:
-            n, k = DISK_ROLES[role].shape(self._opened.spec)
+            n, k = self._share.shape(role, self._opened.spec)
             a, b = (torch.zeros(self._slots, self._rank, size, device=self._device) for size in (k, n))
             piece = self._pieces[role, layer] = Piece(a, b, self.rows, start)
             pieces.append(piece)
@@ -114,6 +116,13 @@ class Adapters:
             if any((part, layer) in self._pieces for part in FUSED.get(role, (role,)))
         }
 
+    def _share_of(self, role: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's part of a role's A [rank, k] and B [n, rank], cut as its matrix is."""
+        spec, share, axis = self._opened.spec, self._share, DISK_ROLES[role].shard
+        if axis == COLUMNS:
+            return a[:, share.cut(role, spec, a.shape[1])], b
+        return a, b[share.cut(role, spec, len(b))] if axis == ROWS else b
+
     def _store(self, slot: int, where: tuple[str, int], a: Tensor, b: Tensor, what: str) -> None:
         holder, layer = where
         spec, family = self._opened.spec, self._opened.family
@@ -127,8 +136,9 @@ class Adapters:
         for role in FUSED.get(holder, (holder,)):
             rows = disk_rows(role, holder, spec, family.grouped_qkv and holder == "qkv", rotated)
             piece = self._pieces[role, layer]
-            piece.a[slot, : len(a)] = a
-            piece.b[slot, : len(a)] = (b if rows is None else b[rows]).t()
+            own_a, own_b = self._share_of(role, a, b if rows is None else b[rows])
+            piece.a[slot, : len(a)] = own_a
+            piece.b[slot, : len(a)] = own_b.t()
 
 
 def _pairs(tensors: Checkpoint) -> Iterable[tuple[str, tuple[str, str]]]:

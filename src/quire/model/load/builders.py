@@ -72,14 +72,14 @@ def load_table(reader: Reader) -> Tensor | PackedTable:
     """The table of tokens: packed where the file has it quantized, or where it is the head with the same bits."""
     claim, tied = reader.opened.claim, not reader.opened.claim.get("head")
     quantized = matrix_scheme(reader.opened.scheme, claim.get("embed")) is not DENSE
-    if not reader.ops.reads_packed_tables or not (quantized or (tied and reader.target is None)):
+    if not reader.ops.reads_packed_tables or not (quantized or (tied and reader.form.target is None)):
         return reader.table("embed")
-    return PackedTable(reader.linear(("embed",), None).weight, rounded=reader.dtype is torch.bfloat16)
+    return PackedTable(reader.linear(("embed",), None).weight, rounded=reader.form.dtype is torch.bfloat16)
 
 
 def load_layer(reader: Reader, index: int, rope: Tensor, bias: Tensor | None) -> Layer:
     """Layer `index`, packed; `bias` of its scores by distance."""
-    spec = reader.opened.spec
+    spec = reader.local
     q_norm, k_norm = reader.vector("q_norm", index), reader.vector("k_norm", index)
     alibi = torch.tensor(spec.alibi) if spec.alibi else None
     own = spec.kv_layer(index) == index
@@ -112,8 +112,11 @@ def load_layer(reader: Reader, index: int, rope: Tensor, bias: Tensor | None) ->
 
 
 def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
-    """What happens to queries, keys and values before rope, per-head norms of one weight aside."""
-    spec, steps = reader.opened.spec, list[Step]()
+    """What happens to queries, keys and values before rope, per-head norms of one weight aside.
+
+    A norm of whole rows is given this rank's columns: its sums of squares must be joined over the ranks.
+    """
+    spec, steps = reader.local, list[Step]()
     d, keys = spec.head_dim, spec.heads * spec.head_dim
     for role, start, span in (
         ("q_row_norm", 0, keys), ("k_row_norm", keys, spec.kv_heads * d),
@@ -132,9 +135,9 @@ def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
 
 def load_head(reader: Reader, embed: Tensor | PackedTable) -> Linear:
     """The output head; a tied one is the matrix `embed`, or is packed from that table, which stays for look-ups."""
-    if isinstance(embed, PackedTable) and not reader.opened.claim.get("head"):
+    if isinstance(embed, PackedTable) and not reader.opened.claim.get("head") and reader.share.world == 1:
         linear = Linear(embed.matrix)
     else:
-        linear = reader.linear(("head",) if reader.opened.claim.get("head") else ("embed",), None)
+        linear = reader.linear(("head",), None)
     reader.tell("head", last=True)
     return linear

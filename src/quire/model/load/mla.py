@@ -20,7 +20,7 @@ from quire.quant.base import float_kind
 
 def load_latent(reader: Reader, index: int) -> tuple[Linear, LatentAttention]:
     """`qkv` and attention of layer `index`, packed."""
-    spec, mla = reader.opened.spec, reader.opened.spec.mla
+    spec, mla = reader.local, reader.local.mla
     turn = halves(mla.rope) if mla.interleaved else torch.arange(mla.rope)
     down = reader.linear(("kv_a",), index, torch.cat((torch.arange(mla.rank), mla.rank + turn)))
     per_head = torch.cat((torch.arange(mla.nope), mla.nope + turn))
@@ -53,10 +53,10 @@ def _query(reader: Reader, index: int, rows: Tensor) -> Project:
 def _per_head(reader: Reader, name: str, n: int, k: int, make: Callable[[], Tensor]) -> Packed:
     """Matrices [heads, n, k] in the compute dtype below each other, as `head_linear` wants them: `make`'s, or kept."""
     rows = padded_rows(n)
-    kept = reader.cache.get(name, reader.opened.spec.heads * len(rows), k) if reader.cache is not None else None
+    kept = reader.cache.get(name, reader.local.heads * len(rows), k) if reader.cache is not None else None
     if kept is not None:
         return kept.packed
-    packed = reader.ops.pack(Weight(float_kind(reader.dtype), make()[:, rows].flatten(0, 1).to(reader.dtype)))
+    packed = reader.ops.pack(Weight(float_kind(reader.form.dtype), make()[:, rows].flatten(0, 1).to(reader.form.dtype)))
     if reader.cache is not None:
         reader.cache.put(name, packed, None)
     return packed

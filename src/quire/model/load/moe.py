@@ -50,7 +50,7 @@ def activation(spec: ModelSpec) -> Callable[[Ops, Tensor], Tensor]:
 
 def _grouped(reader: Reader, roles: tuple[str, ...], index: int) -> Grouped:
     """One matrix of every expert. They are packed as one: a buffer each would be too small for huge pages."""
-    experts, spec = reader.opened.spec.moe.routing.experts, reader.opened.spec
+    experts, spec = reader.local.moe.routing.experts, reader.local
     name, widths = f"{index}.{'+'.join(roles)}", [DISK_ROLES[role].shape(spec) for role in roles]
     height = sum(n for n, _ in widths)
     kept = None
@@ -72,7 +72,7 @@ def _grouped(reader: Reader, roles: tuple[str, ...], index: int) -> Grouped:
 
 def _counted(reader: Reader, roles: tuple[str, ...], label: str, packed: Packed, bias: Tensor | None) -> Grouped:
     """The experts' matrices as the kernels want them, entered in the account."""
-    spec = reader.opened.spec
+    spec = reader.local
     if bias is not None:
         reader.count("biases", "f32", bias.nbytes)
     reader.count("+".join(roles), label, packed.nbytes)

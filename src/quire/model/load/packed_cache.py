@@ -23,8 +23,7 @@ from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
 from quire.model.disk.opened import Opened
 from quire.model.load.packed_file import Damaged, Entry, read_data, read_index, write
-from quire.model.load.roles import DISK_ROLES
-from quire.model.spec import ModelSpec
+from quire.model.load.roles import Share
 from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops
 from quire.ops.cpu import Cpu
@@ -85,6 +84,11 @@ class PackedCache:
             return kept
         log.warning("%s: %s has another shape than [%d, %d]; making it anew", self.path, name, n, k)
         return None
+
+    def find(self, name: str, shape: tuple[int, int]) -> Kept | None:
+        """Like `get`, of a matrix whose bias has a number per row."""
+        kept = self.get(name, *shape)
+        return kept if kept is None or kept.bias is None or len(kept.bias) == shape[0] else None
 
     def put(self, name: str, packed: Packed, bias: Tensor | None) -> None:
         """Take a matrix that was made just now."""
@@ -147,20 +151,8 @@ def _described(kept: Kept) -> tuple[Entry, dict[str, Tensor]]:
     return entry, parts if kept.bias is None else parts | {"bias": kept.bias}
 
 
-def find(
-    cache: PackedCache | None, spec: ModelSpec, roles: tuple[str, ...], layer: int | None, rows: Tensor | None
-) -> Kept | None:
-    """The matrix of `roles` (the rows `rows` of it) as an earlier start packed it, or None."""
-    if cache is None:
-        return None
-    shapes = [DISK_ROLES[role].shape(spec) for role in roles]
-    n = sum(shape[0] for shape in shapes) if rows is None else len(rows)
-    kept = cache.get(f"{layer}.{'+'.join(roles)}", n, shapes[0][1])
-    return kept if kept is None or kept.bias is None or len(kept.bias) == n else None
-
-
 def packed_cache(
-    options: ModelConfig, opened: Opened, ops: Ops, dtype: torch.dtype, target: Quantizer | None
+    options: ModelConfig, opened: Opened, ops: Ops, dtype: torch.dtype, target: Quantizer | None, share: Share
 ) -> PackedCache | None:
     """The cache that `--cache-packed` asks for, or None. `ConfigError` when there is nothing it could keep."""
     if options.cache_packed == "off":
@@ -180,6 +172,7 @@ def packed_cache(
     folder = _folder(options.cache_packed, base)
     name += "-12" if ops.cpu.bf16_bits == 12 else ""
     name += "" if options.activations == "auto" else f"-a{options.activations}"
+    name += "" if share.world == 1 else f"-rank{share.rank}of{share.world}"
     name += f"-{hashlib.blake2b(str(paths[0].resolve()).encode(), digest_size=6).hexdigest()}.safetensors"
     facts = [VERSION, name, target.name if target else "", repr(opened.spec), _layout(ops.cpu, target)]
     return PackedCache(folder / name, _fingerprint(facts, paths), ops.cpu)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -13,8 +13,8 @@ from quire.core.errors import ModelError
 from quire.core.progress import LoadProgress
 from quire.model.disk.opened import Opened
 from quire.model.load.adapters import ADAPTED, Adapters
-from quire.model.load.packed_cache import PackedCache, find
-from quire.model.load.roles import DISK_ROLES, disk_rows, shard
+from quire.model.load.packed_cache import PackedCache
+from quire.model.load.roles import DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
 from quire.ops.backend import Ops
 from quire.ops.weights import Weight, labelled
@@ -23,23 +23,39 @@ from quire.quant.registry import DENSE, matrix_scheme
 from quire.quant.registry import load as load_matrix
 
 
+@dataclass(frozen=True)
+class Form:
+    """What matrices become.
+
+    `dtype`: of those that are not quantized; `target`: the format the others are brought to, in groups of `group`
+    columns, or None: that of the file; `activations`: "auto", "int8" or "int16".
+    """
+
+    dtype: torch.dtype
+    target: Quantizer | None = None
+    group: int = 32
+    activations: str = "auto"
+
+
 class Reader:
-    """Reads and packs what a checkpoint was found to hold; keeps the account of what became of each role."""
+    """Reads and packs one rank's share of what a checkpoint was found to hold; keeps the account of each role.
+
+    `local`: the shape of that share, beside `opened.spec`, the shape of what lies on disk.
+    """
 
     def __init__(
         self,
         opened: Opened,
         ops: Ops,
-        dtype: torch.dtype,
-        target: Quantizer | None,
-        group: int,
+        form: Form,
+        share: Share,
         progress: LoadProgress | None,
         adapters: Adapters | None = None,
-        activations: str = "auto",
+        cache: PackedCache | None = None,
     ) -> None:
-        self.opened, self.ops, self.dtype, self.target, self.group = opened, ops, dtype, target, group
-        self.adapters, self.activations = adapters, activations
-        self.cache: PackedCache | None = None
+        self.opened, self.ops, self.form, self.share = opened, ops, form, share
+        self.local = local_spec(opened.spec, share)
+        self.adapters, self.cache = adapters, cache
         self.report: dict[str, tuple[str, int]] = {}
         self._progress = progress or (lambda done, total, what: None)
         self._done, self._total = 0, sum(i.nbytes for i in opened.source.infos.values())
@@ -58,22 +74,23 @@ class Reader:
         if name is None:
             return None
         tensor = self.read(name).float() + (1.0 if self.opened.spec.norm.endswith("1p") else 0.0)
+        tensor = shard_vector(tensor, role, self.opened.spec, self.share)
         self.count("norms", "f32", tensor.nbytes)
         return tensor
 
     def table(self, role: str) -> Tensor:
         """A look-up table in the compute dtype, copied out of the mapped file."""
         raw = {s: self.read(name) for s, name in self.opened.claim.get(role).items()}
-        tensor = _as_table(raw, matrix_scheme(self.opened.scheme, raw), self.dtype)
+        tensor = _as_table(raw, matrix_scheme(self.opened.scheme, raw), self.form.dtype)
         self.count(role, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
         return tensor
 
     def linear(self, roles: tuple[str, ...], layer: int | None, rows: Tensor | None = None) -> Linear:
         """The matrices of `roles` quantized, fused by rows, put in the order `rows` and packed, with their biases."""
-        if rows is None and len(runs := _runs(self.opened, roles, layer)) > 1:
+        if rows is None and len(runs := self._runs(roles, layer)) > 1:
             first, *more = [self.linear(run, layer) for run in runs]
             return replace(first, more=tuple(more))
-        kept = find(self.cache, self.opened.spec, roles, layer, rows)
+        kept = None if self.cache is None else self.cache.find(f"{layer}.{'+'.join(roles)}", self._shape(roles, rows))
         if kept is not None:
             packed, bias, label = kept.packed, kept.bias, kept.label
         else:
@@ -96,7 +113,7 @@ class Reader:
         self, roles: tuple[str, ...], layer: int | None, expert: int | None = None
     ) -> tuple[QWeight, Tensor | None]:
         """The matrices of `roles` quantized and fused by rows, and their biases (zeros where one has none)."""
-        holders = {role: self.opened.claim.holder(role, layer, expert) for role in roles}
+        holders = {role: self._holder(role, layer, expert) for role in roles}
         whole = {holder: self._whole(holder, layer, expert) for holder in dict.fromkeys(holders.values())}
         parts = [self._part(role, holder, *whole[holder], layer) for role, holder in holders.items()]
         bias = None
@@ -112,6 +129,24 @@ class Reader:
         self.count(role, "f32", packed.nbytes + (0 if bias is None else bias.nbytes))
         return Linear(packed, bias)
 
+    def _shape(self, roles: tuple[str, ...], rows: Tensor | None) -> tuple[int, int]:
+        """[n, k] of the matrices of `roles` fused, or of the rows `rows` of them."""
+        shapes = [self.share.shape(role, self.opened.spec) for role in roles]
+        return sum(shape[0] for shape in shapes) if rows is None else len(rows), shapes[0][1]
+
+    def _holder(self, role: str, layer: int | None, expert: int | None = None) -> str:
+        """The matrix on disk that holds a role; the table of tokens holds a tied head."""
+        tied = role == "head" and not self.opened.claim.get("head")
+        return "embed" if tied else self.opened.claim.holder(role, layer, expert)
+
+    def _runs(self, roles: tuple[str, ...], layer: int | None) -> list[tuple[str, ...]]:
+        """`roles` cut where the format on disk changes, so that each run can be one matrix."""
+
+        def form(role: str) -> str:
+            return matrix_scheme(self.opened.scheme, self.opened.claim.get(self._holder(role, layer), layer)).name
+
+        return [tuple(run) for _, run in groupby(roles, key=form)]
+
     def _part(
         self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None
     ) -> tuple[QWeight, Tensor | None]:
@@ -122,7 +157,7 @@ class Reader:
             rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
             if rows is not None:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-        return shard(weight, bias, role, spec, rank=0, world=1)
+        return shard(weight, bias, role, spec, self.share.rank, self.share.world)
 
     def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Tensor | None]:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
@@ -134,12 +169,12 @@ class Reader:
         if holder == "head" and self.opened.spec.unit_head:
             raw["weight"] = torch.nn.functional.normalize(raw["weight"].float())
         try:
-            if self.target is None or DISK_ROLES[holder].wide:
-                weight = load_matrix(scheme, raw, self.dtype, self.ops.float8_activations(self.dtype))
+            if self.form.target is None or DISK_ROLES[holder].wide:
+                weight = load_matrix(scheme, raw, self.form.dtype, self.ops.float8_activations(self.form.dtype))
             else:
-                target = self.target.head if holder in ("head", "embed") else self.target
-                weight = target.quantize(raw["weight"], self.group)
-            weight = _fitted(weight, DISK_ROLES[holder].shape(self.opened.spec), self.activations)
+                target = self.form.target.head if holder in ("head", "embed") else self.form.target
+                weight = target.quantize(raw["weight"], self.form.group)
+            weight = _fitted(weight, DISK_ROLES[holder].shape(self.opened.spec), self.form.activations)
         except ModelError as error:
             raise ModelError(f"{self.opened.folder}: {next(iter(names.values()))}: {error.message}") from None
         bias = self.read(names["bias"]).float().clone() if "bias" in names else None
@@ -156,16 +191,6 @@ def _fitted(weight: QWeight, shape: tuple[int, ...], activations: str) -> QWeigh
     if weight.shape != shape:
         raise ModelError(f"is {list(weight.shape)}, the config asks for {list(shape)}")
     return weight if activations == "auto" else weight.with_activations(int(activations.removeprefix("int")))
-
-
-def _runs(opened: Opened, roles: tuple[str, ...], layer: int | None) -> list[tuple[str, ...]]:
-    """`roles` cut where the format on disk changes, so that each run can be one matrix."""
-
-    def form(role: str) -> str:
-        names = opened.claim.get(opened.claim.holder(role, layer), layer)
-        return matrix_scheme(opened.scheme, names).name
-
-    return [tuple(run) for _, run in groupby(roles, key=form)]
 
 
 def _as_table(raw: Mapping[str, Tensor], scheme: QuantScheme, dtype: torch.dtype) -> Tensor:

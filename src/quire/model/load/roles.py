@@ -1,7 +1,8 @@
 """What each role is: its shape, whether it may be absent, and the axis along which tensor parallelism splits it.
 
 This table is the only source of shard axes. The outputs of a row shard are a slice of the whole's, those of
-column shards are partial sums, which one reduction adds (Megatron-LM, Shoeybi et al. 2019).
+column shards are partial sums, which one reduction adds (Megatron-LM, Shoeybi et al. 2019). `local_spec` is the shape
+of one rank's share; the token table is whole on every rank, as each may meet any token.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Role:
     `kind`: "linear" (in the checkpoint's weight format, may have a bias), "dense" (a small matrix kept as f32 whatever
     the format), "table" (rows looked up, never quantized) or "vector". `layer`: there is one per layer, of the encoder
     if it is `encoder`, or `experts`: per layer and expert, in the layers `where` says. `wide`: never quantized at load.
-    `optional`: some families lack it, but who has it has its `partner` too.
+    `optional`: some families lack it, but who has it has its `partner` too. `even`: all ranks have as many units.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Role:
     where: Callable[[ModelSpec, int], bool] = lambda s, layer: True
     experts: bool = False
     encoder: bool = False
+    even: bool = True
 
     def layers(self, spec: ModelSpec) -> range:
         """The layers of the stack it belongs to."""
@@ -84,7 +86,7 @@ def _shared(spec: ModelSpec) -> int:
 
 
 ROLES: dict[str, Role] = {
-    "embed": Role("table", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False),
+    "embed": Role("table", lambda s: (s.vocab_size, s.embed_width), layer=False),
     "positions": Role("table", lambda s: (s.max_position + s.position_offset, s.hidden), layer=False, optional=True),
     "project_in": Role("linear", lambda s: (s.hidden, s.embed_width), layer=False, optional=True),
     "embed_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
@@ -94,8 +96,12 @@ ROLES: dict[str, Role] = {
     "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads),
     "q_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="k_norm"),
     "k_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="q_norm"),
-    "q_row_norm": Role("vector", lambda s: (s.heads * s.head_dim,), optional=True, partner="k_row_norm"),
-    "k_row_norm": Role("vector", lambda s: (s.kv_heads * s.head_dim,), optional=True, partner="q_row_norm"),
+    "q_row_norm": Role(
+        "vector", lambda s: (s.heads * s.head_dim,), ROWS, lambda s: s.heads, optional=True, partner="k_row_norm"
+    ),
+    "k_row_norm": Role(
+        "vector", lambda s: (s.kv_heads * s.head_dim,), ROWS, lambda s: s.kv_heads, optional=True, partner="q_row_norm"
+    ),
     "q_head_norms": Role("vector", lambda s: (s.heads, s.head_dim), ROWS, lambda s: s.heads, optional=True),
     "k_head_norms": Role("vector", lambda s: (s.kv_heads, s.head_dim), ROWS, lambda s: s.kv_heads, optional=True),
     "sinks": Role("vector", lambda s: (s.heads,), ROWS, lambda s: s.heads, optional=True),
@@ -112,7 +118,9 @@ ROLES: dict[str, Role] = {
         optional=True,
         wide=True,
     ),
-    "relative_bias": Role("vector", lambda s: (s.encoder.buckets, s.heads), layer=False, optional=True),
+    "relative_bias": Role(
+        "vector", lambda s: (s.encoder.buckets, s.heads), COLUMNS, lambda s: s.heads, layer=False, optional=True
+    ),
     "o": Role("linear", lambda s: (s.hidden, s.heads * s.value_dim), COLUMNS, lambda s: s.heads),
     "attn_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
     "mlp_norm": Role("vector", lambda s: (s.hidden,)),
@@ -131,7 +139,9 @@ ROLES: dict[str, Role] = {
     "mlp_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
     "final_norm": Role("vector", lambda s: (s.hidden,), layer=False),
     "project_out": Role("linear", lambda s: (s.embed_width, s.hidden), layer=False, optional=True),
-    "head": Role("linear", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False),
+    "head": Role(
+        "linear", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, even=False
+    ),
 }
 
 
@@ -210,6 +220,69 @@ def parameter_count(spec: ModelSpec, roles: dict[str, Role] = ROLES) -> int:
     return total
 
 
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of a model: number `rank` of `world`."""
+
+    rank: int = 0
+    world: int = 1
+
+    def of(self, units: int, what: str, even: bool = True) -> tuple[int, int]:
+        """(first, stop) of `units` that stay whole; units fewer than ranks are replicated.
+
+        `ConfigError` naming `what` when they do not divide and each rank must have as many (`even`).
+        """
+        if not even:
+            most = -(-units // self.world)
+            return min(units, self.rank * most), min(units, (self.rank + 1) * most)
+        if units % self.world == 0:
+            each = units // self.world
+            return self.rank * each, (self.rank + 1) * each
+        if self.world % units == 0:
+            return self.rank * units // self.world, self.rank * units // self.world + 1
+        raise ConfigError(
+            f"{what}: {units} cannot be split over --tensor-parallel-size {self.world}", param="tensor_parallel_size"
+        )
+
+    def role(self, name: str, spec: ModelSpec) -> tuple[int, int]:
+        """(first, stop) of the units of a split role; `spec`: the whole model's, here and below."""
+        return self.of(ROLES[name].units(spec), name, ROLES[name].even)
+
+    def cut(self, name: str, spec: ModelSpec, length: int) -> slice:
+        """The part of the split axis, `length` numbers long, of a role."""
+        (first, stop), units = self.role(name, spec), ROLES[name].units(spec)
+        return slice(first * length // units, stop * length // units)
+
+    def shape(self, name: str, spec: ModelSpec) -> tuple[int, ...]:
+        """The shape of this rank's part of a role."""
+        shape, role = list(ROLES[name].shape(spec)), ROLES[name]
+        if role.shard != WHOLE:
+            axis = 0 if role.shard == ROWS else 1
+            part = self.cut(name, spec, shape[axis])
+            shape[axis] = part.stop - part.start
+        return tuple(shape)
+
+
+def local_spec(spec: ModelSpec, share: Share) -> ModelSpec:
+    """The spec of one rank's share: heads, widths of MLPs and experts, rows of the head; errors as of `Share.of`."""
+    if share.world == 1:
+        return spec
+
+    def count(name: str) -> int:
+        first, stop = share.role(name, spec)
+        return stop - first
+
+    return replace(
+        spec,
+        heads=count("q"),
+        kv_heads=count("k"),
+        intermediate=count("gate"),
+        vocab_size=count("head"),
+        alibi=spec.alibi[slice(*share.role("q", spec))],
+        moe=replace(spec.moe, intermediate=count("expert_gate"), shared=count("shared_gate")),
+    )
+
+
 def shard(
     weight: QWeight, bias: Tensor | None, name: str, spec: ModelSpec, rank: int, world: int
 ) -> tuple[QWeight, Tensor | None]:
@@ -221,17 +294,17 @@ def shard(
     role = ROLES[name]
     if world == 1 or role.shard == WHOLE:
         return weight, bias
-    units = role.units(spec)
-    if units % world == 0:
-        begin, count = rank * (units // world), units // world
-    elif world % units == 0:
-        begin, count = rank * units // world, 1
-    else:
-        raise ConfigError(
-            f"{name}: {units} cannot be split over --tensor-parallel-size {world}", param="tensor_parallel_size"
-        )
-    axis = weight.shape[0 if role.shard == ROWS else 1]
-    start, stop = begin * axis // units, (begin + count) * axis // units
+    part = Share(rank, world).cut(name, spec, weight.shape[0 if role.shard == ROWS else 1])
     if role.shard == COLUMNS:
-        return weight.slice_cols(start, stop), bias if rank == 0 else None
-    return weight.take_rows(slice(start, stop)), None if bias is None else bias[start:stop]
+        return weight.slice_cols(part.start, part.stop), bias if rank == 0 else None
+    return weight.take_rows(part), None if bias is None else bias[part]
+
+
+def shard_vector(vector: Tensor, name: str, spec: ModelSpec, share: Share) -> Tensor:
+    """This rank's part of a vector role, or of the table [., units] that a column shard has."""
+    role = ROLES[name]
+    if share.world == 1 or role.shard == WHOLE:
+        return vector
+    if role.shard == COLUMNS:
+        return vector[:, share.cut(name, spec, vector.shape[1])].contiguous()
+    return vector[share.cut(name, spec, len(vector))]

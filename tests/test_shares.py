@@ -1,0 +1,170 @@
+"""Two ranks that each load their share give the logits of the whole model, once their partial outputs are added."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracle import backend, relative_error, write
+from quire.core.config import DeviceConfig, flat_config
+from quire.core.errors import ConfigError
+from quire.model.batch import Batch
+from quire.model.build import Model, load_model
+from quire.model.load.roles import Share
+from quire.model.net.decoder import Decoder, Layer
+from quire.model.net.parts import NormSpans, Step
+from quire.ops.backend import Ops, select
+from quire.ops.mla import LatentLayout
+from quire.ops.native import load_native
+from test_lora import TARGETS, write_adapter
+from test_model import Paged, prompt
+from test_packed_cache import KEPT, made_anew
+
+WORLD = 2
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grouped queries": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "tied head": ("llama", {"tie_word_embeddings": True, "vocab_size": 101}),
+    "one key/value head": ("llama", {"num_key_value_heads": 1}),
+    "norms of whole rows": ("olmo2", {}),
+    "norms of heads": ("qwen3", {"head_dim": 24}),
+    "norms with a weight per head": ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "norms with a weight per head, interleaved rope": ("cohere", {"use_qk_norm": True, "attention_bias": True}),
+    "slopes": ("bloom", {}),
+    "fused by key/value head": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "fused and transposed": ("gpt2", {}),
+    "parallel": ("gpt_neox", {}),
+    "post norms": ("gemma2", {"head_dim": 24, "sliding_window": 5, "query_pre_attn_scalar": 20}),
+    "experts": ("qwen2_moe", {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+                              "num_experts_per_tok": 2}),
+    "latents": KEPT["latents"][:2],
+    "sinks, and experts with biases": KEPT["experts_with_biases"][:2],
+}  # fmt: skip
+
+
+WHOLE_ROWS = ("olmo2",)
+"""Families whose norms of queries and keys are of all heads together."""
+
+
+class Ranks:
+    """What ranks that are threads exchange: each hands in its part and gets those of all."""
+
+    def __init__(self) -> None:
+        self._parts: list[Tensor] = [torch.empty(0)] * WORLD
+        self._all_in, self._all_out = threading.Barrier(WORLD, timeout=60), threading.Barrier(WORLD, timeout=60)
+
+    def exchange(self, rank: int, part: Tensor) -> list[Tensor]:
+        """The parts of all ranks."""
+        self._parts[rank] = part.clone()
+        self._all_in.wait()
+        parts = list(self._parts)
+        self._all_out.wait()
+        return parts
+
+    def total(self, rank: int, part: Tensor) -> Tensor:
+        """Their sum, in the order of ranks."""
+        first, second = self.exchange(rank, part)
+        return first + second
+
+
+def joined(model: Model, ranks: Ranks, rank: int) -> Model:
+    """The model with the sums over ranks that a block needs, and all columns of its logits."""
+    decoder = model.decoder
+    assert isinstance(decoder, Decoder)
+
+    def whole_norm(step: NormSpans) -> Step:
+        def run(ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+            columns = slice(step.start, step.start + step.span)
+            parts = ranks.exchange(rank, x[:, columns])
+            weight = torch.cat(ranks.exchange(rank, step.weight))
+            normed = NormSpans(weight, 0, len(weight), step.centered, step.eps)(ops, torch.cat(parts, 1), batch)
+            x[:, columns] = normed.chunk(WORLD, 1)[rank]
+            return x
+
+        return run
+
+    def layer(own: Layer) -> Layer:
+        steps = (
+            whole_norm(s) if isinstance(s, NormSpans) and model.spec.family in WHOLE_ROWS else s for s in own.qkv_steps
+        )
+        attend: Callable[..., Tensor] = lambda *args: ranks.total(rank, own.attention(*args))  # noqa: E731
+        mlp: Callable[..., Tensor] = lambda *args: ranks.total(rank, own.mlp(*args))  # noqa: E731
+        return replace(own, qkv_steps=tuple(steps), attention=attend, mlp=mlp)
+
+    head: Any = lambda ops, x: torch.cat(ranks.exchange(rank, decoder.head(ops, x)), 1)  # noqa: E731
+    return replace(model, decoder=replace(decoder, layers=tuple(map(layer, decoder.layers)), head=head))
+
+
+def load(folder: Path, share: Share, **options: Any) -> Model:
+    return load_model(flat_config(model=str(folder), dtype="float32", **options), backend("reference"), share=share)
+
+
+def logits(model: Model, adapter: int = -1) -> Tensor:
+    tokens = prompt(23, 1)
+    if model.adapters is not None:
+        model.adapters.rows[:] = adapter
+    return Paged(model, [tokens]).run([[9], [14]])[0].clone()
+
+
+def together(folder: Path, adapter: int = -1, **options: Any) -> list[Tensor]:
+    """The logits that each of the ranks has at the end."""
+    ranks = Ranks()
+
+    def run(rank: int) -> Tensor:
+        return logits(joined(load(folder, Share(rank, WORLD), **options), ranks, rank), adapter)
+
+    with ThreadPoolExecutor(WORLD) as pool:
+        return list(pool.map(run, range(WORLD)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_ranks_give_the_logits_of_one(name: str, tmp_path: Path) -> None:
+    family, facts = MODELS[name]
+    write(tmp_path, family, **facts)
+    want = logits(load(tmp_path, Share()))
+    for got in together(tmp_path):
+        assert got.shape == want.shape and relative_error(got, want) <= 1e-5
+
+
+def test_adapters_are_cut_like_their_matrices(tmp_path: Path) -> None:
+    oracle = write(tmp_path / "model", "llama")
+    folder = write_adapter(tmp_path / "adapter", oracle, TARGETS["llama"], seed=3)
+    options: dict[str, Any] = {"enable_lora": True, "lora_modules": (f"a={folder}",)}
+    whole = load(tmp_path / "model", Share(), **options)
+    plain, want = logits(whole), logits(whole, 0)
+    assert relative_error(plain, want) > 1e-2
+    for got in together(tmp_path / "model", 0, **options):
+        assert relative_error(got, want) <= 1e-5
+
+
+def test_a_share_caches_its_own_heads_and_latents_whole(tmp_path: Path) -> None:
+    write(tmp_path / "heads", "llama")
+    write(tmp_path / "latents", KEPT["latents"][0], **KEPT["latents"][1])
+    assert [load(tmp_path / "heads", share).layouts[0].kv_heads for share in (Share(), Share(1, 2))] == [2, 1]
+    latent = load(tmp_path / "latents", Share(1, 2)).layouts[0]
+    assert isinstance(latent, LatentLayout) and latent.rank == 32
+
+
+def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "llama")
+    with pytest.raises(ConfigError, match="q: 4 cannot be split over --tensor-parallel-size 3"):
+        load(tmp_path, Share(0, 3))
+
+
+@pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
+def test_each_share_keeps_its_own_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "llama")
+    ops = select(DeviceConfig(device="cpu"))
+    config = flat_config(model=str(tmp_path), dtype="bfloat16", cache_packed="auto")
+    shares = Share(), Share(0, 2), Share(1, 2)
+    sizes = [load_model(config, ops, share=share).weight_bytes for share in shares]
+    made = made_anew(monkeypatch)
+    assert [load_model(config, ops, share=share).weight_bytes for share in shares] == sizes
+    assert sizes[0] > sizes[1] == sizes[2] and not made and len(list((tmp_path / ".quire").iterdir())) == 3
