@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fake_gpu import FakeRuntime
+from oracle import write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
@@ -151,6 +152,27 @@ def test_the_engine_on_the_gpu_backend_gives_the_reference_s_tokens(folder: Path
 
 @needs_triton
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_fp16_checkpoints_stay_fp16_on_the_gpu_backend(tmp_path: Path) -> None:
+    folder = tmp_path / "half"
+    write(folder, "llama", dtype=torch.float16)
+    found, numbers = [], []
+    for options in ({"device": "reference", "dtype": "float32"}, {"device": "cuda", "ops": MISSING} | SMALL):
+        engine = Engine(flat_config(model=str(folder), num_blocks=64, enforce_eager=True, **options))
+        found.append(engine.model)
+        engine.submit(request(0, (5, 6, 7, 8, 9), logprobs=3))
+        tops = []
+        while engine.has_work:
+            tops += [value for out in engine.step() for lp in out.logprobs for _, value in lp.top]
+        numbers.append(tops)
+    half, matrix = found[1], found[1].decoder.layers[0].o.weight  # type: ignore[attr-defined]
+    assert half.dtype == "float16" and not half.notes
+    assert {t.dtype for t in (half.decoder.embed, matrix.buffers[0])} == {torch.float16}  # type: ignore[attr-defined]
+    assert str(half.layouts[0].dtype) == "torch.float16", "as its keys and values"
+    assert numbers[1] == pytest.approx(numbers[0], abs=2e-2) and len(numbers[0]) == 12
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
     answers = []
     for more in ({}, {"enforce_eager": True}):
@@ -187,8 +209,8 @@ def test_the_start_runs_every_kernel_and_touches_no_block(folder: Path, monkeypa
     assert not any(bool(cache.keys[: step.caches.pad_block].any()) for cache in step.caches.own)
 
 
-def request(index: int, prompt: tuple[int, ...]) -> Request:
-    params = SamplingParams(max_tokens=4, temperature=0.0)
+def request(index: int, prompt: tuple[int, ...], logprobs: int | None = None) -> Request:
+    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=logprobs)
     return Request(id=f"r{index}", prompt=prompt, params=params, seed=0, arrival=0.0)
 
 

@@ -99,7 +99,7 @@ def test_the_cache_is_as_large_as_its_layout_says(family: str, tmp_path: Path) -
     found = describe(str(tmp_path))
     checked = 0
     for name in KV_DTYPES:
-        cache, (dtype, _) = flat_config(kv_cache_dtype=name).cache, compute_dtype("auto", found.dtype)
+        cache, (dtype, _) = flat_config(kv_cache_dtype=name).cache, compute_dtype("auto", found.dtype, "cpu")
         try:
             layout = kv_layout(cache, found.spec, dtype, backend("reference").layout)
         except ConfigError:

@@ -198,6 +198,23 @@ def test_history_is_a_cache() -> None:
     assert generate(sampler, seq, logits, 120 - (60 - seq.prompt_len)) == output
 
 
+def test_rows_of_a_draft_are_edited_as_if_its_tokens_stood_there() -> None:
+    options: dict[str, Any] = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2,
+                               "temperature": 0.8, "logprobs": 2, "bad_words_ids": ((11, 9, 4), (9, 20)), "seed": 3,
+                               "min_tokens": 5, "eos_token_ids": (30,)}  # fmt: skip
+    output, draft = (5, 11), [9, 9, 1, 40]
+    logits = torch.randn((5, VOCAB), generator=torch.Generator().manual_seed(8)) * 2
+    one = [run(native, logits[i : i + 1], sequence(output=(*output, *draft[:i]), **options))[0] for i in range(5)]
+    seq, sampler = sequence(output=output, **options), Sampler(native, VOCAB)
+    seq.draft = draft
+    rows = [LogitRow(seq, len(seq.tokens) + i) for i in range(5)]
+    assert sampler(logits.clone(), rows).results() == one
+    seq.tokens += [9, 33]  # the first drafted token was kept, the second was not
+    seq.draft = []
+    after = run(native, logits[:1], sequence(output=(*output, 9, 33), **options))
+    assert sampler(logits[:1].clone(), [next_row(seq)]).results() == after
+
+
 def test_histories_of_finished_sequences_are_dropped() -> None:
     sampler = Sampler(native, VOCAB)
     for _ in range(500):

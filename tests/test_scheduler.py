@@ -15,7 +15,7 @@ from quire.core.params import SamplingParams
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import Output, Request, TokenLogprob
 from quire.core.sequence import Sequence
-from quire.sched.growth import append
+from quire.sched.growth import append, full
 
 
 def assert_golden(engine: FakeEngine, requests: list[Request]) -> None:
@@ -93,6 +93,36 @@ def test_an_end_token_and_an_abort_throw_the_row_ahead_away() -> None:
     engine.submit(other)
     engine.drain()
     assert_golden(engine, [other])
+
+
+def drafted(budget: int, draft: int, **limits: int) -> tuple[FakeEngine, Sequence]:
+    """An engine whose only sequence has 8 tokens, 7 of them computed, and a draft."""
+    engine = FakeEngine(64, 4, 48, max_num_batched_tokens=budget, **limits)
+    engine.submit(request("r", [1, 2, 3, 4, 5, 6, 8], 9, eos=()))
+    while not engine.outputs.get(("r", 0)):
+        engine.step()
+    (seq,) = engine.scheduler.running
+    seq.draft = list(range(20, 20 + draft))
+    return engine, seq
+
+
+@pytest.mark.parametrize(("budget", "kept"), [(8, 5), (6, 5), (5, 4), (2, 1), (1, 0)])
+def test_a_draft_that_the_budget_cuts_shrinks(budget: int, kept: int) -> None:
+    engine, seq = drafted(budget, 5)
+    (chunk,) = engine.scheduler.plan().chunks
+    assert (chunk.start, chunk.count, chunk.logits, len(seq.draft)) == (7, 1 + kept, 1 + kept, kept)
+
+
+def test_a_sequence_that_is_preempted_gives_up_its_draft() -> None:
+    engine, seq = drafted(8, 5)
+    engine.scheduler._preempt(seq)
+    assert seq.draft == [] and seq.target == 8
+
+
+def test_a_sequence_past_its_limit_is_full() -> None:
+    seq = Sequence(request("r", [1, 2, 3], 4))
+    assert [full(seq, length, 20) for length in (6, 7, 8)] == [False, True, True]
+    assert full(seq, 4, 4)
 
 
 def test_a_block_is_published_only_when_its_last_row_is_known_to_be_finite() -> None:

@@ -108,7 +108,7 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Row
     from quire.model.describe import compute_dtype, kv_dtype, max_model_len
     from quire.model.memory import BF12_BITS, kv_bytes_per_token, layer_kv_bytes
 
-    dtype, _ = compute_dtype(config.model.dtype, found.dtype)
+    dtype, _ = compute_dtype(config.model.dtype, found.dtype, choice.backend)
     kept, windows = kv_dtype(config.cache, found.spec, dtype), found.spec.own_windows
     length = max_model_len(config.model.max_model_len, found.spec)
     layouts = dict.fromkeys(windows, Bytes(layer_kv_bytes(found.spec, kept)))

@@ -92,7 +92,7 @@ def load_model(
     spec = opened.spec
     if spec.encoder.layers:
         check_encoder(config, spec.family)
-    asked, notes = compute_dtype(options.dtype, opened.dtype)
+    asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
     dtype = torch_dtype(asked)
     length = max_model_len(options.max_model_len, spec)
     if target is not None:
@@ -152,7 +152,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
             )
     if ops.gpu is not None:
         raise ConfigError(f"--device cuda: {found.spec.family!r} runs by the code of transformers, on the CPU only")
-    dtype, notes = compute_dtype(options.dtype, found.dtype)
+    dtype, notes = compute_dtype(options.dtype, found.dtype, ops.name)
     length = max_model_len(options.max_model_len, found.spec)
     layout = kv_layout(config.cache, found.spec, dtype)
     decoder, spec, layouts, report = load_borrowed(found, ops, torch_dtype(dtype), target, options.group_size, layout)

@@ -144,8 +144,13 @@ def own_name(model: str, folder: Path) -> str:
     return model if "/" in model and not Path(model).exists() else folder.stem if folder.is_file() else folder.name
 
 
-def compute_dtype(asked: str, on_disk: Dtype) -> tuple[Dtype, tuple[str, ...]]:
-    """Dtype of unquantized weights, and a note when numbers change. "auto": f32 if the file is f32, else bf16."""
+def compute_dtype(asked: str, on_disk: Dtype, backend: str) -> tuple[Dtype, tuple[str, ...]]:
+    """Dtype of unquantized weights, and a note when numbers change.
+
+    "auto": f32 if the file is f32, fp16 if it is fp16 and `backend` multiplies that (GPUs do), else bf16.
+    """
+    if backend == "triton" and (asked == "float16" or (asked == "auto" and on_disk == F16)):
+        return F16, ()
     if asked == "float16":
         raise ConfigError(
             "--dtype float16 is refused on CPU: there are no float16 dot products, and its range overflows where "
@@ -164,7 +169,7 @@ def compute_dtype(asked: str, on_disk: Dtype) -> tuple[Dtype, tuple[str, ...]]:
 def kv_dtype(cache: CacheConfig, spec: ModelSpec, dtype: Dtype) -> Dtype:
     """Of keys and values in the cache; "auto" keeps them in `dtype`, that of the unquantized weights."""
     kept = KV_TYPES.get(cache.kv_cache_dtype, dtype)
-    if spec.mla.rank and kept not in DTYPES.values():
+    if spec.mla.rank and kept not in (*DTYPES.values(), dtype):
         raise ConfigError(
             f"--kv-cache-dtype {cache.kv_cache_dtype}: latents are kept in {' or '.join(DTYPES)}",
             param="kv_cache_dtype",

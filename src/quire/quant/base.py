@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def float_kind(dtype: torch.dtype) -> str:
     """The kind of a `Weight` whose numbers are of `dtype`: "f32" or "bf16"."""
-    return {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
+    return {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
 
 
 @dataclass(frozen=True)

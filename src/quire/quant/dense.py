@@ -1,4 +1,4 @@
-"""Unquantized weights: bf16 or f32."""
+"""Unquantized weights: bf16, f32 or, on GPUs, fp16."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Dense:
-    """One float tensor per matrix. Float16 on disk becomes bf16 or f32: the CPU has no float16 dot products."""
+    """One float tensor per matrix. The CPU, without float16 dot products, makes bf16 or f32 of float16 on disk."""
 
     name = "dense"
     parts: Mapping[str, bool] = {"weight": True}
@@ -28,7 +28,7 @@ class Dense:
         return shapes["weight"]
 
     def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
-        """raw["weight"] [n, k] as `dtype` (bfloat16 or float32)."""
+        """raw["weight"] [n, k] as `dtype` (bfloat16, float32, or float16 where the backend multiplies that)."""
         if raw["weight"].dtype.itemsize < 2:
             raise ModelError(f"weight is {raw['weight'].dtype} and has no scale beside it; download the folder again")
         return QWeight(Weight(float_kind(dtype), raw["weight"].to(dtype)))

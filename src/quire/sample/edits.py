@@ -17,6 +17,7 @@ class History:
     """The edits of one sequence, kept up to date as it grows.
 
     Everything is a function of the request and the tokens, so a history can be dropped and built again at any time.
+    Rows of a draft are edited as if its tokens stood there; they are not kept, as they may be none.
     """
 
     __slots__ = ("allowed", "banned", "bias", "counted", "counts", "ends", "ids", "seq", "slots")
@@ -61,16 +62,32 @@ class History:
             self.counts[slot] += 1
         self.counted = position
 
+    def _seen(self, position: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The distinct ids before `position` and their counts, as they are now: later rows count on."""
+        seq = self.seq
+        known = min(position, len(seq.tokens))
+        self._count(known)
+        used = len(self.slots)
+        ids, counts = self.ids[:used], self.counts[:used].copy()
+        for token in seq.draft[: position - known]:
+            slot = np.flatnonzero(ids == token)
+            if len(slot):
+                counts[slot] += 1
+            else:
+                ids, counts = np.append(ids, np.int32(token)), np.append(counts, np.int32(1))
+        return ids, counts
+
     def _bans(self, position: int) -> NDArray[np.int32] | None:
         """Ids that may not come at `position`: ends before `min_tokens`, and the last id of a bad word about to be
         completed (its other ids are the end of the output)."""
         seq = self.seq
+        tokens = seq.tokens + seq.draft if seq.draft else seq.tokens
         banned = set(self.banned)
         if position - seq.prompt_len < seq.request.params.min_tokens:
             banned |= self.ends
         for word in seq.request.bad_words_ids:
             start = position - len(word) + 1
-            if len(word) > 1 and start >= seq.prompt_len and tuple(seq.tokens[start:position]) == word[:-1]:
+            if len(word) > 1 and start >= seq.prompt_len and tuple(tokens[start:position]) == word[:-1]:
                 banned.add(word[-1])
         return _ids(banned) if banned else None
 
@@ -79,9 +96,7 @@ class History:
         params = self.seq.request.params
         seen = None
         if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
-            self._count(position)
-            used = len(self.slots)
-            seen = (self.ids[:used], self.counts[:used])
+            seen = self._seen(position)
         return RowEdits(
             row,
             self.allowed,

@@ -35,7 +35,8 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longes
 
 def full(seq: Sequence, length: int, longest: int) -> bool:
     """Whether a sequence of `length` tokens may have no more."""
-    return length - seq.prompt_len == seq.request.params.max_tokens or length >= longest
+    most = seq.request.params.max_tokens
+    return (most is not None and length - seq.prompt_len >= most) or length >= longest
 
 
 def _end_reason(seq: Sequence, token: int, longest: int) -> FinishReason | None:

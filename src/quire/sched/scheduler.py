@@ -148,7 +148,11 @@ class Scheduler:
         return sorted(unfinished, key=lambda s: s.target - s.computed > 1 + len(s.draft))
 
     def _chunk(self, seq: Sequence, budget: int) -> int:
+        """How many tokens of `seq` the budget allows; a draft that goes beyond it is cut: it is worth only its rows."""
         need = seq.target - seq.computed
+        if need > budget and seq.draft:
+            del seq.draft[max(0, len(seq.draft) - need + budget) :]
+            need = seq.target - seq.computed
         if need > budget and not self.config.enable_chunked_prefill:
             return 0
         return min(need, budget)
@@ -198,6 +202,7 @@ class Scheduler:
             return
         self._leave(seq)
         seq.status = Status.WAITING
+        seq.draft = []
         seq.preemptions += 1
         self.preemptions += 1
         self.waiting.push(seq)
