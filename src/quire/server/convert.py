@@ -24,12 +24,11 @@ Body = TypeVar("Body", bound=SamplingFields)
 COMPLETION_MAX_TOKENS = 16
 MAX_NAME = 256
 
-_PLAIN = (
-    *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p"),
-    *("repetition_penalty", "min_tokens", "ignore_eos", "prompt_logprobs"),
-    *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "logit_bias"),
+_SHARED = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in SamplingFields.__struct_fields__ and name != "max_tokens"
 )
-_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 
 
 async def read_body(
@@ -70,13 +69,9 @@ def sampling_params(
     """The sampling part of a request, its ranges not checked yet; raises `BadRequest` naming the field."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise BadRequest("best_of: only best_of equal to n is offered", param="best_of")
-    given = {name: getattr(body, name) for name in _PLAIN if getattr(body, name) is not None}
+    given = {name: getattr(body, name) for name in _SHARED if getattr(body, name) is not None}
     if body.top_k is not None:
         given["top_k"] = min(body.top_k, vocab_size)  # more is the same as all, and might not fit the engine's integers
-    for name in _LISTS:
-        value = getattr(body, name)
-        if value is not None:
-            given[name] = value if isinstance(value, str) else tuple(value)
     if body.prompt_logprobs is not None and body.stream:
         raise BadRequest("prompt_logprobs: not offered with stream", param="prompt_logprobs")
     return SamplingParams(**(defaults | given | {"max_tokens": max_tokens, "logprobs": logprobs}))

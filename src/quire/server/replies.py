@@ -67,12 +67,9 @@ class TopLogprob(msgspec.Struct, kw_only=True):
     bytes: list[int] | None
 
 
-class ChatTokenLogprob(msgspec.Struct, kw_only=True):
+class ChatTokenLogprob(TopLogprob, kw_only=True):
     """The chosen token beside the likeliest ones."""
 
-    token: str
-    logprob: float
-    bytes: list[int] | None
     top_logprobs: list[TopLogprob]
 
 

@@ -5,7 +5,8 @@ Families that transformers has no code for (InternLM2, Baichuan) follow their pu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.names import (
@@ -34,7 +35,7 @@ from quire.model.families.readers import (
     query_scale,
     window_rope,
 )
-from quire.model.families.row import Family, sliding_windows
+from quire.model.families.row import Family, Reader, sliding_windows
 
 ROW_NORMS = ("q_row_norm", "k_row_norm", *POST_NORMS)
 
@@ -53,6 +54,24 @@ def baichuan(config: HfConfig) -> Family:
         spelling=(("max_position_embeddings", "model_max_length"),) if alibi else (),
     )
 
+
+GEMMA2_DEFAULTS: Mapping[str, Any] = {
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "layer_types": alternating(2),
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+GEMMA2_READS: Mapping[str, Reader] = {
+    "windows": sliding_windows,
+    "embed_scale": embed_scale,
+    "attention_scale": query_scale,
+    "softcap": lambda config, layers: config.number("attn_logit_softcapping", 0.0),
+    "output_softcap": lambda config, layers: config.number("final_logit_softcapping", 0.0),
+}
 
 RELATIVES: dict[str, Family | Callable[[HfConfig], Family]] = {
     "baichuan": baichuan,
@@ -145,23 +164,8 @@ RELATIVES: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "vaultgemma": Family(
         without(GEMMA, *POST_NORMS, "q_norm", "k_norm"),
-        {
-            "head_dim": 256,
-            "tie_word_embeddings": True,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-            "layer_types": alternating(2),
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-        {
-            "windows": sliding_windows,
-            "embed_scale": embed_scale,
-            "attention_scale": query_scale,
-            "softcap": lambda config, layers: config.number("attn_logit_softcapping", 0.0),
-            "output_softcap": lambda config, layers: config.number("final_logit_softcapping", 0.0),
-        },
+        GEMMA2_DEFAULTS,
+        GEMMA2_READS,
         flags=BIAS_FLAGS,
         facts={"norm": "rms1p"},
         spelling=(("hidden_act", "hidden_activation"),),

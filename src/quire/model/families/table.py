@@ -42,7 +42,7 @@ from quire.model.families.readers import (
     query_scale,
     smollm3_rope,
 )
-from quire.model.families.relatives import RELATIVES
+from quire.model.families.relatives import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.row import Family, sliding_windows, spec_facts
 from quire.model.families.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
 from quire.model.spec import ModelSpec
@@ -115,23 +115,8 @@ FAMILIES: dict[str, Row] = {
     ),
     "gemma2": Family(
         GEMMA,
-        {
-            "head_dim": 256,
-            "tie_word_embeddings": True,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-            "layer_types": alternating(2),
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-        {
-            "windows": sliding_windows,
-            "embed_scale": embed_scale,
-            "attention_scale": query_scale,
-            "softcap": lambda config, layers: config.number("attn_logit_softcapping", 0.0),
-            "output_softcap": lambda config, layers: config.number("final_logit_softcapping", 0.0),
-        },
+        GEMMA2_DEFAULTS,
+        GEMMA2_READS,
         POST_NORMS,
         BIAS_FLAGS,
         {"norm": "rms1p", "join": "post_norm"},
