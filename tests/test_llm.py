@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -168,6 +169,14 @@ def test_max_tokens_is_cut_to_the_context(llm: LLM) -> None:
         ("a", SamplingParams(temperature=-1.0), "temperature"),
         ("a", SamplingParams(stop=("x",), detokenize=False), "detokenize"),
         ("a", SamplingParams(structured_outputs={"json": {}}), "structured_outputs"),
+        ("a", SamplingParams(temperature="x"), "temperature: must be a number"),  # type: ignore[arg-type]
+        ("a", SamplingParams(max_tokens=1.5), "max_tokens: must be an integer"),  # type: ignore[arg-type]
+        ("a", SamplingParams(n=True), "n: must be an integer"),
+        ("a", SamplingParams(top_p=None), "top_p: must be a number"),  # type: ignore[arg-type]
+        ("a", SamplingParams(ignore_eos=1), "ignore_eos: must be true or false"),  # type: ignore[arg-type]
+        ("a", SamplingParams(stop=(7,)), "stop: each must be a string"),  # type: ignore[arg-type]
+        ("a", SamplingParams(stop_token_ids=5), "stop_token_ids: each must be an integer"),  # type: ignore[arg-type]
+        ("a", SamplingParams(logit_bias={"a": 1.0}), "logit_bias: must map"),  # type: ignore[dict-item]
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_runs(llm: LLM, prompt: Any, params: Any, word: str) -> None:
@@ -260,6 +269,11 @@ def test_beam_search_refuses_what_it_cannot_do(llm: LLM) -> None:
         llm.beam_search("abc", BeamSearchParams(beam_width=11, max_tokens=2))
     with pytest.raises(BadRequest, match="encode"):
         llm.encode("abc")
+
+
+def test_numbers_of_other_libraries_and_keys_of_json_are_taken(llm: LLM) -> None:
+    biased = SamplingParams(temperature=np.float32(0.0), max_tokens=np.int64(3), logit_bias={"9": 100})  # type: ignore[arg-type, dict-item]
+    assert ids_of(llm.generate("abc", biased)) == [[9, 9, 9]]
 
 
 def test_a_closed_model_says_so(folder: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
@@ -12,11 +14,32 @@ from quire.core.errors import BadRequest
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_BIASES = 1024
+_KINDS: dict[type, tuple[type, str]] = {
+    float: (Real, "a number"),
+    int: (Integral, "an integer"),
+    bool: (bool, "true or false"),
+    str: (str, "a string"),
+}
 
 
 def _require(ok: bool, param: str, message: str) -> None:
     if not ok:
         raise BadRequest(f"{param}: {message}", param=param)
+
+
+def _is(value: object, kind: type) -> bool:
+    """Whether `value` is of `kind`; a number may be of any library, and no truth value is one."""
+    return type(value) is kind or (isinstance(value, _KINDS[kind][0]) and not isinstance(value, bool))
+
+
+def _tuple(value: Any) -> Any:
+    """A tuple of what `value` holds; what holds nothing stays, to be refused by its name."""
+    return tuple(value) if isinstance(value, Iterable) else value
+
+
+def _whole(token: Any) -> Any:
+    """The number that a JSON key spells."""
+    return int(token) if isinstance(token, str) and token.isdecimal() else token
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,18 +71,36 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     structured_outputs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Accept what callers write: one stop string, lists, string keys in `logit_bias`."""
+        """Accept what callers write: one stop string, lists, None for nothing, string keys in `logit_bias`."""
         coerce: dict[str, Any] = {
-            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            "stop_token_ids": tuple(self.stop_token_ids or ()),
-            "bad_words": tuple(self.bad_words or ()),
-            "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            "stop": (self.stop,) if isinstance(self.stop, str) else _tuple(self.stop or ()),
+            "stop_token_ids": _tuple(self.stop_token_ids or ()),
+            "bad_words": _tuple(self.bad_words or ()),
+            "allowed_token_ids": None if self.allowed_token_ids is None else _tuple(self.allowed_token_ids),
         }
+        if any(isinstance(token, str) for token in self.logit_bias or ()):
+            coerce["logit_bias"] = {_whole(token): bias for token, bias in self.logit_bias.items()}
         for name, value in coerce.items():
             msgspec.structs.force_setattr(self, name, value)
 
+    def _check_types(self) -> None:
+        for name, (kind, optional) in _SCALARS.items():
+            value = getattr(self, name)
+            _require(
+                _is(value, kind) or (optional and value is None), name, f"must be {_KINDS[kind][1]}, not {value!r}"
+            )
+        for name, kind in (("stop", str), ("bad_words", str), ("stop_token_ids", int), ("allowed_token_ids", int)):
+            value = getattr(self, name)
+            ok = value is None or (isinstance(value, tuple) and all(_is(item, kind) for item in value))
+            _require(ok, name, f"each must be {_KINDS[kind][1]}")
+        fine = isinstance(self.logit_bias, dict) and all(
+            _is(t, int) and _is(b, float) for t, b in self.logit_bias.items()
+        )
+        _require(fine, "logit_bias", "must map token ids to numbers")
+
     def validate(self, vocab_size: int) -> None:
-        """Check every range once, at the edge, against a vocabulary of `vocab_size` ids."""
+        """Check every type and range once, at the edge, against a vocabulary of `vocab_size` ids."""
+        self._check_types()
         for name in ("presence_penalty", "frequency_penalty"):
             _require(-2.0 <= getattr(self, name) <= 2.0, name, "must lie in [-2, 2]")
         for name in ("temperature", "repetition_penalty", "top_p", "min_p"):
@@ -95,3 +136,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 all(0 <= t < vocab_size for t in ids), name, f"token ids must lie in [0, {vocab_size}) for this model"
             )
         _require(self.structured_outputs is None, "structured_outputs", "constrained decoding is not built yet")
+
+
+_SCALARS: dict[str, tuple[type, bool]] = {
+    field.name: (int if field.type == int | None else field.type, field.type == int | None)
+    for field in msgspec.structs.fields(SamplingParams)
+    if field.type in (float, int, bool, int | None)
+}
+"""Field -> its type, and whether it may be None."""
