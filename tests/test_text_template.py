@@ -201,7 +201,6 @@ def test_bombs_are_stopped(source: str) -> None:
         "{{ self.__init__.__globals__ }}",
         "{{ namespace(__class__=1) }}",
         "{% set ns = namespace() %}{% set ns._x = 1 %}",
-        "{{ ''.ljust(5) }}",
         "{{ cycler.__init__.__globals__ }}",
         "{% include 'x' %}",
         "{{ 1 / 0 }}",
@@ -213,7 +212,7 @@ def test_what_is_not_allowed(source: str) -> None:
         make(source).render(user("x"))
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{ x | nofilter }}", "{{ 'x' | center(80) }}", "{%" + "(" * 5000])
+@pytest.mark.parametrize("source", ["{% for %}", "{{ x | nofilter }}", "{%" + "(" * 5000])
 def test_broken_templates_fail_at_load(source: str) -> None:
     with pytest.raises(ModelError, match="does not compile"):
         make(source)

@@ -159,7 +159,9 @@ class LLM:
         """The template of the model or of the `chat_template` option; `BadRequest` when there is none."""
         if self._template is None:
             override = self.config.model.chat_template
-            self._template = ChatTemplate.from_folder(self.info.folder, self.get_tokenizer(), override)
+            self._template = ChatTemplate.from_folder(
+                self.info.folder, self.get_tokenizer(), override, self.info.max_model_len
+            )
         if self._template is None:
             raise BadRequest(f"{self.info.folder} has no chat template; use generate, or give chat_template")
         return self._template

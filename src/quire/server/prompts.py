@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -68,8 +69,7 @@ async def encode_chat(service: Service, body: ChatBody) -> list[int]:
             "continue_final_message: excludes add_generation_prompt; set that to false", param="continue_final_message"
         )
     kwargs = _template_kwargs(body.chat_template_kwargs or {})
-    return await off_loop(
-        sum(_CALL + _size(m) for m in messages),
+    return await asyncio.to_thread(  # whatever its size: the template may use up its time
         service.template.encode,
         messages,
         add_generation_prompt=not continued if generate is None else generate,
@@ -95,13 +95,6 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
         raise BadRequest(f"{where}.content: required", param=f"{where}.content")
     fields = msgspec.structs.asdict(message)
     return {k: fields[k] for k in ("role", "content", "name", "reasoning_content") if fields[k] is not None}
-
-
-def _size(message: dict[str, Any]) -> int:
-    """Characters of its texts."""
-    texts = (value for value in message.values() if isinstance(value, str))
-    parts = message["content"] if isinstance(message["content"], list) else ()
-    return sum(map(len, texts)) + sum(len(part["text"]) for part in parts)
 
 
 def _template_kwargs(given: dict[str, Any]) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
     folder = _tokenizer_folder(config, info.folder)
     tokenizer = Tokenizer.from_folder(folder)
     tokenizer.check_vocab(info.vocab_size)
-    template = ChatTemplate.from_folder(folder, tokenizer, override=config.model.chat_template)
+    template = ChatTemplate.from_folder(folder, tokenizer, config.model.chat_template, info.max_model_len)
     engine = AsyncEngine(client)
     app = create_app(engine, tokenizer, template, options, config)
     server = DrainingServer(uvicorn_config(app, options), app.state.service)

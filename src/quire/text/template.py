@@ -1,6 +1,7 @@
 """Chat templates: messages to the text a model was trained on.
 
-What messages contain is escaped before the template sees it, so that only the template itself writes special tokens.
+Templates run in processes of their own (`quire.text.render`). What messages contain is escaped before the template sees
+it, so that only the template itself writes special tokens.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2.exceptions import TemplateError
-
 from quire.core.errors import BadRequest, ModelError
 from quire.gguf.file import GgufFile
 from quire.gguf.vocab import chat_templates
 from quire.text.files import read_json, read_text
-from quire.text.sandbox import LimitExceeded, Sandbox
+from quire.text.render import RENDERER, RenderError
 from quire.text.tokenizer import CUT, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-MAX_CHARS = 16 * 2**20
+MAX_MODEL_LEN = 1 << 20
+"""Of templates that are told none."""
+MIN_CHARS = 1 << 16
+"""What a template may always write."""
 MAX_DEPTH = 64
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"})
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -28,41 +29,59 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _END_MARK = "\ufdd1"
 """Where a message to be continued ends; a noncharacter, which no text contains."""
 
+_TOLD = {
+    "refused": "{error}",
+    "undefined": "the chat template {name!r} misses a field: {error}",
+    "security": "the chat template {name!r} does what is not allowed: {error}",
+    "limit": "the chat template {name!r} stopped: {error}",
+    "failed": "the chat template {name!r} fails on these messages: {error}",
+}
+"""What is said of each kind of `RenderError`."""
+
 Message = Mapping[str, Any]
 
 
 class ChatTemplate:
     """The chat template(s) of a model; `render` and `encode` may be called from any thread."""
 
-    def __init__(self, sources: Mapping[str, str], tokenizer: Tokenizer, origin: str = "chat template") -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        tokenizer: Tokenizer,
+        origin: str = "chat template",
+        max_model_len: int = MAX_MODEL_LEN,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._sandbox = Sandbox()
-        self._templates: dict[str, jinja2.Template] = {}
+        self._sources = dict(sources)
+        self._max_chars = max(MIN_CHARS, 4 * max_model_len)
         for name, source in sources.items():
             try:
-                self._templates[name] = self._sandbox.bounded(source)
-            except (TemplateError, RecursionError) as error:
+                RENDERER.compile(source)
+            except RenderError as error:
                 raise ModelError(f"{origin}: template {name!r} does not compile: {error}") from None
-        self._origin = origin
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, tokenizer: Tokenizer, override: str | Path | None = None
+        cls,
+        folder: str | Path,
+        tokenizer: Tokenizer,
+        override: str | Path | None = None,
+        max_model_len: int = MAX_MODEL_LEN,
     ) -> ChatTemplate | None:
         """The template in the file `override`, else chat_template.jinja, else in tokenizer_config.json, else None.
 
         `folder` may be a GGUF file, which holds its templates itself.
         """
         if override is not None:
-            return cls({"default": read_text(Path(override))}, tokenizer, str(override))
+            return cls({"default": read_text(Path(override))}, tokenizer, str(override), max_model_len)
         folder = Path(folder)
         if folder.is_file():
             held = chat_templates(GgufFile(folder))
-            return cls(held, tokenizer, f"{folder}: tokenizer.chat_template") if held else None
+            return cls(held, tokenizer, f"{folder}: tokenizer.chat_template", max_model_len) if held else None
         path = folder / "chat_template.jinja"
         if path.exists():
             more = {p.stem: read_text(p) for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-            return cls(more | {"default": read_text(path)}, tokenizer, str(path))
+            return cls(more | {"default": read_text(path)}, tokenizer, str(path), max_model_len)
         path = folder / "tokenizer_config.json"
         found = read_json(path).get("chat_template")
         if found is None:
@@ -71,7 +90,7 @@ class ChatTemplate:
             sources = {"default": found} if isinstance(found, str) else {t["name"]: t["template"] for t in found}
         except (TypeError, KeyError):
             raise ModelError(f"{path}: chat_template must be a string or a list of {{name, template}}") from None
-        return cls(sources, tokenizer, str(path))
+        return cls(sources, tokenizer, str(path), max_model_len)
 
     def render(
         self,
@@ -119,9 +138,9 @@ class ChatTemplate:
             if not chat[-1].get("content"):
                 raise BadRequest("continue_final_message: the last message has no text", param="continue_final_message")
             chat[-1] = {**chat[-1], "content": chat[-1]["content"] + _END_MARK + " "}
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        if name not in self._templates:
-            raise BadRequest(f"{self._origin} has no template named {name!r}", param="messages")
+        name = "tool_use" if tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise BadRequest(f"this model has no chat template named {name!r}", param="messages")
         values: dict[str, Any] = {
             **self._tokenizer.named,
             **{key: self._escaped(value) for key, value in variables.items()},
@@ -129,23 +148,19 @@ class ChatTemplate:
             "tools": self._escaped(list(tools)) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._run(self._templates[name], values)
+        text = self._run(name, values)
         return _cut_at_mark(text) if continue_final_message else text
 
-    def _run(self, template: jinja2.Template, values: Mapping[str, Any]) -> str:
-        """Render, and tell the caller's mistakes (the template raised on purpose) from the template's own."""
+    def _run(self, name: str, values: Mapping[str, Any]) -> str:
+        """The text; `BadRequest` says what the template, by its name, did with these messages.
+
+        It may write four characters for each position of the context and for each byte that it is given.
+        """
         try:
-            return self._sandbox.render(template, values, MAX_CHARS)
-        except LimitExceeded as error:
-            raise BadRequest(f"messages: the chat template stopped: {error}", param="messages") from None
-        except jinja2.UndefinedError as error:
-            raise BadRequest(f"messages: the chat template misses a field: {error}", param="messages") from None
-        except jinja2.exceptions.SecurityError as error:
-            raise ModelError(f"{self._origin}: the template does what is not allowed: {error}") from None
-        except TemplateError as error:
-            raise BadRequest(f"messages: {error}", param="messages") from None
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise ModelError(f"{self._origin}: the template fails on these messages: {error!r}") from None
+            return RENDERER.render(self._sources[name], values, self._max_chars)
+        except RenderError as error:
+            told = _TOLD[error.kind].format(name=name, error=error)
+            raise BadRequest(f"messages: {told}", param="messages") from None
 
     def _checked(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Escaped copies of `messages`; content given as text parts becomes one string, joined by newlines."""

@@ -1,0 +1,212 @@
+"""Templates are rendered in processes of their own, which the kernel bounds (`quire.text.sandbox` says how).
+
+One process starts with the first template (some 60 ms) and stays warm; a second one starts when two threads render at
+once. A process that exceeds a bound is ended and replaced. All end with the one that started them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import Unavailable
+
+PROCESSES = 2
+"""Most that render at once: while one works off its budget of CPU time, another serves."""
+WALL_SECONDS = 10.0
+"""Time for an answer, a start included: many times the budgets of CPU time, as processors may be shared."""
+COMPILE_SECONDS, RENDER_SECONDS = 2.0, 0.25
+"""CPU time of one compilation and one rendering."""
+MEMORY, SHARE = 64 << 20, 24
+"""Bytes that a rendering may use beside those of the process at rest, and beside them for each byte it is given: values
+and text at up to four bytes a character, in several copies."""
+MAX_FRAME = 32 << 20
+"""Longest message to a process, in bytes."""
+MAX_REPLY = 256 << 20
+"""Longest message from a process, in bytes."""
+MAX_TEMPLATES = 64
+"""Templates a process keeps compiled before another takes its place."""
+_SCRIPT = Path(__file__).with_name("sandbox.py")
+_START = (
+    "import os, runpy, sys; sys.path += sys.argv[2].split(os.pathsep); runpy.run_path(sys.argv[1], run_name='__main__')"
+)
+
+
+class RenderError(Exception):
+    """`kind`: "limit" for a bound exceeded, "undefined" for a field that is missing, "refused" for what the template
+    raised, "security" for what is not allowed, "failed" for any other error in it."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class _Process:
+    """One process and the socket to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        specs = (importlib.util.find_spec(name) for name in ("jinja2", "markupsafe"))
+        folders = {str(Path(spec.origin).parent.parent) for spec in specs if spec is not None and spec.origin}
+        command = [sys.executable, "-I", "-S", "-c", _START, str(_SCRIPT), os.pathsep.join(sorted(folders))]
+        command += map(str, (MEMORY, SHARE, MAX_FRAME))
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,  # Ctrl-C is for the one that started it
+            )
+        except OSError as error:
+            ours.close()
+            raise Unavailable(f"the process that renders chat templates does not start: {error.strerror}") from None
+        finally:
+            theirs.close()
+        self._socket = ours
+        self.known: set[str] = set()
+
+    def ask(self, job: Mapping[str, Any]) -> str:
+        """The text for `job`; `RenderError` naming the bound when the process ended in its budget of CPU time."""
+        data = json.dumps(job, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        if len(data) > MAX_FRAME:
+            raise RenderError("limit", f"{len(data)} bytes are more than the {MAX_FRAME} that it may be given")
+        end = time.monotonic() + WALL_SECONDS
+        try:
+            self._socket.settimeout(WALL_SECONDS)
+            self._socket.sendall(len(data).to_bytes(4, "big") + data)
+            size = int.from_bytes(self._read(4, end), "big")
+            reply = json.loads(self._read(size, end).decode("utf-8", "surrogatepass"))
+        except TimeoutError:
+            raise Unavailable(f"no chat template was rendered within {WALL_SECONDS:g} s; the machine is busy") from None
+        except (EOFError, OSError):
+            raise RenderError("limit", self._why_ended(job["seconds"])) from None
+        if "text" in reply:
+            return str(reply["text"])
+        if reply["kind"] == "memory":
+            raise RenderError("limit", f"it takes more than {MEMORY >> 20} MiB of memory")
+        raise RenderError(str(reply["kind"]), str(reply["error"]))
+
+    def _read(self, size: int, end: float) -> bytes:
+        data = bytearray()
+        if size > MAX_REPLY:
+            raise EOFError
+        while len(data) < size:
+            self._socket.settimeout(max(end - time.monotonic(), 0.001))
+            part = self._socket.recv(min(size - len(data), 1 << 20))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def _why_ended(self, seconds: float) -> str:
+        try:
+            code = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            code = 0
+        if code == -signal.SIGPROF:
+            return f"it takes more than {seconds:g} s of CPU time"
+        return f"the process that renders it ended with code {code}, as by a lack of memory"
+
+    def close(self) -> None:
+        """End the process at once."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def forget(self) -> None:
+        """In a fork of the process that started this one: leave it to that."""
+        self._socket.close()
+        self._process.returncode = 0
+
+
+class Renderer:
+    """The processes; any thread may call."""
+
+    def __init__(self) -> None:
+        self._all: set[_Process] = set()
+        self._idle: list[_Process] = []
+        self._room = threading.BoundedSemaphore(PROCESSES)
+        self._lock = threading.Lock()
+
+    def compile(self, source: str) -> None:
+        """Nothing when `source` is a template, else `RenderError`."""
+        self._run(source, None)
+
+    def render(self, source: str, values: Mapping[str, Any], max_chars: int) -> str:
+        """The text of the template `source`; `values` are plain JSON.
+
+        It has at most `max_chars` characters, and four more for each byte of the values.
+        """
+        return self._run(source, {"values": values, "max_chars": max_chars})
+
+    def _run(self, source: str, job: dict[str, Any] | None) -> str:
+        key = hashlib.blake2b(source.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        with self._room:
+            process, keep = self._take(), False
+            try:
+                text = ""
+                if key not in process.known:
+                    process.ask({"key": key, "source": source, "seconds": COMPILE_SECONDS})
+                    process.known.add(key)
+                if job is not None:
+                    text = process.ask({"key": key, "seconds": RENDER_SECONDS, **job})
+                keep = len(process.known) < MAX_TEMPLATES
+                return text
+            except RenderError as error:
+                keep = error.kind != "limit"
+                raise
+            finally:
+                self._give_back(process, keep)
+
+    def _take(self) -> _Process:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        process = _Process()
+        with self._lock:
+            self._all.add(process)
+        return process
+
+    def _give_back(self, process: _Process, keep: bool) -> None:
+        with self._lock:
+            if keep:
+                self._idle.append(process)
+            else:
+                self._all.discard(process)
+        if not keep:
+            process.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        with self._lock:
+            processes = list(self._all)
+            self._all.clear()
+            self._idle.clear()
+        for process in processes:
+            process.close()
+
+    def after_fork(self) -> None:
+        """In the child of a fork: start anew, and hold no end of what belongs to the parent."""
+        for process in self._all:
+            process.forget()
+        self.__init__()  # type: ignore[misc]
+
+
+RENDERER = Renderer()
+"""That of this process."""
+atexit.register(RENDERER.close)
+os.register_at_fork(after_in_child=RENDERER.after_fork)

@@ -1,0 +1,274 @@
+"""Templates that mean harm: each ends in bounded time and memory with an error that says why, and others are served."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from live_server import live
+from quire.core.errors import BadRequest, ModelError
+from quire.text.render import RENDERER, WALL_SECONDS, RenderError
+from quire.text.template import ChatTemplate
+from stub_engine import StubEngine
+from test_end_to_end import serving
+from test_text_template import make, tokenizer, user
+
+HANG = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+NS = "{% set ns = namespace(s='x' * 999) %}"
+LONG: dict[str, str] = {
+    "a shadowed clock": "{% with _tick=dict %}" + HANG + "{% endwith %}",
+    "slices": "{{ [1] | slice(10**9) | list }}",
+    "a sort": "{% for i in range(9999) %}{% set _ = range(99999) | sort | list %}{% endfor %}",
+    "in": "{% set l = range(99999) | list %}{{ l | select('in', l | reverse | list) | list | length }}",
+    "filters in loops": "{% for i in range(99999) %}{% set _ = range(99999) | map('string') | join %}{% endfor %}",
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "a power in a call": "{{ [9 ** (9 ** 9)] | first }}",
+}
+LARGE: dict[str, str] = {
+    "a list of one string": "{{ ['a' * 16000000] * 1000 }}",
+    "a list of lists": "{{ [[['a' * 1000] * 1000] * 1000] * 1000 }}",
+    "replace": "{{ ('a' * 99999) | replace(new='b' * 99999, old='a') }}",
+    "batch": "{{ [1] | batch(10**9, 0) | list }}",
+    "format": "{{ ('{0}' * 5000).format('a' * 999999) }}",
+    "percent": "{{ '%(a)s' * 5000 % {'a': 'a' * 999999} }}",
+    "map and join": "{{ (['a' * 999999] * 9999) | map('string') | join }}",
+    "~": NS + "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "tojson": "{{ (['a' * 999999] * 9999) | tojson }}",
+    "indent": "{{ ('\n' * 99999) | indent(first=true, blank=true, width='a' * 99999) }}",
+    "strftime_now": "{{ strftime_now('%A' * 9999999) }}" * 9,
+    "a number": "{% set ns = namespace(s=9) %}{% for i in range(60) %}{% set ns.s = ns.s * ns.s %}{% endfor %}",
+    "a width": "{{ 'x' | center(10**9) }}{{ ''.ljust(10**9) }}",
+    "text": "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
+}
+BROKEN: dict[str, str] = {
+    "120 nested ifs": "{% if 1 %}" * 120 + "{% endif %}" * 120,
+    "25 nested fors": "{% for a in [1] %}" * 25 + "{% endfor %}" * 25,
+    "a break outside loops": "{% break %}",
+    "5,001 digits": "{{ " + "9" * 5001 + " }}",
+    "5,000 brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "nothing that closes": "{% for %}",
+}
+FAILING: dict[str, str] = {
+    "a type": "{{ messages + 1 }}",
+    "a call": "{{ messages() }}",
+    "a filter": "{{ 5 | join }}",
+    "a macro that calls itself": "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(60) }}",
+    "a division": "{{ 1 / 0 }}",
+    "an argument": "{{ range() }}",
+    "a file": "{% include '/etc/passwd' %}",
+    "an internal": "{{ ''.__class__.__mro__ }}",
+}
+
+
+def peak() -> int:
+    """Most memory this process has had, in KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def check(source: str, errors: Any, match: str) -> None:
+    """`source` ends with an error that shows no path, soon, without much memory here, and the next one is rendered."""
+    begin, before = time.monotonic(), peak()
+    with pytest.raises(errors, match=match) as caught:
+        make(source).render(user("x"))
+    assert time.monotonic() - begin < WALL_SECONDS
+    assert peak() - before < 64 << 10, "the template's memory is not ours"
+    assert "Traceback" not in str(caught.value) and ".py" not in str(caught.value)
+    assert make("{{ messages[0].content }}").render(user("y")) == "y"
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_time_is_bounded(case: str) -> None:
+    check(
+        LONG[case], BadRequest, "the chat template 'default' stopped: .*(0.25 s of CPU time|64 MiB|4300 digits)|digits"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="no bound of address space there")
+@pytest.mark.parametrize("case", LARGE)
+def test_memory_and_text_are_bounded(case: str) -> None:
+    stopped = "stopped: (it takes more than (64 MiB of memory|0.25 s)|the text grows beyond)"
+    check(LARGE[case], BadRequest, f"the chat template 'default' ({stopped}|fails on these messages: OverflowError)")
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_does_not_compile_is_refused_at_load(case: str) -> None:
+    check(BROKEN[case], ModelError, "^chat template: template 'default' does not compile: ")
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_mistakes_of_a_template_are_told_without_a_path(case: str) -> None:
+    check(FAILING[case], BadRequest, "the chat template 'default' (fails on these messages|does what is not allowed)")
+
+
+def test_compiling_is_bounded() -> None:
+    with pytest.raises(ModelError, match="does not compile: it takes more than 2 s of CPU time"):
+        make("{% if a %}{% elif b %}" + "{{ a }}" * 400_000 + "{% endif %}")
+    assert make("{{ 1 }}").render(user("x")) == "1"
+
+
+def test_long_messages_have_room() -> None:
+    text = "日本語 a\U0001f600 " * 300_000
+    source = "{% for m in messages %}<|user|>{{ m.content | trim }}{{ m | tojson }}{% endfor %}"
+    assert len(make(source).render(user(text))) > 2 * len(text)
+
+
+def test_text_is_bounded_by_the_context() -> None:
+    source = "{% for i in range(99) %}{{ 'x' * 999 }}{% endfor %}"
+    small = ChatTemplate({"default": source}, tokenizer, "x", 512)
+    with pytest.raises(BadRequest, match=r"the text grows beyond 6\d{4} characters"):
+        small.render(user("x"))
+    assert len(ChatTemplate({"default": source}, tokenizer, "x", 1 << 15).render(user("x"))) == 99 * 999
+
+
+def test_one_that_hangs_leaves_room_for_others() -> None:
+    make(HANG), make("{{ 1 }}").render(user("x"))
+    stop, failures = threading.Event(), []
+
+    def hang() -> None:
+        while not stop.is_set():
+            try:
+                RENDERER.render(HANG, {}, 1)
+            except RenderError as error:
+                failures.append(str(error))
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    try:
+        times = []
+        for _ in range(50):
+            begin = time.monotonic()
+            assert RENDERER.render("{{ a }}", {"a": 1}, 9) == "1"
+            times.append(time.monotonic() - begin)
+            time.sleep(0.01)
+    finally:
+        stop.set()
+        thread.join()
+    assert failures and set(failures) == {"it takes more than 0.25 s of CPU time"}
+    assert sorted(times)[25] < 0.1, "half of them take what they take alone, many times over"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_has_processes_of_its_own() -> None:
+    assert RENDERER.render("{{ a }}", {"a": 1}, 9) == "1"
+    script = """
+import os
+from quire.text.render import RENDERER
+assert RENDERER.render("{{ a }}", {"a": 1}, 9) == "1"
+child = os.fork()
+for i in range(200):
+    assert RENDERER.render("{{ a }}", {"a": i + (child == 0) * 1000}, 9) == str(i + (child == 0) * 1000)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-W", "error::ResourceWarning", "-c", script], check=True, timeout=60)
+
+
+def renderers(parent: int) -> list[int]:
+    """Process ids of the renderers that `parent` started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            started_by = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(started_by) == parent and b"sandbox.py" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
+@pytest.mark.parametrize("source", ["{{ 1 }}", HANG], ids=["idle", "at work"])
+def test_it_dies_with_its_parent(source: str) -> None:
+    script = (
+        "import sys; from quire.text.render import RENDERER as r; r.render('{{ 1 }}', {}, 9); print(1, flush=True)\n"
+    )
+    script += f"import time\nwhile True:\n  try: r.render({source!r}, {{}}, 9)\n  except Exception: pass\n"
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert parent.stdout is not None and parent.stdout.readline()
+    children: list[int] = []
+    end = time.monotonic() + 10
+    while not children and time.monotonic() < end:
+        children = renderers(parent.pid)
+    assert children
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    while any(map(alive, children)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(alive, children))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
+def test_it_can_open_nothing_and_start_nothing() -> None:
+    assert RENDERER.render("{{ 1 }}", {}, 9) == "1"
+    for child in renderers(os.getpid()):
+        limits = Path(f"/proc/{child}/limits").read_text()
+        rows = {line[:26].strip(): line[26:].split()[:2] for line in limits.splitlines()}
+        for name in ("Max open files", "Max processes", "Max file size", "Max core file size"):
+            assert rows[name] == ["0", "0"], name
+        assert int(rows["Max address space"][0]) < 1 << 30
+        assert {fd.name for fd in Path(f"/proc/{child}/fd").iterdir()} == {"0", "1", "2"}
+
+
+def test_a_warm_rendering_takes_less_than_a_millisecond() -> None:
+    values = {"messages": [{"role": "user", "content": "hello there"}] * 4}
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    times = []
+    for _ in range(300):
+        begin = time.perf_counter()
+        RENDERER.render(source, values, 1000)
+        times.append(time.perf_counter() - begin)
+    assert sorted(times)[30] < 0.001, "a tenth of them: others share the machine"
+
+
+SOMETIMES = "{% if messages[0].content == 'hang' %}" + LONG["a shadowed clock"] + "{% endif %}{{ messages[0].content }}"
+HANGING = {"messages": [{"role": "user", "content": "hang"}]}
+
+
+def test_the_server_answers_while_and_after_a_template_hangs() -> None:
+    with live(StubEngine()) as server, ThreadPoolExecutor(4) as threads:
+        server.service.template = make(SOMETIMES)
+        url = f"{server.url}/v1/chat/completions"
+        replies = [threads.submit(httpx.post, url, json=HANGING, timeout=30) for _ in range(4)]
+        answered = 0
+        while not all(reply.done() for reply in replies):
+            assert server.http.get("/livez").status_code == 200
+            answered += 1
+        assert answered > 20, "the event loop does not wait for templates"
+        for reply in replies:
+            assert reply.result().status_code == 400
+            assert "'default' stopped: it takes more than 0.25 s" in reply.result().json()["error"]["message"]
+        assert server.chat("well", max_tokens=1)["choices"]
+
+
+def ask(url: str) -> int:
+    """The status of the answer; that of a server that is gone counts as 503."""
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.post(f"{url}/v1/chat/completions", json=HANGING, timeout=30).status_code
+    return 503
+
+
+def test_sigterm_ends_a_server_whose_template_hangs(tmp_path: Path) -> None:
+    (tmp_path / "hang.jinja").write_text(SOMETIMES)
+    with ThreadPoolExecutor(4) as threads:
+        with serving("--chat-template", str(tmp_path / "hang.jinja")) as url:
+            replies = [threads.submit(ask, url) for _ in range(8)]
+            assert replies[0].result() == 400
+        assert {reply.result() for reply in replies} <= {400, 503}
