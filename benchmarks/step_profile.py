@@ -24,12 +24,12 @@ from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES, write_config
 
+from quire.ops.matrix import GROWING, KINDS, LANES, Matrix
+
 REPEATS = 5
 CONTEXT = 128
-KINDS = ("f32", "bf16", "bf12", "int8", "int4")
-"""Of gated_mlp's matrices, by their number."""
-BITS = {"f32": 32.0, "bf16": 16.0, "bf12": 12.125, "int8": 8.0, "int4": 4.0}
-PEAK = {"f32": "f32", "bf16": "bf16", "bf12": "bf16", "int8": "int8", "int4": "int8"}
+NAMES = tuple(KINDS)
+PEAK = {"f32": "f32", "bf16": "bf16", "bf12": "bf16", "fp8": "bf16", "int8": "int8", "int4": "int8", "table4": "int8"}
 
 
 def product(op: str, args: tuple[Any, ...]) -> tuple[str, float, float, str]:
@@ -38,18 +38,22 @@ def product(op: str, args: tuple[Any, ...]) -> tuple[str, float, float, str]:
     Attention is that of one whole prompt, or of rows that each continue a sequence of `CONTEXT` tokens.
     """
     if op == "gated_mlp":
-        kind, group, (m, hidden, f) = KINDS[args[2]], args[9], args[-4:-1]
-        weights, name = 3 * hidden * f, f"{op} {kind} {f}x{hidden}"
-    elif op.startswith("linear_") and op.removeprefix("linear_") in BITS:
-        kind, (m, n, k, group) = op.removeprefix("linear_"), args[-4:]
-        weights, name = n * k, f"{op} {n}x{k}"
-    elif op == "attention":
+        gate_up, down = Matrix.from_address(args[2]), Matrix.from_address(args[4])
+        kind, m, weights = NAMES[gate_up.kind], args[6], 3 * down.n * down.k
+        return f"{op} {kind} {down.k}x{down.n}", 2.0 * m * weights, bytes_of(gate_up) + bytes_of(down), kind
+    if op == "linear":
+        w, m = Matrix.from_address(args[2]), args[4]
+        return f"{op} {NAMES[w.kind]} {w.n}x{w.k}", 2.0 * m * w.n * w.k, bytes_of(w), NAMES[w.kind]
+    if op == "attention":
         rows, sequences, heads, kv_heads, d = args[7:12]
         seen = rows * (rows + 1) / 2 if rows > sequences else rows * CONTEXT
         return op, 4.0 * heads * d * seen, 0.0 if rows > sequences else 4.0 * kv_heads * d * seen, "bf16"
-    else:
-        return op, 0.0, 0.0, "f32"
-    return name, 2.0 * m * weights, weights * (BITS[kind] + (16 / group if group else 0)) / 8, kind
+    return op, 0.0, 0.0, "f32"
+
+
+def bytes_of(w: Matrix) -> float:
+    """Bytes of a packed matrix, without those that all of its rows share."""
+    return float(-(-w.n // LANES) * sum(getattr(w, step) for step in GROWING.values()))
 
 
 class Clock:

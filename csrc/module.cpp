@@ -120,8 +120,6 @@ nb::list units() {
 
 }  // namespace
 
-const OpEntry& op_of(int64_t id) { return entry(id); }
-
 void fail(const char* message) { throw std::invalid_argument(message); }
 
 Register::Register(const OpEntry* entries, size_t count) { add(nullptr, entries, count); }

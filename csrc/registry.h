@@ -32,9 +32,6 @@ struct OpEntry {
 // Throws std::invalid_argument with `message`.
 [[noreturn]] void fail(const char* message);
 
-// The op with that id, for ops that call others; throws std::invalid_argument when there is none.
-const OpEntry& op_of(int64_t id);
-
 template <class T>
 struct SlotType;
 template <>

@@ -16,7 +16,7 @@ from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops import cases
 from quire.ops.backend import Ops, select
-from quire.ops.pack import take_apart
+from quire.ops.matrix import take_apart
 from quire.ops.weights import PackedTable, Weight
 
 UNITS = ["avx512", "avx2", "portable"]

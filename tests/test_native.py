@@ -15,16 +15,18 @@ from quire.ops import choice
 from quire.ops import native as native_module
 from quire.ops.arena import HUGE, Arena, huge_bytes
 from quire.ops.backend import select
-from quire.ops.cpu import KINDS
+from quire.ops.cpu import ACTIVATION_NUMBERS, Cpu
 from quire.ops.layout import KVLayout
 from quire.ops.native import Native, load_native
+from quire.ops.pack import pack
+from quire.ops.weights import Weight
 
 module = load_native()
 built = pytest.mark.skipif(module is None, reason="quire._native was not built (no C++ compiler)")
 
 
 def relu(native: Native, x: torch.Tensor, out: torch.Tensor) -> tuple[int, tuple[int, ...]]:
-    return native.ids["activation"], (out.data_ptr(), x.data_ptr(), x.shape[0], x.shape[1], KINDS["relu"])
+    return native.ids["activation"], (out.data_ptr(), x.data_ptr(), x.shape[0], x.shape[1], ACTIVATION_NUMBERS["relu"])
 
 
 @built
@@ -52,6 +54,33 @@ def test_a_program_checks_calls_when_they_are_added() -> None:
     with pytest.raises(ValueError, match="unknown kind"):
         program.add(op, (*args[:-1], 99))
         program.run()
+
+
+@built
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("kind", 99, "unknown kind"),
+        ("kind", -1, "unknown kind"),
+        ("k", 0, "sizes"),
+        ("codes", 0, "sizes"),
+        ("group", 48, "group"),
+        ("group", 256, "group"),
+        ("scales", 0, "group"),
+        ("digits", 3, "digits"),
+        ("planes", 2, "digits"),
+    ],
+)
+def test_descriptors_that_no_kernel_serves_are_refused(field: str, value: int, reason: str) -> None:
+    native = Native("auto", 1)
+    w = pack(Cpu(native), Weight("int8", torch.ones(16, 768, dtype=torch.int8), torch.ones(16, 6), None, 128))
+    x, out = torch.ones(1, 768), torch.empty(1, 16)
+    op, args = native.ids["linear"], (out.data_ptr(), x.data_ptr(), w.handle.at, 0, 1)
+    native.module.call(op, args)
+    assert out.eq(768).all()
+    setattr(w.handle, field, value)
+    with pytest.raises(ValueError, match=reason):
+        native.module.call(op, args)
 
 
 @built

@@ -21,8 +21,9 @@ from quire.model.build import Model, load_model
 from quire.model.load import packed_file
 from quire.model.load.reader import Reader
 from quire.ops.backend import select
+from quire.ops.matrix import assemble, part_sizes, take_apart
 from quire.ops.native import load_native
-from quire.ops.pack import DTYPES, assemble, pack, part_sizes, take_apart
+from quire.ops.pack import PLAIN, pack
 from quire.ops.weights import Weight
 from test_model import Paged, prompt
 
@@ -104,8 +105,8 @@ def matrices() -> Iterator[Weight]:
     """One of every form that can be packed."""
     made = torch.Generator().manual_seed(1)
     order, table = torch.randperm(64, generator=made).int(), torch.arange(-8, 8, dtype=torch.int16)
-    for kind, dtype in DTYPES.items():
-        codes = torch.randint(0, 8, (40, 64), generator=made).to(dtype)
+    for kind, row in PLAIN.items():
+        codes = torch.randint(0, 8, (40, 64), generator=made).to(row.dtype)
         if kind in ("f32", "bf16"):
             yield Weight(kind, codes)
             continue

@@ -81,10 +81,10 @@ QUIRE_INLINE void store_as(char* to, const float* from, int64_t n) {
     }
 }
 
-// out [rows, heads * n]: head h of x (its first k of `width` numbers) times matrix h of w [heads][n to 16][k], packed.
+// out [rows, heads * n]: head h of x (its first k of `width` numbers) times matrix h of w [heads][n to 16][k].
 template <bool kBf16>
-void run_head_linear(float* out, const float* x, const char* w, int64_t rows, int64_t heads, int64_t width, int64_t n, int64_t k) {
-    const int64_t panels = (rows + kLatentRows - 1) / kLatentRows, words = kBf16 ? (k + 1) / 2 : k, blocks = (n + 15) / 16;
+void run_head_linear(float* out, const float* x, const Matrix& w, int64_t rows, int64_t heads, int64_t width, int64_t n) {
+    const int64_t k = w.k, panels = (rows + kLatentRows - 1) / kLatentRows, words = kBf16 ? (k + 1) / 2 : k, blocks = (n + 15) / 16;
     const int64_t bytes = (kLatentRows * words * 4 + 63) / 64 * 64;
     auto* memory = static_cast<char*>(scratch(Scratch::kActivations, static_cast<size_t>(bytes * thread_count())));
     parallel_for(heads * panels, [&](int64_t i, int thread) {
@@ -92,15 +92,17 @@ void run_head_linear(float* out, const float* x, const char* w, int64_t rows, in
         const int64_t some = rows - first < kLatentRows ? rows - first : kLatentRows;
         char* own = memory + thread * bytes;
         for (int64_t r = 0; r < some; ++r) store_as<kBf16>(own + r * words * 4, x + ((first + r) * heads + head) * width, k);
-        product<kBf16>({out + (first * heads + head) * n, heads * n, own, words * 4, w + head * blocks * words * 64, words * 64, words, n, true}, some);
+        product<kBf16>({out + (first * heads + head) * n, heads * n, own, words * 4, w.codes + head * blocks * w.code_step, w.code_step, words, n, true}, some);
     });
 }
 
-void head_linear(float* out, const float* x, const char* w, int64_t rows, int64_t heads, int64_t width, int64_t n, int64_t k, int64_t bf16) {
-    if (rows < 1 || heads < 1 || n < 1 || k < 1 || width < k || width > kMostLatent || n > kMostLatent || heads > kMostLatent)
+void head_linear(float* out, const float* x, const Matrix* w, int64_t rows, int64_t heads, int64_t width, int64_t n) {
+    if (rows < 1 || heads < 1 || n < 1 || w->k < 1 || width < w->k || width > kMostLatent || n > kMostLatent || heads > kMostLatent)
         fail("head_linear: the heads do not fit the rows");
-    if (bf16) run_head_linear<true>(out, x, w, rows, heads, width, n, k);
-    else run_head_linear<false>(out, x, w, rows, heads, width, n, k);
+    if (w->n != heads * ((n + 15) / 16 * 16)) fail("head_linear: the matrix is not that of so many heads");
+    if (w->kind == Kind::kBf16) run_head_linear<true>(out, x, *w, rows, heads, width, n);
+    else if (w->kind == Kind::kF32) run_head_linear<false>(out, x, *w, rows, heads, width, n);
+    else fail("head_linear: matrices must be f32 or bf16");
 }
 
 struct LatentCache {

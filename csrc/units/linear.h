@@ -19,23 +19,17 @@ constexpr int planes_of(WeightKind kind) {
 }
 
 struct LinearCall {
-    float* out;
-    int64_t out_stride;  // floats
-    const char* weights;
-    const char* scales;              // of kBf12: the exponents that its codes stand for
-    const int8_t* zeros;
+    Matrix w;
     const float* bias;
-    int64_t n, k, group, groups;
-    bool scales_f32;
-    const char* x;     // rows of int8 codes, bf16 or f32
-    int64_t x_stride;  // bytes
-    const float* x_scales;           // [m][groups], as are x_start and x_sums; [groups][rows] of rows side by side
-    const int32_t* x_start;          // [digits] each: start values of a group's sums, or minus those of codes with zeros
-    const char* mins = nullptr;      // floats of the scales' type, added to every number of a group
-    const float* x_sums = nullptr;   // sums of a group's rounded activations
-    const uint8_t* table = nullptr;  // [planes][16]: the digits of the numbers that 4-bit codes stand for, + 128
-    int64_t x_digit = 0;             // bytes from a row's high digits to its low ones
-    bool past_caches = false;        // the output is larger than a core's caches, see store_out
+    float* out;
+    int64_t out_stride;           // floats
+    int64_t groups;               // of a row
+    const char* x;                // rows of int8 codes, bf16 or f32
+    int64_t x_stride, x_digit;    // bytes to the next row, from a row's high digits to its low ones
+    const float* x_scales;        // [m][groups], as are x_start and x_sums; [groups][rows] of rows side by side
+    const int32_t* x_start;       // [digits] each: start values of a group's sums, or minus those of codes with zeros
+    const float* x_sums;          // sums of a group's rounded activations
+    bool past_caches = false;     // the output is larger than a core's caches, see store_out
 };
 
 // A single row streams its weights once and asks for those g_tuning.ahead bytes ahead (measured at 4 bits: 8 KiB brings 100
@@ -95,7 +89,7 @@ QUIRE_INLINE void store_out(const LinearCall& c, float* to, F value, int lanes) 
 
 QUIRE_INLINE LinearCall with_large_output(LinearCall c, int64_t m) {
     constexpr int64_t kCacheBytes = 2 << 20;
-    c.past_caches = m * c.n * 4 > kCacheBytes;
+    c.past_caches = m * c.w.n * 4 > kCacheBytes;
     return c;
 }
 
@@ -104,7 +98,7 @@ template <int R, int NB>
 QUIRE_INLINE void store_tile(const LinearCall& c, F (&acc)[R][NB], int64_t row, int64_t block, const Part& part) {
     for (int b = 0; b < NB; ++b) {
         const int64_t column = (block + b) * 16;
-        const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
+        const int lanes = static_cast<int>(c.w.n - column < 16 ? c.w.n - column : 16);
         const F bias = c.bias ? load_lanes(c.bias + column, lanes) : set1(0.0f);
         for (int r = 0; r < R; ++r) {
             if (!part.last) store(part.sums + part.at + (r * NB + b) * 16, acc[r][b]);
@@ -137,12 +131,12 @@ template <int R, int NB>
 void f32_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     F acc[R][NB];
     load_tile<R, NB>(acc, part);
-    const char* w = c.weights + block * c.k * 64;
+    const char* w = c.w.codes + block * c.w.k * 64;
     const char* x = c.x + row * c.x_stride;
     for (int64_t k = part.begin; k < part.end; ++k) {
         F wk[NB];
 #pragma GCC unroll 8
-        for (int b = 0; b < NB; ++b) wk[b] = load(reinterpret_cast<const float*>(w + (b * c.k + k) * 64));
+        for (int b = 0; b < NB; ++b) wk[b] = load(reinterpret_cast<const float*>(w + (b * c.w.k + k) * 64));
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const F xk = set1(reinterpret_cast<const float*>(x + r * c.x_stride)[k]);
@@ -215,7 +209,7 @@ constexpr int64_t bf12_columns(int blocks) { return blocks > 2 ? 1024 : 512; }
 // of the whole k would not stay cached.
 template <WeightKind kKind, int R, int NB>
 QUIRE_INLINE int64_t steps_of_part(const LinearCall& c, int64_t m) {
-    const int64_t steps = is_bf16(kKind) ? (c.k + 1) / 2 : c.k;
+    const int64_t steps = is_bf16(kKind) ? (c.w.k + 1) / 2 : c.w.k;
     if constexpr (kKind == WeightKind::kBf12) return bf12_columns(NB) / 2;
     return is_float(kKind) && m > R && steps > kPartSteps ? kPartSteps : steps;
 }
@@ -229,7 +223,7 @@ template <int R, int NB, bool kAlone>
 QUIRE_INLINE void read_bf16(Part& part, const LinearCall& c, int64_t block, int64_t steps) {
     const int64_t ahead = R == 1 ? g_tuning.ahead : kAlone ? stream_ahead(NB) : 0;
     part.stride = part.next_stride = steps * 64;
-    part.weights = c.weights + block * part.stride + part.begin * 64;
+    part.weights = c.w.codes + block * part.stride + part.begin * 64;
     part.next = part.weights + (ahead ? ahead : part.last ? NB * part.stride - part.begin * 64 : (part.end - part.begin) * 64);
     part.next_step = 64;
 }
@@ -245,7 +239,7 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
 #endif
     if constexpr (kKind == WeightKind::kBf12) return bf12_panel<R, NB, kAlone>(c, p);
     constexpr int kAbreast = rows_abreast<kKind, R, kAlone>();
-    const int64_t steps = is_bf16(kKind) ? (c.k + 1) / 2 : c.k, part_steps = steps_of_part<kKind, R, NB>(c, m);
+    const int64_t steps = is_bf16(kKind) ? (c.w.k + 1) / 2 : c.w.k, part_steps = steps_of_part<kKind, R, NB>(c, m);
     const int64_t tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
     float* sums = part_steps < steps ? static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(tiles * tile_floats) * 4)) : nullptr;
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
@@ -298,8 +292,6 @@ int64_t abreast_of(int64_t m) {
     return rows;
 }
 
-#include "bf16_rows.h"
-
 #if defined(QUIRE_AMX)
 #include "linear_amx_bf16.h"
 #endif
@@ -323,7 +315,7 @@ void run_linear(const LinearCall& call, int64_t m) {
         if (tiles_serve<kKind>(c, m)) return run_tile_linear<kKind>(c, m);
 #endif
     with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() {
-        const int64_t blocks = (c.n + 15) / 16, column_groups = (blocks + NB - 1) / NB;
+        const int64_t blocks = (c.w.n + 15) / 16, column_groups = (blocks + NB - 1) / NB;
         int64_t panel = kPanelBytes / (is_float(kKind) ? steps_of_part<kKind, R, NB>(c, m) * 4 : c.x_stride) / R * R;
         if (panel < R) panel = R;
         int64_t panels = (m + panel - 1) / panel;
@@ -334,37 +326,4 @@ void run_linear(const LinearCall& call, int64_t m) {
             run_panel<kKind, R, NB, kAlone>(c, m, {row, row + panel < m ? row + panel : m, block, block + NB < blocks ? block + NB : blocks});
         });
     });
-}
-
-void check_linear(int64_t m, int64_t n, int64_t k) {
-    constexpr int64_t kMost = int64_t{1} << 40;
-    if (m < 1 || n < 1 || k < 1 || m > kMost || n > kMost || k > kMost) fail("linear: sizes must lie in [1, 2^40]");
-}
-
-#include "linear_codes.h"
-
-void linear_bf16(float* out, const float* x, const char* weights, Optional<const float> bias, int64_t m, int64_t n,
-                 int64_t k, int64_t /*group*/) {
-    check_linear(m, n, k);
-    const LinearCall c{out, n, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false,
-                       rounded_rows(x, m, k, abreast_of<WeightKind::kBf16>(m)), bf16_stride(k), nullptr, nullptr};
-    run_linear<WeightKind::kBf16>(c, m);
-}
-
-// `exponents`: [2][16], the low bit of each (as bit 7) and the seven others.
-void linear_bf12(float* out, const float* x, const char* weights, const char* exponents, Optional<const float> bias, int64_t m,
-                 int64_t n, int64_t k, int64_t /*group*/) {
-    check_linear(m, n, k);
-    if (k % 8) fail("linear_bf12: columns must be a multiple of 8");
-    const LinearCall c{out, n, weights, exponents, nullptr, bias.ptr, n, k, 0, 0, false,
-                       rounded_rows(x, m, k, abreast_of<WeightKind::kBf12>(m)), bf16_stride(k), nullptr, nullptr};
-    run_linear<WeightKind::kBf12>(c, m);
-}
-
-void linear_f32(float* out, const float* x, const char* weights, Optional<const float> bias, int64_t m, int64_t n, int64_t k,
-                int64_t /*group*/) {
-    check_linear(m, n, k);
-    const LinearCall c{out, n, weights, nullptr, nullptr, bias.ptr, n, k, 0, 0, false,
-                       reinterpret_cast<const char*>(x), k * 4, nullptr, nullptr};
-    run_linear<WeightKind::kF32>(c, m);
 }

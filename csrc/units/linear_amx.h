@@ -21,10 +21,10 @@ struct alignas(64) TileArea {
 template <WeightKind kKind, int NB>
 QUIRE_INLINE void unpack_group(int8_t* to, const LinearCall& c, int64_t block, int64_t g) {
     constexpr int kStep = is_int4(kKind) ? 8 : 4;
-    const char* w = c.weights + (block * c.k + g * c.group) * (64 / kStep);
+    const char* w = c.w.codes + (block * c.w.k + g * c.w.group) * (64 / kStep);
     const __m512i offset = _mm512_set1_epi8(static_cast<char>(is_int4(kKind) ? 8 : 128));
-    const int64_t ahead = place_ahead<NB>(g * c.group * (64 / kStep), c.k * (64 / kStep), g_tuning.ahead);
-    for (int64_t i = 0; i < c.group / kStep; ++i, w += 64) {
+    const int64_t ahead = place_ahead<NB>(g * c.w.group * (64 / kStep), c.w.k * (64 / kStep), g_tuning.ahead);
+    for (int64_t i = 0; i < c.w.group / kStep; ++i, w += 64) {
         const U packed = load_u(w);
         prefetch(w + ahead);
         if constexpr (is_int4(kKind)) {
@@ -64,8 +64,8 @@ QUIRE_INLINE Flush<kZeros, NB> flush_of(const LinearCall& c, const Waiting& s, i
 #pragma GCC unroll 4
     for (int b = 0; b < NB; ++b) {
         const int64_t at = (s.block + b) * c.groups + s.group;
-        f.scale[b] = load_group(c, c.scales, at);
-        if constexpr (kZeros) f.zero[b] = load_i8(c.zeros + at * 16);
+        f.scale[b] = load_group(c, c.w.scales, at);
+        if constexpr (kZeros) f.zero[b] = load_i8(c.w.zeros + at * 16);
     }
     return f;
 }
@@ -125,7 +125,7 @@ template <int NB>
 QUIRE_INLINE void store_tiles(const LinearCall& c, const Panel& p, const float* acc, int64_t row, int rows) {
     for (int b = 0; b < NB; ++b) {
         const int64_t column = (p.block + b) * 16;
-        const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
+        const int lanes = static_cast<int>(c.w.n - column < 16 ? c.w.n - column : 16);
         const F bias = c.bias ? load_lanes(c.bias + column, lanes) : set1(0.0f);
         for (int r = 0; r < rows; ++r) {
             const F value = load(acc + b * kTileInts + r * 16);
@@ -175,7 +175,7 @@ void tile_panel(const LinearCall& c, Panel p) {
     constexpr int kBytes = kGroup < 64 ? kGroup : 64;
     TileArea area;
     std::memset(&area, 0, sizeof area);
-    auto* weights = static_cast<int8_t*>(scratch(Scratch::kWeights, static_cast<size_t>(kWide * c.k * 16)));
+    auto* weights = static_cast<int8_t*>(scratch(Scratch::kWeights, static_cast<size_t>(kWide * c.w.k * 16)));
     const bool full = p.rows_end - p.row >= kSide;
     const int rows = full ? kSide : static_cast<int>(p.rows_end - p.row);
     TileShapes shapes;
@@ -193,19 +193,19 @@ void tile_panel(const LinearCall& c, Panel p) {
 // Whether tiles serve these weights and so many rows.
 template <WeightKind kKind>
 QUIRE_INLINE bool tiles_serve(const LinearCall& c, int64_t rows) {
-    return (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4) && rows >= g_tuning.tile_rows && c.group >= 32 && !c.mins;
+    return (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4) && rows >= g_tuning.tile_rows && c.w.group >= 32 && !c.w.mins;
 }
 
 template <WeightKind kKind, bool kZeros>
 void tile_panel_of(const LinearCall& c, const Panel& p) {
-    if (c.group == 32) return tile_panel<kKind, kZeros, 32>(c, p);
-    if (c.group == 64) return tile_panel<kKind, kZeros, 64>(c, p);
+    if (c.w.group == 32) return tile_panel<kKind, kZeros, 32>(c, p);
+    if (c.w.group == 64) return tile_panel<kKind, kZeros, 64>(c, p);
     tile_panel<kKind, kZeros, 128>(c, p);
 }
 
 template <WeightKind kKind>
 void run_tile_panel(const LinearCall& c, const Panel& p) {
-    if (c.zeros) return tile_panel_of<kKind, true>(c, p);
+    if (c.w.zeros) return tile_panel_of<kKind, true>(c, p);
     tile_panel_of<kKind, false>(c, p);
 }
 
@@ -215,7 +215,7 @@ void run_tile_linear(const LinearCall& c, int64_t m) {
     const int64_t most = kTilePanelBytes / c.x_stride < kSide ? 1 : kTilePanelBytes / c.x_stride / kSide;
     const int64_t tiles = (m + kSide - 1) / kSide, panels = (tiles + most - 1) / most;
     const int64_t height = (tiles + panels - 1) / panels * kSide;
-    const int64_t blocks = (c.n + 15) / 16, columns = (blocks + kWide - 1) / kWide;
+    const int64_t blocks = (c.w.n + 15) / 16, columns = (blocks + kWide - 1) / kWide;
     parallel_for((m + height - 1) / height * columns, [&](int64_t index, int) {
         const int64_t row = index / columns * height, block = index % columns * kWide;
         const int64_t blocks_end = block + kWide < blocks ? block + kWide : blocks;

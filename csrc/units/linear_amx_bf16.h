@@ -37,8 +37,8 @@ QUIRE_INLINE void begin_sum(const float* from, bool first) {
 // A part of k of one or two row tiles by one or two blocks. sums: [2 blocks][256] of each row tile.
 template <int RT, int NB>
 void bf16_step(const LinearCall& c, const int64_t (&rows)[2], int64_t block, int64_t begin, int64_t end, float* (&sums)[2]) {
-    const int64_t pairs = (c.k + 1) / 2, whole = pairs / 16, block_bytes = pairs * 64;
-    const char* w = c.weights + block * block_bytes + begin * 1024;
+    const int64_t pairs = (c.w.k + 1) / 2, whole = pairs / 16, block_bytes = pairs * 64;
+    const char* w = c.w.codes + block * block_bytes + begin * 1024;
     const char* x0 = c.x + rows[0] * c.x_stride + begin * 64;
     const char* x1 = c.x + rows[1] * c.x_stride + begin * 64;
     begin_sum<0>(sums[0], begin == 0);
@@ -62,7 +62,7 @@ void bf16_step(const LinearCall& c, const int64_t (&rows)[2], int64_t block, int
 // Sums of a row tile and block to where they belong, with the bias.
 QUIRE_INLINE void store_sums(const LinearCall& c, const float* sums, int64_t row, int rows, int64_t block) {
     const int64_t column = block * 16;
-    const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
+    const int lanes = static_cast<int>(c.w.n - column < 16 ? c.w.n - column : 16);
     const F bias = c.bias ? load_lanes(c.bias + column, lanes) : set1(0.0f);
     for (int r = 0; r < rows; ++r) {
         const F sum = load(sums + r * 16);
@@ -72,8 +72,8 @@ QUIRE_INLINE void store_sums(const LinearCall& c, const float* sums, int64_t row
 
 // Asks for slice `at` of `slices` of what a part has of the blocks `block` and the next.
 QUIRE_INLINE void ask_blocks(const LinearCall& c, int64_t block, int64_t begin, int64_t at, int64_t slices) {
-    const int64_t block_bytes = (c.k + 1) / 2 * 64;
-    const char* w = c.weights + block * block_bytes + begin * 1024;
+    const int64_t block_bytes = (c.w.k + 1) / 2 * 64;
+    const char* w = c.w.codes + block * block_bytes + begin * 1024;
     for (int64_t i = kAmxPartTiles * 16 * at / slices; i < kAmxPartTiles * 16 * (at + 1) / slices; ++i) {
         prefetch_far(w + i * 64);
         prefetch_far(w + block_bytes + i * 64);
@@ -91,7 +91,7 @@ void amx_bf16_panel(const LinearCall& c, const Panel& p) {
     for (int i = 0; i < 6; ++i) shapes.set(i, rows, 64);
     for (int i = 6; i < 8; ++i) shapes.set(i, 16, 64);
     const TileScope scope(shapes);
-    const int64_t tiles = ((c.k + 1) / 2 + 15) / 16, part = row_tiles > 2 ? kAmxPartTiles : tiles;
+    const int64_t tiles = ((c.w.k + 1) / 2 + 15) / 16, part = row_tiles > 2 ? kAmxPartTiles : tiles;
     const auto sums_of = [&](int64_t t, int64_t b) { return area + (t * (blocks + 1) + b) * 256; };
     for (int64_t begin = 0; begin < tiles; begin += part) {
         const int64_t end = begin + part < tiles ? begin + part : tiles;
@@ -120,7 +120,7 @@ void amx_bf16_panel(const LinearCall& c, const Panel& p) {
 
 // Few rows stream weights: two blocks per task. Many share a block's weights among a panel of rows.
 void amx_bf16(const LinearCall& c, int64_t m) {
-    const int64_t blocks = (c.n + 15) / 16, panels = (m + kAmxPanelRows - 1) / kAmxPanelRows;
+    const int64_t blocks = (c.w.n + 15) / 16, panels = (m + kAmxPanelRows - 1) / kAmxPanelRows;
     int64_t width = blocks * panels / (4 * thread_count()) / 2 * 2;
     width = m <= kAmxRows || width < 2 ? 2 : width < kAmxBlocks ? width : kAmxBlocks;
     const int64_t columns = (blocks + width - 1) / width;

@@ -29,9 +29,9 @@ QUIRE_INLINE void unpack_nibbles(uint8_t* to, const char* w) {
 template <int kOffset, bool kZeros, bool kFull>
 QUIRE_INLINE void few_floats(const LinearCall& c, F (&acc)[kSide], const int32_t* sums, int64_t row, int rows, int64_t block, int64_t g) {
     const int64_t at = block * c.groups + g;
-    const F scale = load_group(c, c.scales, at);
+    const F scale = load_group(c, c.w.scales, at);
     I zero = set1_i(kOffset);
-    if constexpr (kZeros) zero = add_i(zero, load_i8(c.zeros + at * 16));
+    if constexpr (kZeros) zero = add_i(zero, load_i8(c.w.zeros + at * 16));
     const float* xs = c.x_scales + row * c.groups + g;
     const int32_t* starts = c.x_start + row * c.groups + g;
 #pragma GCC unroll 16
@@ -89,7 +89,7 @@ void few_blocks(const LinearCall& c, int64_t row, int rows, int64_t block, FewAr
     constexpr int kOffset = kFour ? 8 : kStart8;
     constexpr int64_t kGroupBytes = kGroup * (kFour ? 8 : 16);
     const int64_t block_bytes = c.groups * kGroupBytes;
-    const char* w = c.weights + block * block_bytes;
+    const char* w = c.w.codes + block * block_bytes;
     const char* x = c.x + row * c.x_stride;
     F acc[NB][kSide];
     for (int b = 0; b < NB; ++b)
@@ -127,7 +127,7 @@ void few_blocks(const LinearCall& c, int64_t row, int rows, int64_t block, FewAr
     }
     for (int b = 0; b < NB; ++b) {
         const int64_t column = (block + b) * 16;
-        const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
+        const int lanes = static_cast<int>(c.w.n - column < 16 ? c.w.n - column : 16);
         const F bias = c.bias ? load_lanes(c.bias + column, lanes) : set1(0.0f);
 #pragma GCC unroll 16
         for (int r = 0; r < kSide; ++r) {

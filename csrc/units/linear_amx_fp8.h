@@ -5,13 +5,13 @@
 // Group g of RT row tiles by NB blocks. sums: [RT][2 blocks][256].
 template <int RT, int NB>
 void fp8_step(const LinearCall& c, const char* w, const int64_t (&rows)[2], int64_t g, float* sums) {
-    const char* x0 = c.x + rows[0] * c.x_stride + g * c.group * 2;
-    const char* x1 = c.x + rows[1] * c.x_stride + g * c.group * 2;
+    const char* x0 = c.x + rows[0] * c.x_stride + g * c.w.group * 2;
+    const char* x1 = c.x + rows[1] * c.x_stride + g * c.w.group * 2;
     tile_zero<0>();
     if constexpr (NB == 2) tile_zero<1>();
     if constexpr (RT == 2) tile_zero<2>();
     if constexpr (RT == 2 && NB == 2) tile_zero<3>();
-    bf16_sums<RT, NB>(x0, x1, c.x_stride, w, w + c.group * 32, c.group / 32);
+    bf16_sums<RT, NB>(x0, x1, c.x_stride, w, w + c.w.group * 32, c.w.group / 32);
     tile_store<0>(sums, 64);
     if constexpr (NB == 2) tile_store<1>(sums + 256, 64);
     if constexpr (RT == 2) tile_store<2>(sums + 512, 64);
@@ -29,8 +29,8 @@ void fp8_tiles(const LinearCall& c, const Panel& p, int rows, float* to) {
     for (int64_t g = 0; g < c.groups; ++g) {
         F scale[NB];
         for (int b = 0; b < NB; ++b) {
-            widen_group(w + b * c.group * 32, c, p.block + b, g);
-            scale[b] = load(reinterpret_cast<const float*>(c.scales) + ((p.block + b) * c.groups + g) * 16);
+            widen_group(w + b * c.w.group * 32, c, p.block + b, g);
+            scale[b] = load(reinterpret_cast<const float*>(c.w.scales) + ((p.block + b) * c.groups + g) * 16);
         }
         for (int64_t t = 0; t < row_tiles; t += 2) {
             const int tall = t + 1 < row_tiles ? 2 : 1;

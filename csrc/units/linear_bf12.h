@@ -15,7 +15,7 @@ constexpr int64_t bf12_bytes(int64_t columns) { return columns * 24 + (columns +
 struct Bf12Table {
     U low, high;
     const U mantissa = set1_u(0x7f7f7f7fu), sign = set1_u(0x80808080u);
-    explicit Bf12Table(const LinearCall& c) : low(load_table(c.scales)), high(load_table(c.scales + 16)) {}
+    explicit Bf12Table(const LinearCall& c) : low(load_table(c.w.table)), high(load_table(c.w.table + 16)) {}
 };
 
 // Two pairs of columns of 16 rows, from their signs and mantissas and the numbers of their exponents.
@@ -80,13 +80,13 @@ template <int R, int NB, int kAbreast, bool kAlone>
     for (int r = 0; r < R; ++r)
         for (int b = 0; b < NB; ++b) acc[r][b] = set1(0.0f);
     const Bf12Table table(c);
-    const int64_t block_bytes = bf12_bytes(c.k), ask = R == 1 ? g_tuning.ahead : kAlone ? stream_ahead(NB) : NB * block_bytes;
+    const int64_t block_bytes = bf12_bytes(c.w.k), ask = R == 1 ? g_tuning.ahead : kAlone ? stream_ahead(NB) : NB * block_bytes;
     const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
-    const char* from = c.weights + block * block_bytes;
+    const char* from = c.w.codes + block * block_bytes;
     const char* x = c.x + row * c.x_stride;
     Turns turns(part);
-    for (int64_t column = 0; column < c.k; column += kBf12Chunk, from += kBf12Exceptions * 4) {
-        const int64_t columns = c.k - column < kBf12Chunk ? c.k - column : kBf12Chunk;
+    for (int64_t column = 0; column < c.w.k; column += kBf12Chunk, from += kBf12Exceptions * 4) {
+        const int64_t columns = c.w.k - column < kBf12Chunk ? c.w.k - column : kBf12Chunk;
         const char* list = from + columns * 24;
         Exceptions odd[NB];
         for (int b = 0; b < NB; ++b) odd[b] = Exceptions(list + b * block_bytes);
@@ -138,7 +138,7 @@ void bf12_few_rows(const LinearCall& c, const Panel& p) {
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
-            const Part part{0, c.k / 2, true, nullptr, 0, t, tiles};
+            const Part part{0, c.w.k / 2, true, nullptr, 0, t, tiles};
             if (p.blocks_end - block >= NB) {
                 bf12_tile_of<NB, R, kAbreast, kAlone>(c, rows, row, block, part);
             } else {
@@ -155,19 +155,19 @@ void bf12_panel(const LinearCall& c, const Panel& p) {
     constexpr int kAbreast = rows_abreast<WeightKind::kBf12, R, kAlone>();
     constexpr int64_t kColumns = bf12_columns(NB);
     auto* wide = static_cast<char*>(scratch(Scratch::kWeights, NB * kColumns * 32));
-    const int64_t block_bytes = bf12_bytes(c.k), tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
+    const int64_t block_bytes = bf12_bytes(c.w.k), tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
     auto* sums = static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(tiles * tile_floats) * 4));
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         const int64_t blocks = p.blocks_end - block < NB ? p.blocks_end - block : NB;
-        const char* at = c.weights + block * block_bytes;
-        for (int64_t begin = 0; begin < c.k; begin += kColumns) {
-            const int64_t end = begin + kColumns < c.k ? begin + kColumns : c.k;
+        const char* at = c.w.codes + block * block_bytes;
+        for (int64_t begin = 0; begin < c.w.k; begin += kColumns) {
+            const int64_t end = begin + kColumns < c.w.k ? begin + kColumns : c.w.k;
             for (int64_t b = 0; b < blocks; ++b)
                 widen_columns(wide + b * kColumns * 32, c, at + b * block_bytes, begin, end);
             for (int64_t t = 0; t < tiles; ++t) {
                 const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
-                Part part{begin / 2, end / 2, end == c.k, sums, t * tile_floats, t, tiles, wide, kColumns * 32};
-                part.next = end == c.k ? at + NB * block_bytes : at + bf12_bytes(end);
+                Part part{begin / 2, end / 2, end == c.w.k, sums, t * tile_floats, t, tiles, wide, kColumns * 32};
+                part.next = end == c.w.k ? at + NB * block_bytes : at + bf12_bytes(end);
                 part.next_stride = block_bytes;
                 part.next_step = 48;
                 if (blocks == NB) {

@@ -11,9 +11,9 @@ constexpr int64_t kFp8PanelRows = 256;  // rows that share a widened group
 
 // Group g of a column block as bf16: [group / 2][16][2].
 QUIRE_INLINE void widen_group(char* to, const LinearCall& c, int64_t block, int64_t g) {
-    const char* w = c.weights + (block * c.k + g * c.group) * 16;
+    const char* w = c.w.codes + (block * c.w.k + g * c.w.group) * 16;
     const int64_t ahead = g_tuning.ahead;
-    for (int64_t i = 0; i < c.group / 4; ++i) {
+    for (int64_t i = 0; i < c.w.group / 4; ++i) {
         const U codes = load_u(w + i * 64);
         prefetch(w + i * 64 + ahead);
         const U first = fp8_to_bf16(codes), second = fp8_to_bf16(high_bytes(codes));
@@ -34,7 +34,7 @@ QUIRE_INLINE void with_own_sums(const LinearCall& c, const Panel& p, const Body&
     body(sums, width);
     for (int64_t block = p.block; block < p.blocks_end; ++block) {
         const int64_t column = block * 16;
-        const int lanes = static_cast<int>(c.n - column < 16 ? c.n - column : 16);
+        const int lanes = static_cast<int>(c.w.n - column < 16 ? c.w.n - column : 16);
         for (int64_t row = p.row; row < p.rows_end; ++row) {
             const F sum = load(sums + (row - p.row) * width + column - p.block * 16);
             store_lanes(c.out + row * c.out_stride + column, c.bias ? add(sum, load_lanes(c.bias + column, lanes)) : sum, lanes);
@@ -52,11 +52,11 @@ void fp8_tile(const LinearCall& c, const char* w, int64_t row, int64_t block, in
     F sum[R][NB];
     for (int r = 0; r < R; ++r)
         for (int b = 0; b < NB; ++b) sum[r][b] = set1(0.0f);
-    const char* x = c.x + row * c.x_stride + g * c.group * 2;
-    for (int64_t p = 0; p < c.group / 2; ++p) {
+    const char* x = c.x + row * c.x_stride + g * c.w.group * 2;
+    for (int64_t p = 0; p < c.w.group / 2; ++p) {
         U wk[NB];
 #pragma GCC unroll 8
-        for (int b = 0; b < NB; ++b) wk[b] = load_u(w + b * c.group * 32 + p * 64);
+        for (int b = 0; b < NB; ++b) wk[b] = load_u(w + b * c.w.group * 32 + p * 64);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const U xk = set1_u(word(x + r * c.x_stride + p * 4));
@@ -65,7 +65,7 @@ void fp8_tile(const LinearCall& c, const char* w, int64_t row, int64_t block, in
         }
     }
     for (int b = 0; b < NB; ++b) {
-        const F scale = load(reinterpret_cast<const float*>(c.scales) + ((block + b) * c.groups + g) * 16);
+        const F scale = load(reinterpret_cast<const float*>(c.w.scales) + ((block + b) * c.groups + g) * 16);
         for (int r = 0; r < R; ++r) add_scaled(to + (r * NB + b) * 16, sum[r][b], scale, g);
     }
 }
@@ -83,7 +83,7 @@ void fp8_blocks(const LinearCall& c, const Panel& p) {
     alignas(64) char w[NB * kFp8Group * 32];
     with_own_sums(c, {p.row, p.rows_end, p.block, p.block + NB}, [&](float* sums, int64_t width) {
         for (int64_t g = 0; g < c.groups; ++g) {
-            for (int b = 0; b < NB; ++b) widen_group(w + b * c.group * 32, c, p.block + b, g);
+            for (int b = 0; b < NB; ++b) widen_group(w + b * c.w.group * 32, c, p.block + b, g);
             for (int64_t row = p.row; row < p.rows_end; row += R)
                 fp8_tile_of<NB, R>(c, w, p.rows_end - row < R ? p.rows_end - row : R, row, p.block, g, sums + (row - p.row) * width);
         }
@@ -105,14 +105,9 @@ QUIRE_INLINE void with_fp8_tile(int64_t m, const Fn& f) {
 }
 #endif
 
-// Codes [n / 16][k / 4][16][4], the four of a lane being columns k, k + 2, k + 1, k + 3; `digits` 2: activations have 16 bits.
-void linear_fp8(float* out, const float* x, const char* weights, const char* scales, int64_t scales_f32, int64_t digits,
-                Optional<const float> bias, int64_t m, int64_t n, int64_t k, int64_t group) {
-    check_linear(m, n, k);
-    if (group < 32 || group > kFp8Group || group % 32 || k % group) fail("linear_fp8: the columns must be whole groups of 32 to 256");
-    if (!scales_f32 || digits != 2) fail("linear_fp8: scales are f32, and activations bf16");
-    const LinearCall c{out, n, weights, scales, nullptr, bias.ptr, n, k, group, k / group, true, rounded_rows(x, m, k, 1), bf16_stride(k), nullptr, nullptr};
-    const int64_t blocks = (n + 15) / 16, panels = (m + kFp8PanelRows - 1) / kFp8PanelRows;
+// All rows and column blocks. Codes [n / 16][k / 4][16][4], the four of a lane being columns k, k + 2, k + 1, k + 3.
+void run_fp8(const LinearCall& c, int64_t m) {
+    const int64_t blocks = (c.w.n + 15) / 16, panels = (m + kFp8PanelRows - 1) / kFp8PanelRows;
     with_fp8_tile(m, [&]<int R, int NB>() {
         const int64_t columns = (blocks + NB - 1) / NB;
         parallel_for(panels * columns, [&](int64_t index, int) {

@@ -6,7 +6,7 @@
 #pragma once
 
 QUIRE_INLINE F load_group(const LinearCall& c, const char* values, int64_t index) {
-    return c.scales_f32 ? load(reinterpret_cast<const float*>(values) + index * 16)
+    return c.w.wide ? load(reinterpret_cast<const float*>(values) + index * 16)
                         : f16_load(reinterpret_cast<const uint16_t*>(values) + index * 16);
 }
 
@@ -32,10 +32,10 @@ QUIRE_INLINE void start_sums(const LinearCall& c, I (&sum)[kPlanes + kDigits - 1
             for (int b = 0; b < NB; ++b) sum[s][r][b] = set1_i(start);
         }
     }
-    if (!c.zeros) return;
+    if (!c.w.zeros) return;
 #pragma GCC unroll 8
     for (int b = 0; b < NB; ++b) {
-        const I zero = add_i(set1_i(kOffset), load_i8(c.zeros + ((block + b) * c.groups + g) * 16));
+        const I zero = add_i(set1_i(kOffset), load_i8(c.w.zeros + ((block + b) * c.groups + g) * 16));
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
             for (int s = 0; s < kDigits; ++s) sum[s][r][b] = mul16(sum[s][r][b], zero);
@@ -48,7 +48,7 @@ template <int kSums, int R, int NB, int kAbreast>
 QUIRE_INLINE void add_group(const LinearCall& c, F (&acc)[R][NB], I (&sum)[kSums][R][NB], int64_t row, int64_t block, int64_t g) {
     F scale[NB];
 #pragma GCC unroll 8
-    for (int b = 0; b < NB; ++b) scale[b] = load_group(c, c.scales, (block + b) * c.groups + g);
+    for (int b = 0; b < NB; ++b) scale[b] = load_group(c, c.w.scales, (block + b) * c.groups + g);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
         const F xs = set1(c.x_scales[place_of_group<kAbreast>(c, row, g, r)]);
@@ -61,10 +61,10 @@ QUIRE_INLINE void add_group(const LinearCall& c, F (&acc)[R][NB], I (&sum)[kSums
             acc[r][b] = fma(value, mul(scale[b], xs), acc[r][b]);
         }
     }
-    if (!c.mins) return;
+    if (!c.w.mins) return;
 #pragma GCC unroll 8
     for (int b = 0; b < NB; ++b) {
-        const F least = load_group(c, c.mins, (block + b) * c.groups + g);
+        const F least = load_group(c, c.w.mins, (block + b) * c.groups + g);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) acc[r][b] = fma(least, set1(c.x_sums[place_of_group<kAbreast>(c, row, g, r)]), acc[r][b]);
     }
@@ -74,7 +74,7 @@ QUIRE_INLINE void add_group(const LinearCall& c, F (&acc)[R][NB], I (&sum)[kSums
 template <int NB>
 QUIRE_INLINE void ask_scales(const LinearCall& c, int64_t block, int64_t g) {
 #pragma GCC unroll 8
-    for (int b = 0; b < NB; ++b) prefetch(c.scales + ((block + b) * c.groups + g) * (c.scales_f32 ? 64 : 32));
+    for (int b = 0; b < NB; ++b) prefetch(c.w.scales + ((block + b) * c.groups + g) * (c.w.wide ? 64 : 32));
 }
 
 // Asks for what follows 64 bytes of NB blocks: a tile alone for those `ahead`, others for the next blocks'.
@@ -100,9 +100,9 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part)
     load_tile<R, NB>(acc, part);
     U table[kPlanes];
     if constexpr (kTable)
-        for (int p = 0; p < kPlanes; ++p) table[p] = load_table(c.table + p * 16);
-    const int64_t block_bytes = c.k / kStep * 64, group_bytes = c.group / kStep * 64;
-    const char* w = c.weights + block * block_bytes;
+        for (int p = 0; p < kPlanes; ++p) table[p] = load_table(c.w.table + p * 16);
+    const int64_t block_bytes = c.w.k / kStep * 64, group_bytes = c.w.group / kStep * 64;
+    const char* w = c.w.codes + block * block_bytes;
     const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
     const char* x = c.x + row * c.x_stride;
     Turns turns(part), scale_turns(part);
@@ -115,7 +115,7 @@ void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part)
         } else if (scale_turns.now()) {
             ask_scales<NB>(c, block + NB, g);
         }
-        for (int64_t k = 0; k < c.group; k += kStep, w += 64, x += kStep * kAbreast) {
+        for (int64_t k = 0; k < c.w.group; k += kStep, w += 64, x += kStep * kAbreast) {
             U low[kPlanes][NB], high[kPlanes][NB];
             if (kAlone || turns.now()) ask_weights<NB, kAlone>(w, block_bytes, ahead);
 #pragma GCC unroll 8

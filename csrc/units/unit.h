@@ -1,6 +1,7 @@
 // One instruction-set unit: the kernels, compiled with the vector types of QUIRE_UNIT_VEC into namespace QUIRE_UNIT.
 // Nothing here may be emitted as a shared inline function (the linker could pick the AVX-512 copy for every machine), so all
 // of it lies in an unnamed namespace and the op table is a constant without code at load.
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <immintrin.h>
 #endif
 
+#include "matrix.h"
 #include "pool.h"
 #include "registry.h"
 #include "sample.h"
@@ -29,9 +31,15 @@ namespace {
 #include "rowwise.h"
 #include "linear.h"
 #include "linear_fp8.h"
+#include "rows.h"
+#include "kind.h"
+#include "linear_op.h"
 #include "round_groups.h"
 #include "cache.h"
 #include "mlp.h"
+#include "look_up.h"
+#include "kinds.h"
+#include "embedding.h"
 #include "rope.h"
 #include "rope_queries.h"
 #include "lora.h"
@@ -40,6 +48,7 @@ namespace {
 #include "probe.h"
 #include "sample_rows.h"
 #include "moe.h"
+#include "experts.h"
 #include "latent_cache.h"
 #include "latent_attention.h"
 
@@ -51,13 +60,8 @@ constexpr OpEntry kOps[] = {
     op_entry<&embedding>("embedding"),
     op_entry<&rmsnorm>("rmsnorm"),
     op_entry<&add_rmsnorm>("add_rmsnorm"),
-    op_entry<&linear_f32>("linear_f32"),
-    op_entry<&linear_bf16>("linear_bf16"),
-    op_entry<&linear_bf12>("linear_bf12"),
-    op_entry<&linear_int8>("linear_int8"),
-    op_entry<&linear_int4>("linear_int4"),
-    op_entry<&linear_table4>("linear_table4"),
-    op_entry<&linear_fp8>("linear_fp8"),
+    op_entry<&embedding_packed>("embedding_packed"),
+    op_entry<&linear>("linear"),
     op_entry<&round_groups>("round_groups"),
     op_entry<&gated_mlp>("gated_mlp"),
     op_entry<&rope_and_cache>("rope_and_cache"),
@@ -83,6 +87,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&latent_rope_and_cache>("latent_rope_and_cache"),
     op_entry<&latent_attention>("latent_attention"),
     op_entry<&route>("route"),
+    op_entry<&grouped_linear>("grouped_linear"),
     op_entry<&combine>("combine"),
     op_entry<&clamped_swiglu>("clamped_swiglu"),
     op_entry<&scale_by_sigmoid>("scale_by_sigmoid"),

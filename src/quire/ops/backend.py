@@ -133,7 +133,7 @@ class Ops:
 
     def group(self, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
         """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""
-        return group(self.cpu if self.chosen["grouped_linear"] == "cpu" else None, packed, experts, n, bias)
+        return group(packed, experts, n, bias)
 
     def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
         """Whether `gated_mlp` takes these matrices."""

@@ -10,12 +10,13 @@ from torch import Tensor
 from quire.ops.arena import Arena
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
+from quire.ops.matrix import KINDS
 from quire.ops.native import Native
 from quire.ops.op import impl
 from quire.ops.reference import ACTIVATIONS
 from quire.ops.weights import Packed
 
-KINDS = {name: index for index, name in enumerate(ACTIVATIONS)}
+ACTIVATION_NUMBERS = {name: index for index, name in enumerate(ACTIVATIONS)}
 """Numbers of the activations in csrc/units/elementwise.h."""
 
 
@@ -83,15 +84,9 @@ def linear(cpu: Cpu, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
         check(bias, "linear bias", F32, w.n)
     out = cpu.arena.empty(rows, w.n)
     if rows:
-        name, slots = linear_slots(w, bias, out.data_ptr(), x.data_ptr(), rows)
-        cpu.call(name, *slots)
+        at_bias = 0 if bias is None else bias.data_ptr()
+        cpu.call("linear", out.data_ptr(), x.data_ptr(), w.handle.at, at_bias, rows)
     return out
-
-
-def linear_slots(w: Packed, bias: Tensor | None, at_out: int, at_x: int, rows: int) -> tuple[str, tuple[int, ...]]:
-    """The native op, and its arguments for `rows` rows at `at_x` times w, to `at_out`; csrc/moe.cpp knows the order."""
-    name, *where = w.handle
-    return name, (at_out, at_x, *where, 0 if bias is None else bias.data_ptr(), rows, w.n, w.k, w.group)
 
 
 @impl("rope_and_cache", "cpu")
@@ -174,7 +169,7 @@ def gated_activation(cpu: Cpu, gate_up: Tensor, kind: str) -> Tensor:
         raise ValueError(f"gated_activation: {width} columns are not a gate and an up part of one size")
     out = cpu.arena.empty(rows, width // 2)
     if rows:
-        cpu.call("gated_activation", out.data_ptr(), gate_up.data_ptr(), rows, width // 2, KINDS[kind])
+        cpu.call("gated_activation", out.data_ptr(), gate_up.data_ptr(), rows, width // 2, ACTIVATION_NUMBERS[kind])
     return out
 
 
@@ -183,7 +178,7 @@ def activation(cpu: Cpu, x: Tensor, kind: str) -> Tensor:
     rows, width = check(x, "activation x", F32, -1, -1).shape
     out = cpu.arena.empty(rows, width)
     if rows:
-        cpu.call("activation", out.data_ptr(), x.data_ptr(), rows, width, KINDS[kind])
+        cpu.call("activation", out.data_ptr(), x.data_ptr(), rows, width, ACTIVATION_NUMBERS[kind])
     return out
 
 
@@ -200,21 +195,18 @@ def gated_mlp(
     rows = check(x, "gated_mlp x", F32, -1, gate_up.k).shape[0]
     if gate_up.n != 2 * down.k or down.n != gate_up.k:
         raise ValueError(f"gated_mlp: matrices [{gate_up.n}, {gate_up.k}] and [{down.n}, {down.k}] do not fit")
+    if gate_up_bias is not None:
+        check(gate_up_bias, "gated_mlp bias", F32, gate_up.n)
+    if down_bias is not None:
+        check(down_bias, "gated_mlp bias", F32, down.n)
     out = cpu.arena.empty(rows, down.n)
     if rows:
         cpu.call(
-            "gated_mlp", out.data_ptr(), x.data_ptr(), *_matrix(gate_up, gate_up_bias), *_matrix(down, down_bias),
-            rows, down.n, down.k, KINDS[kind],
+            "gated_mlp", out.data_ptr(), x.data_ptr(),
+            gate_up.handle.at, 0 if gate_up_bias is None else gate_up_bias.data_ptr(),
+            down.handle.at, 0 if down_bias is None else down_bias.data_ptr(), rows, ACTIVATION_NUMBERS[kind],
         )  # fmt: skip
     return out
-
-
-def _matrix(w: Packed, bias: Tensor | None) -> tuple[int, ...]:
-    """A matrix as arguments of `gated_mlp`: kind, codes, scales, zeros, minimums, scales in f32 or not, bias, group."""
-    _, codes, *rest = w.handle
-    scales, zeros, mins, _, wide, _ = rest if len(rest) == 6 else (*rest, *(0,) * 6)[:6]
-    at_bias = 0 if bias is None else check(bias, "gated_mlp bias", F32, w.n).data_ptr()
-    return (FUSED_KINDS.index(w.kind), codes, scales, zeros, mins, wide, at_bias, w.group)
 
 
 def fuses_mlp(gate_up: Packed, down: Packed) -> bool:
@@ -223,15 +215,7 @@ def fuses_mlp(gate_up: Packed, down: Packed) -> bool:
 
 
 def _fuses(w: Packed) -> bool:
-    if w.kind not in FUSED_KINDS:
-        return False
-    _, _, *rest = w.handle
-    _, _, _, order, _, digits = rest if len(rest) == 6 else (0, 0, 0, 0, 0, 1)
-    return order == 0 and digits == 1
-
-
-FUSED_KINDS = ("f32", "bf16", "bf12", "int8", "int4")
-"""Kinds of weights that csrc/units/mlp.h takes, by number."""
+    return KINDS[w.kind].fuses and w.handle.order == 0 and w.handle.digits == 1
 
 
 @impl("take_rows", "cpu")

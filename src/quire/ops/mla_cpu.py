@@ -18,8 +18,7 @@ def head_linear(cpu: Cpu, x: Tensor, w: Packed, heads: int, n: int) -> Tensor:
         raise ValueError(f"head_linear: {w.kind} [{w.n}, {w.k}] is not {heads} matrices of {n} rows, padded to 16")
     out = cpu.arena.empty(rows, heads * n)
     if rows:
-        where = out.data_ptr(), x.data_ptr(), w.handle[1]
-        cpu.call("head_linear", *where, rows, heads, width // heads, n, w.k, int(w.kind == "bf16"))
+        cpu.call("head_linear", out.data_ptr(), x.data_ptr(), w.handle.at, rows, heads, width // heads, n)
     return out
 
 

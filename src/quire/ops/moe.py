@@ -32,15 +32,13 @@ SCORES = ("softmax", "sigmoid", "sparsemixer")
 class Grouped:
     """The matrices [n, k] of all experts, of one weight format, below each other, and biases f32 [experts, n] or None.
 
-    Each expert's rows are padded to a multiple of `LANES` of whatever numbers: no output is read from them. `handle` is
-    the backend's own.
+    Each expert's rows are padded to a multiple of `LANES` of whatever numbers: no output is read from them.
     """
 
     packed: Packed
     experts: int
     n: int
     bias: Tensor | None
-    handle: Any = None
 
     @property
     def k(self) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from quire.ops.cpu import F32, I32, Cpu, check, linear_slots
+from quire.ops.cpu import F32, I32, Cpu, check
 from quire.ops.moe import LANES, SCORES, Grouped, padded_rows
 from quire.ops.op import impl
 from quire.ops.routing import Routing
@@ -14,25 +13,13 @@ from quire.ops.weights import Packed
 MOST_EXPERTS = 1 << 20
 
 
-def group(cpu: Cpu | None, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
-    """The experts' matrices as `grouped_linear` reads them; `packed` holds them as `Grouped` says (ValueError if not).
-
-    The handle is (op, table int64 [experts, slots]): row e holds the arguments of the call `linear` would make with
-    expert e's matrix; outputs, inputs and their number are filled in when the router has spoken.
-    """
+def group(packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
+    """The experts' matrices as `grouped_linear` reads them; ValueError unless `packed` holds them as `Grouped` says."""
     if packed.n != experts * len(padded_rows(n)):
         raise ValueError(f"{packed.n} rows are not those of {experts} experts of {n}, padded to {LANES} each")
     if bias is not None:
         check(bias, "expert biases", F32, experts, n)
-    if cpu is None:
-        return Grouped(packed, experts, n, bias)
-    steps = {b.data_ptr(): b.numel() * b.element_size() // experts for b in packed.buffers}
-    table = []
-    for e in range(experts):
-        name, slots = linear_slots(packed, None if bias is None else bias[e], 0, 0, 0)
-        table.append([slot + e * steps.get(slot, 0) for slot in slots])
-        table[-1][-3] = n
-    return Grouped(packed, experts, n, bias, (cpu.native.ids[name], torch.tensor(table)))
+    return Grouped(packed, experts, n, bias)
 
 
 @impl("route", "cpu")
@@ -75,10 +62,9 @@ def grouped_linear(cpu: Cpu, x: Tensor, w: Grouped, tokens: Tensor | None, offse
         at_tokens, at_gathered = tokens.data_ptr(), cpu.arena.empty(pairs, w.k).data_ptr()
     out = cpu.arena.empty(pairs, w.n)
     if pairs:
-        op, table = w.handle
         cpu.call(
-            "grouped_linear", out.data_ptr(), x.data_ptr(), at_gathered, table.data_ptr(), at_tokens,
-            offsets.data_ptr(), op, table.shape[1], w.experts, count, pairs, w.n, w.k,
+            "grouped_linear", out.data_ptr(), x.data_ptr(), at_gathered, w.packed.handle.at,
+            0 if w.bias is None else w.bias.data_ptr(), at_tokens, offsets.data_ptr(), w.experts, count, pairs, w.n,
         )  # fmt: skip
     return out
 

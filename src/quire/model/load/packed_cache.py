@@ -27,7 +27,8 @@ from quire.model.load.roles import Share
 from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops
 from quire.ops.cpu import Cpu
-from quire.ops.pack import BITS, GROUPS, Numbers, assemble, pack, part_sizes, take_apart
+from quire.ops.matrix import KINDS, Numbers, assemble, part_sizes, take_apart
+from quire.ops.pack import pack
 from quire.ops.weights import MOST, Packed, Weight, labelled
 from quire.quant.base import Quantizer
 
@@ -116,9 +117,9 @@ class PackedCache:
     def _restore(self, entry: Entry, data: Tensor) -> Kept:
         """The matrix of `entry` as views of `data`."""
         shape = f"[{entry.n}, {entry.k}]"
-        if entry.kind not in BITS or min(entry.n, entry.k) < 1 or entry.activation_bits not in MOST:
+        if entry.kind not in KINDS or min(entry.n, entry.k) < 1 or entry.activation_bits not in MOST:
             raise Damaged(f"there is a matrix of kind {entry.kind}, shape {shape}, {entry.activation_bits} bits")
-        if entry.group not in GROUPS.get(entry.kind, (0,)):
+        if entry.group not in (KINDS[entry.kind].groups or (0,)):
             raise Damaged(f"there is a matrix of kind {entry.kind}, shape {shape}, group {entry.group}")
         if entry.kind == "fp8" and not (entry.wide and entry.activation_bits == 16):
             raise Damaged(f"there is a matrix of kind fp8, shape {shape}, with scales or activations that it has not")

@@ -1,0 +1,29 @@
+// What the ops know of a kind of packed matrix: a row of the table in kinds.h.
+#pragma once
+
+enum class Form { kFloats, kHalves, kCodes };  // activations as they are, in bf16, in integers with a scale per group
+
+using Gate = void (*)(float* gate, const float* up, int64_t count);  // gate = act(gate) * up
+
+struct Kernels {
+    void (*run)(const LinearCall& c, int64_t m);  // c.out [m, n], whether m is one, few or many
+    int64_t (*abreast)(int64_t m);                // how many of m rows lie side by side
+    // act(gate) * up in the form that `down` reads, see mlp.h; null where gated_mlp is made of other ops
+    void (*gate)(const LinearCall& c, const Matrix& down, const Rows& inner, int64_t m, Gate act);
+};
+
+struct KindRow {
+    Kind kind;
+    Form form;
+    int64_t least_group, most_group;     // powers of two; 0: columns share no scale
+    int64_t multiple;                    // of the columns
+    bool table;                          // it needs one
+    int32_t offset, offset_with_mins;    // codes less the numbers that they stand for
+    void (*look_up)(const Matrix& w, int64_t row, float* out);  // a row's numbers [k], in the matrix's order of columns
+    Kernels kernels[2][2];               // [planes - 1][digits - 1]; none: there are no such matrices
+};
+
+// The row of w's kind; throws std::invalid_argument unless w is what that row says.
+const KindRow& row_of(const Matrix& w);
+
+QUIRE_INLINE const Kernels& kernels_of(const Matrix& w) { return row_of(w).kernels[w.planes - 1][w.digits - 1]; }

@@ -1,0 +1,126 @@
+"""Packed matrices as the native ops get them: the table of kinds, and one descriptor a matrix."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.ops.weights import Packed
+
+LANES = 16
+"""Rows of a block of the packed layouts (csrc/pack.cpp)."""
+BF12_CHUNK, BF12_EXCEPTION_BYTES = 256, 64
+"""Columns of 16 rows in 12 bits that share a list of exceptions, and its size; also in csrc/units/linear_bf12.h."""
+GROUPED = ("scales", "zeros", "mins", "order")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What matrices of one kind are made of.
+
+    A number has `bits`; `together` columns share a vector register lane. `dtype` is that of the unpacked codes, and
+    `packer` the native op that packs them ("": it has its own). `groups` of columns may share a scale. `parts` are what
+    a matrix may have beside its codes. `fuses`: the native `gated_mlp` takes it.
+    """
+
+    name: str
+    bits: int
+    together: int
+    dtype: torch.dtype
+    packer: str = ""
+    groups: tuple[int, ...] = ()
+    parts: tuple[str, ...] = ()
+    fuses: bool = True
+
+
+_ROWS = (
+    Kind("f32", 32, 1, torch.float32, "pack_f32"),
+    Kind("bf16", 16, 2, torch.bfloat16, "pack_bf16"),
+    Kind("bf12", 12, 8, torch.bfloat16, parts=("table",)),
+    Kind("fp8", 8, 4, torch.float8_e4m3fn, "pack_fp8", (32, 64, 128, 256), ("scales",), fuses=False),
+    Kind("int8", 8, 4, torch.int8, "pack_int8", (16, 32, 64, 128), GROUPED),
+    Kind("int4", 4, 8, torch.int8, "pack_int4", (16, 32, 64, 128), GROUPED),
+    Kind("table4", 4, 8, torch.int8, "pack_int4", (16, 32, 64, 128), ("scales", "table", "order"), fuses=False),
+)
+KINDS = {kind.name: kind for kind in _ROWS}
+"""Every kind of packed matrix by its name; the position is its number in csrc/matrix.h."""
+NUMBERS = {kind.name: number for number, kind in enumerate(_ROWS)}
+GROWING = {"codes": "code_step", "scales": "scale_step", "zeros": "zero_step", "mins": "min_step"}
+"""Parts that grow with the rows, and the field of the bytes from 16 rows to the next."""
+SHARED = ("table", "order")
+"""Parts that do not grow with the rows."""
+
+
+class Numbers(NamedTuple):
+    """Of a packed matrix of integers: whether scales and minimums are f32 (else f16), bits of its activations."""
+
+    wide: bool = False
+    activation_bits: int = 8
+
+
+class Matrix(ctypes.Structure):
+    """The descriptor of a packed matrix (csrc/matrix.h), at an address that stays as long as it lives."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in ("kind", "n", "k", "group", "wide", "digits", "planes", *GROWING, *SHARED, *GROWING.values())
+    ]
+    kind: int
+    n: int
+    k: int
+    group: int
+    wide: int
+    digits: int
+    planes: int
+
+    def __init__(self, **fields: int) -> None:
+        super().__init__(**fields)
+        self.at = ctypes.addressof(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Matrix) and bytes(self) == bytes(other)
+
+    def __hash__(self) -> int:
+        return hash(bytes(self))
+
+
+def part_sizes(kind: str, shape: tuple[int, int], group: int, wide: bool) -> dict[str, tuple[int, ...]]:
+    """Bytes that each part of a packed matrix [n, k] may have: codes, scales, zeros, minimums, table, order."""
+    (n, k), row = shape, KINDS[kind]
+    padded = -(-n // LANES) * LANES
+    codes = padded * (-(-k // row.together) * row.together) * row.bits // 8
+    if kind == "bf12":
+        codes += padded // LANES * -(-k // BF12_CHUNK) * BF12_EXCEPTION_BYTES
+    groups = padded * (k // group) if group else 0
+    floats = (groups * (4 if wide else 2),)
+    table = (2 * LANES,) if kind == "bf12" else (LANES, 2 * LANES)
+    sizes = {"scales": floats, "zeros": (groups,), "mins": floats, "table": table, "order": (4 * k,)}
+    return {"codes": (codes,)} | {name: sizes[name] for name in row.parts}
+
+
+def assemble(kind: str, shape: tuple[int, int], group: int, numbers: Numbers, parts: Mapping[str, Tensor]) -> Packed:
+    """The packed matrix [n, k] from its parts, whose sizes are those of `part_sizes`."""
+    at = {name: t.data_ptr() for name, t in parts.items()}
+    blocks = -(-shape[0] // LANES)
+    steps = {GROWING[name]: t.numel() * t.element_size() // blocks for name, t in parts.items() if name in GROWING}
+    handle = Matrix(
+        kind=NUMBERS[kind], n=shape[0], k=shape[1], group=group, wide=int(numbers.wide),
+        digits=1 if numbers.activation_bits == 8 else 2,
+        planes=2 if "table" in parts and kind != "bf12" and parts["table"].numel() > LANES else 1, **at, **steps,
+    )  # fmt: skip
+    own = tuple(t for name, t in parts.items() if name not in SHARED)
+    shared = tuple(parts[name] for name in reversed(SHARED) if name in parts)
+    return Packed(kind, *shape, group, sum(t.numel() for t in own), own, handle, None, shared)
+
+
+def take_apart(packed: Packed) -> tuple[Numbers, dict[str, Tensor]]:
+    """The inverse of `assemble`."""
+    w: Matrix = packed.handle
+    held = {t.data_ptr(): t for t in (*packed.buffers, *packed.shared)}
+    parts = {name: held[at] for name in (*GROWING, *SHARED) if (at := getattr(w, name))}
+    return Numbers(bool(w.wide), 8 * w.digits), parts
