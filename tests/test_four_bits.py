@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,16 @@ def eight_bits(w: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {"weight": codes, "SCB": top}, codes.float() * (top / 127)[:, None]
 
 
+def stored_as(kind: str, w: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """The same bytes under another type, as files for FSDP have them."""
+    parts, values = bits_and_bytes(NF4, w)
+    return parts | {"weight": parts["weight"].flatten().view(getattr(torch, kind)).reshape(-1, 1)}, values
+
+
 MODELS = [(four("nf4"), lambda w: bits_and_bytes(NF4, w)), (four("fp4"), lambda w: bits_and_bytes(FP4, w)),
-          (EIGHT, eight_bits)]  # fmt: skip
+          (EIGHT, eight_bits),
+          *((four("nf4") | {"bnb_4bit_quant_storage": kind}, partial(stored_as, kind))
+            for kind in ("bfloat16", "float32"))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("config", "convert"), MODELS)
@@ -107,7 +116,7 @@ def test_logits_are_those_of_the_dequantized_model(config: dict[str, Any], conve
     oracle = foreign.replace_linears(tmp_path, config, convert)
     texts = [prompt(4, seed) for seed in range(5)]
     for name in BACKENDS:
-        got = Paged(load_model(flat_config(model=str(tmp_path)), backend(name)), texts).run([[4] * 5])
+        got = Paged(load_model(flat_config(model=str(tmp_path), dtype="float32"), backend(name)), texts).run([[4] * 5])
         assert max(relative_error(g, logits(oracle, t)) for g, t in zip(got, texts, strict=True)) < 2e-4
 
 

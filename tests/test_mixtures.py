@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from foreign_weights import compressed_config
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from quire.core.errors import ModelError
 from quire.model.describe import describe
@@ -116,6 +117,33 @@ def test_the_factor_of_a_long_rope_is_read(tmp_path: Path) -> None:
     edit_config(tmp_path, rope_parameters=LONGROPE | MSCALES | {"long_mscale": 1.3})
     with pytest.raises(ModelError, match="long_mscale"):
         describe(str(tmp_path))
+
+
+def test_experts_under_the_names_of_their_modules(tmp_path: Path) -> None:
+    """As llm-compressor saves them: dense here, and with the parts of a format beside them in a file of its own."""
+    oracle = write(tmp_path, "mixtral", num_local_experts=4, num_experts_per_tok=4)
+    path, names = tmp_path / "model.safetensors", {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    tensors = load_file(path)
+    config = compressed_config("int-quantized", num_bits=8, type="int", strategy="channel", symmetric=True)
+    for quantized in (False, True):
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors.items():
+            base, _, last = name.removesuffix(".weight").rpartition(".")
+            if "experts" not in name:
+                found[name] = tensor
+                continue
+            assert last in names
+            new = f"{base}.{names[last]}"
+            if not quantized:
+                found[f"{new}.weight"] = tensor
+                continue
+            scale = tensor.float().abs().amax(1, keepdim=True) / 127
+            found |= {f"{new}.weight": (tensor / scale).round().to(torch.int8), f"{new}.weight_scale": scale}
+        save_file(found, path)
+        if quantized:
+            edit_config(tmp_path, quantization_config=config)
+        (got,) = Paged(load(tmp_path, backend("reference")), [prompt(19, 1)]).run([[19]])
+        assert relative_error(got, logits(oracle, prompt(19, 1))) <= (0.05 if quantized else TOLERANCE)
 
 
 def test_quantized_experts_are_near(tmp_path: Path) -> None:

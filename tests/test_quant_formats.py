@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +217,17 @@ def test_fusing_a_symmetric_with_an_asymmetric_matrix() -> None:
     assert torch.equal(QWeight.cat_rows([a, b]).dequantize(), torch.cat((a.dequantize(), b.dequantize())))
 
 
+def test_awq_without_zero_points_of_its_own(tmp_path: Path) -> None:
+    """gptqmodel writes the middle of the codes as every zero of a symmetric file."""
+    form = replace(FORMATS[6], symmetric=True)
+    config = form.config | {"zero_point": False}
+    parts, values = form.convert(normal(256, 256))
+    assert torch.equal(scheme_of(config).load(parts, F32).dequantize(), values)
+    oracle = foreign.replace_linears(tmp_path, config, form.convert)
+    (got,) = Paged(load(tmp_path, dtype="float32"), [prompt(19, 1)]).run([[19]])
+    assert relative_error(got, logits(oracle, prompt(19, 1))) < 1e-3
+
+
 def test_what_describe_says(tmp_path: Path) -> None:
     form = FORMATS[0]
     oracle = foreign.replace_linears(tmp_path, form.config, form.convert)
@@ -240,7 +251,7 @@ REFUSED = [
     (FORMATS[6].config | {"bits": 8}, "bits: is 8, only 4"),
     (FORMATS[6].config | {"version": "gemv"}, "version: 'gemv'"),
     (FORMATS[6].config | {"version": None, "format": "gemv_fast"}, "version: 'gemv_fast'"),
-    (FORMATS[6].config | {"zero_point": False}, "zero_point: false"),
+    (FORMATS[6].config | {"zero_point": "no"}, "zero_point: is 'no'"),
     (COMPRESSED | {"format": "marlin-24"}, "format: 'marlin-24' of int"),
     (COMPRESSED | {"config_groups": {}}, "config_groups: is empty"),
     (COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),

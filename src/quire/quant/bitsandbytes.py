@@ -1,8 +1,9 @@
 """Checkpoints that bitsandbytes wrote: NF4 or FP4, their scales plain or quantized again, and LLM.int8().
 
-4 bits (Dettmers et al. 2023): `weight` bytes [n * k / 2, 1], two codes to a byte with the first in the high half, in
-blocks of `blocksize` along the rows; `weight.absmax` [blocks], f32, or with double quantization uint8 codes into
-`weight.nested_quant_map` [256], scaled per 256 blocks by `weight.nested_absmax` and moved by `nested_offset`;
+4 bits (Dettmers et al. 2023): `weight` bytes [n * k / 2, 1], held by numbers of any type, two codes to a byte with the
+first in the high half, in blocks of `blocksize` along the rows; `weight.absmax` [blocks], f32, or with double
+quantization uint8 codes into `weight.nested_quant_map` [256], scaled per 256 blocks by `weight.nested_absmax` and moved
+by `nested_offset`;
 `weight.quant_map` [16]; `weight.quant_state.bitsandbytes__nf4` (or fp4), JSON as bytes.
 
 8 bits (Dettmers et al. 2022): `weight` int8 [n, k] and `SCB` [n], the largest magnitude of each row; the value is
@@ -29,14 +30,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BOOKS = {"nf4": NF4, "fp4": FP4}
+STORAGE = {"uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+"""`bnb_4bit_quant_storage`, the type whose numbers hold the codes (FSDP shards floats only) -> its bytes."""
 
 
 @dataclass(frozen=True)
 class FourBits:
-    """`nested`: scales are quantized themselves."""
+    """`nested`: scales are quantized themselves. `storage`: the type of the tensor that holds the codes' bytes."""
 
     book: CodeBook
     nested: bool
+    storage: str = "uint8"
     optional: Mapping[str, bool] = field(default_factory=dict)
     bits_per_number: float = 4.5
     notes: tuple[str, ...] = ()
@@ -55,18 +59,24 @@ class FourBits:
     def parts(self) -> Mapping[str, bool]:
         """The bytes, their scales and what describes them."""
         nested = {"weight.nested_absmax": True, "weight.nested_quant_map": True} if self.nested else {}
-        own = {"weight": False, "weight.absmax": not self.nested, "weight.quant_map": True, self.state: False}
+        own = {
+            "weight": self.storage.startswith(("float", "bfloat")),
+            "weight.absmax": not self.nested,
+            "weight.quant_map": True,
+            self.state: False,
+        }
         return {**own, **nested}
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         """The count of numbers only: rows and columns are in the description."""
-        return (2 * math.prod(shapes["weight"]),)
+        return (2 * STORAGE[self.storage] * math.prod(shapes["weight"]),)
 
     def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
         """The weight; numbers of NF4 within 2e-5 of the book's, relative to the largest of a block."""
         state = _state(raw[self.state])
         (n, k), block = state["shape"], state["blocksize"]
-        data = expect(raw, "weight", tuple(raw["weight"].shape), torch.uint8).flatten()
+        stored = expect(raw, "weight", tuple(raw["weight"].shape), getattr(torch, self.storage))
+        data = stored.flatten().view(torch.uint8)
         if 2 * data.numel() != n * k:
             raise ModelError(f"weight holds {2 * data.numel()} codes, its description asks for {n} x {k}")
         if k % block or not any(block % g == 0 for g in GROUPS):
@@ -140,4 +150,7 @@ def read(config: Fields, names: Collection[str]) -> FourBits | EightBits:
     kind = config.text("bnb_4bit_quant_type", "fp4")
     if kind not in BOOKS:
         raise config.fail("bnb_4bit_quant_type", f"{kind!r} cannot be read, only {', '.join(BOOKS)}")
-    return FourBits(BOOKS[kind], any(name.endswith(".weight.nested_absmax") for name in names))
+    storage = config.text("bnb_4bit_quant_storage", "uint8")
+    if storage not in STORAGE:
+        raise config.fail("bnb_4bit_quant_storage", f"{storage!r} cannot be read, only {', '.join(STORAGE)}")
+    return FourBits(BOOKS[kind], any(name.endswith(".weight.nested_absmax") for name in names), storage)

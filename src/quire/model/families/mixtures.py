@@ -41,6 +41,11 @@ GPT_OSS = without(LLAMA, "gate", "up", "down", "q_norm", "k_norm") | {
     "expert_gate_up": "mlp.experts.{}.gate_up_proj",
     "expert_down": "mlp.experts.{}.down_proj",
 }
+WRITTEN_BY_MODULE = tuple(
+    Rewrite(rf"(.*\.block_sparse_moe\.experts\.\d+)\.{module}_proj(\..+)", rf"\1.{name}\2")
+    for module, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+)
+"""llm-compressor takes the experts apart and names their matrices as transformers' modules do."""
 LOCAL = (("num_experts", "num_local_experts"),)
 ROUTED = (("num_experts", "n_routed_experts"),)
 
@@ -286,6 +291,7 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
         },
         {"windows": sliding_windows, "moe": read_moe(renormalize=True)},
         spelling=LOCAL,
+        rewrites=WRITTEN_BY_MODULE,
     ),
     "qwen2_moe": Family(
         without(LLAMA, "q_norm", "k_norm")
