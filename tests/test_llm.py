@@ -322,7 +322,6 @@ def test_every_name_of_the_offline_call_is_accepted(folder: Path) -> None:
         ("speculative_draft_tensor_parallel_size", 2, "not built"),
         ("tensor_parallel_size", 2, "not built"),
         ("pipeline_parallel_size", 2, "not built"),
-        ("trust_remote_code", True, "never run"),
         ("quantization_param_path", "x.json", "not read"),
         ("download_dir", "x", "HF_HOME"),
         ("gpu_memory_utilization", 0.5, "no GPU"),
@@ -338,6 +337,18 @@ def test_what_is_not_built_is_refused_with_the_reason(folder: Path, option: str,
     with pytest.raises(ConfigError, match=reason) as caught:
         LLM(folder, **(OPTIONS | {option: value}))
     assert option in caught.value.message.replace("-", "_")
+
+
+@pytest.mark.parametrize("name", [torch.float32, "float", "f32"])
+def test_a_dtype_may_be_torchs_or_spelled_as_others_do(folder: Path, name: object) -> None:
+    with LLM(folder, **(OPTIONS | {"dtype": name, "kv_cache_dtype": name})) as made:
+        assert (made.info.dtype, made.info.kv_cache_dtype) == ("float32", "float32")
+
+
+def test_trusting_remote_code_changes_nothing_and_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with LLM(folder, **(OPTIONS | {"trust_remote_code": True})) as made:
+        assert len(ids_of(made.generate("abc", GREEDY))[0]) == 6
+    assert "trust_remote_code has no effect" in caplog.text
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:

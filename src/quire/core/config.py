@@ -17,14 +17,16 @@ from quire.core.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
-KV_ALIASES = {
+DTYPE_ALIASES = {
     "bf16": "bfloat16",
     "fp16": "float16",
     "f16": "float16",
+    "half": "float16",
     "fp32": "float32",
     "f32": "float32",
-    "fp8_e4m3": "fp8",
+    "float": "float32",
 }
+KV_ALIASES = DTYPE_ALIASES | {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}
 """How others spell them."""
 POLICIES = ("fcfs", "priority")
 ACTIVATIONS = ("auto", "int8", "int16")
@@ -206,8 +208,9 @@ def flat_config(**options: object) -> EngineConfig:
         owner = next((s for s, t in SECTIONS.items() if name in t.__struct_fields__), None)
         if owner is None:
             raise ConfigError(f"unknown option {name!r}", param=name)
-        if name == "kv_cache_dtype" and isinstance(value, str):
-            value = KV_ALIASES.get(value, value)
+        aliases = {"dtype": DTYPE_ALIASES, "kv_cache_dtype": KV_ALIASES}.get(name)
+        if aliases is not None and isinstance(value, str):
+            value = aliases.get(value, value)
         if name == "served_model_name" and isinstance(value, str):
             value = (value,)
         parts.setdefault(owner, {})[name] = value

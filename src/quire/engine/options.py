@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from quire.core.config import SECTIONS, EngineConfig, flat_config
 from quire.core.errors import ConfigError
 
+log = logging.getLogger("quire.options")
 KNOWN = tuple(name for section in SECTIONS.values() for name in section.__struct_fields__)
 
 _ONE_DEVICE = "running on several devices is not built yet"
@@ -28,7 +30,7 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "nnodes": ((1,), _ONE_DEVICE),
     "node_rank": ((0,), _ONE_DEVICE),
     "master_addr": ((None,), _ONE_DEVICE),
-    "trust_remote_code": ((False,), "code from a model folder is never run"),
+    "trust_remote_code": ((True, False), "code from a model folder is never run"),
     "quantization_param_path": ((None,), "scales of the KV cache are not read from files"),
     "download_dir": (
         (None,),
@@ -53,14 +55,23 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
     for name, value in options.items():
         if name in UNBUILT:
             refuse_unbuilt(name, value)
+            if name == "trust_remote_code" and value:
+                log.warning("trust_remote_code has no effect: code from a model folder is never run")
         elif name not in KNOWN:
             names = ", ".join(sorted({*KNOWN, *UNBUILT}))
             raise ConfigError(f"{name}: there is no such option; known are {names}", param=name)
         elif value is not None:
-            given[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
+            given[name] = _plain(name, value)
     if given.get("max_model_len") == "auto":
         del given["max_model_len"]
     return flat_config(**given)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Paths and torch's dtypes by their names."""
+    if name in ("dtype", "kv_cache_dtype") and type(value).__module__ == "torch":
+        return str(value).removeprefix("torch.")
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def refuse_unbuilt(name: str, value: Any) -> None:
