@@ -103,6 +103,15 @@ def test_help_names_every_option(run: Run, command: list[str], structs: list[typ
         (["inspect", "/no/such/folder"], 2, ["/no/such/folder"]),
         (["generate", "-m", "/no/such/folder", "hello"], 2, ["/no/such/folder"]),
         (["generate", ""], 1, ["prompt"]),
+        (["generate", "-m", "", "hello"], 2, ["--model", "empty"]),
+        (["generate", "-c", "0", "hello"], 2, ["--max-model-len", "'0'"]),
+        (["generate", "--chat-template", "/no/such/file", "hello"], 2, ["--chat-template", "quire chat"]),
+        (
+            ["inspect", "--device", "reference", "--ops", "linear=cublas"],
+            2,
+            ["not on the reference backend", "linear is"],
+        ),
+        (["inspect", "--device", "reference", "--ops", "lineal=cpu"], 2, ["no such op", "linear,"]),
         (["generate", "\udcff"], 1, ["surrogate"]),
         (["eval", "--text", "/no/such/file"], 2, ["/no/such/file"]),
         (["bench", "serve", "--base-url", "localhost"], 2, ["--base-url"]),
@@ -172,6 +181,31 @@ def test_generate_prints_every_text_in_order(run: Run, folder: str) -> None:
 def test_what_is_no_text_is_refused(run: Run, folder: str, command: str) -> None:
     code, _, err = run(command, "-m", folder, *FLAGS, stdin=b"\xff\n")
     assert code == 1 and "standard input is not utf-8 text" in err and "Traceback" not in err
+
+
+def started(words: str) -> tuple[int, str]:
+    """Exit code and standard error of a line of shell in which $QUIRE is the command."""
+    line = words.replace("$QUIRE", f"{sys.executable} -m quire")
+    found = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    return found.returncode, found.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_cannot_be_written_is_one_message() -> None:
+    code, err = started("$QUIRE --version > /dev/full")
+    assert code == 1 and "standard output cannot be written" in err and "Traceback" not in err and "ignored" not in err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_closed_input_is_one_message(folder: str, command: str) -> None:
+    code, err = started(f"$QUIRE {command} -m {folder} {' '.join(FLAGS)} <&-")
+    assert code == 2 and "standard input is closed" in err and "Traceback" not in err
+
+
+def test_a_first_word_that_is_a_gguf_file_is_the_model(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF")
+    code, out, err = run("generate", str(tmp_path / "cut.gguf"), "hello")
+    assert code == 2 and "cut.gguf" in err and out == "", "and no prompt: one that is cut off is refused by its name"
 
 
 def test_chat_answers_lines_of_a_pipe(run: Run, folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from quire.core.errors import QuireError
@@ -12,7 +13,19 @@ def main() -> None:
     try:
         from quire.cli.app import app
 
-        app(prog_name="quire")
+        try:
+            app(prog_name="quire")
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # What could not be written is still in the buffer, and would fail again at the end.
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"quire: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
     except QuireError as error:
         print(f"quire: {error.message}", file=sys.stderr)
         sys.exit(error.exit_code)

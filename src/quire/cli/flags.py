@@ -124,6 +124,8 @@ def set_model(options: dict[str, Any], model: str) -> None:
 def to_engine(options: Mapping[str, Any]) -> EngineConfig:
     """The engine's part of `options`."""
     chosen = {k: v for k, v in options.items() if k in KNOWN or k in UNBUILT}
+    if chosen.get("model") == "":
+        raise ConfigError("--model is empty; leave it out for the embedded model", param="model")
     if isinstance(chosen.get("max_model_len"), str):
         chosen["max_model_len"] = _length(chosen["max_model_len"])
     kinds = {KV_ALIASES.get(v, v) for k in ("kv_cache_dtype", "ctk", "ctv") if (v := options.get(k)) is not None}
@@ -164,7 +166,6 @@ def to_arguments(options: Mapping[str, Any]) -> list[str]:
 def _length(value: str) -> int | str:
     if value == "auto":
         return value
-    try:
-        return int(value)
-    except ValueError:
-        raise ConfigError(f"--max-model-len {value!r} is neither a number nor auto", param="max_model_len") from None
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigError(f"--max-model-len {value!r} is neither a number of tokens nor auto", param="max_model_len")
+    return int(value)

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from quire.cli.flags import ENGINE, set_model, to_engine, with_flags
-from quire.core.errors import BadRequest
+from quire.core.errors import BadRequest, ConfigError
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
@@ -35,7 +35,7 @@ def generate(
         typer.Argument(
             metavar="[MODEL] PROMPT...",
             help="Texts to continue, read from standard input if there are none. A first one that is the path of a "
-            "folder is the model.",
+            "folder, or of a GGUF file, is the model.",
         ),
     ] = None,
     max_tokens: MaxTokens = None,
@@ -46,13 +46,18 @@ def generate(
 ) -> None:
     """Continue texts, printing them as they grow; timings go to standard error."""
     prompts = list(words or [])
-    if prompts and "model" not in options and Path(prompts[0]).is_dir():
+    if prompts and "model" not in options and _is_model(prompts[0]):
         set_model(options, prompts.pop(0))
+    if "chat_template" in options:
+        raise ConfigError(
+            "--chat-template: texts are continued as they are; quire chat uses one", param="chat_template"
+        )
     config = to_engine(options)
     if not prompts:
-        if sys.stdin.isatty():
+        source = _stdin()
+        if source.isatty():
             print("reading the text to continue; Ctrl-D ends it", file=sys.stderr)
-        prompts = [_typed(sys.stdin.read)]
+        prompts = [_typed(source.read)]
     if not all(prompts):
         raise BadRequest("prompt: is empty; give a text", param="prompt")
     with open_llm(config) as llm:
@@ -139,6 +144,19 @@ def timings(outputs: list[RequestOutput]) -> str:
     )
 
 
+def _stdin() -> TextIO:
+    """Standard input; `ConfigError` where the caller has closed it."""
+    if sys.stdin is None:
+        raise ConfigError("standard input is closed; there is nothing to read from")
+    return sys.stdin
+
+
+def _is_model(word: str) -> bool:
+    from quire.gguf.file import is_gguf
+
+    return bool(word) and (Path(word).is_dir() or is_gguf(Path(word)))
+
+
 def _typed(read: Callable[[], str]) -> str:
     """What `read` gives of standard input; `BadRequest` for what is no text."""
     try:
@@ -149,7 +167,7 @@ def _typed(read: Callable[[], str]) -> str:
 
 def _lines() -> Iterator[str]:
     """What the user types, or the lines of a pipe; ends at /exit or the end of the input."""
-    live = sys.stdin.isatty()
+    live = _stdin().isatty()
     if live:
         import readline  # noqa: F401  (gives `input` line editing and history)
     while True:

@@ -86,10 +86,14 @@ def choose_ops(backend: str, overrides: tuple[str, ...]) -> dict[str, str]:
     wanted = dict(o.partition("=")[::2] for o in overrides)
     others = OTHERS.get(backend, {})
     for name, which in wanted.items():
-        if name not in OPS or which not in ("reference", backend, *others.get(name, ())):
-            named = [f"{op}={other}" for op, found in others.items() for other in found]
-            raise ConfigError(f"--ops {name}={which}: known ops are {', '.join(OPS)}; known "
-                              f"implementations are {', '.join(['reference', backend, *named])}")  # fmt: skip
+        if name not in OPS:
+            raise ConfigError(f"--ops {name}={which}: there is no such op; known ops are {', '.join(OPS)}", param="ops")
+        offered = ("reference", backend, *others.get(name, ()))
+        if which not in offered:
+            raise ConfigError(
+                f"--ops {name}={which}: not on the {backend} backend, where {name} is {' or '.join(offered)}",
+                param="ops",
+            )
     return {name: wanted.get(name, backend) for name in OPS}
 
 
