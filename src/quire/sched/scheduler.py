@@ -51,8 +51,7 @@ class Scheduler:
             capacity = sizes.capacity(blocks, self.max_model_len)
             raise BadRequest(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
         self._tickets += 1
-        others = range(1, request.params.n)
-        siblings = [first, *(Sequence(request, i, first, self.opening) for i in others)]
+        siblings = [first, *(Sequence(request, i, first, self.opening) for i in range(1, request.params.n))]
         for seq in siblings:
             seq.order = order_key(self.config.scheduling_policy, seq, self._tickets)
         self.requests[request.id] = siblings
@@ -263,9 +262,8 @@ class Scheduler:
 
     def _fail(self, seq: Sequence, error: str) -> list[Output]:
         """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""
-        siblings = self.requests[seq.request.id]
         self._scrub += self.tables.unpublished(seq)
-        dead = [seq, *(s for s in siblings if s.status is Status.PENDING)]
+        dead = [seq, *(s for s in self.requests[seq.request.id] if s.status is Status.PENDING)]
         outputs = []
         for each in dead:
             self._finish(each, "error")
