@@ -1,7 +1,7 @@
 """llama.cpp as a measured process, driven through llama-cpp-python's low-level calls in an environment of its own.
 
 python peer_llama_cpp.py MODEL.gguf THREADS [SEQUENCES]        the protocol of peers.py, and `logits` of quality.py
-python peer_llama_cpp.py quantize IN.gguf OUT.gguf FORMAT      by llama.cpp's own rules; FORMAT q8_0, q4_0, q4_k_m, bf16
+python peer_llama_cpp.py quantize IN.gguf OUT.gguf FORMAT      by llama.cpp's own rules; FORMAT is a key of FORMATS
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ import llama_cpp
 import numpy as np
 
 CONTEXT = 512
-FORMATS = {"q4_0": 2, "q8_0": 7, "q4_k_m": 15, "bf16": 32}  # enum llama_ftype
+FORMATS = {
+    "q4_0": 2,
+    "q8_0": 7,
+    "q3_k_m": 12,
+    "q4_k_m": 15,
+    "q5_k_m": 17,
+    "q6_k": 18,
+    "iq4_xs": 30,
+    "bf16": 32,
+}  # enum llama_ftype
 SILENT = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 

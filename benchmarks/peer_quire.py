@@ -29,7 +29,7 @@ class Peer:
         self.engine = LocalEngine(
             flat_config(
                 model=folder,
-                load_format="dummy",
+                load_format="auto" if folder.endswith(".gguf") else "dummy",
                 max_model_len=2048,
                 max_num_seqs=64,
                 enable_prefix_caching=False,

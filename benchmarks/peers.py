@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,29 @@ class Job:
         return path
 
 
+MADE = ("bf16", "q8_0", "q4_0")
+"""Formats that gguf_files.py writes; llama.cpp itself quantizes to others, by its own mixtures of block types."""
+
+
+def gguf_file(job: Job) -> Path:
+    """A GGUF file of random weights."""
+    env = environment(job.work, "llama")
+    config = write_config(job.shape, job.work / job.shape) / "config.json"
+
+    def make(part: Path) -> None:
+        if job.format in MADE:
+            env.run(HERE / "gguf_files.py", "random", config, job.format, part)
+        else:
+            source = gguf_file(replace(job, format="bf16"))
+            env.run(HERE / "peer_llama_cpp.py", "quantize", source, part, job.format)
+
+    return job.file(f"{job.shape}-{job.format}.gguf", make)
+
+
 def llama_cpp(job: Job) -> Command:
     """llama.cpp on a GGUF file of random weights."""
     env = environment(job.work, "llama")
-    config = write_config(job.shape, job.work / job.shape) / "config.json"
-    make = HERE / "gguf_files.py"
-    model = job.file(f"{job.shape}-{job.format}.gguf", lambda part: env.run(make, "random", config, job.format, part))
+    model = gguf_file(job)
     return Command([env.python, str(HERE / "peer_llama_cpp.py"), str(model), str(job.threads)], env.variables)
 
 
@@ -108,12 +125,13 @@ PEERS: dict[str, Callable[[Job], Command]] = {"llama.cpp": llama_cpp, "openvino"
 
 @dataclass(frozen=True)
 class Pair:
-    """What is compared with what: a peer's format and quire's options of the same size."""
+    """What is compared with what: a peer's format and quire's options of the same size, or both on one GGUF file."""
 
     peer: str
     name: str
     peer_format: str
     quire: dict[str, Any]
+    same_file: bool = False
 
 
 PAIRS = [
@@ -123,6 +141,7 @@ PAIRS = [
     Pair("llama.cpp", "q8_0-g128", "q8_0", {"quantization": "int8", "group_size": 128}),
     Pair("llama.cpp", "bf16", "bf16", {"dtype": "bfloat16"}),
     Pair("llama.cpp", "bf16-12", "bf16", {"dtype": "bfloat16", "bf16_bits": 12}),
+    *(Pair("llama.cpp", name, name, {}, same_file=True) for name in ("q4_k_m", "q5_k_m", "q6_k", "q3_k_m", "iq4_xs")),
     Pair("openvino", "int4", "int4", {"quantization": "int4", "group_size": 128}),
     Pair("openvino", "int8", "int8", {"quantization": "int8", "group_size": 128}),
     Pair("vllm", "bf16", "bf16", {"dtype": "bfloat16"}),
@@ -179,7 +198,7 @@ class Process:
 
 
 def quire_process(folder: Path, options: dict[str, Any], log: Path) -> Process:
-    """quire on made-up weights, in this environment."""
+    """quire on a GGUF file, or on made-up weights of a folder's config, in this environment."""
     return Process(
         "quire", Command([sys.executable, str(HERE / "peer_quire.py"), str(folder), json.dumps(options)]), log
     )
@@ -236,8 +255,9 @@ def run_pair(args: argparse.Namespace, shape: str, pair: Pair, results: Results)
     if not measures:
         return
     started = time.perf_counter()
-    folder = write_config(shape, args.work / shape)
-    command = PEERS[pair.peer](Job(args.work, shape, pair.peer_format, args.threads))
+    job = Job(args.work, shape, pair.peer_format, args.threads)
+    folder = gguf_file(job) if pair.same_file else write_config(shape, args.work / shape)
+    command = PEERS[pair.peer](job)
     peer = Process(pair.peer, command, args.work / f"{pair.peer}.log")
     quire = quire_process(folder, pair.quire | {"threads": args.threads}, args.work / "quire.log")
     print(f"{shape}, {pair.peer} {pair.name}: loaded in {time.perf_counter() - started:.0f} s", flush=True)
@@ -266,6 +286,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         options = row["options"]
         ours = f"{options['quantization']} g{options['group_size']}" if "quantization" in options else "bf16"
+        ours = "the same file" if any(p.same_file and p.name == row["format"] for p in PAIRS) else ours
         theirs = f"{row['peer']} {row['format'].removesuffix('-g128')}"
         cell = f"{row['quire_rate']:.1f} / {row['peer_rate']:.1f} = **{row['ratio']:.2f}**"
         if "limit" in row:

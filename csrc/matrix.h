@@ -1,5 +1,6 @@
 // A packed matrix [n, k] as every op gets it: the address of this struct, which Python fills in once and keeps where it lies
-// (class Matrix of src/quire/ops/matrix.py, the same fields in the same order). Layouts: pack.cpp, pack_bf12.cpp.
+// (class Matrix of src/quire/ops/matrix.py, the same fields in the same order). Layouts: pack.cpp, pack_bf12.cpp,
+// super_blocks.h.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,9 @@
 namespace quire {
 
 // The number of a kind is its row in units/kinds.h and in KINDS of src/quire/ops/matrix.py.
-enum class Kind : int64_t { kF32, kBf16, kBf12, kFp8, kInt8, kInt4, kTable4 };
+enum class Kind : int64_t { kF32, kBf16, kBf12, kFp8, kInt8, kInt4, kTable4, kSuper2, kSuper3, kSuper4, kSuper5, kSuper6, kSuperTable4 };
 
+// Of super-blocks, `scales` and `mins` are the units of 256 columns, and `group` columns share a multiple of them.
 // Parts a matrix does not have are null. A part that grows with the rows has a step: bytes from 16 rows to the next 16.
 struct Matrix {
     Kind kind;

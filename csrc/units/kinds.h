@@ -11,6 +11,13 @@ constexpr Kernels gated_kernels() {
     return {&run_linear<kKind>, &abreast_of<kKind>, &gated_rows<kKind>};
 }
 
+template <WeightKind kKind>
+constexpr KindRow super_row(Kind kind) {
+    constexpr SuperForm kForm = super_form(kKind);
+    constexpr int kIndex = static_cast<int>(kKind) - static_cast<int>(WeightKind::kSuper2), kOffset = kForm.table ? kStart8 : kForm.offset;
+    return {kind, Form::kCodes, kForm.group, kForm.group, kSuperColumns, kForm.table, kOffset, kOffset, look_up_super<kIndex>, {{gated_kernels<kKind>()}}};
+}
+
 constexpr int64_t never_abreast(int64_t /*m*/) { return 1; }
 
 constexpr KindRow kKindRows[] = {
@@ -25,6 +32,12 @@ constexpr KindRow kKindRows[] = {
     {Kind::kTable4, Form::kCodes, 16, 128, 1, true, kStart8, kStart8, look_up<Kind::kTable4>,
      {{kernels<WeightKind::kTable>(), kernels<WeightKind::kTableWide>()},
       {kernels<WeightKind::kTablePair>(), kernels<WeightKind::kTablePairWide>()}}},
+    super_row<WeightKind::kSuper2>(Kind::kSuper2),
+    super_row<WeightKind::kSuper3>(Kind::kSuper3),
+    super_row<WeightKind::kSuper4>(Kind::kSuper4),
+    super_row<WeightKind::kSuper5>(Kind::kSuper5),
+    super_row<WeightKind::kSuper6>(Kind::kSuper6),
+    super_row<WeightKind::kSuperTable>(Kind::kSuperTable4),
 };
 constexpr auto kKindCount = static_cast<int64_t>(sizeof(kKindRows) / sizeof(kKindRows[0]));
 
@@ -48,5 +61,9 @@ const KindRow& row_of(const Matrix& w) {
     if (row.most_group ? !power || w.group < row.least_group || w.group > row.most_group || w.k % w.group || !w.scales : w.group != 0)
         fail("matrix: its group or scales do not fit its columns");
     if (w.kind == Kind::kFp8 && !w.wide) fail("matrix: scales of fp8 are f32");
+    if (w.kind >= Kind::kSuper2) {
+        const SuperForm& form = kSuperForms[static_cast<int64_t>(w.kind) - static_cast<int64_t>(Kind::kSuper2)];
+        if (w.wide || w.zeros || form.mins != (w.mins != nullptr)) fail("matrix: super-blocks have f16 units, and minimums as their kind says");
+    }
     return row;
 }

@@ -7,12 +7,15 @@
 #pragma once
 
 // bf16 numbers, also kept in 12 bits; integer codes and tables of numbers of one digit or of two; `Wide`: activations of two digits.
-enum class WeightKind { kF32, kBf16, kBf12, kInt8, kInt4, kTable, kTablePair, kInt8Wide, kInt4Wide, kTableWide, kTablePairWide };
+enum class WeightKind { kF32, kBf16, kBf12, kInt8, kInt4, kTable, kTablePair, kSuper2, kSuper3, kSuper4, kSuper5, kSuper6, kSuperTable, kInt8Wide, kInt4Wide, kTableWide, kTablePairWide };
 
 constexpr bool is_bf16(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kBf12; }
 constexpr bool is_float(WeightKind kind) { return kind == WeightKind::kF32 || is_bf16(kind); }
 constexpr bool is_int8(WeightKind kind) { return kind == WeightKind::kInt8 || kind == WeightKind::kInt8Wide; }
 constexpr bool is_int4(WeightKind kind) { return kind == WeightKind::kInt4 || kind == WeightKind::kInt4Wide; }
+// In super-blocks, see super_blocks.h.
+constexpr bool is_super(WeightKind kind) { return kind >= WeightKind::kSuper2 && kind <= WeightKind::kSuperTable; }
+constexpr SuperForm super_form(WeightKind kind) { return kSuperForms[static_cast<int>(kind) - static_cast<int>(WeightKind::kSuper2)]; }
 constexpr int digits_of(WeightKind kind) { return kind >= WeightKind::kInt8Wide ? 2 : 1; }
 constexpr int planes_of(WeightKind kind) {
     return kind == WeightKind::kTablePair || kind == WeightKind::kTablePairWide ? 2 : 1;
@@ -229,6 +232,7 @@ QUIRE_INLINE void read_bf16(Part& part, const LinearCall& c, int64_t block, int6
 }
 
 #include "linear_bf12.h"
+#include "linear_super.h"
 
 // A panel in tiles of up to R rows by NB blocks, one group of blocks after the other.
 template <WeightKind kKind, int R, int NB, bool kAlone>
@@ -238,6 +242,7 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
         if (tiles_serve<kKind>(c, p.rows_end - p.row)) return run_tile_panel<kKind>(c, p);
 #endif
     if constexpr (kKind == WeightKind::kBf12) return bf12_panel<R, NB, kAlone>(c, p);
+    if constexpr (is_super(kKind)) return super_panel<kKind, R, NB, kAlone>(c, p);
     constexpr int kAbreast = rows_abreast<kKind, R, kAlone>();
     const int64_t steps = is_bf16(kKind) ? (c.w.k + 1) / 2 : c.w.k, part_steps = steps_of_part<kKind, R, NB>(c, m);
     const int64_t tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
@@ -263,6 +268,14 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
 // a stream; two digits take as many more sums, so it has fewer rows or blocks.
 template <WeightKind kKind, class Fn>
 QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
+    if constexpr (is_super(kKind)) {
+        if (m == 1) return f.template operator()<1, 1, true>();
+        if constexpr (kStreamRows > 0) {
+            if (m <= kFewRows) return f.template operator()<kFewRows, kTileBlocks, true>();
+            if (m <= kTileRows) return f.template operator()<kTileRows, kTileBlocks, true>();
+        }
+        return f.template operator()<kTileRows, kTileBlocks, false>();
+    }
     constexpr int kDigits = digits_of(kKind), kPlanes = planes_of(kKind);
     constexpr int kFew = (kFewBlocks + kPlanes - 1) / kPlanes, kMost = (kTileBlocks + kPlanes - 1) / kPlanes;
     if (m == 1 && (g_tuning.row_streams == 1 || kKind == WeightKind::kBf12))

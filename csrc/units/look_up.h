@@ -110,6 +110,47 @@ void scale_row(const Matrix& w, int64_t row, float* x) {
     }
 }
 
+// Word i of a chunk of super-blocks from its planes (layout: super_blocks.h).
+template <int kBits>
+QUIRE_INLINE uint32_t word_of_planes(const uint32_t* planes, int i) {
+    const auto bits = [&](int plane, int from, uint32_t mask) { return planes[plane] >> from & mask * 0x01010101u; };
+    if constexpr (kBits == 2) return bits(i / 4, i % 4 * 2, 3);
+    if constexpr (kBits == 3) return i < 6 ? bits(i / 2, i % 2 * 3, 7) : bits(i - 6, 6, 3) | bits(2, i, 1) << 2;
+    const uint32_t low = bits(i / 2, i % 2 * 4, 15);
+    if constexpr (kBits == 5) return low | bits(4, i, 1) << 4;
+    if constexpr (kBits == 6) return low | bits(4 + i / 4, i % 4 * 2, 3) << 4;
+    return low;
+}
+
+// A group of a super-block is one scale and one minimum.
+template <int kIndex>
+void look_up_super(const Matrix& w, int64_t row, float* out) {
+    constexpr SuperForm kForm = kSuperForms[kIndex];
+    const int64_t lane = row % 16, supers = w.k / kSuperColumns;
+    const char* at = w.codes + row / 16 * w.code_step;
+    float table[16];
+    if constexpr (kForm.table) read_table(table, w);
+    for (int64_t s = 0; s < supers; ++s, at += kForm.bytes()) {
+        const int64_t index = (row / 16 * supers + s) * 16 + lane;
+        const float unit = float_at(w, w.scales, index), least_unit = kForm.mins ? float_at(w, w.mins, index) : 0.0f;
+        for (int64_t column = 0; column < kSuperColumns; column += 4, out += 4) {
+            uint32_t planes[kForm.bits];
+            for (int p = 0; p < kForm.bits; ++p) planes[p] = word(at + kForm.multiples_bytes() + column / 32 * kForm.chunk_bytes() + p * 64 + lane * 4);
+            const uint32_t codes = word_of_planes<kForm.bits>(planes, static_cast<int>(column % 32 / 4));
+            const int64_t g = column / kForm.group;
+            const char multiple = at[g * 16 + lane];
+            const float scale = static_cast<float>(kForm.paired ? multiple & 15 : static_cast<int8_t>(multiple)) * unit;
+            for (int j = 0; j < 4; ++j) {
+                const auto code = static_cast<int>(codes >> (8 * j) & 255u);
+                out[j] = (kForm.table ? table[code] : static_cast<float>(code - kForm.offset)) * scale;
+            }
+            if constexpr (!kForm.mins) continue;
+            const int least = kForm.paired ? multiple >> 4 & 15 : at[(kForm.groups() + g) * 16 + lane];
+            for (int j = 0; j < 4; ++j) out[j] += static_cast<float>(least) * least_unit;
+        }
+    }
+}
+
 template <Kind kKind>
 void look_up(const Matrix& w, int64_t row, float* out) {
     codes_of_row<kKind>(w, row, out);

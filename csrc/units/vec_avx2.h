@@ -173,6 +173,21 @@ QUIRE_INLINE U high_nibbles(U w) {
     const __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(_mm256_srli_epi16(w.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(w.b, 4), mask)};
 }
+// Bits moved within the halves of words, up where kBy > 0: of a byte those that a mask may then choose.
+template <int kBy>
+QUIRE_INLINE U shift(U w) {
+    constexpr int kUp = kBy > 0 ? kBy : 0, kDown = kBy < 0 ? -kBy : 0;
+    if constexpr (kBy == 0) return w;
+    else if constexpr (kBy > 0) return {_mm256_slli_epi16(w.a, kUp), _mm256_slli_epi16(w.b, kUp)};
+    else return {_mm256_srli_epi16(w.a, kDown), _mm256_srli_epi16(w.b, kDown)};
+}
+QUIRE_INLINE I as_i(U x) { return {x.a, x.b}; }
+// 16 bytes, one to a lane.
+QUIRE_INLINE U load_bytes(const void* p) {
+    const __m128i b = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return {_mm256_cvtepu8_epi32(b), _mm256_cvtepu8_epi32(_mm_srli_si128(b, 8))};
+}
+QUIRE_INLINE U and_u(U x, U y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 QUIRE_INLINE __m256i madd_bytes(__m256i acc, __m256i w, __m256i x) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }

@@ -123,6 +123,16 @@ QUIRE_INLINE U fp8_to_bf16(U w) {
 QUIRE_INLINE U high_bytes(U w) { return {_mm512_srli_epi16(w.v, 8)}; }
 QUIRE_INLINE U low_nibbles(U w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
 QUIRE_INLINE U high_nibbles(U w) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))}; }
+// Bits moved within the halves of words, up where kBy > 0: of a byte those that a mask may then choose.
+template <int kBy>
+QUIRE_INLINE U shift(U w) {
+    if constexpr (kBy == 0) return w;
+    else return {kBy > 0 ? _mm512_slli_epi16(w.v, kBy > 0 ? kBy : 0) : _mm512_srli_epi16(w.v, kBy < 0 ? -kBy : 0)};
+}
+QUIRE_INLINE I as_i(U a) { return {a.v}; }
+// 16 bytes, one to a lane.
+QUIRE_INLINE U load_bytes(const void* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))}; }
+QUIRE_INLINE U and_u(U a, U b) { return {_mm512_and_si512(a.v, b.v)}; }
 // GCC 12 copies the accumulator before and after its intrinsic for this instruction: two moves per dot product.
 QUIRE_INLINE I dot4(I acc, U w, U x) {
     asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(w.v), "v"(x.v));

@@ -162,6 +162,18 @@ QUIRE_INLINE U fp8_to_bf16(U w) {
 QUIRE_INLINE U high_bytes(U w) { return w >> 8 & 0x00ff00ffu; }
 QUIRE_INLINE U low_nibbles(U w) { return w & 0x0f0f0f0fu; }
 QUIRE_INLINE U high_nibbles(U w) { return (w >> 4) & 0x0f0f0f0fu; }
+// Bits moved within words, up where kBy > 0: of a byte those that a mask may then choose.
+template <int kBy>
+QUIRE_INLINE U shift(U w) {
+    return kBy > 0 ? w << (kBy > 0 ? kBy : 0) : w >> (kBy < 0 ? -kBy : 0);
+}
+QUIRE_INLINE I as_i(U a) { return (I)a; }
+// 16 bytes, one to a lane.
+QUIRE_INLINE U load_bytes(const void* p) {
+    typedef uint8_t B __attribute__((vector_size(16)));
+    return __builtin_convertvector(load_as<B>(p), U);
+}
+QUIRE_INLINE U and_u(U a, U b) { return a & b; }
 QUIRE_INLINE I dot_bytes(I acc, U w, U x) {
     for (int j = 0; j < 4; ++j) {
         const I wj = (I)((w >> (8 * j)) & 0xffu);

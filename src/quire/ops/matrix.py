@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.ops.weights import Packed
+from quire.ops.weights import SUPER, Packed
 
 LANES = 16
 """Rows of a block of the packed layouts (csrc/pack.cpp)."""
@@ -26,6 +26,8 @@ class Kind:
     A number has `bits`; `together` columns share a vector register lane. `dtype` is that of the unpacked codes, and
     `packer` the native op that packs them ("": it has its own). `groups` of columns may share a scale. `parts` are what
     a matrix may have beside its codes. `fuses`: the native `gated_mlp` takes it.
+    `multiples`: in super-blocks, where groups have small multiples of floats that `SUPER` columns share, the bits of a
+    group's; 0: a group has floats of its own. `mins`: there is a minimum always.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Kind:
     groups: tuple[int, ...] = ()
     parts: tuple[str, ...] = ()
     fuses: bool = True
+    multiples: int = 0
+    mins: bool = False
 
 
 _ROWS = (
@@ -46,6 +50,12 @@ _ROWS = (
     Kind("int8", 8, 4, torch.int8, "pack_int8", (16, 32, 64, 128), GROUPED),
     Kind("int4", 4, 8, torch.int8, "pack_int4", (16, 32, 64, 128), GROUPED),
     Kind("table4", 4, 8, torch.int8, "pack_int4", (16, 32, 64, 128), ("scales", "table", "order"), fuses=False),
+    Kind("super2", 2, SUPER, torch.int8, "", (16,), ("scales", "mins"), multiples=8, mins=True),
+    Kind("super3", 3, SUPER, torch.int8, "", (16,), ("scales",), multiples=8),
+    Kind("super4", 4, SUPER, torch.int8, "", (32,), ("scales", "mins"), multiples=16, mins=True),
+    Kind("super5", 5, SUPER, torch.int8, "", (32,), ("scales", "mins"), multiples=16, mins=True),
+    Kind("super6", 6, SUPER, torch.int8, "", (16,), ("scales",), multiples=8),
+    Kind("super_table4", 4, SUPER, torch.int8, "", (32,), ("scales", "table"), multiples=8),
 )
 KINDS = {kind.name: kind for kind in _ROWS}
 """Every kind of packed matrix by its name; the position is its number in csrc/matrix.h."""
@@ -96,7 +106,9 @@ def part_sizes(kind: str, shape: tuple[int, int], group: int, wide: bool) -> dic
     codes = padded * (-(-k // row.together) * row.together) * row.bits // 8
     if kind == "bf12":
         codes += padded // LANES * -(-k // BF12_CHUNK) * BF12_EXCEPTION_BYTES
-    groups = padded * (k // group) if group else 0
+    if row.multiples:
+        codes += padded * (k // group) * row.multiples // 8
+    groups = padded * (k // (SUPER if row.multiples else group)) if group else 0
     floats = (groups * (4 if wide else 2),)
     table = (2 * LANES,) if kind == "bf12" else (LANES, 2 * LANES)
     sizes = {"scales": floats, "zeros": (groups,), "mins": floats, "table": table, "order": (4 * k,)}

@@ -12,7 +12,7 @@ from quire.core.errors import ConfigError
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
 from quire.ops.matrix import KINDS, LANES, Numbers, assemble, part_sizes
-from quire.ops.weights import MOST, TABLE_MOST, Packed, Weight
+from quire.ops.weights import MOST, SUPER, TABLE_MOST, Packed, Weight
 
 PLAIN = {name: kind for name, kind in KINDS.items() if kind.packer}
 """Kinds that are packed as they are."""
@@ -28,6 +28,9 @@ def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False, narrow: bool = Fals
     narrowed = narrow_bf16(cpu, weight) if narrow and weight.kind == "bf16" else None
     if narrowed is not None:
         return replace(narrowed, plain=weight) if keep_plain else narrowed
+    in_blocks = pack_super(cpu, weight)
+    if in_blocks is not None:
+        return replace(in_blocks, plain=weight) if keep_plain else in_blocks
     n, k = weight.shape
     wide = weight.scales is not None and weight.scales.itemsize == 4
     padded = -(-n // LANES) * LANES
@@ -58,6 +61,52 @@ def narrow_bf16(cpu: Cpu, weight: Weight) -> Packed | None:
     values = weight.codes.contiguous()
     cpu.call("pack_bf12", data.data_ptr(), table.data_ptr(), fits.data_ptr(), values.data_ptr(), n, k)
     return assemble("bf12", (n, k), 0, Numbers(), {"codes": data, "table": table}) if fits.item() else None
+
+
+SUPER_KINDS = {
+    (2, 16, True, False): "super2",
+    (3, 16, False, False): "super3",
+    (4, 32, True, False): "super4",
+    (5, 32, True, False): "super5",
+    (6, 16, False, False): "super6",
+    (4, 32, False, True): "super_table4",
+}
+"""Bits of a code, columns of a group, minimums, table -> the kind in super-blocks."""
+
+
+def pack_super(cpu: Cpu, weight: Weight) -> Packed | None:
+    """A weight whose scales are multiples of `units`, as csrc/super_blocks.h has it; None: no kind is like it."""
+    form = (weight.bits, weight.group, weight.mins is not None, weight.table is not None)
+    kind = SUPER_KINDS.get(form)
+    fits = weight.activation_bits == 8 and weight.order is None and weight.zeros is None
+    scales, units, least = weight.scales, weight.units, weight.min_units
+    if kind is None or not fits or scales is None or units is None or (least is None) != (weight.mins is None):
+        return None
+    if weight.table is not None and int(weight.table.abs().max()) > 127:
+        return None
+    n, k = weight.shape
+    data = huge_bytes(cpu.native, part_sizes(kind, (n, k), weight.group, False)["codes"][0])
+    multiples = _multiples(scales, units)
+    mins = None if weight.mins is None or least is None else _multiples(weight.mins, least)
+    codes, padded = weight.codes.contiguous(), -(-n // LANES) * LANES
+    at_mins = 0 if mins is None else mins.data_ptr()
+    number = list(SUPER_KINDS.values()).index(kind)
+    try:
+        cpu.call("pack_super", data.data_ptr(), codes.data_ptr(), multiples.data_ptr(), at_mins, n, k, number)
+    except ValueError as error:
+        raise _refusal(weight, str(error)) from None
+    parts = {"codes": data, "scales": _pack_groups(cpu, units, padded, "pack_scales16")}
+    if least is not None:
+        parts["mins"] = _pack_groups(cpu, least, padded, "pack_scales16")
+    if weight.table is not None:
+        parts["table"] = table_digits(weight.table)
+    return assemble(kind, (n, k), weight.group, Numbers(), parts)
+
+
+def _multiples(values: Tensor, units: Tensor) -> Tensor:
+    """int8 [n, groups]: how many of its 256 columns' unit each value is (the quotient of an exact product is exact)."""
+    wide = units.float().repeat_interleave(values.shape[1] // units.shape[1], 1)
+    return (values / wide).nan_to_num_(0.0, 0.0, 0.0).to(torch.int8)
 
 
 def _pack_codes(cpu: Cpu, weight: Weight, data: Tensor, codes: Tensor) -> None:
@@ -144,6 +193,10 @@ def _validate_parts(weight: Weight, refuse: Callable[[str], None]) -> None:
     if weight.kind == "fp8" and scales is not None and scales.itemsize != 4:
         refuse("the scales of float8 weights must be float32")
     k = weight.shape[1]
+    shape = weight.shape[0], k // SUPER
+    for part in (weight.units, weight.min_units):
+        if part is not None and (part.dtype is not torch.float16 or part.shape != shape or k % SUPER):
+            refuse(f"its units must be float16 of shape {list(shape)}, for whole {SUPER} columns")
     if order is not None and (
         order.dtype is not torch.int32 or not order.is_contiguous() or not torch.equal(order.sort()[0], _counted(k))
     ):

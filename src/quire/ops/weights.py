@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 MOST = {8: 127.0, 16: 127.0 * 256}
 """Largest code of an activation by its bits."""
 TABLE_MOST = 127 * 256
+SUPER = 256
+"""Columns of a super-block (csrc/super_blocks.h)."""
 E4M3_MOST = 448.0
 """Largest number of float8_e4m3fn."""
 
@@ -32,6 +34,10 @@ class Weight:
     `kind` "fp8": `codes` [n, k] float8_e4m3fn, `scales` [n, k / group] float32; the value is code * scale. A scale of a
     block of rows is repeated for each.
 
+    `units` [n, k / 256] float16: scales are whole multiples of them, -128..127, one for each 256 columns; so are
+    minimums of `min_units`, 0..63. `bits` of codes that take fewer than their kind gives them (0: all). What a backend
+    makes of it is its own affair: the numbers are the same without.
+
     `order` [k] int32: column j multiplies activation order[j]. `activation_bits`: 8 or 16, of the integers that
     activations are rounded to, per group; 0: they stay floats. Those of fp8 are rounded to float8 (8, which takes a
     GPU) or to bf16 (16).
@@ -46,6 +52,9 @@ class Weight:
     table: Tensor | None = None
     order: Tensor | None = None
     activation_bits: int = 8
+    units: Tensor | None = None
+    min_units: Tensor | None = None
+    bits: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -54,8 +63,11 @@ class Weight:
 
     def take_rows(self, rows: slice | Tensor) -> Weight:
         """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
-        scales, zeros, mins = (None if t is None else t[rows] for t in (self.scales, self.zeros, self.mins))
-        return replace(self, codes=self.codes[rows], scales=scales, zeros=zeros, mins=mins)
+        groups = (self.scales, self.zeros, self.mins, self.units, self.min_units)
+        scales, zeros, mins, units, min_units = (None if t is None else t[rows] for t in groups)
+        return replace(
+            self, codes=self.codes[rows], scales=scales, zeros=zeros, mins=mins, units=units, min_units=min_units
+        )
 
     def dequantize(self) -> Tensor:
         """The matrix as float32 [n, k], its columns in the activations' order."""
@@ -92,6 +104,8 @@ class Packed:
 
 def labelled(label: str, packed: Packed) -> str:
     """The label of a weight format for reports, with what packing made of it."""
+    if packed.kind.startswith("super"):
+        return f"{packed.kind} g{packed.group}"
     return f"{label} in 12 bits" if packed.kind == "bf12" else label
 
 

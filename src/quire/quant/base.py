@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.core.errors import ConfigError, ModelError
 from quire.ops.lazy import torch
-from quire.ops.weights import Packed, Weight
+from quire.ops.weights import SUPER, Packed, Weight
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.ops.backend import Ops
+
+PER_GROUP = ("scales", "zeros", "mins", "units", "min_units")
+"""What a weight has for each row and group of columns."""
 
 
 def float_kind(dtype: torch.dtype) -> str:
@@ -47,13 +50,18 @@ class QWeight:
     def nbytes(self) -> int:
         """Bytes of the numbers themselves: codes at their bit width, scales, zeros, minimums."""
         n, k = self.shape
-        bits = {"f32": 32, "bf16": 16, "f16": 16, "fp8": 8, "int8": 8, "int4": 4, "table4": 4}[self.weight.kind]
+        usual = {"f32": 32, "bf16": 16, "f16": 16, "fp8": 8, "int8": 8, "int4": 4, "table4": 4}
+        bits = self.weight.bits or usual[self.weight.kind]
         return n * k * bits // 8 + sum(t.numel() * t.element_size() for t in self._groups().values())
 
     def _groups(self) -> dict[str, Tensor]:
         """What a weight has per row and group."""
         w = self.weight
-        return {name: t for name, t in (("scales", w.scales), ("zeros", w.zeros), ("mins", w.mins)) if t is not None}
+        return {name: t for name in PER_GROUP if (t := getattr(w, name)) is not None}
+
+    def _without_units(self) -> QWeight:
+        """The same numbers, whose scales are no longer known to be multiples of anything."""
+        return QWeight(replace(self.weight, units=None, min_units=None, bits=0))
 
     def _changed(self, codes: Tensor, groups: dict[str, Tensor]) -> QWeight:
         changes: dict[str, Any] = groups
@@ -78,8 +86,10 @@ class QWeight:
                 f"columns {start}..{stop} of a weight with groups of {w.group} do not lie on group borders; "
                 f"use a smaller --group-size"
             )
-        groups = slice(start // w.group, stop // w.group) if w.group else slice(0, 0)
-        return self._changed(w.codes[:, start:stop], {name: t[:, groups] for name, t in self._groups().items()})
+        whole = self if start % SUPER == 0 and stop % SUPER == 0 else self._without_units()
+        k = w.codes.shape[1]
+        groups = {name: t[:, start * t.shape[1] // k : stop * t.shape[1] // k] for name, t in whole._groups().items()}
+        return whole._changed(w.codes[:, start:stop], groups)
 
     @staticmethod
     def cat_rows(parts: Sequence[QWeight]) -> QWeight:
@@ -93,6 +103,9 @@ class QWeight:
                 "input (q, k and v; gate and up) must be in one format and order of columns; use the unquantized "
                 "checkpoint and --quantization"
             )
+        if len({(p.weight.bits, p.weight.units is None) for p in parts}) > 1:
+            parts = [p._without_units() for p in parts]
+            first = parts[0]
         groups = [p._groups() for p in parts]
         if any("zeros" in g for g in groups):
             groups = [g | {"zeros": g.get("zeros", torch.zeros_like(g["scales"], dtype=torch.int8))} for g in groups]

@@ -7,7 +7,7 @@ its tensor goes by here: `blk.0.attn_q.Q4_K` is the bytes uint8 [n, bytes of a r
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -67,9 +67,10 @@ class Block:
         floats = torch.float32 if form.wide else torch.float16
         scales = torch.empty((n, k // form.group), dtype=floats)
         mins = torch.empty_like(scales) if form.mins else None
+        blocks = data.view(n, k // self.type.numbers, self.type.nbytes)
 
         def work(rows: slice) -> None:
-            c, s, m = form.split(data[rows].reshape(-1, k // self.type.numbers, self.type.nbytes))
+            c, s, m = form.split(blocks[rows])
             codes[rows], scales[rows] = c.flatten(1), s.flatten(1)
             if mins is not None and m is not None:
                 mins[rows] = m.flatten(1)
@@ -79,7 +80,11 @@ class Block:
             raise ModelError("a scale or minimum is nan or inf; the file is damaged")
         table = torch.tensor(form.table, dtype=torch.int16) if form.table else None
         kind = "table4" if form.table else KINDS[form.bits]
-        return QWeight(Weight(kind, codes, scales, group=form.group, mins=mins, table=table))
+        weight = Weight(kind, codes, scales, group=form.group, mins=mins, table=table)
+        if form.super is not None:
+            units, min_units = form.super.units(blocks)
+            weight = replace(weight, units=units, min_units=min_units, bits=form.super.bits)
+        return QWeight(weight)
 
 
 @dataclass(frozen=True)

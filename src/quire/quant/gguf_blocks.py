@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.ops.lazy import torch
+from quire.ops.weights import SUPER
 from quire.quant.codebook import MXFP4
 
 if TYPE_CHECKING:
@@ -18,6 +19,25 @@ if TYPE_CHECKING:
 
 IQ4_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The code book of IQ4_NL and IQ4_XS."""
+
+
+@dataclass(frozen=True)
+class SuperBlock:
+    """A format whose scales are small multiples of a float16 that 256 columns share.
+
+    `unit` and `min_unit` (negated; -1: none) are the bytes of a block at which these lie. Once packed, a code has
+    `bits` and the scales and minimums of a group `multiples` bits.
+    """
+
+    bits: int
+    multiples: int
+    unit: int
+    min_unit: int = -1
+
+    def units(self, raw: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Units [r, blocks] float16 of scales and minimums, from bytes uint8 [r, blocks, bytes of a block]."""
+        least = None if self.min_unit < 0 else -_half(raw, self.min_unit)[..., 0]
+        return _half(raw, self.unit)[..., 0], least
 
 
 @dataclass(frozen=True)
@@ -35,10 +55,14 @@ class Form:
     mins: bool = False
     wide: bool = False
     table: tuple[int, ...] = ()
+    super: SuperBlock | None = None
 
     @property
     def loaded_bits(self) -> float:
         """Bits a number takes once loaded: its code and its part of what the group has."""
+        if self.super is not None:
+            floats = 16 * (1 + self.mins) / SUPER
+            return self.super.bits + self.super.multiples / self.group + floats
         return self.bits + (32 if self.wide else 16) * (1 + self.mins) / self.group
 
 
@@ -158,13 +182,13 @@ FORMS = {
     "Q5_0": Form(_q5_0, 8, 32),
     "Q5_1": Form(_q5_1, 8, 32, mins=True),
     "Q8_0": Form(_q8_0, 8, 32),
-    "Q2_K": Form(_q2_k, 4, 16, mins=True, wide=True),
-    "Q3_K": Form(_q3_k, 4, 16, wide=True),
-    "Q4_K": Form(_q4_k, 4, 32, mins=True, wide=True),
-    "Q5_K": Form(_q5_k, 8, 32, mins=True, wide=True),
-    "Q6_K": Form(_q6_k, 8, 16, wide=True),
+    "Q2_K": Form(_q2_k, 4, 16, mins=True, wide=True, super=SuperBlock(2, 8, 80, 82)),
+    "Q3_K": Form(_q3_k, 4, 16, wide=True, super=SuperBlock(3, 8, 108)),
+    "Q4_K": Form(_q4_k, 4, 32, mins=True, wide=True, super=SuperBlock(4, 16, 0, 2)),
+    "Q5_K": Form(_q5_k, 8, 32, mins=True, wide=True, super=SuperBlock(5, 16, 0, 2)),
+    "Q6_K": Form(_q6_k, 8, 16, wide=True, super=SuperBlock(6, 8, 208)),
     "IQ4_NL": Form(_iq4_nl, 4, 32, table=IQ4_TABLE),
-    "IQ4_XS": Form(_iq4_xs, 4, 32, wide=True, table=IQ4_TABLE),
+    "IQ4_XS": Form(_iq4_xs, 4, 32, wide=True, table=IQ4_TABLE, super=SuperBlock(4, 8, 0)),
     "MXFP4": Form(_mxfp4, 4, 32, wide=True, table=MXFP4.digits),
 }
 """Block type -> how it is taken apart."""

@@ -83,8 +83,8 @@ def grouped(
 ) -> QWeight:
     """The weight (codes - zeros) * scales in groups that the kernels take.
 
-    codes [n, k] int8; scales [n, `group_count`] f16, bf16 or f32 (bf16 is kept as f32, which holds it exactly); zeros
-    int8 or None. A scale of more columns than the kernels' groups is repeated: the numbers are the same, the
+    codes [n, k] int8; scales [n, `group_count`] f16, bf16 or f32, kept in f16 where that holds them all, else as f32;
+    zeros int8 or None. A scale of more columns than the kernels' groups is repeated: the numbers are the same, the
     activations are rounded more finely. Zeros that are all 0 are dropped: symmetric kernels are faster. `order` [k]
     int64: the group of 'group' columns each that column order[j] is in is that of place j.
     """
@@ -100,7 +100,9 @@ def grouped(
         raise ModelError("a scale is nan or inf; the file is damaged")
     if zeros is not None and not bool(zeros.any()):
         zeros = None
-    scales = scales if scales.dtype == torch.float16 else scales.float()
+    if scales.dtype != torch.float16:
+        half, scales = scales.half(), scales.float()
+        scales = half if torch.equal(half.float(), scales) else scales
     if width != native:
         scales = _repeat(scales, width // native, k // native)
         zeros = None if zeros is None else _repeat(zeros, width // native, k // native)

@@ -28,8 +28,8 @@ from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops
 from quire.ops.cpu import Cpu
 from quire.ops.matrix import KINDS, Numbers, assemble, part_sizes, take_apart
-from quire.ops.pack import pack
-from quire.ops.weights import MOST, Packed, Weight, labelled
+from quire.ops.pack import SUPER_KINDS, pack
+from quire.ops.weights import MOST, SUPER, Packed, Weight, labelled
 from quire.quant.base import Quantizer
 
 log = logging.getLogger(__name__)
@@ -123,10 +123,16 @@ class PackedCache:
             raise Damaged(f"there is a matrix of kind {entry.kind}, shape {shape}, group {entry.group}")
         if entry.kind == "fp8" and not (entry.wide and entry.activation_bits == 16):
             raise Damaged(f"there is a matrix of kind fp8, shape {shape}, with scales or activations that it has not")
-        if entry.group and entry.k % entry.group:
+        kind = KINDS[entry.kind]
+        if entry.group and entry.k % max(entry.group, SUPER if kind.multiples else 1):
             raise Damaged(f"there is a matrix of shape {shape} in groups of {entry.group}")
+        if kind.multiples and (entry.wide or entry.activation_bits != 8):
+            raise Damaged(
+                f"there is a {entry.kind} matrix of shape {shape}, with scales or activations that it has not"
+            )
         allowed = part_sizes(entry.kind, (entry.n, entry.k), entry.group, entry.wide)
         needed = {"codes", *(("scales",) if entry.group else ()), *(("table",) if "table" in allowed else ())}
+        needed |= {"mins"} if kind.mins else set()
         sizes = {name: size for name, (_, size) in entry.parts.items()}
         bias = sizes.pop("bias", 4)
         if bias % 4 or not needed <= set(sizes) or any(s not in allowed.get(name, ()) for name, s in sizes.items()):
@@ -197,6 +203,19 @@ def _fingerprint(facts: list[str], paths: list[Path]) -> str:
     return found.hexdigest()
 
 
+def _in_super_blocks(codes: Tensor, bits: int, group: int, mins: bool, table: bool) -> Weight:
+    """A weight of that form in super-blocks from codes -7..7 int8 [n, 256]."""
+    k = codes.shape[1]
+    least = 0 if mins or table else -(1 << bits - 1)
+    kind = "table4" if table else "int8" if bits > 4 else "int4"
+    units, multiples = codes[:, :1].half() / 8, codes[:, : k // group].float().abs()
+    return Weight(
+        kind, (codes & (1 << bits) - 1) + least, multiples * units, group=group, units=units, bits=bits,
+        mins=multiples * units if mins else None, min_units=units if mins else None,
+        table=torch.arange(-8, 8, dtype=torch.int16) if table else None,
+    )  # fmt: skip
+
+
 def _layout(cpu: Cpu, target: Quantizer | None) -> str:
     """A digest of small matrices as packed and quantized now: a layout or a rounding that changed is another source."""
     found = hashlib.blake2b(digest_size=16)
@@ -207,6 +226,7 @@ def _layout(cpu: Cpu, target: Quantizer | None) -> str:
     samples = [Weight("f32", numbers), Weight("bf16", numbers.bfloat16()), Weight("int8", codes, scales, None, 32),
                Weight("int4", codes, scales.float(), zeros, 32), Weight("int4", codes + 7, scales, None, 32, scales),
                Weight("table4", codes + 7, scales, group=32, table=table, order=order)]  # fmt: skip
+    samples += [_in_super_blocks(codes, *form) for form in SUPER_KINDS]
     samples += [q.quantize(numbers, 32).weight for q in ((target, target.head) if target else ())]
     for weight in samples:
         for part in take_apart(pack(cpu, weight, narrow=cpu.bf16_bits == 12))[1].values():

@@ -1,0 +1,117 @@
+// Matrices in super-blocks into the layout of super_blocks.h.
+#include "super_blocks.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "pool.h"
+#include "registry.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kLanes = 16;
+
+// Eight words of four codes, a byte each, into `bits` planes.
+template <int kBits>
+void planes_of(uint32_t* to, const uint32_t* w) {
+    if constexpr (kBits >= 4)
+        for (int i = 0; i < 4; ++i) to[i] = (w[2 * i] & 0x0f0f0f0fu) | (w[2 * i + 1] & 0x0f0f0f0fu) << 4;
+    if constexpr (kBits == 5) {
+        to[4] = 0;
+        for (int i = 0; i < 8; ++i) to[4] |= (w[i] >> 4 & 0x01010101u) << i;
+    }
+    if constexpr (kBits == 6)
+        for (int i = 0; i < 2; ++i) {
+            to[4 + i] = 0;
+            for (int j = 0; j < 4; ++j) to[4 + i] |= (w[4 * i + j] >> 4 & 0x03030303u) << (2 * j);
+        }
+    if constexpr (kBits == 3) {
+        for (int i = 0; i < 3; ++i) to[i] = w[2 * i] | w[2 * i + 1] << 3;
+        to[0] |= (w[6] & 0x03030303u) << 6;
+        to[1] |= (w[7] & 0x03030303u) << 6;
+        to[2] |= (w[6] & 0x04040404u) << 4 | (w[7] & 0x04040404u) << 5;
+    }
+    if constexpr (kBits == 2)
+        for (int i = 0; i < 2; ++i) to[i] = w[4 * i] | w[4 * i + 1] << 2 | w[4 * i + 2] << 4 | w[4 * i + 3] << 6;
+}
+
+struct SuperSource {
+    const int8_t* codes;
+    const int8_t* multiples;
+    const int8_t* min_multiples;
+    int64_t n, k;
+};
+
+// Codes of a super-block of up to 16 rows; false when one of them does not fit its bits.
+template <int kForm>
+bool pack_codes(uint8_t* to, const SuperSource& from, int64_t row, int64_t rows, int64_t column) {
+    constexpr SuperForm kOf = kSuperForms[kForm];
+    constexpr uint32_t kAdd = 0x01010101u * kOf.offset, kAbove = 0x01010101u * (0xffu & ~((1u << kOf.bits) - 1u));
+    uint32_t outside = 0;
+    for (int64_t chunk = 0; chunk < kSuperColumns / 32; ++chunk, to += kOf.chunk_bytes()) {
+        for (int64_t lane = 0; lane < rows; ++lane) {
+            uint32_t words[8], planes[kOf.bits];
+            std::memcpy(words, from.codes + (row + lane) * from.k + column + chunk * 32, 32);
+            for (uint32_t& word : words) {
+                // each byte plus the offset, without a carry into the next
+                word = ((word & 0x7f7f7f7fu) + kAdd) ^ (word & 0x80808080u);
+                outside |= word & kAbove;
+            }
+            planes_of<kOf.bits>(planes, words);
+            for (int p = 0; p < kOf.bits; ++p) std::memcpy(to + p * 64 + lane * 4, planes + p, 4);
+        }
+    }
+    return outside == 0;
+}
+
+template <int kForm>
+void pack_multiples(uint8_t* to, const SuperSource& from, int64_t row, int64_t rows, int64_t column) {
+    constexpr SuperForm kOf = kSuperForms[kForm];
+    for (int64_t lane = 0; lane < rows; ++lane) {
+        const int64_t first = ((row + lane) * from.k + column) / kOf.group;
+        for (int64_t g = 0; g < kOf.groups(); ++g) {
+            auto multiple = static_cast<uint8_t>(from.multiples[first + g]);
+            if constexpr (kOf.mins) {
+                const auto least = static_cast<uint8_t>(from.min_multiples[first + g]);
+                if constexpr (kOf.paired) multiple = static_cast<uint8_t>(multiple | least << 4);
+                else to[(kOf.groups() + g) * kLanes + lane] = least;
+            }
+            to[g * kLanes + lane] = multiple;
+        }
+    }
+}
+
+template <int kForm>
+void pack_form(uint8_t* out, const SuperSource& from) {
+    constexpr SuperForm kOf = kSuperForms[kForm];
+    const int64_t supers = from.k / kSuperColumns;
+    std::atomic<bool> good{true};
+    parallel_for((from.n + kLanes - 1) / kLanes, [&](int64_t block, int) {
+        const int64_t row = block * kLanes, rows = from.n - row < kLanes ? from.n - row : kLanes;
+        uint8_t* to = out + block * supers * kOf.bytes();
+        for (int64_t s = 0; s < supers; ++s, to += kOf.bytes()) {
+            if (rows < kLanes) std::memset(to, 0, kOf.bytes());
+            pack_multiples<kForm>(to, from, row, rows, s * kSuperColumns);
+            if (!pack_codes<kForm>(to + kOf.multiples_bytes(), from, row, rows, s * kSuperColumns)) good.store(false, std::memory_order_relaxed);
+        }
+    });
+    if (!good.load()) fail("a code has more bits than its kind");
+}
+
+// `form`: index into kSuperForms. codes [n, k]; multiples (and those of minimums) [n, k / group].
+void pack_super(uint8_t* out, const int8_t* codes, const int8_t* multiples, Optional<const int8_t> min_multiples, int64_t n, int64_t k,
+                int64_t form) {
+    if (n < 1 || k < 1 || n > (int64_t{1} << 40) || k > (int64_t{1} << 40)) fail("pack_super: sizes must lie in [1, 2^40]");
+    if (k % kSuperColumns) fail("columns are not a multiple of 256");
+    if (form < 0 || form >= kSuperFormCount || kSuperForms[form].mins != (min_multiples.ptr != nullptr)) fail("pack_super: unknown form");
+    constexpr void (*kPack[])(uint8_t*, const SuperSource&) = {pack_form<0>, pack_form<1>, pack_form<2>, pack_form<3>, pack_form<4>, pack_form<5>};
+    static_assert(sizeof(kPack) / sizeof(kPack[0]) == kSuperFormCount);
+    kPack[form](out, {codes, multiples, min_multiples.ptr, n, k});
+}
+
+const OpEntry kOps[] = {op_entry<&pack_super>("pack_super")};
+const Register kRegister(kOps);
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,296 @@
+// Linear layers of weights in super-blocks (included by linear.h; layout: super_blocks.h): codes of 2 to 6 bits, groups whose scales
+// are small multiples of a unit that 256 columns share.
+//
+// The product of multiple and unit is exact in f32, so the arithmetic, and every bit of it, is that of integer weights with f32
+// scales. A few rows expand codes to bytes in registers, as they stream; for many rows a part of the blocks' columns is expanded
+// into the first-level cache and multiplied there.
+#pragma once
+
+constexpr int64_t kExpandedColumns = 512;  // per block; those of two blocks stay in the first-level cache
+
+QUIRE_INLINE int64_t super_block_bytes(const LinearCall& c, const SuperForm& form) { return c.w.k / kSuperColumns * form.bytes(); }
+
+// Word kW of a chunk of 32 columns: the codes of columns 4 kW .. 4 kW + 3, one to a byte.
+template <int kBits, int kW>
+QUIRE_INLINE U super_word(const char* w) {
+    if constexpr (kBits >= 4) {
+        const U plane = load_u(w + kW / 2 * 64), low = kW % 2 ? high_nibbles(plane) : low_nibbles(plane);
+        if constexpr (kBits == 4) return low;
+        if constexpr (kBits == 5) return masked_or(shift<4 - kW>(load_u(w + 256)), set1_u(0x10101010u), low);
+        if constexpr (kBits == 6) return masked_or(shift<4 - kW % 4 * 2>(load_u(w + 256 + kW / 4 * 64)), set1_u(0x30303030u), low);
+    } else if constexpr (kBits == 3) {
+        if constexpr (kW < 6) return and_u(shift<kW % 2 * -3>(load_u(w + kW / 2 * 64)), set1_u(0x07070707u));
+        const U low = and_u(shift<-6>(load_u(w + (kW == 7) * 64)), set1_u(0x03030303u));
+        return masked_or(shift<kW == 7 ? -5 : -4>(load_u(w + 128)), set1_u(0x04040404u), low);
+    } else {
+        return and_u(shift<kW % 4 * -2>(load_u(w + kW / 4 * 64)), set1_u(0x03030303u));
+    }
+}
+
+// f(std::integral_constant<int, i>) for i in [kFrom, kTo).
+template <int kFrom, int kTo, class Fn>
+QUIRE_INLINE void unrolled(const Fn& f) {
+    if constexpr (kFrom < kTo) {
+        f(std::integral_constant<int, kFrom>{});
+        unrolled<kFrom + 1, kTo>(f);
+    }
+}
+
+// Scales and minimums of group g of a block's super-block.
+struct SuperScales {
+    F scale, least;
+};
+
+template <WeightKind kKind>
+QUIRE_INLINE SuperScales super_scales(const char* multiples, int64_t g, F unit, F least_unit) {
+    constexpr SuperForm kForm = super_form(kKind);
+    const char* at = multiples + g * 16;
+    if constexpr (kForm.paired) {
+        const U both = load_bytes(at);
+        return {mul(to_f(as_i(and_u(both, set1_u(15)))), unit), mul(to_f(as_i(shift<-4>(both))), least_unit)};
+    }
+    const F scale = mul(to_f(load_i8(reinterpret_cast<const int8_t*>(at))), unit);
+    if constexpr (!kForm.mins) return {scale, scale};
+    return {scale, mul(to_f(load_i8(reinterpret_cast<const int8_t*>(at + kForm.groups() * 16))), least_unit)};
+}
+
+// Adds a group to a tile's sums, as add_group of linear_int.h does.
+template <WeightKind kKind, int R, int NB, int kAbreast>
+QUIRE_INLINE void add_super_group(const LinearCall& c, F (&acc)[R][NB], const I (&sum)[R][NB], const SuperScales (&scales)[NB], int64_t row, int64_t g) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        const int64_t place = place_of_group<kAbreast>(c, row, g, r);
+        const F xs = set1(c.x_scales[place]);
+#pragma GCC unroll 8
+        for (int b = 0; b < NB; ++b) acc[r][b] = fma(to_f(sum[r][b]), mul(scales[b].scale, xs), acc[r][b]);
+        if constexpr (super_form(kKind).mins) {
+            const F total = set1(c.x_sums[place]);
+#pragma GCC unroll 8
+            for (int b = 0; b < NB; ++b) acc[r][b] = fma(scales[b].least, total, acc[r][b]);
+        }
+    }
+}
+
+template <WeightKind kKind, int R, int NB, int kAbreast>
+QUIRE_INLINE void start_super_sums(const LinearCall& c, I (&sum)[R][NB], int64_t row, int64_t g) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        const int32_t start = super_form(kKind).mins ? 0 : c.x_start[place_of_group<kAbreast>(c, row, g, r)];
+#pragma GCC unroll 8
+        for (int b = 0; b < NB; ++b) sum[r][b] = set1_i(start);
+    }
+}
+
+template <WeightKind kKind>
+QUIRE_INLINE I super_dot(I sum, U codes, U x) {
+    return super_form(kKind).table ? dot8(sum, codes, x) : dot4(sum, codes, x);
+}
+
+// All of `rows` <= R rows: weights are expanded in registers as they stream. What is computed for rows beyond is not stored.
+template <WeightKind kKind, int R, int NB, int kAbreast>
+[[gnu::noinline]] void super_tile(const LinearCall& c, int64_t rows, int64_t row, int64_t block) {
+    constexpr SuperForm kForm = super_form(kKind);
+    constexpr int kWords = kForm.group / 4;
+    F acc[R][NB];
+    for (int r = 0; r < R; ++r)
+        for (int b = 0; b < NB; ++b) acc[r][b] = set1(0.0f);
+    const U table = kForm.table ? load_table(c.w.table) : set1_u(0);
+    const int64_t supers = c.w.k / kSuperColumns, block_bytes = super_block_bytes(c, kForm);
+    const int64_t ahead = R == 1 ? g_tuning.ahead : stream_ahead(NB);
+    const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
+    const char* from = c.w.codes + block * block_bytes;
+    const char* x = c.x + row * c.x_stride;
+    const auto ask = [&](const char* at) {
+#pragma GCC unroll 8
+        for (int b = 0; b < NB; ++b) prefetch(at + b * block_bytes + ahead);
+    };
+    for (int64_t s = 0; s < supers; ++s) {
+        F unit[NB], least[NB];
+        for (int b = 0; b < NB; ++b) {
+            const int64_t at = (block + b) * supers + s;
+            unit[b] = load_group(c, c.w.scales, at);
+            least[b] = kForm.mins ? load_group(c, c.w.mins, at) : unit[b];
+            prefetch(c.w.scales + (at + ahead / kForm.bytes()) * 32);
+            if (kForm.mins) prefetch(c.w.mins + (at + ahead / kForm.bytes()) * 32);
+        }
+        const char* multiples = from;
+        for (int64_t i = 0; i < kForm.multiples_bytes(); i += 64) ask(from + i);
+        from += kForm.multiples_bytes();
+        for (int64_t chunk = 0; chunk < kSuperColumns / 32; ++chunk, from += kForm.chunk_bytes(), x += 32 * kAbreast) {
+#pragma GCC unroll 8
+            for (int i = 0; i < kForm.bits; ++i) ask(from + i * 64);
+            unrolled<0, 8 / kWords>([&](auto part) {
+                const int64_t g = chunk * (8 / kWords) + part;
+                I sum[R][NB];
+                start_super_sums<kKind, R, NB, kAbreast>(c, sum, row, s * kForm.groups() + g);
+                unrolled<part * kWords, part * kWords + kWords>([&](auto w) {
+                    U codes[NB];
+#pragma GCC unroll 8
+                    for (int b = 0; b < NB; ++b) {
+                        codes[b] = super_word<kForm.bits, w>(from + b * block_bytes);
+                        if constexpr (kForm.table) codes[b] = look_up(table, codes[b]);
+                    }
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r) {
+                        const U xk = set1_u(word(x + r * x_step + w * 4 * kAbreast));
+#pragma GCC unroll 8
+                        for (int b = 0; b < NB; ++b) sum[r][b] = super_dot<kKind>(sum[r][b], codes[b], xk);
+                    }
+                });
+                SuperScales scales[NB];
+#pragma GCC unroll 8
+                for (int b = 0; b < NB; ++b) scales[b] = super_scales<kKind>(multiples + b * block_bytes, g, unit[b], least[b]);
+                add_super_group<kKind, R, NB, kAbreast>(c, acc, sum, scales, row, s * kForm.groups() + g);
+            });
+        }
+    }
+    for (int b = 0; b < NB; ++b) {
+        const int64_t column = (block + b) * 16;
+        const int lanes = static_cast<int>(c.w.n - column < 16 ? c.w.n - column : 16);
+        const F bias = c.bias ? load_lanes(c.bias + column, lanes) : set1(0.0f);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            if (r < rows) store_out(c, c.out + (row + r) * c.out_stride + column, c.bias ? add(acc[r][b], bias) : acc[r][b], lanes);
+    }
+}
+
+// The tile of `rows` <= R rows; an odd number of them takes as long as the next even one.
+template <WeightKind kKind, int NB, int R, int kAbreast>
+void super_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block) {
+    if constexpr (R > 2 && 2 * R > kAbreast)
+        if (rows <= R - 2) return super_tile_of<kKind, NB, R - 2, kAbreast>(c, rows, row, block);
+    super_tile<kKind, R, NB, kAbreast>(c, rows, row, block);
+}
+
+// The expanded part of a block: bytes [columns / 4][64], then f32 scales [columns / group][16], then minimums likewise.
+struct Expanded {
+    char* codes;
+    float* scales;
+    float* mins;
+    static constexpr int64_t kBytes = kExpandedColumns * 16 + 2 * kExpandedColumns / 16 * 64;
+    explicit Expanded(char* at) : codes(at), scales(reinterpret_cast<float*>(at + kExpandedColumns * 16)), mins(scales + kExpandedColumns / 16 * 16) {}
+};
+
+// Super-blocks begin .. end of a block.
+template <WeightKind kKind>
+QUIRE_INLINE void expand(Expanded to, const LinearCall& c, int64_t block, int64_t begin, int64_t end) {
+    constexpr SuperForm kForm = super_form(kKind);
+    const U table = kForm.table ? load_table(c.w.table) : set1_u(0);
+    const int64_t supers = c.w.k / kSuperColumns;
+    const char* from = c.w.codes + block * super_block_bytes(c, kForm) + begin * kForm.bytes();
+    for (int64_t s = begin; s < end; ++s) {
+        const F unit = load_group(c, c.w.scales, block * supers + s), least = kForm.mins ? load_group(c, c.w.mins, block * supers + s) : unit;
+        for (int64_t g = 0; g < kForm.groups(); ++g, to.scales += 16, to.mins += 16) {
+            const SuperScales scales = super_scales<kKind>(from, g, unit, least);
+            store(to.scales, scales.scale);
+            if (kForm.mins) store(to.mins, scales.least);
+        }
+        from += kForm.multiples_bytes();
+        for (int64_t chunk = 0; chunk < kSuperColumns / 32; ++chunk, from += kForm.chunk_bytes(), to.codes += 512) {
+            unrolled<0, 8>([&](auto w) {
+                U codes = super_word<kForm.bits, w>(from);
+                if constexpr (kForm.table) codes = look_up(table, codes);
+                store_u(to.codes + w * 64, codes);
+            });
+        }
+    }
+}
+
+// The kind that stands for all whose expanded tiles are the same.
+constexpr WeightKind expanded_kind(WeightKind kind) {
+    return kind == WeightKind::kSuper6 ? WeightKind::kSuper3 : kind == WeightKind::kSuper5 ? WeightKind::kSuper4 : kind;
+}
+
+// R rows by NB expanded blocks, groups part.begin .. part.end. `kKind` is an expanded_kind.
+template <WeightKind kKind, int R, int NB>
+[[gnu::noinline]] void expanded_tile(const LinearCall& c, char* expanded, int64_t row, int64_t block, const Part& part) {
+    constexpr SuperForm kForm = super_form(kKind);
+    F acc[R][NB];
+    load_tile<R, NB>(acc, part);
+    const Expanded first(expanded);
+    const char* w = first.codes;
+    const char* x = c.x + row * c.x_stride + part.begin * kForm.group;
+    const char* next = part.next;
+    Turns turns(part);
+    for (int64_t g = part.begin; g < part.end; ++g, next += part.next_step) {
+        I sum[R][NB];
+        start_super_sums<kKind, R, NB, 1>(c, sum, row, g);
+        if (turns.now()) {
+#pragma GCC unroll 8
+            for (int b = 0; b < NB; ++b)
+                for (int64_t i = 0; i < part.next_step; i += 64) prefetch_far(next + b * part.next_stride + i);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < kForm.group / 4; ++i, w += 64, x += 4) {
+            U codes[NB];
+#pragma GCC unroll 8
+            for (int b = 0; b < NB; ++b) codes[b] = load_u(w + b * Expanded::kBytes);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const U xk = set1_u(word(x + r * c.x_stride));
+#pragma GCC unroll 8
+                for (int b = 0; b < NB; ++b) sum[r][b] = super_dot<kKind>(sum[r][b], codes[b], xk);
+            }
+        }
+        SuperScales scales[NB];
+#pragma GCC unroll 8
+        for (int b = 0; b < NB; ++b) {
+            const Expanded at(expanded + b * Expanded::kBytes);
+            scales[b].scale = load(at.scales + (g - part.begin) * 16);
+            if (kForm.mins) scales[b].least = load(at.mins + (g - part.begin) * 16);
+        }
+        add_super_group<kKind, R, NB, 1>(c, acc, sum, scales, row, g);
+    }
+    store_tile<R, NB>(c, acc, row, block, part);
+}
+
+// `rows` rows in tiles of R, R / 2, ... 1.
+template <WeightKind kKind, int NB, int R>
+void expanded_tiles(const LinearCall& c, char* expanded, int64_t row, int64_t rows, int64_t block, Part& part) {
+    for (; rows >= R; row += R, rows -= R, part.at += R * NB * 16, ++part.turn) expanded_tile<kKind, R, NB>(c, expanded, row, block, part);
+    if constexpr (R > 1) expanded_tiles<kKind, NB, R / 2>(c, expanded, row, rows, block, part);
+}
+
+// Rows that are one tile.
+template <WeightKind kKind, int R, int NB>
+void super_few_rows(const LinearCall& c, const Panel& p) {
+    constexpr int kAbreast = rows_abreast<kKind, R, true>();
+    const int64_t rows = p.rows_end - p.row;
+    int64_t block = p.block;
+    for (; block + NB <= p.blocks_end; block += NB) super_tile_of<kKind, NB, R, kAbreast>(c, rows, p.row, block);
+    if constexpr (NB > 1)
+        for (; block < p.blocks_end; ++block) super_tile_of<kKind, 1, R, kAbreast>(c, rows, p.row, block);
+}
+
+template <WeightKind kKind, int R, int NB>
+void super_many_rows(const LinearCall& c, const Panel& p) {
+    constexpr SuperForm kForm = super_form(kKind);
+    constexpr WeightKind kTiles = expanded_kind(kKind);
+    constexpr int64_t kPart = kExpandedColumns / kSuperColumns;
+    auto* expanded = static_cast<char*>(scratch(Scratch::kWeights, NB * Expanded::kBytes));
+    const int64_t supers = c.w.k / kSuperColumns, block_bytes = super_block_bytes(c, kForm), rows = p.rows_end - p.row;
+    auto* sums = static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(rows * NB * 16) * 4));
+    for (int64_t block = p.block; block < p.blocks_end; block += NB) {
+        const int64_t blocks = p.blocks_end - block < NB ? p.blocks_end - block : NB;
+        const char* at = c.w.codes + block * block_bytes;
+        for (int64_t begin = 0; begin < supers; begin += kPart) {
+            const int64_t end = begin + kPart < supers ? begin + kPart : supers;
+            for (int64_t b = 0; b < blocks; ++b) expand<kKind>(Expanded(expanded + b * Expanded::kBytes), c, block + b, begin, end);
+            Part part{begin * kForm.groups(), end * kForm.groups(), end == supers, sums, 0, 0, (rows + R - 1) / R};
+            part.next = end == supers ? at + NB * block_bytes : at + end * kForm.bytes();
+            part.next_stride = block_bytes;
+            part.next_step = kForm.bytes() / kForm.groups();
+            if (blocks == NB) {
+                expanded_tiles<kTiles, NB, R>(c, expanded, p.row, rows, block, part);
+            } else {
+                for (int64_t b = 0; b < blocks; ++b) expanded_tiles<kTiles, 1, R>(c, expanded + b * Expanded::kBytes, p.row, rows, block + b, part);
+            }
+        }
+    }
+}
+
+template <WeightKind kKind, int R, int NB, bool kAlone>
+void super_panel(const LinearCall& c, const Panel& p) {
+    if constexpr (kAlone) super_few_rows<kKind, R, NB>(c, p);
+    else super_many_rows<kKind, R, NB>(c, p);
+}
