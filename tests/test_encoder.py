@@ -22,8 +22,8 @@ from quire import LLM, BeamSearchParams
 from quire.core.config import EngineConfig, flat_config
 from quire.core.errors import BadRequest, ConfigError, ModelError
 from quire.core.params import SamplingParams
-from quire.core.request import Request
-from quire.core.sequence import Opening, Sequence
+from quire.core.request import Opening, Request
+from quire.core.sequence import Sequence
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.client import StepReport
 from quire.engine.local import LocalEngine
@@ -207,8 +207,8 @@ def test_files_say_in_two_ways_that_logits_are_not_scaled() -> None:
 def test_an_opening_fills_blocks() -> None:
     params = SamplingParams()
     for length, lead in ((1, 4), (4, 4), (5, 8)):
-        request = Request(id="a", prompt=(7,) * length, params=params, seed=0, arrival=0.0)
-        seq = Sequence(request, opening=Opening(4, 3))
+        request = Request(id="a", prompt=(7,) * length, params=params, seed=0, arrival=0.0, opening=Opening(4, 3))
+        seq = Sequence(request)
         assert (seq.encoded, seq.lead, seq.prompt_len) == (length, lead, lead + 1)
         assert seq.tokens[lead:] == [3] and seq.output == []
         assert seq.prompt_tokens(0, lead + 1) == length and seq.prompt_tokens(lead, lead + 1) == 0

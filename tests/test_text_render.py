@@ -227,17 +227,6 @@ def test_it_can_open_nothing_and_start_nothing() -> None:
         assert {fd.name for fd in Path(f"/proc/{child}/fd").iterdir()} == {"0", "1", "2"}
 
 
-def test_a_warm_rendering_takes_less_than_a_millisecond() -> None:
-    values = {"messages": [{"role": "user", "content": "hello there"}] * 4}
-    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-    times = []
-    for _ in range(300):
-        begin = time.perf_counter()
-        RENDERER.render(source, values, 1000)
-        times.append(time.perf_counter() - begin)
-    assert sorted(times)[30] < 0.001, "a tenth of them: others share the machine"
-
-
 SOMETIMES = "{% if messages[0].content == 'hang' %}" + LONG["a shadowed clock"] + "{% endif %}{{ messages[0].content }}"
 HANGING = {"messages": [{"role": "user", "content": "hang"}]}
 

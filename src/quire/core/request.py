@@ -11,13 +11,24 @@ from quire.core.params import SamplingParams
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+class Opening(msgspec.Struct, frozen=True):
+    """How rows of an encoder-decoder begin: the encoder's part fills blocks, the decoder's begins with `start`."""
+
+    block_size: int
+    start: int
+
+    def lead(self, encoded: int) -> int:
+        """Where the decoder's part begins, behind `encoded` tokens of the encoder's: at the beginning of a block."""
+        return -(-encoded // self.block_size) * self.block_size
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt to be continued `params.n` times. The engine owns it until its last token is out.
 
     `seed` is always set (drawn at the edge when the caller gave none), so that a replayed request draws the same again.
     `eos_token_ids` and `bad_words_ids` are token ids because the engine knows no tokenizer.
     `adapter`: name of a loaded LoRA adapter, "" = the model itself. `cache_salt` separates tenants in the prefix cache;
-    `arrival` is in seconds of `time.monotonic`.
+    `arrival` is in seconds of `time.monotonic`. `opening`: set by an engine whose model has an encoder.
     """
 
     id: str
@@ -30,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     adapter: str = ""
+    opening: Opening | None = None
 
     def edits_logits(self, made: int) -> bool:
         """Whether the token after `made` generated ones is drawn from changed logits."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
 
 from quire.core.request import FinishReason, Request, TokenLogprob
 
@@ -18,13 +17,6 @@ class Status(IntEnum):
     WAITING = 1
     RUNNING = 2
     FINISHED = 3
-
-
-class Opening(NamedTuple):
-    """How sequences of an encoder-decoder begin: the encoder's part fills blocks, the decoder's begins with `start`."""
-
-    block_size: int
-    start: int
 
 
 class Sequence:
@@ -69,18 +61,15 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(
-        self, request: Request, index: int = 0, parent: Sequence | None = None, opening: Opening | None = None
-    ) -> None:
+    def __init__(self, request: Request, index: int = 0, parent: Sequence | None = None) -> None:
         self.request = request
         self.index = index
         self.parent = parent
         self.tokens: list[int] = list(request.prompt)
         self.encoded = self.lead = 0
-        if opening is not None:
-            self.encoded = len(self.tokens)
-            self.lead = -(-self.encoded // opening.block_size) * opening.block_size
-            self.tokens += [opening.start] * (self.lead - self.encoded + 1)
+        if request.opening is not None:
+            self.encoded, self.lead = len(self.tokens), request.opening.lead(len(self.tokens))
+            self.tokens += [request.opening.start] * (self.lead + 1 - self.encoded)
         self.prompt_len = len(self.tokens)
         self.draft: list[int] = []
         self.computed = 0

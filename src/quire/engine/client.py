@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from quire.core.request import Output, Request
+from quire.core.request import Opening, Output, Request
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generation_defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     implementations: dict[str, str] = msgspec.field(default_factory=dict)
     adapters: tuple[str, ...] = ()
-    encoder_decoder: bool = False
+    opening: Opening | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,7 @@ from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError, QuireError
 from quire.core.progress import LoadProgress
-from quire.core.request import Output, Request
-from quire.core.sequence import Opening
+from quire.core.request import Opening, Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, Stats
 from quire.engine.planning import Plan, make_plan
 from quire.engine.runner import Runner, Underway
@@ -54,8 +53,8 @@ class Engine:
         self.pool = BlockPool(plan.kv.blocks)
         self.prefix = PrefixCache(self.pool, size) if shares else None
         tables = BlockTables(self.pool, self.prefix, plan.kv.sizes)
-        opening = None if encoder is None else Opening(size, self.model.decoder_start)
-        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len, opening)
+        self.opening = None if encoder is None else Opening(size, self.model.decoder_start)
+        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len)
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture)
         warm_up(self.runner.step)
         tune(self.runner.step, self.config, self.model.weight_bytes)
@@ -65,7 +64,7 @@ class Engine:
         try:
             if request.adapter and request.adapter not in self.adapters:
                 raise BadRequest(f"adapter: {request.adapter!r} is not loaded", param="adapter")
-            self.scheduler.add(self._apart(request))
+            self.scheduler.add(self._own(request))
         except QuireError as error:
             return Output(request_id=request.id, finish_reason="error", error=error.message)
         return None
@@ -104,10 +103,16 @@ class Engine:
         self.model.adapters.unload(name)
         self._unloads[name] = self._unloads.get(name, 0) + 1
 
-    def _apart(self, request: Request) -> Request:
-        """A name that was unloaded may be another adapter now: its old keys and values must not be found."""
+    def _own(self, request: Request) -> Request:
+        """`request` as this engine runs it.
+
+        A name that was unloaded may be another adapter now: its old keys and values must not be found.
+        """
         times = self._unloads.get(request.adapter, 0)
-        return replace(request, cache_salt=f"{times}\0{request.cache_salt}") if times else request
+        salt = f"{times}\0{request.cache_salt}" if times else request.cache_salt
+        return (
+            request if not times and self.opening is None else replace(request, cache_salt=salt, opening=self.opening)
+        )
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks; unknown ids are ignored."""
@@ -201,6 +206,6 @@ class Engine:
             kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
             generation_defaults=model.generation_defaults,
             adapters=self.adapters,
-            encoder_decoder=model.encoder is not None,
+            opening=self.opening,
             implementations=dict(self.ops.chosen),
         )

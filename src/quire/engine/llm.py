@@ -171,7 +171,7 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """The `params.beam_width` best continuations of every prompt. Beams share blocks of the KV cache."""
         params.validate()
-        if self.info.encoder_decoder:
+        if self.info.opening is not None:
             raise BadRequest("beam_search: this model's encoder would read the beams as prompts; use generate")
         rows = [ids for _, ids in map(self._tokens, _prompt_list(prompts))]
         limits = [room(self.info, len(ids)) for ids in rows]

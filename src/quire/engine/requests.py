@@ -41,9 +41,7 @@ def sampling_defaults(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
 
 def held(info: EngineInfo, prompt_tokens: int) -> int:
     """Tokens of the context that a prompt takes: an encoder's fills whole blocks, and the decoder's first follows."""
-    if not info.encoder_decoder:
-        return prompt_tokens
-    return -(-prompt_tokens // info.block_size) * info.block_size + 1
+    return prompt_tokens if info.opening is None else info.opening.lead(prompt_tokens) + 1
 
 
 def room(info: EngineInfo, prompt_tokens: int, param: str = "prompt") -> int:
@@ -81,7 +79,7 @@ def make_request(
     if min(prompt) < 0 or max(prompt) >= info.vocab_size:
         strange = next(t for t in prompt if not 0 <= t < info.vocab_size)
         raise BadRequest(f"prompt: token id {strange} is not in [0, {info.vocab_size})", param="prompt")
-    if info.encoder_decoder and params.prompt_logprobs is not None:
+    if info.opening is not None and params.prompt_logprobs is not None:
         raise BadRequest(
             "prompt_logprobs: this model's prompt is read by an encoder, which predicts nothing",
             param="prompt_logprobs",

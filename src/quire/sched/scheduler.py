@@ -13,20 +13,17 @@ from quire.core.config import SchedulerConfig
 from quire.core.errors import BadRequest
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
-from quire.core.sequence import Opening, Sequence, Status
+from quire.core.sequence import Sequence, Status
 from quire.sched.growth import append, ended, full, timing
 from quire.sched.policy import order_key
 from quire.sched.queue import WaitingQueue
 
 
 class Scheduler:
-    """Owns every sequence from `add` to its last `Output`. `opening`: how those of an encoder-decoder begin."""
+    """Owns every sequence from `add` to its last `Output`."""
 
-    def __init__(
-        self, config: SchedulerConfig, tables: BlockTables, max_model_len: int, opening: Opening | None = None
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, tables: BlockTables, max_model_len: int) -> None:
         self.config = config
-        self.opening = opening
         self.tables = tables
         self.max_model_len = max_model_len
         self.waiting = WaitingQueue()
@@ -43,7 +40,7 @@ class Scheduler:
         """Queue a request; BadRequest if it could never run."""
         if request.id in self.requests:
             raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
-        first = Sequence(request, opening=self.opening)
+        first = Sequence(request)
         length, blocks, sizes = first.prompt_len, self.tables.pool.num_blocks, self.tables.sizes
         if not 1 <= length < self.max_model_len:
             raise BadRequest(f"prompt: {length} tokens; this model takes 1 to {self.max_model_len - 1}", param="prompt")
@@ -51,7 +48,7 @@ class Scheduler:
             capacity = sizes.capacity(blocks, self.max_model_len)
             raise BadRequest(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
         self._tickets += 1
-        siblings = [first, *(Sequence(request, i, first, self.opening) for i in range(1, request.params.n))]
+        siblings = [first, *(Sequence(request, i, first) for i in range(1, request.params.n))]
         for seq in siblings:
             seq.order = order_key(self.config.scheduling_policy, seq, self._tickets)
         self.requests[request.id] = siblings
