@@ -9,6 +9,7 @@
 #include "isa.h"
 #include "pool.h"
 #include "registry.h"
+#include "sharing.h"
 
 namespace nb = nanobind;
 
@@ -136,6 +137,8 @@ NB_MODULE(_native, m) {
     m.def(
         "advise_huge", [](uintptr_t address, size_t bytes) { advise_huge(reinterpret_cast<void*>(address), bytes); },
         nb::arg("address"), nb::arg("bytes"), "Ask for huge pages in a range of memory.");
+    m.def("tiles_read", [] { return __atomic_load_n(&g_tiles_read, __ATOMIC_RELAXED); },
+          "Tiles of 64 keys and values of a head that attention has read since the start.");
     nb::class_<Program>(m, "Program", "A recorded sequence of op calls.")
         .def(nb::init<>())
         .def("add", &Program::add, nb::arg("id"), nb::arg("args"), "Append a call; its arguments are checked now.")

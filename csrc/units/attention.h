@@ -3,7 +3,8 @@
 //
 // A row's numbers depend on the row alone: keys are visited in tiles of 64 aligned to position 0, tiles are gathered in
 // splits of 512 with their own running maximum, and splits are merged in ascending order, whether one task or many computed
-// them. A tile a row cannot see leaves its state bit for bit unchanged (rescale by 1, add 0 times finite values), so values
+// them, and whatever other rows walk with it: sequences that name the same blocks read them once (Hydragen, Juravsky et al.
+// 2024). A tile a row cannot see leaves its state bit for bit unchanged (rescale by 1, add 0 times finite values), so values
 // that were never written are never multiplied: the last pair is masked and blocks outside the range read zeros.
 #pragma once
 
@@ -45,10 +46,14 @@ struct AttentionCall {
     float factor() const { return adjusted() ? 1.0f : scale * kLog2E; }
 };
 
-struct AttentionTask {
-    int64_t sequence, head, first, last;  // rows first..last of the sequence
-    int64_t split_begin, split_end;
-    float* partial;  // where each split leaves its state, or null: merge here
+// Tokens first..last of a sequence: their rows, one per token and head of a group, walk the keys together.
+struct Span {
+    int64_t sequence, first, last;
+    int64_t from, to;  // positions that any of its rows sees
+    int64_t base;      // position of the sequence's first row
+    int64_t root;      // position of the draft's first token, or past all
+    int64_t common;    // leading tokens in the blocks of the span before it (sharing.h)
+    int64_t tokens() const { return last - first; }
 };
 
 // The state of `rows` rows over some range of keys: maximum, sum and unnormalized output.
@@ -59,6 +64,15 @@ struct State {
         const int64_t all = rows + kSpareRows;
         return {p + all * padded, p + all * (padded + 1), p};
     }
+};
+
+// Rows of some spans against the keys of some splits, for one key and value head.
+struct AttentionTask {
+    const Span* spans;
+    int64_t count, rows, head;
+    int64_t split_begin, split_end;
+    State state;         // where its only split leaves its state; or none, and the splits are merged and written
+    const State* parts;  // the states of the splits, or null: to be computed
 };
 
 // Where the keys (16 tokens each) and values (a pair or one token each) of a tile lie.
@@ -78,6 +92,7 @@ struct AttentionBuffers {
     Located tile, next;
     int64_t head;        // first query head of the task
     int64_t *from, *to;  // first and past-the-last visible position of each row
+    int64_t read;        // tiles
 };
 
 #include "attention_tiles.h"
@@ -130,93 +145,138 @@ void run_tile(const AttentionCall& c, AttentionBuffers& b, int64_t first, int64_
         run_vectors<kBf16>(c, b, first, last, start, ask);
 }
 
-// A tile that holds a draft from position `root` on: each token sees its own.
+// A tile of a span, whose rows begin at `row`, that holds its draft: each token sees its own.
 template <bool kBf16>
-void run_drafted(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task, const Pages& pages, int64_t start, int64_t root) {
-    for (int64_t token = task.first; token < task.last; ++token) {
-        const int64_t r = (token - task.first) * c.group;
+void run_drafted(const AttentionCall& c, AttentionBuffers& b, const Span& span, int64_t row, const Pages& pages, int64_t start) {
+    for (int64_t token = span.first; token < span.last; ++token) {
+        const int64_t r = row + (token - span.first) * c.group;
         if (b.to[r] <= start) continue;
         locate_tile<kBf16>(c, b, pages, start, b.tile);
-        if (const uint64_t mask = c.ancestors(c.cu_q[task.sequence] + token)) graft(c, b, pages, start, root, mask);
+        if (const uint64_t mask = c.ancestors(c.cu_q[span.sequence] + token)) graft(c, b, pages, start, span.root, mask);
         run_tile<kBf16>(c, b, r, r + c.group, start, false);
     }
 }
 
-// One split: the state of all rows over positions [split * 512, split * 512 + 512) that any of them sees. The draft begins at
-// position `root`.
+// `rows` rows from `row` on against the tiles from `start` to `end`, which lie where `span` has them.
 template <bool kBf16>
-void run_split(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task, int64_t split, int64_t rows,
-               int64_t first_block, int64_t root) {
-    const Pages pages{c.tables + task.sequence * c.max_blocks, c.context[task.sequence], first_block,
-                      __builtin_ctzll(static_cast<unsigned long long>(c.cache.block_size)), task.head, c.cache.kv_heads,
+void run_tiles(const AttentionCall& c, AttentionBuffers& b, const Span& span, int64_t head, int64_t row, int64_t rows, int64_t start, int64_t end) {
+    const Pages pages{c.tables + span.sequence * c.max_blocks, c.context[span.sequence], span.from / c.cache.block_size,
+                      __builtin_ctzll(static_cast<unsigned long long>(c.cache.block_size)), head, c.cache.kv_heads,
                       c.cache.d * c.cache.width(), c.cache.piece()};
-    int64_t from = b.from[0], to = b.to[0];
-    for (int64_t r = 1; r < rows; ++r) {
-        from = b.from[r] < from ? b.from[r] : from;
-        to = b.to[r] > to ? b.to[r] : to;
-    }
-    const int64_t low = from > split * kSplit ? from / kTile * kTile : split * kSplit;
-    const int64_t end = (split + 1) * kSplit, high = to < end ? to : end;
     const bool ahead = reads_in_place<kBf16>(c);
-    clear(b.split, rows, c.padded);
-    std::memset(b.lanes, 0, static_cast<size_t>(rows) * 64);
-    if (ahead) locate_tile<kBf16>(c, b, pages, low, b.tile);
-    for (int64_t start = low; start < high; start += kTile) {
-        if (start + kTile > root) {
-            run_drafted<kBf16>(c, b, task, pages, start, root);
+    if (ahead && start < end) locate_tile<kBf16>(c, b, pages, start, b.tile);
+    for (; start < end; start += kTile, ++b.read) {
+        if (start + kTile > span.root) {
+            run_drafted<kBf16>(c, b, span, row, pages, start);
             continue;
         }
         locate_tile<kBf16>(c, b, pages, ahead ? start + kTile : start, ahead ? b.next : b.tile);
-        run_tile<kBf16>(c, b, 0, rows, start, ahead);
+        run_tile<kBf16>(c, b, row, row + rows, start, ahead);
         if (ahead) b.tile = b.next;
     }
-    for (int64_t r = 0; r < rows; ++r) b.split.sum[r] = hsum(load(b.lanes + r * 16));
+}
+
+// Spans first..last, whose rows begin at `row`, over the positions start..end: together while all have the same blocks, then
+// those that still do. What is shared all rows see to its end, so a row's numbers are what they are alone.
+template <bool kBf16>
+void walk(const AttentionCall& c, AttentionBuffers& b, const Span* first, const Span* last, int64_t head, int64_t row, int64_t start, int64_t end) {
+    int64_t rows = 0, to = 0, common = end;
+    const Span* widest = first;  // reads every block that another one reads
+    for (const Span* s = first; s != last; ++s) {
+        rows += s->tokens() * c.group;
+        to = s->to > to ? s->to : to;
+        if (s != first && s->common < common) common = s->common;
+        if (s->from < widest->from) widest = s;
+    }
+    const int64_t low = widest->from / kTile * kTile, begin = low > start ? low : start;
+    to = to < end ? to : end;
+    const int64_t together = common < to ? common : to, at = together > begin ? together : begin;
+    run_tiles<kBf16>(c, b, *widest, head, row, rows, begin, together);
+    if (at >= to) return;
+    for (const Span *s = first, *next; s != last; s = next) {
+        for (next = s + 1; next != last && next->common > at;) ++next;
+        walk<kBf16>(c, b, s, next, head, row, at, end);
+        for (; s != next; ++s) row += s->tokens() * c.group;
+    }
+}
+
+// One split: the state of all rows over positions [split * 512, split * 512 + 512) that any of them sees.
+template <bool kBf16>
+void run_split(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task, int64_t split) {
+    clear(b.split, task.rows, c.padded);
+    std::memset(b.lanes, 0, static_cast<size_t>(task.rows) * 64);
+    walk<kBf16>(c, b, task.spans, task.spans + task.count, task.head, 0, split * kSplit, (split + 1) * kSplit);
+    for (int64_t r = 0; r < task.rows; ++r) b.split.sum[r] = hsum(load(b.lanes + r * 16));
 }
 
 // The sink joins here, once, so that it does not matter how many splits were merged.
-void write_row(const AttentionCall& c, const AttentionTask& task, const State& state, int64_t r) {
-    const int64_t token = c.cu_q[task.sequence] + task.first + r / c.group, head = task.head * c.group + r % c.group;
+void write_row(const AttentionCall& c, int64_t token, int64_t head, const State& state, int64_t r) {
     float* out = c.out + (token * c.heads + head) * c.cache.d;
     F inverse = div(set1(1.0f), set1(state.sum[r]));
     if (c.sinks) inverse = with_sink(c.sinks[head] * kLog2E, state.most[r], state.sum[r]);
     for_lanes(c.cache.d, [&](int64_t i, int n) { store_lanes(out + i, mul(load(state.acc + r * c.padded + i), inverse), n); });
 }
 
+// Visits (row of the task, row of the batch, span) per token.
+template <class Visit>
+void for_tokens(const AttentionCall& c, const AttentionTask& task, const Visit& visit) {
+    int64_t r = 0;
+    for (const Span* s = task.spans; s != task.spans + task.count; ++s)
+        for (int64_t i = s->first; i < s->last; ++i, r += c.group) visit(r, c.cu_q[s->sequence] + i, *s);
+}
+
+// Queries of all rows in the cache's type, and what each row sees.
+template <bool kBf16>
+void take_queries(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task) {
+    const int64_t row_floats = (c.heads + 2 * c.cache.kv_heads) * c.cache.d, at = task.head * c.group;
+    for_tokens(c, task, [&](int64_t first, int64_t token, const Span& span) {
+        const uint64_t mask = c.ancestors(token);
+        const int64_t to = mask ? span.root + __builtin_popcountll(mask) : span.base + token - c.cu_q[span.sequence] + 1;
+        for (int64_t r = first; r < first + c.group; ++r) {
+            b.to[r] = to;
+            b.from[r] = c.window > 0 && to > c.window ? to - c.window : 0;
+            const float* q = c.qkv + token * row_floats + (at + r - first) * c.cache.d;
+            for_lanes(c.cache.d, [&](int64_t i, int n) {
+                if constexpr (kBf16) {
+                    bf16_store(reinterpret_cast<uint16_t*>(b.q) + r * c.padded + i, load_lanes(q + i, n));
+                } else {
+                    store(reinterpret_cast<float*>(b.q) + r * c.padded + i, load_lanes(q + i, n));
+                }
+            });
+        }
+    });
+}
+
+void write_rows(const AttentionCall& c, const AttentionTask& task, const State& state) {
+    for_tokens(c, task, [&](int64_t first, int64_t token, const Span&) {
+        for (int64_t i = 0; i < c.group; ++i) write_row(c, token, task.head * c.group + i, state, first + i);
+    });
+}
+
 template <bool kBf16>
 void run_task(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task) {
-    const int64_t begin = c.cu_q[task.sequence], rows = (task.last - task.first) * c.group;
-    const int64_t base = c.context[task.sequence] - (c.cu_q[task.sequence + 1] - begin);
-    const int64_t row_floats = (c.heads + 2 * c.cache.kv_heads) * c.cache.d;
-    const int64_t undrafted = c.undrafted(task.sequence), drafted = c.cu_q[task.sequence + 1] - begin - undrafted;
-    const int64_t root = drafted ? base + undrafted : INT64_MAX / 2;
     b.head = task.head * c.group;
+    if (task.parts) {
+        clear(b.total, task.rows, c.padded);
+        for (int64_t i = 0; i < task.split_end - task.split_begin; ++i)
+            for (int64_t r = 0; r < task.rows; ++r) merge_row(b.total, task.parts[i], r, c.padded);
+        return write_rows(c, task, b.total);
+    }
 #if defined(QUIRE_AMX)
     const TileShapes shapes = attention_tiles();
     const TileScope tiles(shapes);
-    std::memset(b.q, 0, static_cast<size_t>((rows + kSpareRows) * c.padded * 2));
+    std::memset(b.q, 0, static_cast<size_t>((task.rows + kSpareRows) * c.padded * 2));
 #endif
-    for (int64_t r = 0; r < rows; ++r) {
-        const int64_t token = task.first + r / c.group;
-        const uint64_t mask = c.ancestors(begin + token);
-        b.to[r] = mask ? root + __builtin_popcountll(mask) : base + token + 1;
-        b.from[r] = c.window > 0 && b.to[r] > c.window ? b.to[r] - c.window : 0;
-        const float* q = c.qkv + (begin + token) * row_floats + (task.head * c.group + r % c.group) * c.cache.d;
-        for_lanes(c.cache.d, [&](int64_t i, int n) {
-            if constexpr (kBf16) {
-                bf16_store(reinterpret_cast<uint16_t*>(b.q) + r * c.padded + i, load_lanes(q + i, n));
-            } else {
-                store(reinterpret_cast<float*>(b.q) + r * c.padded + i, load_lanes(q + i, n));
-            }
-        });
+    take_queries<kBf16>(c, b, task);
+    if (task.state.acc) {
+        b.split = task.state;
+        return run_split<kBf16>(c, b, task, task.split_begin);
     }
-    const int64_t first_visible = c.window > 0 && base + 1 > c.window ? base + 1 - c.window : 0;
-    const bool merge = !task.partial && task.split_end - task.split_begin > 1;
-    if (merge) clear(b.total, rows, c.padded);
+    const bool merge = task.split_end - task.split_begin > 1;
+    if (merge) clear(b.total, task.rows, c.padded);
     for (int64_t split = task.split_begin; split < task.split_end; ++split) {
-        if (task.partial) b.split = State::at(task.partial + (split - task.split_begin) * State::floats(rows, c.padded), rows, c.padded);
-        run_split<kBf16>(c, b, task, split, rows, first_visible / c.cache.block_size, root);
-        for (int64_t r = 0; merge && r < rows; ++r) merge_row(b.total, b.split, r, c.padded);
+        run_split<kBf16>(c, b, task, split);
+        for (int64_t r = 0; merge && r < task.rows; ++r) merge_row(b.total, b.split, r, c.padded);
     }
-    if (task.partial) return;
-    for (int64_t r = 0; r < rows; ++r) write_row(c, task, merge ? b.total : b.split, r);
+    write_rows(c, task, merge ? b.total : b.split);
 }

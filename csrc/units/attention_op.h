@@ -1,4 +1,4 @@
-// The attention op: checks, tasks, memory. The arithmetic is in attention.h.
+// The attention op: checks and memory. The arithmetic is in attention.h, who walks which keys in attention_plan.h.
 #pragma once
 
 // Hands out 64-byte aligned pieces of a buffer; with a null base it only counts.
@@ -34,6 +34,8 @@ AttentionBuffers thread_buffers(Pieces& pieces, int64_t most, int64_t padded) {
     b.to = pieces.take<int64_t>(rows);
     return b;
 }
+
+#include "attention_plan.h"
 
 // Bit j of a drafted row's mask: it sees the draft's token j. Its own bit is the highest, the others are its parent's mask.
 void check_tree(const AttentionCall& c, int64_t s) {
@@ -74,76 +76,28 @@ void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences) {
     }
 }
 
-// Visits (sequence, head, first row, last row, splits); neighbours share keys.
-template <class Visit>
-void for_tasks(const AttentionCall& c, int64_t sequences, const Visit& visit) {
-    const int64_t tokens = c.group >= kQueryRows ? 1 : kQueryRows / c.group;
-    for (int64_t s = 0; s < sequences; ++s) {
-        const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.context[s] - count;
-        for (int64_t head = 0; head < c.cache.kv_heads; ++head) {
-            for (int64_t first = 0; first < count; first += tokens) {
-                const int64_t last = first + tokens < count ? first + tokens : count;
-                const int64_t lowest = base + (c.tree ? 0 : first) + 1 - c.window;  // a drafted row may lie before its slot
-                const int64_t from = c.window > 0 && lowest > 0 ? lowest : 0;
-                visit(AttentionTask{s, head, first, last, from / kSplit, (base + last + kSplit - 1) / kSplit, nullptr});
-            }
-        }
-    }
-}
-
 template <bool kBf16>
 void run_attention(const AttentionCall& c, int64_t sequences) {
-    int64_t tasks = 0, splits = 0, partial_floats = 0;
-    for_tasks(c, sequences, [&](const AttentionTask& t) {
-        const int64_t n = t.split_end - t.split_begin;
-        ++tasks;
-        splits += n;
-        partial_floats += n * State::floats((t.last - t.first) * c.group, c.padded);
-    });
-    const int64_t threads = thread_count();
-    const int64_t most_rows = c.group > kQueryRows ? c.group : kQueryRows;
+    const int64_t threads = thread_count(), most_rows = c.group > kQueryRows ? c.group : kQueryRows;
+    AttentionPlan plan(c, sequences);
     Pieces size{nullptr};
     (void)thread_buffers(size, most_rows, c.padded);
-    // Few tasks: give every split to its own task and merge afterwards, in the order in which one task would have merged.
-    const bool apart = tasks < 8 * threads && splits > tasks;
-    const int64_t partial_bytes = apart ? partial_floats * 4 : 0;
-    auto* memory = static_cast<char*>(scratch(Scratch::kAttention, static_cast<size_t>(size.used * threads + partial_bytes)));
+    auto* memory = static_cast<char*>(scratch(Scratch::kAttention, static_cast<size_t>(size.used * threads + plan.state_floats() * 4)));
     for (int64_t t = 0; t < threads; ++t) {
         Pieces pieces{memory + t * size.used};
         std::memset(thread_buffers(pieces, most_rows, c.padded).zeros, 0, static_cast<size_t>(64 * c.padded));
     }
-    const auto list_size = static_cast<size_t>(apart ? tasks + splits : tasks) * sizeof(AttentionTask);
-    auto* list = static_cast<AttentionTask*>(scratch(Scratch::kTasks, list_size));
-    auto* pieces_list = list + tasks;
-    auto* partial = reinterpret_cast<float*>(memory + size.used * threads);
-    int64_t n = 0, parts = 0;
-    for_tasks(c, sequences, [&](AttentionTask t) {
-        if (apart) t.partial = partial;
-        list[n++] = t;
-        for (int64_t split = t.split_begin; apart && split < t.split_end; ++split) {
-            pieces_list[parts++] = {t.sequence, t.head, t.first, t.last, split, split + 1, partial};
-            partial += State::floats((t.last - t.first) * c.group, c.padded);
-        }
-    });
-    const AttentionTask* work = apart ? pieces_list : list;
-    parallel_for(apart ? parts : tasks, [&](int64_t i, int thread) {
-        Pieces pieces{memory + thread * size.used};
-        AttentionBuffers b = thread_buffers(pieces, most_rows, c.padded);
-        run_task<kBf16>(c, b, work[i]);
-    });
-    if (!apart) return;
-    parallel_for(tasks, [&](int64_t i, int thread) {
-        Pieces pieces{memory + thread * size.used};
-        const AttentionBuffers b = thread_buffers(pieces, most_rows, c.padded);
-        const AttentionTask& t = list[i];
-        const int64_t rows = (t.last - t.first) * c.group;
-        clear(b.total, rows, c.padded);
-        for (int64_t split = t.split_begin; split < t.split_end; ++split) {
-            const State part = State::at(t.partial + (split - t.split_begin) * State::floats(rows, c.padded), rows, c.padded);
-            for (int64_t r = 0; r < rows; ++r) merge_row(b.total, part, r, c.padded);
-        }
-        for (int64_t r = 0; r < rows; ++r) write_row(c, t, b.total, r);
-    });
+    plan.make_tasks(reinterpret_cast<float*>(memory + size.used * threads));
+    const auto run = [&](const AttentionTask* tasks, int64_t count) {
+        parallel_for(count, [&](int64_t i, int thread) {
+            Pieces pieces{memory + thread * size.used};
+            AttentionBuffers b = thread_buffers(pieces, most_rows, c.padded);
+            run_task<kBf16>(c, b, tasks[i]);
+            __atomic_fetch_add(&g_tiles_read, b.read, __ATOMIC_RELAXED);
+        });
+    };
+    run(plan.pieces, plan.piece_count);
+    run(plan.tasks, plan.task_count);
 }
 
 void attention(float* out, const float* qkv, const char* keys, const char* values, const int32_t* cu_q, const int32_t* context,

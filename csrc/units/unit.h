@@ -16,6 +16,7 @@
 #include "pool.h"
 #include "registry.h"
 #include "sample.h"
+#include "sharing.h"
 #include "super_blocks.h"
 #include "tuning.h"
 

@@ -18,6 +18,9 @@ def set_threads(threads: int, pin: bool = False) -> None:
 def advise_huge(address: int, bytes: int) -> None:
     """Ask for huge pages in a range of memory."""
 
+def tiles_read() -> int:
+    """Tiles of 64 keys and values of a head that attention has read since the start."""
+
 class Program:
     """A recorded sequence of op calls."""
 

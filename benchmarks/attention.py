@@ -1,0 +1,139 @@
+"""The attention of a decode step on the CPU: with blocks that sequences share beside copies of them, and small blocks.
+
+    python benchmarks/attention.py shared --heads 32/8x64 16/8x128 --kv-dtype bf16 int8 --sequences 16 --tokens 4096
+    python benchmarks/attention.py blocks --heads 32/8x64 --sequences 16 --tokens 1024 --sizes 16 1
+
+`shared`: all sequences name the same blocks for `--tokens` tokens and have `--own` of their own; beside it every
+sequence has copies of them at other addresses. The bits must be equal. `blocks`: the same batch in blocks of each size.
+The settings take turns in one process, each over `--layers` caches one after the other, as a step does, so that none
+finds its keys in the processor's caches; medians of a layer's milliseconds, and their ratio to the last one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.core.config import DeviceConfig
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.backend import Ops, select
+from quire.ops.layout import KVCache, KVLayout
+
+KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A batch of one row per sequence over the caches of some layers."""
+
+    name: str
+    caches: list[KVCache]
+    tables: Tensor
+
+
+def fill(cache: KVCache, blocks: int) -> None:
+    """Random keys and values in the first blocks of a cache."""
+    g = torch.Generator().manual_seed(0)
+    layout, heads, d = cache.layout, cache.layout.kv_heads, cache.layout.head_dim
+    for first in range(0, blocks, 4096 // layout.block_size):
+        last = min(blocks, first + 4096 // layout.block_size)
+        slots = torch.arange(first * layout.block_size, last * layout.block_size)
+        k, v = (torch.randn(len(slots), heads, d, generator=g) for _ in range(2))
+        cache.write(slots, k, v)
+
+
+def caches_of(ops: Ops, layout: KVLayout, layers: int, blocks: int) -> list[KVCache]:
+    """Caches of random numbers."""
+    made = [ops.allocate_cache(layout, blocks) for _ in range(layers)]
+    for cache in made:
+        fill(cache, blocks)
+    return made
+
+
+def shared(ops: Ops, layout: KVLayout, args: argparse.Namespace) -> list[Setting]:
+    """One copy of the leading blocks for all sequences, and one for each."""
+    size, n = layout.block_size, args.sequences
+    lead, own = args.tokens // size, -(-args.own // size)
+    once = torch.cat((torch.arange(lead).repeat(n, 1), lead + torch.arange(n * own).view(n, own)), 1).int()
+    each = torch.arange(n * (lead + own), dtype=torch.int32).view(n, lead + own)
+    caches = caches_of(ops, layout, args.layers, lead + n * own)
+    copies = [ops.allocate_cache(layout, n * (lead + own)) for _ in caches]
+    for source, target in zip(caches, copies, strict=True):
+        target.keys[each.long()] = source.keys[once.long()]
+        target.values[each.long()] = source.values[once.long()]
+    return [Setting("copies", copies, each), Setting("shared", caches, once)]
+
+
+def sizes(ops: Ops, layout: KVLayout, args: argparse.Namespace) -> list[Setting]:
+    """The same numbers of tokens in blocks of each size; a sequence's lie one after the other, as a prompt's do."""
+    made = []
+    for size in args.sizes:
+        own, n = KVLayout(size, layout.kv_heads, layout.head_dim, layout.dtype), args.sequences
+        blocks = -(-args.tokens // size)
+        tables = torch.arange(n * blocks, dtype=torch.int32)
+        if args.shuffled:
+            tables = tables[torch.randperm(len(tables), generator=torch.Generator().manual_seed(0))]
+        made.append(Setting(f"blocks of {size}", caches_of(ops, own, args.layers, n * blocks), tables.view(n, blocks)))
+    return made
+
+
+def measure(ops: Ops, settings: list[Setting], heads: int, tokens: int, rounds: int) -> dict[str, float]:
+    """Median milliseconds of a layer of each setting, taken in turn; all must give the same bits."""
+    layout, n = settings[0].caches[0].layout, len(settings[0].tables)
+    g = torch.Generator().manual_seed(1)
+    qkv = torch.randn(n, (heads + 2 * layout.kv_heads) * layout.head_dim, generator=g)
+    cu_q, context = torch.arange(n + 1, dtype=torch.int32), torch.full((n,), tokens, dtype=torch.int32)
+    spec, times, bits = AttentionSpec(layout.head_dim**-0.5), {s.name: [] for s in settings}, {}
+    for turn in range(rounds + 1):
+        for setting in settings:
+            ops.begin_step()
+            started = time.perf_counter()
+            for cache in setting.caches:
+                out = ops.attention(qkv, cache, cu_q, context, setting.tables, spec)
+            if turn:
+                times[setting.name].append((time.perf_counter() - started) / len(setting.caches) * 1e3)
+            bits[setting.name] = out.clone()
+    first, *others = bits.values()
+    if not all(torch.equal(first, other) for other in others):
+        raise SystemExit(f"bits differ between {', '.join(bits)}")
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("shared", "blocks"))
+    parser.add_argument("--heads", nargs="+", default=["32/8x64", "16/8x128"], help="heads/kv heads x numbers of a head")
+    parser.add_argument("--kv-dtype", nargs="+", default=["bf16"], choices=KINDS)
+    parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--own", type=int, default=64, help="tokens of each sequence behind the shared ones")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[16, 1])
+    parser.add_argument("--shuffled", action="store_true", help="blocks in any order")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=0)
+    args = parser.parse_args()
+    ops = select(DeviceConfig(device="cpu", threads=args.threads))
+    for form in args.heads:
+        heads, rest = form.split("/")
+        kv_heads, d = map(int, rest.split("x"))
+        for dtype in args.kv_dtype:
+            layout = KVLayout(args.block_size, kv_heads, d, KINDS[dtype])
+            made = (shared if args.what == "shared" else sizes)(ops, layout, args)
+            tokens = args.tokens + (args.own if args.what == "shared" else 0)
+            found = measure(ops, made, int(heads), tokens, args.rounds)
+            base, *_ = found.values()
+            print(json.dumps({"heads": form, "kv": dtype, "sequences": args.sequences, "tokens": tokens} | {
+                name: round(ms, 3) for name, ms in found.items()} | {
+                f"{name} x": round(base / ms, 2) for name, ms in found.items()}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
