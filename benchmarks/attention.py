@@ -25,7 +25,13 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KVCache, KVLayout
 
-KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+KINDS = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ def measure(ops: Ops, settings: list[Setting], heads: int, tokens: int, rounds: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("shared", "blocks"))
-    parser.add_argument("--heads", nargs="+", default=["32/8x64", "16/8x128"], help="heads/kv heads x numbers of a head")
+    parser.add_argument("--heads", nargs="+", default=["32/8x64", "16/8x128"], help="heads/kv heads x head size")
     parser.add_argument("--kv-dtype", nargs="+", default=["bf16"], choices=KINDS)
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=4096)

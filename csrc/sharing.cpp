@@ -1,6 +1,7 @@
 #include "sharing.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace quire {
 
@@ -58,7 +59,7 @@ int64_t arrange(const SharedTables& t, Sharer* list, int64_t count) {
     const auto alone = [&](int64_t i) { return !list[i].common && (i + 1 == count || !list[i + 1].common); };
     int64_t sharing = 0;
     for (int64_t i = 0; i < count; ++i)
-        if (!alone(i)) list[sharing++] = list[i];
+        if (!alone(i)) std::swap(list[sharing++], list[i]);
     return sharing;
 }
 
