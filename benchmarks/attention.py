@@ -2,11 +2,13 @@
 
     python benchmarks/attention.py shared --heads 32/8x64 16/8x128 --kv-dtype bf16 int8 --sequences 16 --tokens 4096
     python benchmarks/attention.py blocks --heads 32/8x64 --sequences 16 --tokens 1024 --sizes 16 1
+    python benchmarks/attention.py steps --shape llama-1b --quantization int4 --sequences 16 --tokens 1024 --sizes 16 1
 
 `shared`: all sequences name the same blocks for `--tokens` tokens and have `--own` of their own; beside it every
 sequence has copies of them at other addresses. The bits must be equal. `blocks`: the same batch in blocks of each size.
-The settings take turns in one process, each over `--layers` caches one after the other, as a step does, so that none
-finds its keys in the processor's caches; medians of a layer's milliseconds, and their ratio to the last one's.
+`steps`: whole decode steps of an engine for each size of a block. The settings take turns in one process, the first two
+over `--layers` caches one after the other, as a step does, so that none finds its keys in the processor's caches.
+Medians of a layer's (or step's) milliseconds, and how many times faster than the first each setting is.
 """
 
 from __future__ import annotations
@@ -14,13 +16,19 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from shapes import SHAPES, write_config
 from torch import Tensor
 
-from quire.core.config import DeviceConfig
+from quire.core.config import DeviceConfig, flat_config
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.engine.engine import Engine
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KVCache, KVLayout
@@ -95,7 +103,8 @@ def measure(ops: Ops, settings: list[Setting], heads: int, tokens: int, rounds: 
     g = torch.Generator().manual_seed(1)
     qkv = torch.randn(n, (heads + 2 * layout.kv_heads) * layout.head_dim, generator=g)
     cu_q, context = torch.arange(n + 1, dtype=torch.int32), torch.full((n,), tokens, dtype=torch.int32)
-    spec, times, bits = AttentionSpec(layout.head_dim**-0.5), {s.name: [] for s in settings}, {}
+    spec, bits = AttentionSpec(layout.head_dim**-0.5), {}
+    times: dict[str, list[float]] = {setting.name: [] for setting in settings}
     for turn in range(rounds + 1):
         for setting in settings:
             ops.begin_step()
@@ -111,9 +120,51 @@ def measure(ops: Ops, settings: list[Setting], heads: int, tokens: int, rounds: 
     return {name: statistics.median(t) for name, t in times.items()}
 
 
+def steps(args: argparse.Namespace) -> dict[str, float]:
+    """Median milliseconds of a decode step with blocks of each size, engines taking turns."""
+    engines = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(write_config(args.shape, Path(folder)))
+        for size in args.sizes:
+            blocks = args.sequences * -(-(args.tokens + args.rounds + 32) // size)
+            options = {
+                "block_size": size,
+                "num_blocks": blocks,
+                "max_num_seqs": args.sequences,
+                "threads": args.threads,
+            }
+            engines[f"blocks of {size}"] = Engine(
+                flat_config(model=model, load_format="dummy", enable_prefix_caching=False,
+                            quantization=args.quantization, max_model_len=args.tokens + args.rounds + 32, **options)
+            )  # fmt: skip
+    for engine in engines.values():
+        for i in range(args.sequences):
+            prompt = tuple((j * 7919 + i) % 31000 + 5 for j in range(args.tokens))
+            params = SamplingParams(max_tokens=args.rounds + 16, temperature=0.0, ignore_eos=True)
+            engine.submit(Request(id=str(i), prompt=prompt, params=params, seed=0, arrival=0.0))
+        while sum(len(s.tokens) > s.prompt_len + 2 for s in engine.scheduler.running) < args.sequences:
+            engine.step()
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(args.rounds):
+        for name, engine in engines.items():
+            started = time.perf_counter()
+            engine.step()
+            times[name].append((time.perf_counter() - started) * 1e3)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def report(what: dict[str, object], found: dict[str, float]) -> None:
+    """Print a line of milliseconds, and how many times faster than the first each is."""
+    base, *_ = found.values()
+    ratios = {f"{name} x": round(base / ms, 2) for name, ms in found.items()}
+    print(json.dumps(what | {name: round(ms, 3) for name, ms in found.items()} | ratios), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("shared", "blocks"))
+    parser.add_argument("what", choices=("shared", "blocks", "steps"))
+    parser.add_argument("--shape", default="llama-1b", choices=SHAPES)
+    parser.add_argument("--quantization", default="int4")
     parser.add_argument("--heads", nargs="+", default=["32/8x64", "16/8x128"], help="heads/kv heads x head size")
     parser.add_argument("--kv-dtype", nargs="+", default=["bf16"], choices=KINDS)
     parser.add_argument("--sequences", type=int, default=16)
@@ -126,6 +177,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
+    if args.what == "steps":
+        report({"shape": args.shape, "sequences": args.sequences, "tokens": args.tokens}, steps(args))
+        return
     ops = select(DeviceConfig(device="cpu", threads=args.threads))
     for form in args.heads:
         heads, rest = form.split("/")
@@ -135,10 +189,7 @@ def main() -> None:
             made = (shared if args.what == "shared" else sizes)(ops, layout, args)
             tokens = args.tokens + (args.own if args.what == "shared" else 0)
             found = measure(ops, made, int(heads), tokens, args.rounds)
-            base, *_ = found.values()
-            print(json.dumps({"heads": form, "kv": dtype, "sequences": args.sequences, "tokens": tokens} | {
-                name: round(ms, 3) for name, ms in found.items()} | {
-                f"{name} x": round(base / ms, 2) for name, ms in found.items()}))  # fmt: skip
+            report({"heads": form, "kv": dtype, "sequences": args.sequences, "tokens": tokens}, found)
 
 
 if __name__ == "__main__":
