@@ -10,20 +10,20 @@ constexpr int64_t kExpandedColumns = 512;  // per block; those of two blocks sta
 
 QUIRE_INLINE int64_t super_block_bytes(const LinearCall& c, const SuperForm& form) { return c.w.k / kSuperColumns * form.bytes(); }
 
-// Word kW of a chunk of 32 columns: the codes of columns 4 kW .. 4 kW + 3, one to a byte.
-template <int kBits, int kW>
-QUIRE_INLINE U super_word(const char* w) {
+// Word kW of a chunk of 32 columns: the codes of columns 4 kW .. 4 kW + 3, one to a byte. plane(i) is plane i of the chunk.
+template <int kBits, int kW, class Plane>
+QUIRE_INLINE U super_word(const Plane& plane) {
     if constexpr (kBits >= 4) {
-        const U plane = load_u(w + kW / 2 * 64), low = kW % 2 ? high_nibbles(plane) : low_nibbles(plane);
+        const U low = kW % 2 ? high_nibbles(plane(kW / 2)) : low_nibbles(plane(kW / 2));
         if constexpr (kBits == 4) return low;
-        if constexpr (kBits == 5) return masked_or(shift<4 - kW>(load_u(w + 256)), set1_u(0x10101010u), low);
-        if constexpr (kBits == 6) return masked_or(shift<4 - kW % 4 * 2>(load_u(w + 256 + kW / 4 * 64)), set1_u(0x30303030u), low);
+        if constexpr (kBits == 5) return masked_or(shift<4 - kW>(plane(4)), set1_u(0x10101010u), low);
+        if constexpr (kBits == 6) return masked_or(shift<4 - kW % 4 * 2>(plane(4 + kW / 4)), set1_u(0x30303030u), low);
     } else if constexpr (kBits == 3) {
-        if constexpr (kW < 6) return and_u(shift<kW % 2 * -3>(load_u(w + kW / 2 * 64)), set1_u(0x07070707u));
-        const U low = and_u(shift<-6>(load_u(w + (kW == 7) * 64)), set1_u(0x03030303u));
-        return masked_or(shift<kW == 7 ? -5 : -4>(load_u(w + 128)), set1_u(0x04040404u), low);
+        if constexpr (kW < 6) return and_u(shift<kW % 2 * -3>(plane(kW / 2)), set1_u(0x07070707u));
+        const U low = and_u(shift<-6>(plane(kW == 7)), set1_u(0x03030303u));
+        return masked_or(shift<kW == 7 ? -5 : -4>(plane(2)), set1_u(0x04040404u), low);
     } else {
-        return and_u(shift<kW % 4 * -2>(load_u(w + kW / 4 * 64)), set1_u(0x03030303u));
+        return and_u(shift<kW % 4 * -2>(plane(kW / 4)), set1_u(0x03030303u));
     }
 }
 
@@ -117,8 +117,12 @@ template <WeightKind kKind, int R, int NB, int kAbreast>
         for (int64_t i = 0; i < kForm.multiples_bytes(); i += 64) ask(from + i);
         from += kForm.multiples_bytes();
         for (int64_t chunk = 0; chunk < kSuperColumns / 32; ++chunk, from += kForm.chunk_bytes(), x += 32 * kAbreast) {
+            U planes[kForm.bits];
 #pragma GCC unroll 8
-            for (int i = 0; i < kForm.bits; ++i) ask(from + i * 64);
+            for (int i = 0; i < kForm.bits; ++i) {
+                ask(from + i * 64);
+                if constexpr (R == 1) planes[i] = kept(load_u(from + i * 64));
+            }
             unrolled<0, 8 / kWords>([&](auto part) {
                 const int64_t g = chunk * (8 / kWords) + part;
                 I sum[R][NB];
@@ -127,7 +131,7 @@ template <WeightKind kKind, int R, int NB, int kAbreast>
                     U codes[NB];
 #pragma GCC unroll 8
                     for (int b = 0; b < NB; ++b) {
-                        codes[b] = super_word<kForm.bits, w>(from + b * block_bytes);
+                        codes[b] = super_word<kForm.bits, w>([&](int i) { return R == 1 ? planes[i] : load_u(from + b * block_bytes + i * 64); });
                         if constexpr (kForm.table) codes[b] = look_up(table, codes[b]);
                     }
 #pragma GCC unroll 16
@@ -188,7 +192,7 @@ QUIRE_INLINE void expand(Expanded to, const LinearCall& c, int64_t block, int64_
         from += kForm.multiples_bytes();
         for (int64_t chunk = 0; chunk < kSuperColumns / 32; ++chunk, from += kForm.chunk_bytes(), to.codes += 512) {
             unrolled<0, 8>([&](auto w) {
-                U codes = super_word<kForm.bits, w>(from);
+                U codes = super_word<kForm.bits, w>([&](int i) { return load_u(from + i * 64); });
                 if constexpr (kForm.table) codes = look_up(table, codes);
                 store_u(to.codes + w * 64, codes);
             });

@@ -182,6 +182,8 @@ QUIRE_INLINE U shift(U w) {
     else return {_mm256_srli_epi16(w.a, kDown), _mm256_srli_epi16(w.b, kDown)};
 }
 QUIRE_INLINE I as_i(U x) { return {x.a, x.b}; }
+// x as it is: of 16 registers none is kept for what a load brings again.
+QUIRE_INLINE U kept(U x) { return x; }
 // 16 bytes, one to a lane.
 QUIRE_INLINE U load_bytes(const void* p) {
     const __m128i b = _mm_loadu_si128(static_cast<const __m128i*>(p));

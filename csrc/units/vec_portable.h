@@ -168,6 +168,7 @@ QUIRE_INLINE U shift(U w) {
     return kBy > 0 ? w << (kBy > 0 ? kBy : 0) : w >> (kBy < 0 ? -kBy : 0);
 }
 QUIRE_INLINE I as_i(U a) { return (I)a; }
+QUIRE_INLINE U kept(U a) { return a; }
 // 16 bytes, one to a lane.
 QUIRE_INLINE U load_bytes(const void* p) {
     typedef uint8_t B __attribute__((vector_size(16)));
