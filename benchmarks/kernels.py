@@ -34,17 +34,19 @@ from quire.ops.backend import Ops, select
 from quire.ops.layout import KVLayout
 from quire.ops.measure import best_seconds, read_rate
 from quire.ops.op import Case
-from quire.ops.weights import Packed, PackedTable
+from quire.ops.weights import SUPER_KINDS, Packed, PackedTable, Weight
 
 READ_BYTES = 768 << 20
 COLD_BYTES = 512 << 20
 """Weights of one measurement: more than the last-level cache of the machines in mind."""
 MAX_COPIES = 32
 KINDS = (("bf16", 0), ("bf12", 0), ("fp8", 128), ("int8", 32), ("int8", 128), ("int4", 32), ("int4", 128))
+SUPER_FORMS = {kind: form for form, kind in SUPER_KINDS.items()}
 SHAPES = ((2048, 2048), (8192, 2048), (2048, 8192), (32000, 2048))
 ROWS = (1, 4, 16, 64, 512)
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 64
-PEAK_OF = {"f32": "f32", "bf16": "bf16", "bf12": "bf16", "fp8": "bf16", "int8": "int8", "int4": "int8"}
+PEAK_OF = {"f32": "f32", "bf16": "bf16", "bf12": "bf16", "fp8": "bf16"}
+"""Kind of products; "int8" for all others."""
 ROUNDS = 20000
 PROBES = {
     "probe_f32": ("f32", 8 * 16 * 16 * 2),
@@ -100,6 +102,13 @@ class Row:
         return max(self.gb_per_s / self.read, self.gop_per_s / self.peak)
 
 
+def random_weight(g: torch.Generator, kind: str, n: int, k: int, group: int) -> Weight:
+    """A weight that is packed as `kind`."""
+    if kind in SUPER_FORMS:
+        return cases.super_weight(g, SUPER_FORMS[kind], n, k)
+    return cases.random_weight(g, "bf16" if kind == "bf12" else kind, n, k, group or 32)
+
+
 class Bench:
     """Times calls for a fixed wall-clock time each and turns them into rows."""
 
@@ -142,9 +151,9 @@ class Bench:
 
     def linear(self, g: torch.Generator) -> Iterator[Row]:
         """Every kind of weight, shape and number of rows."""
-        for kind, group in KINDS:
+        for kind, group in (*KINDS, *((kind, 0) for kind in SUPER_FORMS)):
             for n, k in SHAPES if kind in self.kinds else ():
-                weight = cases.random_weight(g, "bf16" if kind == "bf12" else kind, n, k, group or 32)
+                weight = random_weight(g, kind, n, k, group)
                 first = self.ops.pack(weight, narrow=kind == "bf12")
                 copies = min(MAX_COPIES, -(-COLD_BYTES // first.nbytes))
                 packed = [first, *(self.ops.pack(weight, narrow=kind == "bf12") for _ in range(copies - 1))]
@@ -162,13 +171,13 @@ class Bench:
                 self.ops.linear(x, w, None)
 
         work = 2 * m * first.n * first.k
-        return self.row("linear", case, call, first.nbytes, work, PEAK_OF[first.kind], len(several))
+        return self.row("linear", case, call, first.nbytes, work, PEAK_OF.get(first.kind, "int8"), len(several))
 
     def embedding(self, g: torch.Generator) -> Iterator[Row]:
         """Rows of a table of tokens as it is, and as a packed matrix; the bytes are those of the rows."""
         n, k = SHAPES[-1]
         for kind, group in KINDS:
-            weight = cases.random_weight(g, "bf16" if kind == "bf12" else kind, n, k, group or 32)
+            weight = random_weight(g, kind, n, k, group)
             matrix = self.ops.pack(weight, narrow=kind == "bf12")
             tables = {f"{kind} g{group}" if group else f"{kind} packed": PackedTable(matrix, True)}
             if kind == "bf16":
@@ -257,7 +266,9 @@ def main() -> None:
     parser.add_argument("--isa", default="auto", help="instruction-set unit: auto, amx, avx512, avx2, portable")
     parser.add_argument("--seconds", type=float, default=0.3, help="time per measurement")
     parser.add_argument("--only", default="", help="only ops whose name begins with this")
-    parser.add_argument("--kinds", nargs="+", default=[kind for kind, _ in KINDS], help="weights of linear")
+    parser.add_argument(
+        "--kinds", nargs="+", default=[*(kind for kind, _ in KINDS), *SUPER_FORMS], help="weights of linear"
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="rows of linear and embedding")
     parser.add_argument("--output", type=Path, default=Path("results/kernels.json"))
     options = parser.parse_args()

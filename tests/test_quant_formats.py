@@ -114,6 +114,15 @@ def test_the_numbers_are_those_that_were_stored(form: Format) -> None:
     assert (weight.weight.zeros is None) == form.symmetric, "symmetric weights must take the faster kernels"
 
 
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native was not built (no C++ compiler)")
+@every_format
+def test_they_are_streamed_at_the_bits_of_the_file(form: Format) -> None:
+    parts, _ = form.convert(normal(64, 512))
+    stored = sum(t.nbytes for name, t in parts.items() if name not in ("g_idx", "weight_shape"))
+    packed = scheme_of(form.config).load(parts, torch.float32).pack(backend("cpu"))
+    assert packed.nbytes <= 1.05 * stored, f"{packed.nbytes / stored:.3f} of the file's bytes"
+
+
 def round_inputs(oracle: torch.nn.Module, group: int, dense: str) -> None:
     """Round what every quantized projection of transformers' model reads as the kernels do: int8 codes per group."""
 

@@ -15,7 +15,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case, cases
 from quire.ops.reference import ACTIVATIONS
-from quire.ops.weights import Weight
+from quire.ops.weights import SUPER, SUPER_KINDS, Weight
 
 CODES = {"int4": (-8, 8), "int8": (-128, 128), "table4": (0, 16)}
 TABLES = {1: (0, 1, 2, 3, 4, 6, 8, 12, -127, -1, -2, -3, -4, -6, -8, 127),
@@ -46,6 +46,26 @@ def random_weight(
     zero = torch.randint(low, high, scales.shape, generator=g, dtype=torch.int8) if zeros else None
     table = torch.tensor(TABLES[1], dtype=torch.int16) if kind == "table4" else None
     return Weight(kind, codes, scales, zero, group, table=table, activation_bits=bits)
+
+
+def super_weight(g: Generator, form: tuple[int, int, bool, bool], n: int, k: int) -> Weight:
+    """A weight whose scales (and minimums) are multiples of units; `form` is a key of `SUPER_KINDS`."""
+    bits, group, mins, table = form
+    low = 0 if mins or table else -(1 << bits - 1)
+    codes = torch.randint(low, low + (1 << bits), (n, k), generator=g, dtype=torch.int8)
+    units = ((0.5 + torch.rand(n, k // SUPER, generator=g)) / 16 / (1 << bits + 3 * table)).half()
+    least = ((0.5 + torch.rand(n, k // SUPER, generator=g)) / -16).half()
+
+    def times(units: Tensor, first: int, last: int) -> Tensor:
+        multiples = torch.randint(first, last, (n, k // group), generator=g)
+        return multiples * units.float().repeat_interleave(SUPER // group, 1)
+
+    scales = times(units, 0, 16) if mins else times(units, -32, 32)
+    return Weight(
+        "table4" if table else "int8" if bits > 4 else "int4", codes, scales, None, group,
+        mins=times(least, 0, 16) if mins else None, units=units, min_units=least if mins else None, bits=bits,
+        table=torch.tensor(TABLES[1], dtype=torch.int16) if table else None,
+    )  # fmt: skip
 
 
 @cases("embedding")
@@ -101,7 +121,10 @@ def linear_cases(g: Generator) -> Iterator[Case]:
 
 
 def linear_parts_cases(g: Generator) -> Iterator[Case]:
-    """Groups of 16, minimums, tables of one and two digits, orders of columns, activations of 16 bits."""
+    """Super-blocks; groups of 16, minimums, tables of one and two digits, orders of columns, activations of 16 bits."""
+    for form in SUPER_KINDS:
+        for m, n, k in ((1, 33, 768), (13, 16, 512)):
+            yield {"x": normal(g, m, k), "w": super_weight(g, form, n, k), "bias": normal(g, n)}
     for bits in (8, 16):
         for m, n, k, group in (
             (1, 16, 16, 16),

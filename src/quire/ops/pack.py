@@ -12,7 +12,7 @@ from quire.core.errors import ConfigError
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
 from quire.ops.matrix import KINDS, LANES, Numbers, assemble, part_sizes
-from quire.ops.weights import MOST, SUPER, TABLE_MOST, Packed, Weight
+from quire.ops.weights import MOST, SUPER, SUPER_KINDS, TABLE_MOST, Packed, Weight
 
 PLAIN = {name: kind for name, kind in KINDS.items() if kind.packer}
 """Kinds that are packed as they are."""
@@ -61,17 +61,6 @@ def narrow_bf16(cpu: Cpu, weight: Weight) -> Packed | None:
     values = weight.codes.contiguous()
     cpu.call("pack_bf12", data.data_ptr(), table.data_ptr(), fits.data_ptr(), values.data_ptr(), n, k)
     return assemble("bf12", (n, k), 0, Numbers(), {"codes": data, "table": table}) if fits.item() else None
-
-
-SUPER_KINDS = {
-    (2, 16, True, False): "super2",
-    (3, 16, False, False): "super3",
-    (4, 32, True, False): "super4",
-    (5, 32, True, False): "super5",
-    (6, 16, False, False): "super6",
-    (4, 32, False, True): "super_table4",
-}
-"""Bits of a code, columns of a group, minimums, table -> the kind in super-blocks."""
 
 
 def pack_super(cpu: Cpu, weight: Weight) -> Packed | None:

@@ -28,8 +28,8 @@ from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops
 from quire.ops.cpu import Cpu
 from quire.ops.matrix import KINDS, Numbers, assemble, part_sizes, take_apart
-from quire.ops.pack import SUPER_KINDS, pack
-from quire.ops.weights import MOST, SUPER, Packed, Weight, labelled
+from quire.ops.pack import pack
+from quire.ops.weights import MOST, SUPER, SUPER_KINDS, Packed, Weight, labelled
 from quire.quant.base import Quantizer
 
 log = logging.getLogger(__name__)
