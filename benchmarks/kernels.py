@@ -33,6 +33,7 @@ from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KVLayout
 from quire.ops.measure import best_seconds, read_rate
+from quire.ops.native import UNITS
 from quire.ops.op import Case
 from quire.ops.weights import SUPER_KINDS, Packed, PackedTable, Weight
 
@@ -263,7 +264,7 @@ def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--threads", type=int, default=0, help="threads (0: all cores)")
-    parser.add_argument("--isa", default="auto", help="instruction-set unit: auto, amx, avx512, avx2, portable")
+    parser.add_argument("--isa", default="auto", help=f"instruction-set unit: auto, {', '.join(UNITS)}")
     parser.add_argument("--seconds", type=float, default=0.3, help="time per measurement")
     parser.add_argument("--only", default="", help="only ops whose name begins with this")
     parser.add_argument(

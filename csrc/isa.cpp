@@ -17,6 +17,14 @@ namespace avx512 {
 extern const OpEntry kOps[];
 extern const size_t kOpCount;
 }  // namespace avx512
+namespace avx512vnni {
+extern const OpEntry kOps[];
+extern const size_t kOpCount;
+}  // namespace avx512vnni
+namespace avxvnni {
+extern const OpEntry kOps[];
+extern const size_t kOpCount;
+}  // namespace avxvnni
 namespace avx2 {
 extern const OpEntry kOps[];
 extern const size_t kOpCount;
@@ -39,6 +47,12 @@ bool tiles_granted() {
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAll) != kAll) return false;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
+
+// AVX-VNNI: the VNNI dot products without AVX-512. The state of 256-bit registers is part of v3.
+bool dots_of_256_bits() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
 #endif
 
 }  // namespace
@@ -52,9 +66,12 @@ const std::vector<Unit>& supported_units() {
         const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512cd");
-        const bool dots = v3 && v4 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-        if (dots && tiles_granted()) found.push_back({"amx", amx::kOps, amx::kOpCount});
-        if (dots) found.push_back({"avx512", avx512::kOps, avx512::kOpCount});
+        const bool dots = v3 && v4 && __builtin_cpu_supports("avx512vnni");
+        const bool bf16 = dots && __builtin_cpu_supports("avx512bf16");
+        if (bf16 && tiles_granted()) found.push_back({"amx", amx::kOps, amx::kOpCount});
+        if (bf16) found.push_back({"avx512", avx512::kOps, avx512::kOpCount});
+        if (dots) found.push_back({"avx512vnni", avx512vnni::kOps, avx512vnni::kOpCount});
+        if (v3 && dots_of_256_bits()) found.push_back({"avxvnni", avxvnni::kOps, avxvnni::kOpCount});
         if (v3) found.push_back({"avx2", avx2::kOps, avx2::kOpCount});
 #endif
         found.push_back({"portable", portable::kOps, portable::kOpCount});

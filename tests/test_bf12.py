@@ -17,9 +17,12 @@ from quire.core.errors import ConfigError
 from quire.ops import cases
 from quire.ops.backend import Ops, select
 from quire.ops.matrix import take_apart
+from quire.ops.native import load_native
 from quire.ops.weights import PackedTable, Weight
 
-UNITS = ["avx512", "avx2", "portable"]
+native = load_native()
+UNITS = [unit for unit in native.units() if unit != "amx"] if native else []
+"""Tile registers add bf16 in an order of their own, and 12 bits have no tiles."""
 SHAPES = [(16, 8), (33, 264), (70, 1032), (48, 520)]
 """Less than a block, ends of chunks and blocks that are not full."""
 ROWS = (1, 2, 4, 7, 16, 17, 40)

@@ -62,6 +62,12 @@ QUIRE_INLINE float round_at(const RoundCall& c, int8_t* codes, int64_t at, float
     return hsum(error);
 }
 
+#if defined(__aarch64__)
+using Half = __fp16;  // GCC 12 knows _Float16 in C++ on x86 only
+#else
+using Half = _Float16;
+#endif
+
 template <bool kBf16>
 QUIRE_INLINE bool round_row(const RoundCall& c, int8_t* codes, uint16_t* scales, int64_t row) {
     int8_t other[128];
@@ -71,7 +77,7 @@ QUIRE_INLINE bool round_row(const RoundCall& c, int8_t* codes, uint16_t* scales,
         const float top = extreme<kBf16>(c.w, at, c.group);
         float least = 0.0f, scale = 0.0f;
         for (int64_t t = 0; t < c.tries; ++t) {
-            const auto half = static_cast<_Float16>(top / c.divisors[t]);
+            const auto half = static_cast<Half>(top / c.divisors[t]);
             const float error = round_at<kBf16>(c, t ? other : codes + at, at, static_cast<float>(half));
             if (t && !(error < least)) continue;
             if (t) std::memcpy(codes + at, other, static_cast<size_t>(c.group));

@@ -10,6 +10,8 @@
 
 #if defined(QUIRE_X86)
 #include <immintrin.h>
+#elif defined(QUIRE_ARM64)
+#include <arm_neon.h>
 #endif
 
 #include "matrix.h"

@@ -1,4 +1,5 @@
-// 16 lanes in two 256-bit registers. Float operations round exactly as the AVX-512 ones; integer dot products are exact.
+// 16 lanes in two 256-bit registers. Float operations round exactly as the AVX-512 ones; integer dot products are exact, in one
+// instruction where the unit's flags have AVX-VNNI.
 #pragma once
 
 #include <immintrin.h>
@@ -18,8 +19,12 @@ struct U {
     __m256i a, b;
 };
 
+#if defined(__AVXVNNI__)
+constexpr int kStart8 = 128;
+#else
 // maddubs saturates with 8-bit unsigned weights, so `dot8` works on |weight| and the signed activation: no offset is left.
 constexpr int kStart8 = 0;
+#endif
 // Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row, and a tile of float weights for
 // many rows. Attention: rows by vectors.
 constexpr int kTileRows = 4, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1;
@@ -190,6 +195,18 @@ QUIRE_INLINE U load_bytes(const void* p) {
     return {_mm256_cvtepu8_epi32(b), _mm256_cvtepu8_epi32(_mm_srli_si128(b, 8))};
 }
 QUIRE_INLINE U and_u(U x, U y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+#if defined(__AVXVNNI__)
+// Tests build the same code in the encoding of AVX-512's form of the instruction, which more machines have.
+#if !defined(QUIRE_VNNI_ENCODING)
+#define QUIRE_VNNI_ENCODING "%{vex%}"
+#endif
+QUIRE_INLINE __m256i dot_words(__m256i acc, __m256i w, __m256i x) {
+    asm(QUIRE_VNNI_ENCODING " vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
+    return acc;
+}
+QUIRE_INLINE I dot4(I acc, U w, U x) { return {dot_words(acc.a, w.a, x.a), dot_words(acc.b, w.b, x.b)}; }
+QUIRE_INLINE I dot8(I acc, U w, U x) { return dot4(acc, w, x); }
+#else
 QUIRE_INLINE __m256i madd_bytes(__m256i acc, __m256i w, __m256i x) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
@@ -201,6 +218,7 @@ QUIRE_INLINE __m256i madd_signed(__m256i acc, __m256i w, __m256i x) {
 }
 // 128 * 127 * 2 fits in 16 bits as well.
 QUIRE_INLINE I dot8(I acc, U w, U x) { return {madd_signed(acc.a, w.a, x.a), madd_signed(acc.b, w.b, x.b)}; }
+#endif
 QUIRE_INLINE I mul16(I x, I y) {
     const __m256i low = _mm256_set1_epi32(0xffff);
     return {_mm256_madd_epi16(x.a, _mm256_and_si256(y.a, low)), _mm256_madd_epi16(x.b, _mm256_and_si256(y.b, low))};

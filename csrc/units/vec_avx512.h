@@ -1,4 +1,4 @@
-// 16 lanes in one 512-bit register, with the VNNI and BF16 dot products.
+// 16 lanes in one 512-bit register, with the VNNI dot product and, where the unit's flags have it, the BF16 one.
 #pragma once
 
 #include <immintrin.h>
@@ -28,7 +28,12 @@ constexpr int kStreamRows = 0;
 #else
 constexpr int kStreamRows = 16;
 #endif
+// A dot product of bf16 in two multiply-adds holds every vector of weights twice: 6 x 4 sums would not fit beside them.
+#if defined(__AVX512BF16__)
 constexpr int kManyRows = 6, kManyBlocks = 4;
+#else
+constexpr int kManyRows = kTileRows, kManyBlocks = kTileBlocks;
+#endif
 constexpr int kAttentionRows = 8, kAttentionTiles = 4;
 
 QUIRE_INLINE __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
@@ -89,6 +94,7 @@ QUIRE_INLINE F bf16_load(const uint16_t* p) {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
 }
+#if defined(__AVX512BF16__)
 QUIRE_INLINE void bf16_store(uint16_t* p, F a) {
     const __m256bh h = _mm512_cvtneps_pbh(a.v);
     std::memcpy(p, &h, sizeof h);
@@ -96,6 +102,24 @@ QUIRE_INLINE void bf16_store(uint16_t* p, F a) {
 QUIRE_INLINE F dot_bf16(F acc, U a, U b) {
     return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
 }
+#else
+// Round half to even; NaN stays NaN.
+QUIRE_INLINE void bf16_store(uint16_t* p, F a) {
+    const __m512i u = _mm512_castps_si512(a.v), high = _mm512_srli_epi32(u, 16);
+    const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+    const __m512i words = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(words));
+}
+// The odd product, then the even one: the order of the instruction and of the other units.
+QUIRE_INLINE F dot_bf16(F acc, U a, U b) {
+    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    const auto odd = [&](U x) { return _mm512_castsi512_ps(_mm512_and_si512(x.v, high)); };
+    const auto even = [](U x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x.v, 16)); };
+    return {_mm512_fmadd_ps(even(a), even(b), _mm512_fmadd_ps(odd(a), odd(b), acc.v))};
+}
+#endif
 QUIRE_INLINE F f16_load(const uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }

@@ -10,11 +10,12 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+from quire.core.config import ISAS
 from quire.core.errors import ConfigError
 from quire.core.machine import cores
 from quire.ops.tuning import Tuning
 
-UNITS = ("amx", "avx512", "avx2", "portable")
+UNITS = ISAS[1:]
 
 
 def load_native() -> ModuleType | None:
