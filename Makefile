@@ -2,13 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/units/*.cpp csrc/units/*.h)
+NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*.cmake csrc/units/*.cpp csrc/units/*.h)
 
 SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
 	moe_ops.py sampler_ops.py tree_attention.py)
 
-.PHONY: demo serve test sanitize test-slow lint format bench bench-kernels bench-peers bench-serving bench-quality gpu-check gpu-kernels build table train clean
+.PHONY: demo serve test sanitize emulate test-slow lint format bench bench-kernels bench-peers bench-serving bench-quality gpu-check gpu-kernels build table train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -24,6 +24,9 @@ sanitize: build  ## the tests of ops with every address and integer operation of
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -G Ninja -DQUIRE_SANITIZE=$(SANITIZE) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize
 	csrc/sanitize.sh build/sanitize $(BIN)/python $(SANITIZED_TESTS)
+
+emulate: build  ## every op case on units that this machine cannot run (aarch64 by qemu-user); minutes to build once
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m slow -s tests/test_emulated.py
 
 test-slow: build .venv/triton
 	$(BIN)/python -m pytest -m slow

@@ -2,8 +2,13 @@
 
 #if defined(QUIRE_X86)
 #include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace quire {
@@ -29,6 +34,15 @@ namespace avx2 {
 extern const OpEntry kOps[];
 extern const size_t kOpCount;
 }  // namespace avx2
+#elif defined(QUIRE_ARM64)
+namespace neon_i8mm {
+extern const OpEntry kOps[];
+extern const size_t kOpCount;
+}  // namespace neon_i8mm
+namespace neon {
+extern const OpEntry kOps[];
+extern const size_t kOpCount;
+}  // namespace neon
 #endif
 namespace portable {
 extern const OpEntry kOps[];
@@ -45,14 +59,41 @@ bool tiles_granted() {
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAll) != kAll) return false;
+#if defined(__linux__)
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    (void)kRequestPermission, (void)kTileData;
+    return false;
+#endif
 }
 
 // AVX-VNNI: the VNNI dot products without AVX-512. The state of 256-bit registers is part of v3.
 bool dots_of_256_bits() {
+#if defined(QUIRE_VNNI_ENCODING)
+    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl");
+#else
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+#endif
 }
+#elif defined(QUIRE_ARM64)
+struct Arm {
+    bool dots, i8mm;
+};
+
+#if defined(__APPLE__)
+bool has(const char* feature) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+Arm arm() { return {has("hw.optional.arm.FEAT_DotProd"), has("hw.optional.arm.FEAT_I8MM")}; }
+#else
+Arm arm() {
+    constexpr unsigned long kDotProducts = 1ul << 20, kI8mm = 1ul << 13;  // HWCAP_ASIMDDP, HWCAP2_I8MM
+    return {(getauxval(AT_HWCAP) & kDotProducts) != 0, (getauxval(AT_HWCAP2) & kI8mm) != 0};
+}
+#endif
 #endif
 
 }  // namespace
@@ -73,6 +114,10 @@ const std::vector<Unit>& supported_units() {
         if (dots) found.push_back({"avx512vnni", avx512vnni::kOps, avx512vnni::kOpCount});
         if (v3 && dots_of_256_bits()) found.push_back({"avxvnni", avxvnni::kOps, avxvnni::kOpCount});
         if (v3) found.push_back({"avx2", avx2::kOps, avx2::kOpCount});
+#elif defined(QUIRE_ARM64)
+        const Arm has = arm();
+        if (has.dots && has.i8mm) found.push_back({"neon_i8mm", neon_i8mm::kOps, neon_i8mm::kOpCount});
+        if (has.dots) found.push_back({"neon", neon::kOps, neon::kOpCount});
 #endif
         found.push_back({"portable", portable::kOps, portable::kOpCount});
         return found;

@@ -130,7 +130,9 @@ class Pool {
         }
     }
 
-    static void pin_to(int t) {
+    // Linux only: macOS has no affinity, threads run where it puts them.
+    static void pin_to([[maybe_unused]] int t) {
+#if defined(__linux__)
         cpu_set_t all, one;
         if (sched_getaffinity(0, sizeof all, &all) != 0) return;
         int nth = 0;
@@ -141,6 +143,7 @@ class Pool {
             sched_setaffinity(0, sizeof one, &one);
             return;
         }
+#endif
     }
 
     const int threads_;
@@ -160,8 +163,12 @@ int g_threads = 0;
 bool g_pin = false;
 
 int affinity_count() {
+#if defined(__linux__)
     cpu_set_t set;
     const int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+#else
+    const int count = static_cast<int>(std::thread::hardware_concurrency());
+#endif
     return count < 1 ? 1 : count;
 }
 

@@ -24,7 +24,6 @@ from quire.ops.weights import Weight, plain_packed
 native = load_native()
 pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")
 UNITS_HERE: list[str] = native.units() if native else []
-VECTOR_UNITS = [unit for unit in UNITS_HERE if unit != "portable"]
 OPS = sorted(name for name, found in REGISTRY.items() if found.cases and found.cases.__module__ == cases.__name__)
 
 
@@ -130,22 +129,6 @@ def test_attention_over_f32_caches_is_as_exact_as_f32(isa: str) -> None:
     for case in cases.attention_extra_cases(generator(), torch.float32):
         expected, found = (run(ops, "attention", case)[0] for ops in (reference(), ops_of(isa)))
         close(f"attention/{isa}", found, expected, 2e-6)
-
-
-@pytest.mark.skipif(len(VECTOR_UNITS) < 2, reason="needs two vector units")
-def test_integer_kernels_are_equal_on_all_vector_units() -> None:
-    for case in cases.linear_cases(generator(3)):
-        if case["w"].kind not in ("f32", "bf16"):
-            first, *others = (run(ops_of(isa), "linear", case)[0] for isa in VECTOR_UNITS)
-            assert all(torch.equal(first, other) for other in others)
-
-
-@pytest.mark.skipif(not {"avx2", "avx512vnni"} <= set(UNITS_HERE), reason="needs AVX2 and AVX-512 with VNNI")
-def test_bf16_in_two_multiply_adds_is_equal_on_both_widths() -> None:
-    for case in cases.linear_cases(generator(4)):
-        if case["w"].kind == "bf16":
-            narrow, wide = (run(ops_of(isa), "linear", case)[0] for isa in ("avx2", "avx512vnni"))
-            assert torch.equal(narrow, wide)
 
 
 def one_sequence(case: Case, s: int, first: int, last: int) -> Case:

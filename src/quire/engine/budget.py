@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,8 @@ FREE_MEMORY_SHARE = 0.5
 
 def available_memory() -> int:
     """Bytes this process may still take: the machine's available memory, or what its control group leaves if less."""
-    available = 8 << 30
+    # Where the system does not tell what is free (macOS): half of what there is.
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":") for line in meminfo.read_text().splitlines())

@@ -93,7 +93,7 @@ def read_data(path: Path, offset: int, index: Index, into: Tensor, progress: Loa
         part = view[begin : min(begin + PIECE, index.size)]
         at = 0
         while at < len(part):
-            got = os.preadv(file.fileno(), [part[at:]], offset + begin + at)
+            got = _read_at(file.fileno(), part[at:], offset + begin + at)
             if got == 0:
                 raise Damaged("it ends early")
             at += got
@@ -105,6 +105,15 @@ def read_data(path: Path, offset: int, index: Index, into: Tensor, progress: Loa
         for size in pool.map(piece, range(len(index.crcs))):
             done += size
             progress(done, index.size, "packed weights")
+
+
+def _read_at(file: int, into: memoryview, offset: int) -> int:
+    """Bytes read into `into`, 0 at the file's end; through a copy where the system (macOS before 11) has no preadv."""
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [into], offset)
+    data = os.pread(file, len(into), offset)
+    into[: len(data)] = data
+    return len(data)
 
 
 def write(path: Path, source: str, matrices: dict[str, tuple[Entry, Mapping[str, Tensor]]]) -> None:

@@ -1,0 +1,30 @@
+"""Integer products of emulated units have the bits of this machine's (run by test_emulated.py with its plugin)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from emulated import this_machine
+from quire.core.config import DeviceConfig
+from quire.ops import cases
+from quire.ops.backend import Ops, select
+from test_ops import UNITS_HERE, generator, ops_of, run
+
+
+def twin_of(isa: str) -> Ops:
+    """This machine's unit that promises the same bits."""
+    with this_machine():
+        return select(DeviceConfig(device="cpu", isa="portable" if isa == "portable" else "avx2", threads=2))
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+def test_integer_kernels_have_the_bits_of_this_machine(isa: str) -> None:
+    twin, compared = twin_of(isa), 0
+    for seed in (3, 4):
+        for case in cases.linear_cases(generator(seed)):
+            if case["w"].kind not in ("f32", "bf16"):
+                here, there = (run(ops, "linear", case)[0] for ops in (twin, ops_of(isa)))
+                assert torch.equal(here, there), (case["w"].kind, case["x"].shape)
+                compared += 1
+    assert compared > 20

@@ -1,0 +1,98 @@
+"""Units that this machine cannot run, in a program of their own under an emulator: every op case, by the same tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TESTS = (
+    "emulated_bits", "test_ops", "test_units", "test_moe_ops", "test_codes", "test_bf12", "test_kv_formats",
+    "test_tree_attention", "test_fused", "test_four_bits", "test_mla", "test_sampler_ops",
+    "test_packed_tables", "test_super_blocks",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """How the program is built (tools, arguments of CMake) and run, and the units it must have."""
+
+    name: str
+    needs: tuple[str, ...]
+    cmake: tuple[str, ...]
+    runner: tuple[str, ...]
+    units: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / "build" / "emulate" / self.name
+
+    @property
+    def command(self) -> str:
+        return " ".join([*self.runner, str(self.folder / "quire-emulate")])
+
+
+EMULATE = ROOT / "csrc" / "emulate"
+ARM = Target(
+    "aarch64",
+    ("aarch64-linux-gnu-g++", "qemu-aarch64"),
+    (f"-DCMAKE_TOOLCHAIN_FILE={EMULATE / 'aarch64.cmake'}",),
+    ("qemu-aarch64", "-cpu", "max"),
+    ("neon_i8mm", "neon", "portable"),
+)
+CLIENT = Target("avxvnni", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'avxvnni.cmake'}",), (), ("avxvnni",))
+
+
+def build(target: Target) -> None:
+    """Build the program, or skip the test with what is missing."""
+    missing = [tool for tool in (*target.needs, "cmake", "ninja") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)} (Debian: apt-get install qemu-user g++-aarch64-linux-gnu)")
+    make = ["cmake", "-S", str(EMULATE), "-B", str(target.folder), "-G", "Ninja", *target.cmake]
+    for command in (make, ["cmake", "--build", str(target.folder)]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run_pytest(target: Target, *args: str) -> str:
+    """The tests of ops with the program in the place of the extension; what pytest printed."""
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    env = os.environ | {"QUIRE_EMULATE": target.command, "PYTHONPATH": path}
+    files = [str(ROOT / "tests" / f"{name}.py") for name in TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "emulated", "-p", "no:cacheprovider", *args, *files]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def units_of(target: Target, *runner: str) -> list[str]:
+    """What the program says it can run, as the extension does at load."""
+    from emulated import Emulated
+
+    program = Emulated(" ".join([*(runner or target.runner), str(target.folder / "quire-emulate")]))
+    program.close()
+    return program.units()
+
+
+@pytest.mark.slow
+def test_every_op_case_on_aarch64() -> None:
+    build(ARM)
+    assert units_of(ARM) == list(ARM.units)
+    assert units_of(ARM, "qemu-aarch64", "-cpu", "neoverse-n1") == ["neon", "portable"]  # no I8MM
+    assert units_of(ARM, "qemu-aarch64", "-cpu", "cortex-a72") == ["portable"]  # no dot products
+    print(run_pytest(ARM, "-n", "2"))
+
+
+@pytest.mark.slow
+def test_every_op_case_on_avx_vnni() -> None:
+    """The same source and registers as the unit that ships, save for the prefix of one instruction."""
+    build(CLIENT)
+    if "avxvnni" not in units_of(CLIENT, "env"):
+        pytest.skip("this processor has no dot products of bytes in 256 bits (AVX-512VL with VNNI)")
+    print(run_pytest(CLIENT, "-n", "2", "-k", "avxvnni"))
