@@ -16,15 +16,15 @@ from safetensors import safe_open
 
 from oracle import write
 from quire.core.config import DeviceConfig, flat_config
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
-from quire.model.load import packed_file
+from quire.model.load import packed_cache, packed_file
 from quire.model.load.reader import Reader
 from quire.ops.backend import select
-from quire.ops.matrix import assemble, part_sizes, take_apart
+from quire.ops.matrix import KINDS, assemble, part_sizes, take_apart
 from quire.ops.native import load_native
 from quire.ops.pack import PLAIN, pack
-from quire.ops.weights import Weight
+from quire.ops.weights import Packed, Weight
 from test_model import Paged, prompt
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
@@ -219,11 +219,25 @@ def test_a_full_disk_is_said_and_serving_goes_on(
     assert list((folder / ".quire").iterdir()) == []
 
 
+def test_a_load_that_fails_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Reader.matrix
+
+    def fails(self: Reader, roles: tuple[str, ...], layer: int | None, *more: Any) -> Any:
+        if layer == 2:
+            raise ModelError("damaged")
+        return make(self, roles, layer, *more)
+
+    monkeypatch.setattr(Reader, "matrix", fails)
+    with pytest.raises(ModelError, match="damaged"):
+        load(folder)
+    assert list((folder / ".quire").iterdir()) == []
+
+
 def test_writers_at_once_leave_one_whole_file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(4) as pool:
-        found = [pool.submit(packed_file.write, folder / "x", "s", {}) for _ in range(16)]
+        found = [pool.submit(lambda: packed_file.Writer(folder / "x", "s", 0, 0).finish()) for _ in range(16)]
         for each in found:
             each.result()
     assert packed_file.read_index(folder / "x")[0].source == "s"
@@ -241,3 +255,32 @@ def test_a_chosen_folder_is_used_and_nonsense_is_refused(
     for options in ({"load_format": "dummy"}, {"device": "reference"}):
         with pytest.raises(ConfigError, match="--cache-packed"):
             load(folder, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_layout_of_any_kind_is_another_source(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = select(DeviceConfig()).cpu
+    assert cpu is not None
+    for group in KINDS[kind].groups or (0,):
+        before = packed_cache._layout(cpu, None)
+
+        def otherwise(*facts: Any, group: int = group) -> Packed:
+            made = assemble(*facts)
+            if made.kind == kind and made.group == group:
+                made.buffers[0][0] ^= 1
+            return made
+
+        with monkeypatch.context() as patched:
+            patched.setattr("quire.ops.pack.assemble", otherwise)
+            assert packed_cache._layout(cpu, None) != before
+        assert packed_cache._layout(cpu, None) == before
+
+
+@pytest.mark.parametrize("part", ["zeros", "mins", "order", "wide scales"])
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if {"mins", "order"} <= set(kind.parts)])
+def test_samples_have_every_part(kind: str, part: str) -> None:
+    found = [w for w in packed_cache._samples() if w.kind == kind]
+    assert all(w.scales is not None for w in found)
+    wide = {w.group for w in found if w.scales is not None and w.scales.dtype is torch.float32}
+    groups = wide if part == "wide scales" else {w.group for w in found if getattr(w, part) is not None}
+    assert groups == set(KINDS[kind].groups)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,3 +73,13 @@ def _quota(group: Path) -> float | None:
         except (OSError, ValueError, ZeroDivisionError):
             continue
     return None
+
+
+def trim_heap() -> None:
+    """Give freed memory back to the system where the C library can (glibc).
+
+    It keeps freed pieces of up to 32 MB for itself: a load of 512 MiB of bf16 layer by layer left 270 MiB of them.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

@@ -6,6 +6,7 @@ Peak memory is the packed model and one layer: weights are views of the mapped f
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,12 +105,11 @@ def load_model(
     reader = Reader(opened, ops, form, share, progress, adapters, cache)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
-    ropes = shared_tables(spec.rope, length)
-    made = load_decoder(reader, ropes)
-    encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
-    made, encoder = placed((made, encoder), ops.device)  # together: they share tables
-    if cache is not None:
-        cache.save()
+    tables = shared_tables(spec.rope, length)
+    ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
+    with cache or nullcontext():
+        made = load_decoder(reader, ropes)
+        encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     if adapters is not None:
         reader.count("adapters", "f32", adapters.nbytes)

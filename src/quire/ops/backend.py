@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -34,6 +34,7 @@ from quire.ops.moe_cpu import group
 from quire.ops.native import Native
 from quire.ops.op import REGISTRY, implementations
 from quire.ops.pack import pack
+from quire.ops.pack_stack import pack_stack
 from quire.ops.runtime import Fetched
 from quire.ops.sampling import Found
 from quire.ops.triton.pack import pack as gpu_pack
@@ -130,6 +131,15 @@ class Ops:
         if self.cpu is None:
             return plain_packed(weight)
         return pack(self.cpu, weight, keep_plain=self.refers, narrow=narrow and self.cpu.bf16_bits == 12)
+
+    def stacks(self, kind: str) -> bool:
+        """Whether `pack_stack` takes matrices of `kind` one by one. Those in 12 bits share one choice of exponents."""
+        return self.cpu is not None and not self.refers and not (kind == "bf16" and self.cpu.bf16_bits == 12)
+
+    def pack_stack(self, weights: Iterable[Weight], count: int) -> Packed:
+        """`count` matrices below each other in the layout `linear` reads, packed one at a time."""
+        assert self.cpu is not None
+        return pack_stack(self.cpu, weights, count)
 
     def group(self, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
         """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import mmap
+import os
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +19,7 @@ from quire.core.dtypes import BF16, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dt
 from quire.core.errors import ModelError
 from quire.gguf.file import is_gguf
 from quire.model.disk.hf_config import read_json
+from quire.model.disk.mapped import give_back, read_ahead, view
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +59,14 @@ class Source(Protocol):
         """The tensor `name`; the caller must not write to it."""
         ...
 
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Have the system read the tensors `names`; those that are not on disk are passed over."""
+        ...
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read; tensors handed out stay valid."""
+        ...
+
 
 def resolve(model: str) -> Path:
     """Where `model` lies: a folder or GGUF file, the embedded model ("" or "pydoc"), or a hub name to download."""
@@ -91,7 +104,9 @@ class Checkpoint:
         """`only`: the one file to read, instead of the model's."""
         self.folder = folder
         self.infos: dict[str, TensorInfo] = {}
-        self._mapped: dict[str, Any] = {}
+        self._starts: dict[str, int] = {}
+        self._seen: dict[str, tuple[int, ...]] = {}
+        self._mapped: dict[str, mmap.mmap] = {}
         index = folder / "model.safetensors.index.json"
         for file in [only] if only else self._files(index):
             self._read_header(file)
@@ -110,14 +125,29 @@ class Checkpoint:
         """
         info = self.infos[name]
         if info.file not in self._mapped:
-            self._mapped[info.file] = _opened(self.folder / info.file, "pt")
-        try:
-            found: Tensor = self._mapped[info.file].get_tensor(name)
-        except SafetensorError as error:
-            raise ModelError(
-                f"{self.folder / info.file} was changed while it was read ({error}); start again"
-            ) from None
-        return found
+            self._mapped[info.file] = self._map(info.file)
+        return view(self._mapped[info.file], info.dtype, info.shape, self._starts[name])
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Have the system read the tensors `names`."""
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for name in names:
+            info, start = self.infos[name], self._starts[name]
+            spans.setdefault(info.file, []).append((start, start + info.nbytes))
+        for file, found in spans.items():
+            read_ahead(self.folder / file, found)
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read; tensors handed out stay valid."""
+        for data in self._mapped.values():
+            give_back(data)
+
+    def _map(self, file: str) -> mmap.mmap:
+        """The file as private copy-on-write pages: tensors made of it count as writable, the file never changes."""
+        with (self.folder / file).open("rb") as opened:
+            if _identity(os.fstat(opened.fileno())) != self._seen[file]:
+                raise ModelError(f"{self.folder / file} was changed while it was read; start again")
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
 
     def _files(self, index: Path) -> list[str]:
         if index.is_file():
@@ -145,6 +175,10 @@ class Checkpoint:
         if not path.is_file():
             raise ModelError(f"{path} is missing, the index names it; finish the download")
         opened = _opened(path, "numpy")  # as "pt" would import torch
+        with path.open("rb") as raw:
+            self._seen[file] = _identity(os.fstat(raw.fileno()))
+            length = int.from_bytes(raw.read(8), "little")
+            places = json.loads(raw.read(length))
         for name in opened.keys():  # noqa: SIM118
             part = opened.get_slice(name)
             code = part.get_dtype()
@@ -155,11 +189,17 @@ class Checkpoint:
                     f"{path}: tensor {name} has dtype {code}, which cannot be read; known: {', '.join(DTYPES)}"
                 )
             self.infos[name] = TensorInfo(DTYPES[code], tuple(part.get_shape()), file)
+            self._starts[name] = 8 + length + places[name]["data_offsets"][0]
 
     def _check_index(self, index: Path) -> None:
         for name, file in read_json(index)["weight_map"].items():
             if name not in self.infos or self.infos[name].file != file:
                 raise ModelError(f"{index}: weight_map: {file} does not hold tensor {name}; download the folder again")
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """What tells a file from one that took its place."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _opened(path: Path, framework: str) -> Any:

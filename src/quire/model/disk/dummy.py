@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -52,3 +53,9 @@ class DummyWeights:
             return torch.ones(info.shape, dtype=torch.bfloat16)
         start = zlib.crc32(name.encode()) % POOL
         return self._pool[start : start + POOL].repeat(-(-info.numbers // POOL))[: info.numbers].view(info.shape)
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Nothing: these numbers are on no disk."""
+
+    def give_back(self) -> None:
+        """Nothing: they are in memory of their own."""

@@ -8,7 +8,7 @@ architectures have the rows of queries and keys interleaved for rope.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,12 @@ from quire.gguf.file import GgufFile, GgufTensor
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
 from quire.model.disk.checkpoint import TensorInfo
 from quire.model.disk.hf_config import HfConfig
+from quire.model.disk.mapped import give_back, read_ahead, view
 from quire.model.disk.rewrite import Rewrite, Rewritten
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec
 from quire.model.load.roles import FUSED
 from quire.model.spec import ModelSpec
-from quire.ops.lazy import torch, torch_dtype
 from quire.quant.base import QuantScheme
 from quire.quant.gguf import TYPES, Gguf
 from quire.quant.registry import DENSE
@@ -179,8 +179,16 @@ class GgufTensors:
     def tensor(self, name: str) -> Tensor:
         """A view of the mapped file; the caller must not write to it."""
         info, tensor = self.infos[name], self._tensors[name]
-        dtype, count = torch_dtype(info.dtype), tensor.nbytes // info.dtype.itemsize
-        return torch.frombuffer(self.file.data, dtype=dtype, count=count, offset=tensor.start).view(info.shape)
+        return view(self.file.data, info.dtype, info.shape, tensor.start)
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Have the system read the tensors `names`."""
+        found = [self._tensors[name] for name in names]
+        read_ahead(self.file.path, [(tensor.start, tensor.start + tensor.nbytes) for tensor in found])
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read; tensors handed out stay valid."""
+        give_back(self.file.data)
 
     def row(self, name: str) -> list[float]:
         """The numbers of a tensor that belongs to the header, a row of F32."""

@@ -7,7 +7,7 @@ is a view of the mapped file.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,3 +66,11 @@ class Rewritten:
         tensor = self.source.tensor(origin)
         tensor = tensor if expert is None else tensor[expert]
         return tensor.t() if transposed else tensor
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Have the system read the tensors `names`."""
+        self.source.read_ahead({self._from[name][0] for name in names})
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read; tensors handed out stay valid."""
+        self.source.give_back()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -41,3 +42,11 @@ class Stacked:
         """The tensor `name`, put together when it lies in pieces."""
         pieces = self._pieces.get(name)
         return self._source.tensor(name) if pieces is None else torch.stack([self._source.tensor(n) for n in pieces])
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Have the system read the tensors `names`."""
+        self._source.read_ahead([piece for name in names for piece in self._pieces.get(name, [name])])
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read; tensors handed out stay valid."""
+        self._source.give_back()

@@ -42,16 +42,19 @@ BLOCKS: dict[str, Block] = {
 
 
 def load_decoder(reader: Reader, ropes: dict[Rope, Tensor]) -> Decoder:
-    """Everything, packed; `ropes` holds the table of each rope of the spec."""
-    spec = reader.opened.spec
-    embed = load_table(reader)
-    steps = embed_steps(reader)
-    bias = backward_bias(reader)
-    layers = tuple(load_layer(reader, i, ropes[spec.rope[i]], bias) for i in range(spec.layers))
+    """Everything, packed and on its device, layer by layer; `ropes` holds the table of each rope of the spec, there."""
+    spec, layers = reader.opened.spec, list[Layer]()
+    with reader.part():
+        embed = reader.place(load_table(reader))
+        steps, bias = reader.place((embed_steps(reader), backward_bias(reader)))
+    for i in range(spec.layers):
+        with reader.part(i):
+            layers.append(reader.place(load_layer(reader, i, ropes[spec.rope[i]], bias)))
     cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
-    final = load_final_norm(reader)
+    with reader.part(spec.layers):
+        final, head = reader.place((load_final_norm(reader), load_head(reader, embed)))
     block, narrows = BLOCKS[spec.join], reader.adapters is None
-    return Decoder(reader.ops, embed, steps, layers, final, load_head(reader, embed), cap, block, narrows)
+    return Decoder(reader.ops, embed, steps, tuple(layers), final, head, cap, block, narrows)
 
 
 def embed_steps(reader: Reader) -> tuple[Step, ...]:

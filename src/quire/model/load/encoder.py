@@ -14,6 +14,7 @@ from quire.model.load.norms import load_norm
 from quire.model.load.reader import Reader
 from quire.model.net.decoder import CrossAttention
 from quire.model.net.encoder import Encoder, EncoderLayer
+from quire.model.net.linear import Linear
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.weights import PackedTable
 
@@ -52,24 +53,34 @@ def load_cross(reader: Reader, index: int, still: Tensor) -> CrossAttention | No
     return CrossAttention(norm, reader.linear(("cross_q",), index), still, attend, reader.linear(("cross_o",), index))
 
 
+def load_encoder_layer(reader: Reader, index: int) -> EncoderLayer:
+    """Layer `index` of the encoder."""
+    qkv = reader.linear(("encoder_q", "encoder_k", "encoder_v"), index)
+    o = reader.linear(("encoder_o",), index)
+    attn_norm, mlp_norm = (load_norm(reader, f"encoder_{role}", index) for role in ("attn_norm", "mlp_norm"))
+    return EncoderLayer(attn_norm, qkv, o, mlp_norm, load_mlp(reader, index, "encoder_"))
+
+
 def load_encoder(reader: Reader, embed: Tensor | PackedTable, still: Tensor) -> Encoder:
-    """The encoder, packed; `embed` is the decoder's table too."""
+    """The encoder, packed and on its device; `embed` is the decoder's table too, `still` a rope table, both there."""
     spec = reader.opened.spec
     weight = reader.vector("encoder_relative_bias")
     assert weight is not None, "the claim requires it"
-    layers = []
+    layers, keys_values = list[EncoderLayer](), list[Linear]()
     for i in range(spec.encoder.layers):
-        qkv, o = reader.linear(("encoder_q", "encoder_k", "encoder_v"), i), reader.linear(("encoder_o",), i)
-        attn_norm, mlp_norm = load_norm(reader, "encoder_attn_norm", i), load_norm(reader, "encoder_mlp_norm", i)
-        layers.append(EncoderLayer(attn_norm, qkv, o, mlp_norm, load_mlp(reader, i, "encoder_")))
+        with reader.part(i):
+            layers.append(reader.place(load_encoder_layer(reader, i)))
+    for i in range(spec.layers):
+        with reader.part(i):
+            keys_values.append(reader.place(reader.linear(("cross_k", "cross_v"), i)))
     return Encoder(
         ops=reader.ops,
         embed=embed,
         layers=tuple(layers),
-        final_norm=load_norm(reader, "encoder_final_norm"),
-        bias=both_ways_bias(weight, spec.encoder.furthest),
+        final_norm=reader.place(load_norm(reader, "encoder_final_norm")),
+        bias=reader.place(both_ways_bias(weight, spec.encoder.furthest)),
         head_dim=spec.head_dim,
-        keys_values=tuple(reader.linear(("cross_k", "cross_v"), i) for i in range(spec.layers)),
+        keys_values=tuple(keys_values),
         still=still,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -59,15 +60,30 @@ def _grouped(reader: Reader, roles: tuple[str, ...], index: int) -> Grouped:
     if kept is not None and (kept.bias is None or kept.bias.numel() == experts * height):
         bias = None if kept.bias is None else kept.bias.view(experts, height)
         return _counted(reader, roles, kept.label, kept.packed, bias)
-    parts = [reader.matrix(roles, index, e) for e in range(experts)]
-    n = parts[0][0].shape[0]
-    whole = QWeight.cat_rows([w if n == len(padded_rows(n)) else w.take_rows(padded_rows(n)) for w, _ in parts])
-    packed = whole.pack(reader.ops)
-    biases = [b for _, b in parts if b is not None]
+    biases = list[Tensor]()
+
+    def weights() -> Iterator[QWeight]:
+        for expert in range(experts):
+            weight, bias = reader.matrix(roles, index, expert)
+            biases.extend(() if bias is None else (bias,))
+            yield weight if height == len(padded_rows(height)) else weight.take_rows(padded_rows(height))
+
+    label, packed = _stacked(reader.ops, weights(), experts)
     bias = torch.stack(biases) if biases else None
     if reader.cache is not None:
         reader.cache.put(name, packed, bias)
-    return _counted(reader, roles, labelled(whole.label, packed), packed, bias)
+    return _counted(reader, roles, label, packed, bias)
+
+
+def _stacked(ops: Ops, weights: Iterator[QWeight], count: int) -> tuple[str, Packed]:
+    """The matrices packed as one, and the format for reports; one at a time where the backend can."""
+    first = next(weights)
+    if ops.stacks(first.weight.kind):
+        packed = ops.pack_stack((w.weight for w in chain((first,), weights)), count)
+        return labelled(first.label, packed), packed
+    whole = QWeight.cat_rows([first, *weights])
+    packed = whole.pack(ops)
+    return labelled(whole.label, packed), packed
 
 
 def _counted(reader: Reader, roles: tuple[str, ...], label: str, packed: Packed, bias: Tensor | None) -> Grouped:

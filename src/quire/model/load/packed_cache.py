@@ -11,8 +11,12 @@ import hashlib
 import json
 import logging
 import os
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread, get_native_id
 
 import torch
 from torch import Tensor
@@ -22,13 +26,14 @@ from quire.core.errors import ConfigError
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
 from quire.model.disk.opened import Opened
-from quire.model.load.packed_file import Damaged, Entry, read_data, read_index, write
+from quire.model.load.packed_file import Damaged, Entry, Writer, read_data, read_index
 from quire.model.load.roles import Share
 from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops
+from quire.ops.cases import random_weight
 from quire.ops.cpu import Cpu
 from quire.ops.matrix import KINDS, Numbers, assemble, part_sizes, take_apart
-from quire.ops.pack import pack
+from quire.ops.pack import PLAIN, narrow_bf16, pack
 from quire.ops.weights import MOST, SUPER, SUPER_KINDS, Packed, Weight, labelled
 from quire.quant.base import Quantizer
 
@@ -54,14 +59,18 @@ class Kept:
 
 
 class PackedCache:
-    """The packed matrices of one model under one set of options, by name; `load` fills it, or else the reader does."""
+    """The packed matrices of one model under one set of options, by name; `load` fills it, or else the reader does.
 
-    def __init__(self, path: Path, source: str, cpu: Cpu) -> None:
+    What the reader makes is written at once by a thread of low priority, and so is the rest when something was lacking.
+    """
+
+    def __init__(self, path: Path, source: str, cpu: Cpu, matrices: int, nbytes: int) -> None:
+        """`matrices` and their bytes: at most, of a file that is to be written."""
         self.path = path
-        self._source = source
-        self._cpu = cpu
+        self._source, self._cpu, self._most = source, cpu, (matrices, nbytes)
         self._kept: dict[str, Kept] = {}
-        self._changed = False
+        self._used: dict[str, Kept] = {}
+        self._writing: _Writing | None = None
 
     def load(self, progress: LoadProgress) -> None:
         """Read the file when there is one that can be used; otherwise say why not and hold nothing."""
@@ -81,10 +90,13 @@ class PackedCache:
     def get(self, name: str, n: int, k: int) -> Kept | None:
         """The matrix `name`, when it is there with the shape [n, k] that the model asks for."""
         kept = self._kept.get(name)
-        if kept is None or (kept.packed.n, kept.packed.k) == (n, k):
-            return kept
-        log.warning("%s: %s has another shape than [%d, %d]; making it anew", self.path, name, n, k)
-        return None
+        if kept is None:
+            return None
+        if (kept.packed.n, kept.packed.k) != (n, k):
+            log.warning("%s: %s has another shape than [%d, %d]; making it anew", self.path, name, n, k)
+            return None
+        self._used[name] = kept
+        return kept
 
     def find(self, name: str, shape: tuple[int, int]) -> Kept | None:
         """Like `get`, of a matrix whose bias has a number per row."""
@@ -93,26 +105,22 @@ class PackedCache:
 
     def put(self, name: str, packed: Packed, bias: Tensor | None) -> None:
         """Take a matrix that was made just now."""
-        self._kept[name] = Kept(packed, bias)
-        self._changed = True
+        if self._writing is None:
+            self._writing = _Writing(self.path, self._source, *self._most)
+        self._used.pop(name, None)
+        self._writing.add(name, Kept(packed, bias))
 
-    def save(self) -> None:
-        """Write the file if something is new. A failure (no space, no permission) is said and does not stop serving."""
-        if not self._changed:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Have the file if something is new. A failure (no space, no permission) is said and does not stop serving."""
+        if self._writing is None:
             return
-        try:
-            write(self.path, self._source, {name: _described(kept) for name, kept in self._kept.items()})
-        except OSError as error:
-            size = sum(kept.packed.nbytes for kept in self._kept.values())
-            log.warning(
-                "packed weights were not kept: %s: %s; serving goes on. Free %s bytes there or choose another folder "
-                "with --cache-packed",
-                self.path,
-                error.strerror or error,
-                f"{size:,}",
-            )
-        else:
-            log.info("packed weights are kept in %s", self.path)
+        if error is None:
+            for name, kept in self._used.items():
+                self._writing.add(name, kept)
+        self._writing.finish(complete=error is None)
 
     def _restore(self, entry: Entry, data: Tensor) -> Kept:
         """The matrix of `entry` as views of `data`."""
@@ -146,6 +154,52 @@ class PackedCache:
         numbers = Numbers(entry.wide, entry.activation_bits)
         packed = assemble(entry.kind, (entry.n, entry.k), entry.group, numbers, parts)
         return Kept(packed, None if offsets is None else offsets.view(torch.float32))
+
+
+class _Writing:
+    """A file that a thread writes while matrices are made: what they are made from is read and packed meanwhile."""
+
+    def __init__(self, path: Path, source: str, matrices: int, nbytes: int) -> None:
+        self._path = path
+        self._queue: SimpleQueue[tuple[str, Kept] | bool] = SimpleQueue()
+        self._thread = Thread(target=self._run, args=(source, matrices, nbytes), name="packed cache")
+        self._thread.start()
+
+    def add(self, name: str, kept: Kept) -> None:
+        """Have the matrix written."""
+        self._queue.put((name, kept))
+
+    def finish(self, complete: bool) -> None:
+        """Wait until all of it is on disk, or was given up; so is what is not `complete`."""
+        self._queue.put(complete)
+        self._thread.join()
+
+    def _run(self, source: str, matrices: int, nbytes: int) -> None:
+        size = 0
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
+        writer: Writer | None = None
+        try:
+            writer = Writer(self._path, source, matrices, nbytes)
+            while not isinstance(item := self._queue.get(), bool):
+                size += item[1].packed.nbytes
+                writer.add(item[0], *_described(item[1]))
+            if not item:
+                writer.abandon()
+                return
+            writer.finish()
+        except OSError as error:
+            if writer is not None:
+                writer.abandon()
+            log.warning(
+                "packed weights were not kept: %s: %s; serving goes on. Free %s bytes there or choose another folder "
+                "with --cache-packed",
+                self._path,
+                error.strerror or error,
+                f"{size:,}",
+            )
+        else:
+            log.info("packed weights are kept in %s", self._path)
 
 
 def _described(kept: Kept) -> tuple[Entry, dict[str, Tensor]]:
@@ -182,7 +236,9 @@ def packed_cache(
     name += "" if share.world == 1 else f"-rank{share.rank}of{share.world}"
     name += f"-{hashlib.blake2b(str(paths[0].resolve()).encode(), digest_size=6).hexdigest()}.safetensors"
     facts = [VERSION, name, target.name if target else "", repr(opened.spec), _layout(ops.cpu, target)]
-    return PackedCache(folder / name, _fingerprint(facts, paths), ops.cpu)
+    matrices = len({(role, place.layer) for role, place in opened.claim.parts})
+    nbytes = 4 * sum(info.numbers for info in opened.source.infos.values())
+    return PackedCache(folder / name, _fingerprint(facts, paths), ops.cpu, matrices, nbytes)
 
 
 def _folder(choice: str, base: Path) -> Path:
@@ -221,14 +277,32 @@ def _layout(cpu: Cpu, target: Quantizer | None) -> str:
     found = hashlib.blake2b(digest_size=16)
     numbers = torch.arange(24 * 256, dtype=torch.float32).view(24, 256).sin()
     codes = (numbers * 7).round().to(torch.int8)
-    scales, zeros = numbers[:, :8].half(), codes[:, :8].contiguous()
-    table, order = torch.arange(-8, 8, dtype=torch.int16) * 1000, torch.arange(255, -1, -1, dtype=torch.int32)
-    samples = [Weight("f32", numbers), Weight("bf16", numbers.bfloat16()), Weight("int8", codes, scales, None, 32),
-               Weight("int4", codes, scales.float(), zeros, 32), Weight("int4", codes + 7, scales, None, 32, scales),
-               Weight("table4", codes + 7, scales, group=32, table=table, order=order)]  # fmt: skip
-    samples += [_in_super_blocks(codes, *form) for form in SUPER_KINDS]
-    samples += [q.quantize(numbers, 32).weight for q in ((target, target.head) if target else ())]
-    for weight in samples:
-        for part in take_apart(pack(cpu, weight, narrow=cpu.bf16_bits == 12))[1].values():
+    made = [_in_super_blocks(codes, *form) for form in SUPER_KINDS]
+    made += [q.quantize(numbers, 32).weight for q in ((target, target.head) if target else ())]
+    for weight in (*_samples(), *made):
+        for part in take_apart(pack(cpu, weight))[1].values():
             found.update(part.numpy().data)
+    narrowed = narrow_bf16(cpu, Weight("bf16", numbers.bfloat16()))
+    for part in take_apart(narrowed)[1].values() if narrowed is not None else ():
+        found.update(part.numpy().data)
     return found.hexdigest()
+
+
+def _samples() -> Iterator[Weight]:
+    """A small matrix of each kind that is packed as it is, in each of its groups, with each of its optional parts."""
+    random = torch.Generator().manual_seed(0)
+    order = torch.arange(255, -1, -1, dtype=torch.int32)
+    for name, kind in PLAIN.items():
+        for group in kind.groups or (0,):
+            weight = random_weight(random, name, 24, 256, group)
+            yield weight
+            if weight.scales is None:
+                continue
+            if weight.scales.dtype is torch.float16:
+                yield replace(weight, scales=weight.scales.float())
+            if "zeros" in kind.parts:
+                yield random_weight(random, name, 24, 256, group, zeros=True)
+            if "mins" in kind.parts:
+                yield replace(weight, codes=weight.codes & 15, mins=-weight.scales)
+            if "order" in kind.parts:
+                yield replace(weight, order=order)

@@ -30,6 +30,8 @@ PIECE = 4 << 20
 ALIGN = 256
 MAX_HEADER = 64 << 20
 STALE_TEMPORARY_SECONDS = 3600
+FACTS_BYTES, MATRIX_BYTES, CHECKSUM_BYTES = 4096, 4096, 16
+"""Of the index: room for what it says of the file, of a matrix (a tenth of it is used) and of a piece."""
 
 
 class Damaged(Exception):
@@ -116,62 +118,70 @@ def _read_at(file: int, into: memoryview, offset: int) -> int:
     return len(data)
 
 
-def write(path: Path, source: str, matrices: dict[str, tuple[Entry, Mapping[str, Tensor]]]) -> None:
-    """Write the file beside `path` and rename it when all of it is on disk: a reader sees the old one or the new one.
+class Writer:
+    """Writes a file matrix by matrix, beside `path`; `finish` names it so: a reader sees the old one or the new one.
 
-    Each entry is written with the places of its buffers. OSError when that cannot be done; nothing is left behind.
+    safetensors begins with the index, which is known last: room for `matrices` of them and `nbytes` of data is left.
+    OSError from any call when something cannot be done; `abandon` then leaves nothing behind.
     """
-    entries: dict[str, Entry] = {}
-    tensors: dict[str, object] = {}
-    chunks: list[memoryview] = []
-    at = 0
-    for name, (entry, buffers) in matrices.items():
+
+    def __init__(self, path: Path, source: str, matrices: int, nbytes: int) -> None:
+        self._path, self._source = path, source
+        self._room = FACTS_BYTES + matrices * MATRIX_BYTES + nbytes // PIECE * CHECKSUM_BYTES
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{path.name}.*"):  # by writers that were killed
+            with contextlib.suppress(FileNotFoundError):  # that one is done
+                if time.time() - left.stat().st_mtime > STALE_TEMPORARY_SECONDS:
+                    left.unlink()
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        self._temporary, self._file = Path(name), os.fdopen(handle, "wb")
+        self._file.seek(8 + self._room)
+        self._entries: dict[str, Entry] = {}
+        self._tensors: dict[str, object] = {}
+        self._size = self._crc = 0
+        self._crcs: list[int] = []
+
+    def add(self, name: str, entry: Entry, buffers: Mapping[str, Tensor]) -> None:
+        """Write one matrix; its entry is kept with the places of its buffers."""
         places = {}
         for part, buffer in buffers.items():
             data = buffer.contiguous().view(-1).view(torch.uint8).numpy().data
-            places[part] = at, len(data)
+            places[part] = self._size, len(data)
             pad = -len(data) % ALIGN
-            for key, size in ((f"{name}.{part}", len(data)), (f"{name}.{part}.pad", pad)):
+            for key, size, chunk in ((f"{name}.{part}", len(data), data), (f"{name}.{part}.pad", pad, bytes(pad))):
                 if size:
-                    tensors[key] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
-                    at += size
-            chunks += [data, memoryview(bytes(pad))]
-        entries[name] = msgspec.structs.replace(entry, parts=places)
-    index = Index(format=FORMAT, source=source, size=at, crcs=tuple(_checksums(chunks)), entries=entries)
-    metadata = {"format": "pt", "quire": msgspec.json.encode(index).decode()}
-    header = json.dumps({"__metadata__": metadata} | tensors, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    _replace(path, [memoryview(len(header).to_bytes(8, "little") + header), *chunks])
+                    span = [self._size, self._size + size]
+                    self._tensors[key] = {"dtype": "U8", "shape": [size], "data_offsets": span}
+                    self._append(memoryview(chunk))
+        self._entries[name] = msgspec.structs.replace(entry, parts=places)
 
+    def finish(self) -> None:
+        """Write the index, wait until all of it is on disk and rename it. Of several writers the last one wins."""
+        crcs = (*self._crcs, self._crc) if self._size % PIECE else tuple(self._crcs)
+        index = Index(format=FORMAT, source=self._source, size=self._size, crcs=crcs, entries=self._entries)
+        metadata = {"format": "pt", "quire": msgspec.json.encode(index).decode()}
+        header = json.dumps({"__metadata__": metadata} | self._tensors, separators=(",", ":")).encode()
+        if len(header) > self._room:
+            raise OSError(f"its index has {len(header)} bytes, room was left for {self._room}")
+        with self._file:
+            self._file.seek(0)
+            self._file.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._temporary.replace(self._path)
 
-def _checksums(chunks: list[memoryview]) -> list[int]:
-    """CRC-32 of every `PIECE` bytes of the chunks in a row."""
-    found, crc, filled = [], 0, 0
-    for chunk in chunks:
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        self._temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of what is still to be flushed
+            self._file.close()
+
+    def _append(self, chunk: memoryview) -> None:
+        """Write the bytes and count them in the CRC-32 of every `PIECE`."""
         while len(chunk):
-            part = chunk[: PIECE - filled]
-            crc, filled, chunk = zlib.crc32(part, crc), filled + len(part), chunk[len(part) :]
-            if filled == PIECE:
-                found.append(crc)
-                crc = filled = 0
-    return [*found, crc] if filled else found
-
-
-def _replace(path: Path, chunks: list[memoryview]) -> None:
-    """Atomically: a temporary file of our own, synced, renamed. Of several writers the last one wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.*"):  # by writers that were killed
-        with contextlib.suppress(FileNotFoundError):  # that one is done
-            if time.time() - left.stat().st_mtime > STALE_TEMPORARY_SECONDS:
-                left.unlink()
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+            part = chunk[: PIECE - self._size % PIECE]
+            self._file.write(part)
+            self._crc, self._size, chunk = zlib.crc32(part, self._crc), self._size + len(part), chunk[len(part) :]
+            if self._size % PIECE == 0:
+                self._crcs.append(self._crc)
+                self._crc = 0

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
+from threading import Thread
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from quire.core.errors import ModelError
+from quire.core.machine import trim_heap
 from quire.core.progress import LoadProgress
 from quire.model.disk.opened import Opened
 from quire.model.load.adapters import ADAPTED, Adapters
 from quire.model.load.packed_cache import PackedCache
+from quire.model.load.place import placed
 from quire.model.load.roles import DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
 from quire.ops.backend import Ops
@@ -21,6 +26,8 @@ from quire.ops.weights import Weight, labelled
 from quire.quant.base import Quantizer, QuantScheme, QWeight
 from quire.quant.registry import DENSE, matrix_scheme
 from quire.quant.registry import load as load_matrix
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,30 @@ class Reader:
         self.adapters, self.cache = adapters, cache
         self.report: dict[str, tuple[str, int]] = {}
         self._progress = progress or (lambda done, total, what: None)
+        self._names: dict[int | None, list[str]] = {}
+        for (_, place), parts in opened.claim.parts.items():
+            self._names.setdefault(place.layer, []).extend(parts.values())
         self._done, self._total = 0, sum(i.nbytes for i in opened.source.infos.values())
+
+    @contextmanager
+    def part(self, layer: int | None = None) -> Iterator[None]:
+        """While a layer is made (None: what comes before it) the system reads the next; then its pages are given back.
+
+        So the memory of a load is that of the packed model and of one layer, and a disk does not wait for the packing.
+        """
+        following = self._names.get(0 if layer is None else layer + 1, [])
+        following = following + self._names.get(None, []) if layer is None else following
+        asking = Thread(target=self.opened.source.read_ahead, args=(following,), daemon=True)
+        asking.start()
+        yield
+        asking.join()
+        self.opened.source.give_back()
+        trim_heap()
+
+    def place(self, value: T) -> T:
+        """`value` with all of its tensors on the device."""
+        moved: T = placed(value, self.ops.device)
+        return moved
 
     def count(self, role: str, kind: str, nbytes: int) -> None:
         """Add `nbytes` of `kind` to the account of `role`."""

@@ -1,0 +1,81 @@
+"""Matrices of one shape packed below each other, one at a time, into slices of one buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ConfigError
+from quire.ops.arena import huge_bytes
+from quire.ops.cpu import Cpu
+from quire.ops.matrix import SHARED, Numbers, assemble, take_apart
+from quire.ops.pack import pack
+from quire.ops.weights import Packed, Weight
+
+
+def pack_stack(cpu: Cpu, weights: Iterable[Weight], count: int) -> Packed:
+    """`count` matrices [n, k] as one packed matrix [count * n, k]; n must be a multiple of the 16 rows of a block.
+
+    Only one of them is in memory beside the result. Zeros are there for all when one has some. `ConfigError` when they
+    are not in one format.
+    """
+    stack = _Stack(cpu, count)
+    for weight in weights:
+        stack.add(weight)
+    return stack.packed()
+
+
+class _Stack:
+    def __init__(self, cpu: Cpu, count: int) -> None:
+        self._cpu, self._count, self._filled = cpu, count, 0
+        self._format: tuple[str, tuple[int, int], int, Numbers] | None = None
+        self._own: dict[str, Tensor] = {}
+        self._shared: dict[str, Tensor] = {}
+
+    def add(self, weight: Weight) -> None:
+        """Pack `weight` behind those before."""
+        if "zeros" in self._own and weight.zeros is None:
+            weight = _with_zeros(weight)
+        packed = pack(self._cpu, weight)
+        numbers, parts = take_apart(packed)
+        if self._format is None:
+            self._format = packed.kind, weight.shape, packed.group, numbers
+            self._shared = {name: part for name, part in parts.items() if name in SHARED}
+        elif "zeros" in parts and "zeros" not in self._own:
+            blank = take_apart(pack(self._cpu, _with_zeros(weight)))[1]["zeros"]
+            for place in range(self._filled):
+                self._slice("zeros", len(blank), place).copy_(blank)
+        own = {name: part for name, part in parts.items() if name not in SHARED}
+        self._check(packed, weight, numbers, {name: part for name, part in parts.items() if name in SHARED})
+        for name, part in own.items():
+            self._slice(name, len(part), self._filled).copy_(part)
+        self._filled += 1
+
+    def packed(self) -> Packed:
+        """All of them."""
+        assert self._format is not None and self._filled == self._count
+        kind, (n, k), group, numbers = self._format
+        return assemble(kind, (self._count * n, k), group, numbers, self._own | self._shared)
+
+    def _slice(self, name: str, size: int, place: int) -> Tensor:
+        if name not in self._own:
+            self._own[name] = huge_bytes(self._cpu.native, self._count * size)
+        return self._own[name][place * size : (place + 1) * size]
+
+    def _check(self, packed: Packed, weight: Weight, numbers: Numbers, shared: dict[str, Tensor]) -> None:
+        same = self._shared.keys() == shared.keys() and all(torch.equal(self._shared[s], shared[s]) for s in shared)
+        if self._format != (packed.kind, weight.shape, packed.group, numbers) or not same:
+            raise ConfigError(
+                f"cannot stack a {packed.kind} matrix on one of kind {self._format[0] if self._format else ''}: the "
+                "experts of a layer must be in one format and order of columns; use the unquantized checkpoint and "
+                "--quantization"
+            )
+
+
+def _with_zeros(weight: Weight) -> Weight:
+    """The same weight with zeros that are 0."""
+    assert weight.scales is not None
+    return replace(weight, zeros=torch.zeros_like(weight.scales, dtype=torch.int8))
