@@ -48,6 +48,13 @@ struct alignas(64) Range {
     std::atomic<uint64_t> end{0};
 };
 
+thread_local bool t_in_task = false;
+
+struct InTask {
+    InTask() { t_in_task = true; }
+    ~InTask() { t_in_task = false; }
+};
+
 class Pool {
    public:
     Pool(int threads, bool pin) : threads_(threads), ranges_(new Range[static_cast<size_t>(threads)]) {
@@ -91,6 +98,7 @@ class Pool {
    private:
     // Runs what is left of thread `t`'s range, then of the others'.
     void take(int t, uint64_t region) {
+        const InTask in_task;
         int64_t finished = 0;
         for (int offset = 0; offset < threads_; ++offset) {
             auto& range = ranges_[static_cast<size_t>((t + offset) % threads_)];
@@ -205,6 +213,7 @@ void set_thread_count(int threads, bool pin) {
 void parallel_tasks(int64_t count, Task task, void* context) {
     if (count <= 0) return;
     if (count == 1 || thread_count() == 1) {
+        const InTask in_task;
         for (int64_t i = 0; i < count; ++i) task(context, i, 0);
         return;
     }
@@ -240,6 +249,7 @@ void advise_huge(void* address, size_t bytes) {
 }
 
 void* scratch(Scratch use, size_t bytes) {
+    if (t_in_task) fail("scratch: a task asks for memory");
     thread_local Area areas[static_cast<size_t>(Scratch::kCount)];
     Area& area = areas[static_cast<size_t>(use)];
     if (area.size >= bytes && area.data) return area.data;

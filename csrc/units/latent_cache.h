@@ -49,20 +49,15 @@ void product_tile(const Product& p, int64_t row, int64_t block) {
     }
 }
 
-template <bool kBf16, int NB, int R>
-void product_rows(const Product& p, int64_t rows, int64_t row, int64_t block) {
-    if (rows == R) return product_tile<kBf16, R, NB>(p, row, block);
-    if constexpr (R > 1) return product_rows<kBf16, NB, R - 1>(p, rows, row, block);
-}
-
 template <bool kBf16>
 void product(const Product& p, int64_t rows) {
     const int64_t blocks = (p.n + 15) / 16;
     for (int64_t row = 0; row < rows; row += kFewRows) {
-        const int64_t some = rows - row < kFewRows ? rows - row : kFewRows;
-        int64_t block = 0;
-        for (; block + kFewBlocks <= blocks; block += kFewBlocks) product_rows<kBf16, kFewBlocks, kFewRows>(p, some, row, block);
-        for (; block < blocks; ++block) product_rows<kBf16, 1, kFewRows>(p, some, row, block);
+        with_count<kFewRows>(rows - row, [&]<int R>() {
+            int64_t block = 0;
+            for (; block + kFewBlocks <= blocks; block += kFewBlocks) product_tile<kBf16, R, kFewBlocks>(p, row, block);
+            for (; block < blocks; ++block) product_tile<kBf16, R, 1>(p, row, block);
+        });
     }
 }
 

@@ -1,4 +1,4 @@
-// Integer weights through tile registers, for many rows (included by linear.h in the AMX unit).
+// Integer weights through tile registers, for many rows .
 //
 // A product of tiles adds up a group of 16 rows by 16 columns exactly; its integers go through memory into floats with the
 // operations and the order of int_tile, so the results are those of the other units bit for bit. Weights are unpacked once
@@ -6,10 +6,8 @@
 // turned into floats between the products of the next.
 #pragma once
 
-constexpr int kSide = 16;   // rows, and columns
 constexpr int kWide = 4;    // column blocks that share a tile of activations
 constexpr int kTall = 4;    // row tiles whose floats stay in the first-level cache beside the weights of a group
-constexpr int kTileInts = kSide * 16;
 // Activations of a panel; every processor with AMX so far has 2 MiB of second-level cache a core.
 constexpr int64_t kTilePanelBytes = 1280 << 10;
 
@@ -35,8 +33,6 @@ QUIRE_INLINE void unpack_group(int8_t* to, const LinearCall& c, int64_t block, i
         }
     }
 }
-
-#include "linear_amx_few.h"
 
 // Integer sums of a row of tiles on their way into floats.
 struct Waiting {
@@ -168,6 +164,9 @@ void tile_blocks(const LinearCall& c, const Panel& p, int8_t* weights, TileArea&
     }
 }
 
+// Memory that a panel needs: the unpacked weights of some blocks.
+QUIRE_INLINE int64_t tile_panel_bytes(const LinearCall& c) { return kWide * c.w.k * 16; }
+
 template <WeightKind kKind, bool kZeros, int kGroup>
 void tile_panel(const LinearCall& c, Panel p) {
     if constexpr (kGroup >= kFewGroup)
@@ -175,7 +174,7 @@ void tile_panel(const LinearCall& c, Panel p) {
     constexpr int kBytes = kGroup < 64 ? kGroup : 64;
     TileArea area;
     std::memset(&area, 0, sizeof area);
-    auto* weights = static_cast<int8_t*>(scratch(Scratch::kWeights, static_cast<size_t>(kWide * c.w.k * 16)));
+    auto* weights = reinterpret_cast<int8_t*>(p.work);
     const bool full = p.rows_end - p.row >= kSide;
     const int rows = full ? kSide : static_cast<int>(p.rows_end - p.row);
     TileShapes shapes;
@@ -216,9 +215,10 @@ void run_tile_linear(const LinearCall& c, int64_t m) {
     const int64_t tiles = (m + kSide - 1) / kSide, panels = (tiles + most - 1) / most;
     const int64_t height = (tiles + panels - 1) / panels * kSide;
     const int64_t blocks = (c.w.n + 15) / 16, columns = (blocks + kWide - 1) / kWide;
-    parallel_for((m + height - 1) / height * columns, [&](int64_t index, int) {
+    const Work work(tile_panel_bytes(c));
+    parallel_for((m + height - 1) / height * columns, [&](int64_t index, int thread) {
         const int64_t row = index / columns * height, block = index % columns * kWide;
         const int64_t blocks_end = block + kWide < blocks ? block + kWide : blocks;
-        run_tile_panel<kKind>(c, {row, row + height < m ? row + height : m, block, blocks_end});
+        run_tile_panel<kKind>(c, {row, row + height < m ? row + height : m, block, blocks_end, work.of(thread)});
     });
 }

@@ -80,13 +80,16 @@ QUIRE_INLINE void ask_blocks(const LinearCall& c, int64_t block, int64_t begin, 
     }
 }
 
+// Memory that a panel of so many rows and blocks needs.
+QUIRE_INLINE int64_t amx_panel_bytes(int64_t rows, int64_t blocks) { return (rows + kAmxRows - 1) / kAmxRows * (blocks + 1) * 1024; }
+
 // At most kAmxPanelRows rows. The last row tile overlaps the one before it when rows are not a multiple of 16: its sums are the
 // same again.
 void amx_bf16_panel(const LinearCall& c, const Panel& p) {
     const int64_t count = p.rows_end - p.row, row_tiles = (count + kAmxRows - 1) / kAmxRows, blocks = p.blocks_end - p.block;
     const int rows = count < kAmxRows ? static_cast<int>(count) : kAmxRows;
     const auto row_of = [&](int64_t t) { return t * kAmxRows + rows <= count ? p.row + t * kAmxRows : p.rows_end - rows; };
-    auto* area = static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(row_tiles * (blocks + 1)) * 1024));
+    auto* area = reinterpret_cast<float*>(p.work);
     TileShapes shapes;
     for (int i = 0; i < 6; ++i) shapes.set(i, rows, 64);
     for (int i = 6; i < 8; ++i) shapes.set(i, 16, 64);
@@ -124,8 +127,9 @@ void amx_bf16(const LinearCall& c, int64_t m) {
     int64_t width = blocks * panels / (4 * thread_count()) / 2 * 2;
     width = m <= kAmxRows || width < 2 ? 2 : width < kAmxBlocks ? width : kAmxBlocks;
     const int64_t columns = (blocks + width - 1) / width;
-    parallel_for(panels * columns, [&](int64_t index, int) {
+    const Work work(amx_panel_bytes(m < kAmxPanelRows ? m : kAmxPanelRows, width));
+    parallel_for(panels * columns, [&](int64_t index, int thread) {
         const int64_t row = index / columns * kAmxPanelRows, block = index % columns * width;
-        amx_bf16_panel(c, {row, row + kAmxPanelRows < m ? row + kAmxPanelRows : m, block, block + width < blocks ? block + width : blocks});
+        amx_bf16_panel(c, {row, row + kAmxPanelRows < m ? row + kAmxPanelRows : m, block, block + width < blocks ? block + width : blocks, work.of(thread)});
     });
 }

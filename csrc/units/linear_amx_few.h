@@ -1,4 +1,4 @@
-// Integer weights through tile registers for the rows of one tile: a decode batch (included by linear_amx.h).
+// Integer weights through tile registers for the rows of one tile: a decode batch .
 //
 // Weights are read once, so nothing is kept: one column block after the other streams through, its floats stay in registers, and
 // 8-bit codes go from memory to the tile as they lie. Codes are unsigned here, as in int_tile, and so are the starts of the sums.
@@ -6,6 +6,8 @@
 // turning sums into floats takes the time.
 #pragma once
 
+constexpr int kSide = 16;   // rows of a tile, and columns
+constexpr int kTileInts = kSide * 16;
 constexpr int kFewWide = 2;  // two streams of weights for the hardware's prefetcher
 constexpr int kFewGroup = 64;
 

@@ -1,5 +1,4 @@
-// Widened groups of float8 weights by tile registers: the tiles of linear_amx_bf16.h, emptied at every group (included by
-// linear_fp8.h).
+// Widened groups of float8 weights by tile registers: the tiles of linear_amx_bf16.h, emptied at every group.
 #pragma once
 
 // Group g of RT row tiles by NB blocks. sums: [RT][2 blocks][256].

@@ -1,4 +1,4 @@
-// bf16 weights kept in 12 bits without loss (included by linear.h): sign and mantissa as they are, and for the exponent the
+// bf16 weights kept in 12 bits without loss : sign and mantissa as they are, and for the exponent the
 // number of one of the matrix's 16 commonest; the few weights with another exponent are kept whole, as exceptions. The idea is
 // that of DFloat11 (Zhang et al. 2025), with codes of one length, which a vector register decodes in a few instructions.
 //
@@ -6,7 +6,7 @@
 // the one of bf16 weights. The layout is described in csrc/pack_bf12.cpp.
 #pragma once
 
-constexpr int64_t kBf12Exceptions = 16;
+constexpr int64_t kBf12Chunk = 256, kBf12Exceptions = 16;  // columns, and exceptions among them
 
 // Bytes of the chunks of `columns` columns of a block.
 constexpr int64_t bf12_bytes(int64_t columns) { return columns * 24 + (columns + kBf12Chunk - 1) / kBf12Chunk * kBf12Exceptions * 4; }
@@ -127,8 +127,7 @@ template <int R, int NB, int kAbreast, bool kAlone>
 
 template <int NB, int R, int kAbreast, bool kAlone>
 void bf12_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
-    if (rows == R) return bf12_tile<R, NB, kAbreast, kAlone>(c, row, block, part);
-    if constexpr (R > 1 && (!kAlone || 2 * R > kAbreast)) return bf12_tile_of<NB, R - 1, kAbreast, kAlone>(c, rows, row, block, part);
+    with_count<R, (kAbreast > 1 ? kAbreast / 2 : 1)>(rows, [&]<int kRows>() { bf12_tile<kRows, NB, kAbreast, kAlone>(c, row, block, part); });
 }
 
 template <int R, int NB, bool kAlone>
@@ -148,15 +147,21 @@ void bf12_few_rows(const LinearCall& c, const Panel& p) {
     }
 }
 
+// Memory that a panel of `rows` rows needs.
+template <int R, int NB>
+QUIRE_INLINE int64_t bf12_panel_bytes(int64_t rows) {
+    return rows <= 2 * kTileRows ? 0 : NB * bf12_columns(NB) * 32 + (rows + R - 1) / R * R * NB * 64;
+}
+
 // Many rows: a part of the blocks' columns is widened for all of them.
 template <int R, int NB, bool kAlone>
 void bf12_panel(const LinearCall& c, const Panel& p) {
     if (p.rows_end - p.row <= 2 * kTileRows) return bf12_few_rows<R, NB, kAlone>(c, p);
     constexpr int kAbreast = rows_abreast<WeightKind::kBf12, R, kAlone>();
     constexpr int64_t kColumns = bf12_columns(NB);
-    auto* wide = static_cast<char*>(scratch(Scratch::kWeights, NB * kColumns * 32));
+    char* wide = p.work;
     const int64_t block_bytes = bf12_bytes(c.w.k), tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
-    auto* sums = static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(tiles * tile_floats) * 4));
+    auto* sums = reinterpret_cast<float*>(p.work + NB * kColumns * 32);
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         const int64_t blocks = p.blocks_end - block < NB ? p.blocks_end - block : NB;
         const char* at = c.w.codes + block * block_bytes;

@@ -1,4 +1,4 @@
-// Tiles of integer weights: codes of 8 or 4 bits, and 4-bit codes that a table turns into numbers (included by linear.h).
+// Tiles of integer weights: codes of 8 or 4 bits, and 4-bit codes that a table turns into numbers .
 //
 // Activations are int8 codes per group, or 16-bit ones in two digits of base 255, each -127..127; so are the numbers of a
 // table. Dot products of digits are exact, and the sums of equal weight are one sum: a group's value is the same integer in
@@ -91,7 +91,7 @@ QUIRE_INLINE void ask_weights(const char* w, int64_t block_bytes, int64_t ahead)
 }
 
 template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
-void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
+[[gnu::noinline]] void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     constexpr bool kFour = !is_int8(kKind), kTable = kFour && !is_int4(kKind);
     constexpr int kStep = kFour ? 8 : 4;  // columns per 64 bytes of weights
     constexpr int kDigits = digits_of(kKind), kPlanes = planes_of(kKind), kSums = kPlanes + kDigits - 1;

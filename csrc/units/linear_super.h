@@ -1,4 +1,4 @@
-// Linear layers of weights in super-blocks (included by linear.h; layout: super_blocks.h): codes of 2 to 6 bits, groups whose scales
+// Linear layers of weights in super-blocks (layout: super_blocks.h): codes of 2 to 6 bits, groups whose scales
 // are small multiples of a unit that 256 columns share.
 //
 // The product of multiple and unit is exact in f32, so the arithmetic, and every bit of it, is that of integer weights with f32
@@ -161,9 +161,9 @@ template <WeightKind kKind, int R, int NB, int kAbreast>
 // The tile of `rows` <= R rows; an odd number of them takes as long as the next even one.
 template <WeightKind kKind, int NB, int R, int kAbreast>
 void super_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block) {
-    if constexpr (R > 2 && 2 * R > kAbreast)
-        if (rows <= R - 2) return super_tile_of<kKind, NB, R - 2, kAbreast>(c, rows, row, block);
-    super_tile<kKind, R, NB, kAbreast>(c, rows, row, block);
+    if constexpr (R == 1) return super_tile<kKind, 1, NB, kAbreast>(c, rows, row, block);
+    constexpr int kLeast = kAbreast > 4 ? kAbreast / 4 : 1;
+    with_count<(R + 1) / 2, kLeast>((rows + 1) / 2, [&]<int kPairs>() { super_tile<kKind, 2 * kPairs, NB, kAbreast>(c, rows, row, block); });
 }
 
 // The expanded part of a block: bytes [columns / 4][64], then f32 scales [columns / group][16], then minimums likewise.
@@ -266,14 +266,18 @@ void super_few_rows(const LinearCall& c, const Panel& p) {
         for (; block < p.blocks_end; ++block) super_tile_of<kKind, 1, R, kAbreast>(c, rows, p.row, block);
 }
 
+// Memory that a panel of `rows` rows needs.
+template <int NB>
+QUIRE_INLINE int64_t super_panel_bytes(int64_t rows) { return NB * Expanded::kBytes + rows * NB * 64; }
+
 template <WeightKind kKind, int R, int NB>
 void super_many_rows(const LinearCall& c, const Panel& p) {
     constexpr SuperForm kForm = super_form(kKind);
     constexpr WeightKind kTiles = expanded_kind(kKind);
     constexpr int64_t kPart = kExpandedColumns / kSuperColumns;
-    auto* expanded = static_cast<char*>(scratch(Scratch::kWeights, NB * Expanded::kBytes));
+    char* expanded = p.work;
     const int64_t supers = c.w.k / kSuperColumns, block_bytes = super_block_bytes(c, kForm), rows = p.rows_end - p.row;
-    auto* sums = static_cast<float*>(scratch(Scratch::kSums, static_cast<size_t>(rows * NB * 16) * 4));
+    auto* sums = reinterpret_cast<float*>(p.work + NB * Expanded::kBytes);
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         const int64_t blocks = p.blocks_end - block < NB ? p.blocks_end - block : NB;
         const char* at = c.w.codes + block * block_bytes;

@@ -41,11 +41,13 @@ void gated_rows(const LinearCall& c, const Matrix& down, const Rows& inner, int6
     constexpr int64_t kRows = kKind == WeightKind::kBf12 || is_super(kKind) ? 2 * kMlpRows : kMlpRows;  // that share what was widened for them
     const int64_t f = down.k, pieces = (f + kMlpColumns - 1) / kMlpColumns, panels = (m + kRows - 1) / kRows;
     with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() {
-        parallel_for(panels * pieces, [&](int64_t index, int) {
+        constexpr int64_t kBuffer = kRows * 2 * kMlpColumns * 4;
+        const Work work(kBuffer + panel_bytes<kKind, R, NB>(c, m, m < kRows ? m : kRows, kMlpColumns / 16));
+        parallel_for(panels * pieces, [&](int64_t index, int thread) {
             const int64_t row = (kPieceInCommon ? index % panels : index / pieces) * kRows, end = row + kRows < m ? row + kRows : m;
             const int64_t first = (kPieceInCommon ? index / panels : index % pieces) * kMlpColumns, count = f - first < kMlpColumns ? f - first : kMlpColumns;
-            auto* buffer = static_cast<float*>(scratch(Scratch::kTile, static_cast<size_t>(kRows * 2 * kMlpColumns) * 4));
-            const Panel panel{row, end, 0, count / 16};
+            auto* buffer = reinterpret_cast<float*>(work.of(thread));
+            const Panel panel{row, end, 0, count / 16, work.of(thread) + kBuffer};
             best_panel<kKind, R, NB, kAlone>(part_of(c, row, first, count, buffer, 2 * count), m, panel);
             best_panel<kKind, R, NB, kAlone>(part_of(c, row, f + first, count, buffer + count, 2 * count), m, panel);
             for (int64_t r = row; r < end; ++r) {

@@ -30,9 +30,23 @@ namespace {
 #include "amx.h"
 #endif
 
+#include "dispatch.h"
 #include "math.h"
 #include "elementwise.h"
 #include "rowwise.h"
+#include "linear_call.h"
+#include "linear_tiles.h"
+#include "linear_int.h"
+#include "linear_parts.h"
+#include "linear_bf12.h"
+#include "linear_super.h"
+#include "linear_fp8_groups.h"
+#if defined(QUIRE_AMX)
+#include "linear_amx_few.h"
+#include "linear_amx.h"
+#include "linear_amx_bf16.h"
+#include "linear_amx_fp8.h"
+#endif
 #include "linear.h"
 #include "linear_fp8.h"
 #include "rows.h"

@@ -1,0 +1,94 @@
+// A product of activations and a packed matrix as its kernels see it: the call, and the pieces that it is computed in.
+#pragma once
+
+// bf16 numbers, also kept in 12 bits; integer codes and tables of numbers of one digit or of two; `Wide`: activations of two digits.
+enum class WeightKind { kF32, kBf16, kBf12, kInt8, kInt4, kTable, kTablePair, kSuper2, kSuper3, kSuper4, kSuper5, kSuper6, kSuperTable, kInt8Wide, kInt4Wide, kTableWide, kTablePairWide };
+
+constexpr bool is_bf16(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kBf12; }
+constexpr bool is_float(WeightKind kind) { return kind == WeightKind::kF32 || is_bf16(kind); }
+constexpr bool is_int8(WeightKind kind) { return kind == WeightKind::kInt8 || kind == WeightKind::kInt8Wide; }
+constexpr bool is_int4(WeightKind kind) { return kind == WeightKind::kInt4 || kind == WeightKind::kInt4Wide; }
+// In super-blocks, see super_blocks.h.
+constexpr bool is_super(WeightKind kind) { return kind >= WeightKind::kSuper2 && kind <= WeightKind::kSuperTable; }
+constexpr SuperForm super_form(WeightKind kind) { return kSuperForms[static_cast<int>(kind) - static_cast<int>(WeightKind::kSuper2)]; }
+constexpr int digits_of(WeightKind kind) { return kind >= WeightKind::kInt8Wide ? 2 : 1; }
+constexpr int planes_of(WeightKind kind) {
+    return kind == WeightKind::kTablePair || kind == WeightKind::kTablePairWide ? 2 : 1;
+}
+
+struct LinearCall {
+    Matrix w;
+    const float* bias;
+    float* out;
+    int64_t out_stride;           // floats
+    int64_t groups;               // of a row
+    const char* x;                // rows of int8 codes, bf16 or f32
+    int64_t x_stride, x_digit;    // bytes to the next row, from a row's high digits to its low ones
+    const float* x_scales;        // [m][groups], as are x_start and x_sums; [groups][rows] of rows side by side
+    const int32_t* x_start;       // [digits] each: start values of a group's sums, or minus those of codes with zeros
+    const float* x_sums;          // sums of a group's rounded activations
+    bool past_caches = false;     // the output is larger than a core's caches, see store_out
+};
+
+// A single row streams its weights once and asks for those g_tuning.ahead bytes ahead (measured at 4 bits: 8 KiB brings 100
+// instead of 73 of 113 GB/s on a Zen 5, 1 KiB 14.4 instead of 11.2 GB/s a core on a Xeon with AMX, where 8 KiB bring nothing);
+// tiles of more rows ask for the next column group's.
+//
+// Where the unit has kStreamRows, few rows stream their weights too: one tile takes all of them, and their numbers lie side by
+// side, a word of each, so that they too are one stream. Up to kStreamRows rows of bf16, block by block: on a Zen 5 products of
+// 16 were 15-30 % faster than in two tiles of 8 x 2 that ask for the next group's. Up to kTileRows rows of integers of one digit:
+// 4-20 % faster than the same tile asking for the next group's, and 30-50 % while the machine had much bandwidth to spare.
+//
+// They ask further ahead in one stream of blocks than in several (16 rows of bf16: 4 KiB 5-11 % slower, 1 KiB a third; integers: 8
+// KiB 0-6 % slower, 16 KiB 0-10).
+constexpr int64_t stream_ahead(int blocks) { return blocks == 1 ? 8192 : 4096; }
+constexpr int64_t kSomeRows = 64;  // up to which tiles of float weights stay narrow (6 x 4 was 3-7 % slower than 8 x 2 at 48 and 64)
+constexpr int64_t kPartSteps = 1024;
+constexpr int64_t kPanelBytes = 384 << 10;  // of a 1 MiB second-level cache; weights stream through the rest
+
+// How many rows of activations lie side by side for tiles of R rows; 1: they lie one below the other.
+template <WeightKind kKind, int R, bool kAlone>
+constexpr int rows_abreast() {
+    return kStreamRows && kAlone && kKind != WeightKind::kF32 ? R : 1;
+}
+
+// A part of the k axis, in the weights' steps: [begin, end). The sums of a first part wait in `sums` [R][NB * 16] and the next
+// part goes on from there, so that the chain of sums is the one an undivided axis has.
+struct Part {
+    int64_t begin, end;
+    bool last;
+    float* sums;
+    int64_t at;           // of the tile's sums
+    int64_t turn, turns;  // of the tiles of several rows that share the weights: each asks for its share of what follows
+    const char* weights = nullptr;  // of bf16: step `begin` of a tile's first block; `stride` bytes from one block to the next
+    int64_t stride = 0;
+    const char* next = nullptr;     // what to ask for meanwhile, `next_step` bytes a step, if anything
+    int64_t next_stride = 0, next_step = 0;
+};
+
+// Says at every `turns`-th step, beginning with step `turn`, that it is a tile's turn.
+struct Turns {
+    int64_t left, turns;
+    explicit Turns(const Part& p) : left(p.turn), turns(p.turns) {}
+    bool now() {
+        const bool mine = left == 0;
+        left = mine ? turns - 1 : left - 1;
+        return mine;
+    }
+};
+
+// A rectangle of rows and column blocks, and memory for what its kernel keeps meanwhile (`panel_bytes`).
+struct Panel {
+    int64_t row, rows_end, block, blocks_end;
+    char* work;
+};
+
+// `bytes` of memory for each thread that runs tasks. It is taken before they begin: a task cannot fail.
+struct Work {
+    char* at;
+    int64_t bytes;
+    explicit Work(int64_t wanted) : at(nullptr), bytes((wanted + 4095) / 4096 * 4096) {
+        if (bytes) at = static_cast<char*>(scratch(Scratch::kWork, static_cast<size_t>(bytes * thread_count())));
+    }
+    char* of(int thread) const { return at + thread * bytes; }
+};
