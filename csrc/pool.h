@@ -19,7 +19,9 @@ void set_thread_count(int threads, bool pin);
 
 // At least `bytes` of 64-byte aligned memory in huge pages, owned by the calling thread and valid until its next call with
 // the same `use`. Throws std::bad_alloc, and when a task asks: memory of tasks is taken before they begin, so that they cannot fail.
-enum class Scratch { kActivations, kScales, kAttention, kTasks, kSpans, kHidden, kHiddenScales, kWork, kCount };
+enum class Scratch {
+    kActivations, kScales, kAttention, kTasks, kSpans, kHidden, kHiddenScales, kWork, kExperts, kPieces, kPairs, kPairScales, kCount
+};
 void* scratch(Scratch use, size_t bytes);
 
 // Asks for huge pages for the whole pages inside [address, address + bytes).

@@ -136,6 +136,7 @@ MODEL_OPS = {
     "route",
     "sort_by_expert",
     "grouped_linear",
+    "expert_mlp",
     "combine",
     "clamped_swiglu",
     "scale_by_sigmoid",

@@ -43,7 +43,15 @@ def test_equals_the_reference(name: str, isa: str) -> None:
 
 
 def test_the_cases_cover_every_op() -> None:
-    assert set(OPS) == {"route", "sort_by_expert", "grouped_linear", "combine", "clamped_swiglu", "scale_by_sigmoid"}
+    assert set(OPS) == {
+        "route",
+        "sort_by_expert",
+        "grouped_linear",
+        "expert_mlp",
+        "combine",
+        "clamped_swiglu",
+        "scale_by_sigmoid",
+    }
 
 
 def mixture(ops: Ops, x: Tensor, logits: Tensor, w: Grouped, routing: Routing) -> Tensor:

@@ -1,35 +1,149 @@
-// One linear per expert over its pairs (token, choice). Which expert has how many pairs is read from memory when the op runs, so
-// that a recorded step can be replayed for other tokens.
+// The matrices of a mixture of experts, each with the rows of its pairs (token, choice): a region of tasks (expert, piece of
+// columns) for all experts together. A piece is computed by its kind's own tiles, so a row has the bits that `linear` gives it.
 #pragma once
 
-void check_pairs(const Matrix& w, const int32_t* tokens, const float* gathered, const int32_t* offsets, int64_t experts, int64_t x_rows,
-                 int64_t pairs, int64_t n) {
-    if (experts < 1 || n < 1 || w.n != experts * ((n + 15) / 16 * 16)) fail("grouped_linear: the matrix is not that of so many experts");
-    if (tokens && !gathered) fail("grouped_linear: nowhere to gather rows");
-    if (offsets[0] != 0 || offsets[experts] != pairs) fail("grouped_linear: offsets must run from 0 to the number of pairs");
-    for (int64_t e = 0; e < experts; ++e)
-        if (offsets[e + 1] < offsets[e]) fail("grouped_linear: offsets must ascend");
-    for (int64_t i = 0; tokens && i < pairs; ++i)
-        if (tokens[i] < 0 || tokens[i] >= x_rows) fail("grouped_linear: a token lies outside the batch");
+constexpr int64_t kExpertColumns = kMlpColumns, kExpertRows = kMlpRows;
+constexpr int64_t kFewPairs = 256;  // up to which the products of a piece of columns stay in a core's caches until they are summed
+
+// The matrices of all experts, of n rows each, padded to whole blocks, below each other; bias [experts, n].
+struct Stack {
+    const Matrix& w;
+    const float* bias;
+    int64_t n;
+
+    LinearCall call(const Expert& e, const Rows& rows, float* out) const {
+        return call_of(rows_from(w, e.id * ((n + 15) / 16 * 16), n), rows, bias ? bias + e.id * n : nullptr, out);
+    }
+};
+
+// Memory of a task that computes panels of up to `height` rows by `columns` columns of any expert.
+int64_t panel_memory(const Stack& s, const Experts& experts, int64_t height, int64_t columns) {
+    const Kernels& kernels = kernels_of(s.w);
+    int64_t bytes = 0;
+    for (const Expert& e : experts) {
+        const int64_t wanted = kernels.panel_bytes(s.call(e, e.rows, nullptr), e.count, e.count < height ? e.count : height, (columns + 15) / 16);
+        bytes = wanted > bytes ? wanted : bytes;
+    }
+    return bytes;
 }
 
-// `w`: the experts' matrices of n rows, each padded to whole blocks, below each other; bias [experts, n]. With `tokens`, the rows
-// of an expert are first gathered into `gathered` [pairs, k].
-void grouped_linear(float* out, const float* x, Optional<float> gathered, const Matrix* w, Optional<const float> bias,
-                    Optional<const int32_t> tokens, const int32_t* offsets, int64_t experts, int64_t x_rows, int64_t pairs, int64_t n) {
-    check_pairs(*w, tokens.ptr, gathered.ptr, offsets, experts, x_rows, pairs, n);
-    const int64_t padded = w->n / experts, k = w->k;
-    for (int64_t e = 0; e < experts; ++e) {
-        const int64_t begin = offsets[e], rows = offsets[e + 1] - begin;
-        if (rows == 0) continue;
-        const float* from = x + begin * k;
-        if (tokens.ptr) {
-            parallel_ranges(rows, k, [&](int64_t first, int64_t last) {
-                for (int64_t i = begin + first; i < begin + last; ++i)
-                    std::memcpy(gathered.ptr + i * k, x + tokens.ptr[i] * k, static_cast<size_t>(k) * sizeof(float));
-            });
-            from = gathered.ptr + begin * k;
-        }
-        multiply(out + begin * n, from, rows_from(*w, e * padded, n), bias.ptr ? bias.ptr + e * n : nullptr, rows);
+void check_pairs(const int32_t* tokens, const int32_t* offsets, int64_t experts, int64_t x_rows, int64_t pairs) {
+    if (offsets[0] != 0 || offsets[experts] != pairs) fail("experts: offsets must run from 0 to the number of pairs");
+    for (int64_t e = 0; e < experts; ++e)
+        if (offsets[e + 1] < offsets[e]) fail("experts: offsets must ascend");
+    for (int64_t i = 0; tokens && i < pairs; ++i)
+        if (tokens[i] < 0 || tokens[i] >= x_rows) fail("experts: a token lies outside the batch");
+}
+
+void check_stack(const Stack& s, int64_t experts) {
+    if (experts < 1 || s.n < 1 || s.w.n != experts * ((s.n + 15) / 16 * 16)) fail("experts: the matrix is not that of so many experts");
+}
+
+// out [pairs, n] = the pairs' activations times their experts' matrices.
+void multiply_pairs(float* out, const Stack& s, const Experts& experts, Rows Expert::* rows, int64_t pairs) {
+    const Kernels& kernels = kernels_of(s.w);
+    const ExpertPieces pieces = pieces_of(experts, s.n, kExpertColumns, kExpertRows);
+    const Work work(panel_memory(s, experts, kExpertRows, kExpertColumns));
+    parallel_for(pieces.count, [&](int64_t index, int thread) {
+        const ExpertPiece& p = pieces.first[index];
+        const Expert& e = *p.expert;
+        const LinearCall call = with_large_output(s.call(e, e.*rows, nullptr), pairs);
+        float* to = out + (e.begin + p.row) * s.n + p.column;
+        kernels.panel(part_of(call, p.row, p.column, p.columns, to, s.n), e.count, {p.row, p.end, 0, (p.columns + 15) / 16, work.of(thread)});
+    });
+}
+
+// With `tokens`, pair i reads row tokens[i] of x [x_rows, k], else row i.
+void grouped_linear(float* out, const float* x, const Matrix* w, Optional<const float> bias, Optional<const int32_t> tokens,
+                    const int32_t* offsets, int64_t experts, int64_t x_rows, int64_t pairs, int64_t n) {
+    const Stack s{*w, bias.ptr, n};
+    check_stack(s, experts);
+    check_pairs(tokens.ptr, offsets, experts, x_rows, pairs);
+    const Experts in_use = experts_of(offsets, experts);
+    read_pairs(*w, in_use, x, tokens.ptr, x_rows);
+    multiply_pairs(out, s, in_use, &Expert::rows, pairs);
+}
+
+// What stands between the matrices of an expert.
+struct Between {
+    Gate act;
+    const ClampedSwiglu* clamped;  // instead, if any
+
+    void operator()(float* gate, const float* up, int64_t count) const {
+        if (!clamped) return act(gate, up, count);
+        for (int64_t i = 0; i < count; i += 16) store(gate + i, clamped_gate(*clamped, load(gate + i), load(up + i)));
     }
+};
+
+// act(gate) * up of all pairs, into the form that `down` reads; a task as in mlp.h.
+void gate_pairs(const Stack& s, const Matrix& down, const Experts& experts, const Between& act) {
+    const Kernels& kernels = kernels_of(s.w);
+    const int64_t f = down.k;
+    const ExpertPieces pieces = pieces_of(experts, f, kExpertColumns, kExpertRows);
+    int64_t height = 0;
+    for (const Expert& e : experts) height = e.count > height ? e.count : height;
+    const int64_t buffer = (height < kExpertRows ? height : kExpertRows) * 2 * kExpertColumns * 4;
+    const Work work(buffer + panel_memory(s, experts, kExpertRows, kExpertColumns));
+    parallel_for(pieces.count, [&](int64_t index, int thread) {
+        const ExpertPiece& p = pieces.first[index];
+        const Expert& e = *p.expert;
+        const LinearCall call = s.call(e, e.rows, nullptr);
+        const Panel panel{p.row, p.end, 0, p.columns / 16, work.of(thread) + buffer};
+        auto* gates = reinterpret_cast<float*>(work.of(thread));
+        kernels.panel(part_of(call, p.row, p.column, p.columns, gates, 2 * p.columns), e.count, panel);
+        kernels.panel(part_of(call, p.row, f + p.column, p.columns, gates + p.columns, 2 * p.columns), e.count, panel);
+        for (int64_t r = p.row; r < p.end; ++r) {
+            float* gate = gates + (r - p.row) * 2 * p.columns;
+            act(gate, gate + p.columns, p.columns);
+            fill_rows(down, e.inner, r, p.column, gate, p.columns);
+        }
+    });
+}
+
+// The choices of each token: where its pairs lie and what they weigh.
+struct Choices {
+    const int32_t* places;
+    const float* weights;
+    int64_t rows, top_k;
+};
+
+// out [rows, n] = the weighted sums of the last products. A task makes a piece of columns of all pairs' and sums them up, while
+// these are few; y [pairs * n] holds the pieces one after the other.
+void sum_few_pairs(float* out, float* y, const Stack& s, const Experts& experts, const Choices& c) {
+    const Kernels& kernels = kernels_of(s.w);
+    const int64_t blocks = (s.n + 15) / 16, pairs = c.rows * c.top_k, share = blocks / (4 * thread_count());
+    const int64_t width = 16 * (share < 1 ? 1 : share < kExpertColumns / 16 ? share : kExpertColumns / 16);
+    const Work work(panel_memory(s, experts, pairs, width));
+    parallel_for((s.n + width - 1) / width, [&](int64_t index, int thread) {
+        const int64_t column = index * width, columns = column + width < s.n ? width : s.n - column;
+        float* piece = y + column * pairs;
+        for (const Expert& e : experts) {
+            const LinearCall call = s.call(e, e.inner, nullptr);
+            kernels.panel(part_of(call, 0, column, columns, piece + e.begin * columns, columns), e.count, {0, e.count, 0, (columns + 15) / 16, work.of(thread)});
+        }
+        for (int64_t r = 0; r < c.rows; ++r)
+            combine_row(out + r * s.n + column, piece, c.places + r * c.top_k, c.weights + r * c.top_k, c.top_k, columns);
+    });
+}
+
+// out [rows, n]; y [rows * top_k, n] is work space; gate_up: matrices of 2 down.k rows, a multiple of 32.
+void expert_mlp(float* out, float* y, const float* x, const Matrix* gate_up, Optional<const float> bias, const Matrix* down,
+                Optional<const float> down_bias, const int32_t* tokens, const int32_t* places, const int32_t* offsets,
+                const float* weights, int64_t experts, int64_t rows, int64_t top_k, int64_t n, int64_t act, int64_t clamped,
+                double alpha, double limit) {
+    if (down->k % 16 || down->order) fail("expert_mlp: the inner size must be a multiple of 16, and down's columns in order");
+    if (act < 0 || act >= kActivations) fail("expert_mlp: unknown activation");
+    const Stack first{*gate_up, bias.ptr, 2 * down->k}, last{*down, down_bias.ptr, n};
+    check_stack(first, experts);
+    check_stack(last, experts);
+    check_pairs(tokens, offsets, experts, rows, rows * top_k);
+    check_places(places, rows * top_k);
+    const Experts in_use = experts_of(offsets, experts);
+    read_pairs(*gate_up, in_use, x, tokens, rows);
+    lay_out(*down, in_use, &Expert::inner, Scratch::kHidden, Scratch::kHiddenScales);
+    const ClampedSwiglu clamp(alpha, limit);
+    gate_pairs(first, *down, in_use, {kGates[act], clamped ? &clamp : nullptr});
+    if (rows * top_k <= kFewPairs) return sum_few_pairs(out, y, last, in_use, {places, weights, rows, top_k});
+    multiply_pairs(y, last, in_use, &Expert::inner, rows * top_k);
+    combine(out, y, places, weights, rows, top_k, n);
 }

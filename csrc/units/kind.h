@@ -8,6 +8,8 @@ using Gate = void (*)(float* gate, const float* up, int64_t count);  // gate = a
 struct Kernels {
     void (*run)(const LinearCall& c, int64_t m);  // c.out [m, n], whether m is one, few or many
     int64_t (*abreast)(int64_t m);                // how many of m rows lie side by side
+    void (*panel)(const LinearCall& c, int64_t m, const Panel& p);  // a panel of those m rows and some columns, within a task
+    int64_t (*panel_bytes)(const LinearCall& c, int64_t m, int64_t rows, int64_t blocks);  // memory of panels of so many, or fewer
     // act(gate) * up in the form that `down` reads, see mlp.h; null where gated_mlp is made of other ops
     void (*gate)(const LinearCall& c, const Matrix& down, const Rows& inner, int64_t m, Gate act);
 };

@@ -3,12 +3,12 @@
 
 template <WeightKind kKind>
 constexpr Kernels kernels() {
-    return {&run_linear<kKind>, &abreast_of<kKind>, nullptr};
+    return {&run_linear<kKind>, &abreast_of<kKind>, &panel_of<kKind>, &bytes_of_panel<kKind>, nullptr};
 }
 
 template <WeightKind kKind>
 constexpr Kernels gated_kernels() {
-    return {&run_linear<kKind>, &abreast_of<kKind>, &gated_rows<kKind>};
+    return {&run_linear<kKind>, &abreast_of<kKind>, &panel_of<kKind>, &bytes_of_panel<kKind>, &gated_rows<kKind>};
 }
 
 template <WeightKind kKind>
@@ -24,7 +24,7 @@ constexpr KindRow kKindRows[] = {
     {Kind::kF32, Form::kFloats, 0, 0, 1, false, 0, 0, look_up<Kind::kF32>, {{gated_kernels<WeightKind::kF32>()}}},
     {Kind::kBf16, Form::kHalves, 0, 0, 1, false, 0, 0, look_up<Kind::kBf16>, {{gated_kernels<WeightKind::kBf16>()}}},
     {Kind::kBf12, Form::kHalves, 0, 0, 8, true, 0, 0, look_up<Kind::kBf12>, {{gated_kernels<WeightKind::kBf12>()}}},
-    {Kind::kFp8, Form::kHalves, 32, 256, 1, false, 0, 0, look_up<Kind::kFp8>, {{{}, {&run_fp8, &never_abreast, nullptr}}}},
+    {Kind::kFp8, Form::kHalves, 32, 256, 1, false, 0, 0, look_up<Kind::kFp8>, {{{}, {&run_fp8, &never_abreast, &fp8_panel_of, &fp8_panel_bytes, nullptr}}}},
     {Kind::kInt8, Form::kCodes, 16, 128, 1, false, kStart8, kStart8, look_up<Kind::kInt8>,
      {{gated_kernels<WeightKind::kInt8>(), kernels<WeightKind::kInt8Wide>()}}},
     {Kind::kInt4, Form::kCodes, 16, 128, 1, false, 8, 0, look_up<Kind::kInt4>,

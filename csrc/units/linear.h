@@ -101,6 +101,20 @@ QUIRE_INLINE void best_panel(const LinearCall& c, int64_t m, Panel p) {
     run_panel<kKind, R, NB, kAlone>(c, m, p);
 }
 
+// Some columns of a panel of the m rows that `c` has.
+template <WeightKind kKind>
+void panel_of(const LinearCall& c, int64_t m, const Panel& p) {
+    with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() { best_panel<kKind, R, NB, kAlone>(c, m, p); });
+}
+
+// Memory that such panels need.
+template <WeightKind kKind>
+int64_t bytes_of_panel(const LinearCall& c, int64_t m, int64_t rows, int64_t blocks) {
+    int64_t bytes = 0;
+    with_tile<kKind>(m, [&]<int R, int NB, bool>() { bytes = panel_bytes<kKind, R, NB>(c, m, rows, blocks); });
+    return bytes;
+}
+
 // All rows and column blocks; a panel of rows that stays in the second-level cache and one group of blocks per task.
 template <WeightKind kKind>
 void run_linear(const LinearCall& call, int64_t m) {

@@ -55,6 +55,20 @@ QUIRE_INLINE void with_fp8_tile(int64_t m, const Fn& f) {
 }
 #endif
 
+// Some columns of a panel of rows.
+void fp8_panel_of(const LinearCall& c, int64_t m, const Panel& p) {
+    with_fp8_tile(m, [&]<int R, int NB>() {
+        for (int64_t block = p.block; block < p.blocks_end; block += NB)
+            fp8_panel<R, NB>(c, {p.row, p.rows_end, block, block + NB < p.blocks_end ? block + NB : p.blocks_end, p.work});
+    });
+}
+
+int64_t fp8_panel_bytes(const LinearCall& /*c*/, int64_t m, int64_t rows, int64_t /*blocks*/) {
+    int64_t bytes = 0;
+    with_fp8_tile(m, [&]<int, int NB>() { bytes = rows * NB * 64; });
+    return bytes;
+}
+
 // All rows and column blocks. Codes [n / 16][k / 4][16][4], the four of a lane being columns k, k + 2, k + 1, k + 3.
 void run_fp8(const LinearCall& c, int64_t m) {
     const int64_t blocks = (c.w.n + 15) / 16, panels = (m + kFp8PanelRows - 1) / kFp8PanelRows;

@@ -6,14 +6,31 @@ QUIRE_INLINE int32_t start_factor(const Matrix& w, const KindRow& row) {
     return w.zeros ? -1 : -(w.mins ? row.offset_with_mins : row.offset);
 }
 
-// Space for m rows of activations in the form that the kernels of `w` read.
-Rows rows_for(const Matrix& w, int64_t m, Scratch codes, Scratch numbers) {
-    const int64_t abreast = kernels_of(w).abreast(m);
+// Bytes of m rows of activations in the form that the kernels of `w` read, `abreast` of them side by side.
+RowBytes bytes_of_rows(const Matrix& w, int64_t m, int64_t abreast) {
+    const int64_t rows = abreast > m ? abreast : m;
+    switch (row_of(w).form) {
+        case Form::kCodes: return {rows * coded_stride(w.k, w.digits), rows * (w.k / w.group) * (8 + 4 * w.digits)};
+        case Form::kHalves: return {rows * bf16_stride(w.k), 0};
+        default: return {rows * w.k * 4, 0};
+    }
+}
+
+// The same rows in memory of so many bytes.
+Rows rows_at(const Matrix& w, int64_t m, int64_t abreast, char* codes, char* numbers) {
     const Form form = row_of(w).form;
-    if (form == Form::kCodes) return (w.digits == 1 ? coded_rows<1> : coded_rows<2>)(m, w.k, w.group, abreast, codes, numbers);
-    const int64_t stride = form == Form::kHalves ? bf16_stride(w.k) : w.k * 4;
-    auto* space = static_cast<char*>(scratch(codes, static_cast<size_t>((abreast > m ? abreast : m) * stride)));
-    return {space, stride, 0, 0, abreast, nullptr, nullptr, nullptr};
+    if (form != Form::kCodes) return {codes, form == Form::kHalves ? bf16_stride(w.k) : w.k * 4, 0, 0, abreast, nullptr, nullptr, nullptr};
+    const int64_t groups = w.k / w.group, all = (abreast > m ? abreast : m) * groups;
+    auto* scales = reinterpret_cast<float*>(numbers);
+    return {codes, coded_stride(w.k, w.digits), digit_bytes(w.k) * abreast, groups, abreast,
+            scales, scales + all, reinterpret_cast<int32_t*>(scales + 2 * all)};
+}
+
+// Space for m rows of activations, `abreast` of them side by side.
+Rows rows_for(const Matrix& w, int64_t m, int64_t abreast, Scratch codes, Scratch numbers) {
+    const RowBytes bytes = bytes_of_rows(w, m, abreast);
+    auto* first = static_cast<char*>(scratch(codes, static_cast<size_t>(bytes.codes)));
+    return rows_at(w, m, abreast, first, static_cast<char*>(scratch(numbers, static_cast<size_t>(bytes.numbers))));
 }
 
 // Columns column .. column + count of row r, rounded or quantized from f32 numbers; whole groups.
@@ -34,12 +51,12 @@ void fill_rows(const Matrix& w, const Rows& to, int64_t r, int64_t column, const
     }
 }
 
-// x [m, k] as the kernels of `w` read it. Threads share columns out where rows lie side by side: neighbouring words are of
-// different rows.
-Rows read_rows(const Matrix& w, const float* x, int64_t m) {
+// x [m, k] as the kernels of `w` read it, `abreast` rows side by side. Threads share columns out where there are several:
+// neighbouring words are of different rows.
+Rows read_rows(const Matrix& w, const float* x, int64_t m, int64_t abreast) {
     if (row_of(w).form == Form::kFloats)
         return {reinterpret_cast<char*>(const_cast<float*>(x)), w.k * 4, 0, 0, 1, nullptr, nullptr, nullptr};
-    const Rows rows = rows_for(w, m, Scratch::kActivations, Scratch::kScales);
+    const Rows rows = rows_for(w, m, abreast, Scratch::kActivations, Scratch::kScales);
     if (rows.abreast > 1) {
         const int64_t columns = row_of(w).form == Form::kCodes ? kCodedColumns : kHalfColumns;
         parallel_ranges((w.k + columns - 1) / columns, columns * m, [&](int64_t begin, int64_t end) {
@@ -65,7 +82,7 @@ void check_rows(int64_t m) {
 void multiply(float* out, const float* x, const Matrix& w, const float* bias, int64_t m) {
     const Kernels& kernels = kernels_of(w);
     if (w.order) x = reorder(x, w.order, m, w.k);
-    kernels.run(call_of(w, read_rows(w, x, m), bias, out), m);
+    kernels.run(call_of(w, read_rows(w, x, m, kernels.abreast(m)), bias, out), m);
 }
 
 void linear(float* out, const float* x, const Matrix* w, Optional<const float> bias, int64_t m) {

@@ -68,7 +68,7 @@ void gated_mlp(float* out, const float* x, const Matrix* gate_up, Optional<const
     if (gate_up->n != 2 * down->k || down->n != gate_up->k) fail("gated_mlp: the matrices do not fit each other");
     if (act < 0 || act >= kActivations) fail("gated_mlp: unknown activation");
     if (!wide.gate || !narrow.gate || gate_up->order || down->order) fail("gated_mlp: a kind of weights that it does not fuse");
-    const Rows inner = rows_for(*down, m, Scratch::kHidden, Scratch::kHiddenScales);
-    wide.gate(call_of(*gate_up, read_rows(*gate_up, x, m), bias.ptr, nullptr), *down, inner, m, kGates[act]);
+    const Rows inner = rows_for(*down, m, narrow.abreast(m), Scratch::kHidden, Scratch::kHiddenScales);
+    wide.gate(call_of(*gate_up, read_rows(*gate_up, x, m, wide.abreast(m)), bias.ptr, nullptr), *down, inner, m, kGates[act]);
     narrow.run(call_of(*down, inner, down_bias.ptr, out), m);
 }

@@ -97,32 +97,47 @@ void route(int32_t* ids, float* weights, float* scratch, const float* logits, Op
     });
 }
 
-// y [rows * top_k, d]; out[r] = sum over c, ascending, of weights[r, c] * y[places[r, c]].
-void combine(float* out, const float* y, const int32_t* places, const float* weights, int64_t rows, int64_t top_k, int64_t d) {
-    for (int64_t i = 0; i < rows * top_k; ++i)
-        if (places[i] < 0 || places[i] >= rows * top_k) fail("combine: a place lies outside the rows");
-    parallel_ranges(rows, top_k * d, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-            for_lanes(d, [&](int64_t i, int n) {
-                F sum = set1(0.0f);
-                for (int64_t c = 0; c < top_k; ++c)
-                    sum = fma(set1(weights[r * top_k + c]), load_lanes(y + places[r * top_k + c] * d + i, n), sum);
-                store_lanes(out + r * d + i, sum, n);
-            });
-        }
+// y [pairs, count]; out[r] = sum over c, ascending, of weights[r, c] * y[places[r, c]] of row r.
+QUIRE_INLINE void combine_row(float* out, const float* y, const int32_t* places, const float* weights, int64_t top_k, int64_t count) {
+    for_lanes(count, [&](int64_t i, int n) {
+        F sum = set1(0.0f);
+        for (int64_t c = 0; c < top_k; ++c) sum = fma(set1(weights[c]), load_lanes(y + places[c] * count + i, n), sum);
+        store_lanes(out + i, sum, n);
     });
 }
 
-// gate_up [rows, 2 f] -> (up + 1) * gate * sigmoid(alpha * gate). NaN must stay, and vmin and vmax return their second operand then.
+void check_places(const int32_t* places, int64_t pairs) {
+    for (int64_t i = 0; i < pairs; ++i)
+        if (places[i] < 0 || places[i] >= pairs) fail("combine: a place lies outside the rows");
+}
+
+// y [rows * top_k, d].
+void combine(float* out, const float* y, const int32_t* places, const float* weights, int64_t rows, int64_t top_k, int64_t d) {
+    check_places(places, rows * top_k);
+    parallel_ranges(rows, top_k * d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) combine_row(out + r * d, y, places + r * top_k, weights + r * top_k, top_k, d);
+    });
+}
+
+// (up + 1) * gate * sigmoid(alpha * gate), both limited. NaN must stay, and vmin and vmax return their second operand then.
+struct ClampedSwiglu {
+    F alpha, high, low;
+    ClampedSwiglu(double a, double limit) : alpha(set1(static_cast<float>(a))), high(set1(static_cast<float>(limit))), low(set1(static_cast<float>(-limit))) {}
+};
+
+QUIRE_INLINE F clamped_gate(const ClampedSwiglu& c, F gate, F up) {
+    gate = vmin(c.high, gate);
+    return mul(add(vmin(c.high, vmax(c.low, up)), set1(1.0f)), times_sigmoid(gate, mul(c.alpha, gate)));
+}
+
+// gate_up [rows, 2 f]
 void clamped_swiglu(float* out, const float* gate_up, int64_t rows, int64_t f, double alpha, double limit) {
-    const F a = set1(static_cast<float>(alpha)), high = set1(static_cast<float>(limit)), low = set1(static_cast<float>(-limit));
+    const ClampedSwiglu clamp(alpha, limit);
     parallel_ranges(rows, 4 * f, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
             const float* row = gate_up + r * 2 * f;
             for_lanes(f, [&](int64_t i, int n) {
-                const F gate = vmin(high, load_lanes(row + i, n));
-                const F up = vmin(high, vmax(low, load_lanes(row + f + i, n)));
-                store_lanes(out + r * f + i, mul(add(up, set1(1.0f)), times_sigmoid(gate, mul(a, gate))), n);
+                store_lanes(out + r * f + i, clamped_gate(clamp, load_lanes(row + i, n), load_lanes(row + f + i, n)), n);
             });
         }
     });

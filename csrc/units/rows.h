@@ -50,14 +50,15 @@ struct Rows {
 // Columns that a thread takes at least of rows that lie side by side; of codes a multiple of every group.
 constexpr int64_t kCodedColumns = 512, kHalfColumns = 128;
 
-template <int kDigits>
-Rows coded_rows(int64_t m, int64_t k, int64_t group, int64_t abreast, Scratch codes, Scratch numbers) {
-    const int64_t rows = abreast > m ? abreast : m, groups = k / group, digit = (k + 63) / 64 * 64;
-    const int64_t stride = (digit * kDigits) | 64;  // odd multiples of 64: rows fall into different cache sets
-    auto* scales = static_cast<float*>(scratch(numbers, static_cast<size_t>(rows * groups) * (8 + 4 * kDigits)));
-    return {static_cast<char*>(scratch(codes, static_cast<size_t>(rows * stride))), stride, digit * abreast, groups, abreast,
-            scales, scales + rows * groups, reinterpret_cast<int32_t*>(scales + 2 * rows * groups)};
-}
+// Bytes of rows of activations: of their numbers or codes, and of codes' scales, sums and starts.
+struct RowBytes {
+    int64_t codes, numbers;
+};
+
+// Bytes of a digit of a row of codes.
+constexpr int64_t digit_bytes(int64_t k) { return (k + 63) / 64 * 64; }
+// Odd multiples of 64: rows fall into different cache sets.
+constexpr int64_t coded_stride(int64_t k, int64_t digits) { return (digit_bytes(k) * digits) | 64; }
 
 // 16 codes of a row.
 QUIRE_INLINE void store_codes(char* to, int64_t abreast, I codes) {

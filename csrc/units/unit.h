@@ -66,6 +66,7 @@ namespace {
 #include "probe.h"
 #include "sample_rows.h"
 #include "moe.h"
+#include "expert_rows.h"
 #include "experts.h"
 #include "latent_cache.h"
 #include "latent_attention.h"
@@ -106,6 +107,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&latent_attention>("latent_attention"),
     op_entry<&route>("route"),
     op_entry<&grouped_linear>("grouped_linear"),
+    op_entry<&expert_mlp>("expert_mlp"),
     op_entry<&combine>("combine"),
     op_entry<&clamped_swiglu>("clamped_swiglu"),
     op_entry<&scale_by_sigmoid>("scale_by_sigmoid"),

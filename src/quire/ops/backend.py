@@ -30,7 +30,7 @@ from quire.ops.cpu import Cpu
 from quire.ops.gpu import Gpu, open_gpu
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
 from quire.ops.moe import Grouped
-from quire.ops.moe_cpu import group
+from quire.ops.moe_cpu import fuses_experts, group
 from quire.ops.native import Native
 from quire.ops.op import REGISTRY, implementations
 from quire.ops.pack import pack
@@ -41,7 +41,7 @@ from quire.ops.triton.pack import pack as gpu_pack
 from quire.ops.weights import Packed, Weight, plain_packed
 
 T = TypeVar("T")
-READ_WEIGHTS = ("linear", "gated_mlp", "grouped_linear", "head_linear")
+READ_WEIGHTS = ("linear", "gated_mlp", "grouped_linear", "expert_mlp", "head_linear")
 
 
 class Replay(Generic[T]):
@@ -148,6 +148,10 @@ class Ops:
     def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
         """Whether `gated_mlp` takes these matrices."""
         return self.gpu is None and (self.cpu is None or _cpu.fuses_mlp(gate_up, down))
+
+    def fuses_experts(self, down: Grouped) -> bool:
+        """Whether `expert_mlp` takes experts whose last matrices are these."""
+        return self.gpu is None and (self.cpu is None or fuses_experts(down))
 
     @property
     def reads_packed_tables(self) -> bool:

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from quire.ops.cases import normal, random_weight
 from quire.ops.op import Case, cases, op
-from quire.ops.reference import linear
+from quire.ops.reference import ACTIVATIONS, gated_activation, linear
 from quire.ops.routing import Routing
 from quire.ops.weights import Packed, Weight, plain_packed
 
@@ -50,6 +50,21 @@ class Grouped:
         assert self.packed.plain is not None
         start = expert * (self.packed.n // self.experts)
         return plain_packed(rows_of(self.packed.plain, slice(start, start + self.n)))
+
+
+@dataclass(frozen=True)
+class Between:
+    """What stands between an expert's matrices: act(gate) * up, `kind` a key of ACTIVATIONS; or `clamped_swiglu`.
+
+    `clamp`: its (alpha, limit).
+    """
+
+    kind: str
+    clamp: tuple[float, float] | None = None
+
+
+Choices = tuple[Tensor, Tensor, Tensor, Tensor]
+"""tokens, places, offsets as `sort_by_expert` gives them, and the weights of `route`."""
 
 
 def rows_of(w: Weight, rows: slice) -> Weight:
@@ -135,6 +150,19 @@ def grouped_linear(x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor
     return out
 
 
+@op(tolerance=2e-2)
+def expert_mlp(x: Tensor, gate_up: Grouped, down: Grouped, between: Between, choices: Choices) -> Tensor:
+    """Sum over a token's choices of weight * down(act(gate(x)) * up(x)) by the choice's expert: [T, hidden] f32.
+
+    `grouped_linear`, `gated_activation` or `clamped_swiglu`, `grouped_linear`, `combine`. x [T, hidden] f32; `gate_up` of
+    2 f rows an expert, `down` of f columns. The tolerance is that of one code, as `gated_mlp` has it.
+    """
+    tokens, places, offsets, weights = choices
+    wide = grouped_linear(x, gate_up, tokens, offsets)
+    inner = clamped_swiglu(wide, *between.clamp) if between.clamp else gated_activation(wide, between.kind)
+    return combine(grouped_linear(inner, down, None, offsets), places, weights)
+
+
 @op(tolerance=2e-6)
 def combine(y: Tensor, places: Tensor, weights: Tensor) -> Tensor:
     """Sum over choices c, ascending, of weights[t, c] * y[places[t, c]]: y [P, d] f32 -> [T, d] f32."""
@@ -217,6 +245,27 @@ def grouped_linear_cases(g: Generator) -> Iterator[Case]:
     empty = torch.zeros(1, 5, dtype=torch.int32)
     w = plain_grouped(g, "f32", 4, 8, 8, 0, False)
     yield {"x": normal(g, 0, 8), "w": w, "tokens": torch.zeros(0, 2, dtype=torch.int32), "offsets": empty}
+
+
+@cases("expert_mlp")
+def expert_mlp_cases(g: Generator) -> Iterator[Case]:
+    kinds = (("f32", "f32"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "int8"), ("fp8", "int4"), ("table4", "table4"))
+    for i, (first, last) in enumerate(kinds):
+        for t, top_k, experts, hidden, f, group in ((1, 2, 4, 64, 32, 32), (9, 3, 5, 128, 192, 64), (200, 2, 3, 40, 32, 32)):
+            hidden = hidden if first in ("f32", "bf16") else -(-hidden // group) * group
+            biased = t == 9
+            yield {
+                "x": normal(g, t, hidden),
+                "gate_up": plain_grouped(g, first, experts, 2 * f, hidden, group, biased),
+                "down": plain_grouped(g, last, experts, hidden, f, group, biased),
+                "between": Between(list(ACTIVATIONS)[(i + t) % len(ACTIVATIONS)], (1.702, 7.0) if biased else None),
+                "choices": random_choices(g, t, top_k, experts),
+            }
+
+
+def random_choices(g: Generator, t: int, top_k: int, experts: int) -> Choices:
+    """Distinct experts of each of t tokens, and weights."""
+    return *sort_by_expert(random_ids(g, t, top_k, experts), experts), torch.rand(t, top_k, generator=g)
 
 
 @cases("combine")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.ops.cpu import F32, I32, Cpu, check
-from quire.ops.moe import LANES, SCORES, Grouped, padded_rows
+from quire.ops.cpu import ACTIVATION_NUMBERS, F32, I32, Cpu, check
+from quire.ops.moe import LANES, SCORES, Between, Choices, Grouped, padded_rows
 from quire.ops.op import impl
 from quire.ops.routing import Routing
 from quire.ops.weights import Packed
@@ -56,17 +56,49 @@ def sort_by_expert(cpu: Cpu, ids: Tensor, experts: int) -> tuple[Tensor, Tensor,
 def grouped_linear(cpu: Cpu, x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor) -> Tensor:
     count = check(x, "grouped_linear x", F32, -1, w.k).shape[0]
     check(offsets, "grouped_linear offsets", I32, 1, w.experts + 1)
-    pairs, at_tokens, at_gathered = count, 0, 0
+    pairs, at_tokens = count, 0
     if tokens is not None:
-        pairs = check(tokens, "grouped_linear tokens", I32, -1, -1).numel()
-        at_tokens, at_gathered = tokens.data_ptr(), cpu.arena.empty(pairs, w.k).data_ptr()
+        pairs, at_tokens = check(tokens, "grouped_linear tokens", I32, -1, -1).numel(), tokens.data_ptr()
     out = cpu.arena.empty(pairs, w.n)
     if pairs:
         cpu.call(
-            "grouped_linear", out.data_ptr(), x.data_ptr(), at_gathered, w.packed.handle.at,
-            0 if w.bias is None else w.bias.data_ptr(), at_tokens, offsets.data_ptr(), w.experts, count, pairs, w.n,
+            "grouped_linear", out.data_ptr(), x.data_ptr(), *_stack(w), at_tokens, offsets.data_ptr(), w.experts,
+            count, pairs, w.n,
         )  # fmt: skip
     return out
+
+
+def _stack(w: Grouped) -> tuple[int, int]:
+    return w.packed.handle.at, 0 if w.bias is None else w.bias.data_ptr()
+
+
+@impl("expert_mlp", "cpu")
+def expert_mlp(cpu: Cpu, x: Tensor, gate_up: Grouped, down: Grouped, between: Between, choices: Choices) -> Tensor:
+    tokens, places, offsets, weights = choices
+    rows, top_k = check(places, "expert_mlp places", I32, -1, -1).shape
+    if gate_up.n != 2 * down.k or down.experts != gate_up.experts:
+        raise ValueError(
+            f"expert_mlp: {gate_up.experts} matrices [{gate_up.n}, {gate_up.k}] and {down.experts} of [{down.n}, {down.k}] "
+            f"do not fit each other"
+        )
+    check(x, "expert_mlp x", F32, rows, gate_up.k)
+    check(tokens, "expert_mlp tokens", I32, rows, top_k)
+    check(weights, "expert_mlp weights", F32, rows, top_k)
+    check(offsets, "expert_mlp offsets", I32, 1, gate_up.experts + 1)
+    out, work = cpu.arena.empty(rows, down.n), cpu.arena.empty(rows * top_k, down.n)
+    if rows:
+        cpu.call(
+            "expert_mlp", out.data_ptr(), work.data_ptr(), x.data_ptr(), *_stack(gate_up), *_stack(down),
+            tokens.data_ptr(), places.data_ptr(), offsets.data_ptr(), weights.data_ptr(),
+            down.experts, rows, top_k, down.n, ACTIVATION_NUMBERS[between.kind], int(between.clamp is not None),
+            *(between.clamp or (0.0, 0.0)),
+        )  # fmt: skip
+    return out
+
+
+def fuses_experts(down: Grouped) -> bool:
+    """Whether the native `expert_mlp` takes experts whose last matrices are these: whole blocks, columns in order."""
+    return down.k % LANES == 0 and not down.packed.handle.order
 
 
 @impl("combine", "cpu")

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from quire.model.load.reader import Reader
 from quire.model.load.roles import DISK_ROLES
-from quire.model.net.moe import MoeMlp
+from quire.model.net.moe import CutExperts, Experts, FusedExperts, MoeMlp
 from quire.model.net.parts import GatedMlp
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
-from quire.ops.moe import Grouped, padded_rows
+from quire.ops.moe import Between, Grouped, padded_rows
 from quire.ops.weights import Packed, labelled
 from quire.quant.base import QWeight
 
@@ -32,12 +32,19 @@ def load_moe(reader: Reader, index: int) -> MoeMlp:
         reader.dense("router", index),
         reader.vector("router_bias", index),
         spec.moe.routing,
-        _grouped(reader, ("expert_gate", "expert_up"), index),
-        activation(spec),
-        _grouped(reader, ("expert_down",), index),
+        _experts(reader, index),
         shared,
         switch,
     )
+
+
+def _experts(reader: Reader, index: int) -> Experts:
+    gate_up = _grouped(reader, ("expert_gate", "expert_up"), index)
+    down = _grouped(reader, ("expert_down",), index)
+    spec = reader.opened.spec
+    if reader.ops.fuses_experts(down):
+        return FusedExperts(gate_up, down, Between(spec.activation, spec.moe.clamp))
+    return CutExperts(gate_up, down, activation(spec))
 
 
 def activation(spec: ModelSpec) -> Callable[[Ops, Tensor], Tensor]:

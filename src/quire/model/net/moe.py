@@ -10,35 +10,64 @@ from torch import Tensor
 from quire.model.net.linear import Linear
 from quire.model.net.parts import GatedMlp
 from quire.ops.backend import Ops
-from quire.ops.moe import Grouped
+from quire.ops.moe import Between, Choices, Grouped
 from quire.ops.routing import Routing
+
+
+Experts = Callable[[Ops, Tensor, Choices], Tensor]
+"""rows [T, hidden] f32 and what their router chose -> the weighted sums [T, hidden] f32 of the experts' outputs."""
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """Gated MLPs in one call."""
+
+    gate_up: Grouped
+    down: Grouped
+    between: Between
+
+    def __call__(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        return ops.expert_mlp(x, self.gate_up, self.down, self.between, choices)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class CutExperts:
+    """The same op by op, for matrices that `expert_mlp` does not take. `act`: [P, 2 f] -> [P, f]."""
+
+    gate_up: Grouped
+    down: Grouped
+    act: Callable[[Ops, Tensor], Tensor]
+
+    def __call__(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        tokens, places, offsets, weights = choices
+        inner = self.act(ops, ops.grouped_linear(x, self.gate_up, tokens, offsets))
+        y = ops.grouped_linear(inner, self.down, None, offsets)
+        return ops.combine(y, places, weights)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class MoeMlp:
     """y = sum of weight_e * expert_e(x) over the experts the router chooses, plus the shared expert's output, if any.
 
-    `bias`: of the router's choice, f32 [experts], or None. `act`: [P, 2 f] -> [P, f]. `switch` scales the shared
-    expert's output by a sigmoid (Qwen2-MoE).
+    `bias`: of the router's choice, f32 [experts], or None. `switch` scales the shared expert's output by a sigmoid
+    (Qwen2-MoE).
     """
 
     router: Linear
     bias: Tensor | None
     routing: Routing
-    gate_up: Grouped
-    act: Callable[[Ops, Tensor], Tensor]
-    down: Grouped
+    experts: Experts
     shared: GatedMlp | None
     switch: Linear | None
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         ids, weights = ops.route(self.router(ops, x), self.bias, self.routing)
-        tokens, places, offsets = ops.sort_by_expert(ids, self.routing.experts)
-        inner = self.act(ops, ops.grouped_linear(x, self.gate_up, tokens, offsets))
-        y = ops.combine(ops.grouped_linear(inner, self.down, None, offsets), places, weights)
+        y = self.experts(ops, x, (*ops.sort_by_expert(ids, self.routing.experts), weights))
         if self.shared is None:
-            return y  # type: ignore[no-any-return]
+            return y
         shared = self.shared(ops, x)
         if self.switch is not None:
             shared = ops.scale_by_sigmoid(shared, self.switch(ops, x))

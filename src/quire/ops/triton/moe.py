@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from quire.ops.gpu import Gpu
-from quire.ops.moe import SCORES
+from quire.ops.moe import SCORES, Between, Choices, Grouped
 from quire.ops.op import impl
+from quire.ops.reference import gated_activation
 from quire.ops.routing import Routing
 from quire.ops.triton import moe_kernels as kernels
-from quire.ops.triton.linear import check_rows
+from quire.ops.triton.linear import check_rows, grouped_linear
 
 BLOCK = 1024
 """Columns or pairs that a program takes at a time."""
@@ -68,3 +69,14 @@ def scale_by_sigmoid(gpu: Gpu, x: Tensor, gate: Tensor) -> Tensor:
     if rows:
         kernels.sigmoid_kernel[rows, -(-d // BLOCK)](x, gate, d, BLOCK)
     return x
+
+
+@impl("expert_mlp", "triton")
+def expert_mlp(gpu: Gpu, x: Tensor, gate_up: Grouped, down: Grouped, between: Between, choices: Choices) -> Tensor:
+    tokens, places, offsets, weights = choices
+    wide = grouped_linear(gpu, x, gate_up, tokens, offsets)  # models call the ops themselves
+    if between.clamp:
+        inner = clamped_swiglu(gpu, wide, *between.clamp)
+    else:
+        inner = gated_activation(wide.float(), between.kind).to(wide.dtype)
+    return combine(gpu, grouped_linear(gpu, inner, down, None, offsets), places, weights)

@@ -1,0 +1,151 @@
+"""The fused experts against the ops they are made of, for every kind of matrix and however the rows fall to experts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.ops import cases
+from quire.ops.backend import Ops
+from quire.ops.matrix import KINDS
+from quire.ops.moe import Between, Choices, Grouped, padded_rows, sort_by_expert
+from quire.ops.weights import Weight
+from test_ops import UNITS_HERE, generator, ops_of, pytestmark
+
+__all__ = ["pytestmark"]
+EXPERTS, HIDDEN, F, GROUP = 6, 256, 320, 32
+FORMS = [(kind, bits) for kind in ("f32", "bf16", "fp8") for bits in (8,)] + [
+    (kind, bits) for kind in ("int8", "int4", "table4") for bits in (8, 16)
+]
+
+
+def weights_of(kind: str, bits: int, n: int, k: int) -> list[Weight]:
+    """The matrix of each expert; integers have zeros."""
+    g = generator(n + bits)
+    zeros = kind in ("int8", "int4")
+    return [cases.random_weight(g, kind, n, k, GROUP, zeros, bits) for _ in range(EXPERTS)]
+
+
+def stacked(ops: Ops, matrices: list[Weight], bias: Tensor | None, narrow: bool = False) -> Grouped:
+    """The matrices as one buffer."""
+    n, first = matrices[0].shape[0], matrices[0]
+    parts = [w.take_rows(padded_rows(n)) for w in matrices]
+
+    def joined(name: str) -> Tensor | None:
+        found = [getattr(w, name) for w in parts]
+        return torch.cat(found) if found[0] is not None else None
+
+    codes = joined("codes")
+    assert codes is not None
+    whole = Weight(
+        first.kind, codes, joined("scales"), joined("zeros"), first.group, joined("mins"), first.table,
+        activation_bits=first.activation_bits,
+    )  # fmt: skip
+    packed = ops.pack(whole, narrow)
+    return ops.group(packed, EXPERTS, n, bias)
+
+
+def loads(rows: int) -> list[tuple[str, Tensor]]:
+    """Experts of each token: spread, all on one, and with experts of no row, one row and the rest."""
+    g = generator(rows)
+    spread = torch.stack([torch.randperm(EXPERTS, generator=g)[:2] for _ in range(rows)]).int()
+    one = torch.tensor([[3, 1]], dtype=torch.int32).repeat(rows, 1)
+    uneven = torch.tensor([[5, 0]], dtype=torch.int32).repeat(rows, 1)
+    uneven[0] = torch.tensor([2, 5])
+    return [("spread", spread), ("one", one), ("one alone", one[:, :1].contiguous()), ("uneven", uneven)]
+
+
+def by_hand(ops: Ops, x: Tensor, up: list[Weight], down: list[Weight], biases: tuple[Tensor, Tensor] | None,
+            between: Between, ids: Tensor, choices: Choices) -> Tensor:  # fmt: skip
+    """A `linear` for each expert, over its rows alone."""
+    _, places, offsets, weights = choices
+    y = torch.empty(ids.numel(), HIDDEN)
+    for e in range(EXPERTS):
+        begin, end = int(offsets[0, e]), int(offsets[0, e + 1])
+        if begin == end:
+            continue
+        mine = x[choices[0].flatten()[begin:end].long()].contiguous()
+        wide = ops.linear(mine, ops.pack(up[e]), biases and biases[0][e].contiguous())
+        inner = ops.clamped_swiglu(wide, *between.clamp) if between.clamp else ops.gated_activation(wide, between.kind)
+        y[begin:end] = ops.linear(inner, ops.pack(down[e]), biases and biases[1][e].contiguous())
+    return ops.combine(y, places, weights)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+@pytest.mark.parametrize(("kind", "bits"), FORMS)
+def test_fused_experts_have_the_bits_of_a_linear_for_each(kind: str, bits: int, isa: str) -> None:
+    ops, g = ops_of(isa), generator()
+    up, down = weights_of(kind, bits, 2 * F, HIDDEN), weights_of(kind, bits, HIDDEN, F)
+    biases = cases.normal(g, EXPERTS, 2 * F), cases.normal(g, EXPERTS, HIDDEN)
+    for given, between in ((None, Between("silu")), (biases, Between("gelu")), (biases, Between("silu", (1.702, 7.0)))):
+        grouped = stacked(ops, up, given and given[0]), stacked(ops, down, given and given[1])
+        for rows in (1, 2, 5, 17, 130):
+            x = cases.normal(g, rows, HIDDEN)
+            for name, ids in loads(rows):
+                choices = (*sort_by_expert(ids, EXPERTS), torch.rand(ids.shape, generator=g))
+                ops.begin_step()
+                expected = by_hand(ops, x, up, down, given, between, ids, choices).clone()
+                ops.begin_step()
+                assert torch.equal(ops.expert_mlp(x, *grouped, between, choices), expected), (name, rows)
+                if given is None and rows == 130:
+                    continue
+                tokens, places, offsets, weights = choices
+                wide = ops.grouped_linear(x, grouped[0], tokens, offsets)
+                inner = ops.clamped_swiglu(wide, *between.clamp) if between.clamp else ops.gated_activation(wide, between.kind)
+                assert torch.equal(ops.combine(ops.grouped_linear(inner, grouped[1], None, offsets), places, weights), expected)
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+def test_experts_in_12_bits_have_the_bits_of_16(isa: str) -> None:
+    ops, g = ops_of(isa), generator()
+    ops.cpu.bf16_bits, kept = 12, ops.cpu.bf16_bits  # type: ignore[union-attr]
+    up, down = weights_of("bf16", 8, 2 * F, HIDDEN), weights_of("bf16", 8, HIDDEN, F)
+    narrow = stacked(ops, up, None, True), stacked(ops, down, None, True)
+    ops.cpu.bf16_bits = kept  # type: ignore[union-attr]
+    assert narrow[0].packed.kind == narrow[1].packed.kind == "bf12"
+    wide = stacked(ops, up, None), stacked(ops, down, None)
+    for rows in (1, 3, 16, 130):
+        x = cases.normal(g, rows, HIDDEN)
+        for name, ids in loads(rows):
+            choices = (*sort_by_expert(ids, EXPERTS), torch.rand(ids.shape, generator=g))
+            ops.begin_step()
+            found = ops.expert_mlp(x, *narrow, Between("silu"), choices)
+            if isa != "amx":  # whose tiles sum bf16 in another order than vector registers
+                assert torch.equal(found, ops.expert_mlp(x, *wide, Between("silu"), choices)), (name, rows)
+
+
+def test_every_kind_is_tried() -> None:
+    assert {kind for kind, _ in FORMS} | {"bf12"} >= {kind for kind in KINDS if not kind.startswith("super")}
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+def test_a_token_of_fused_experts_does_not_depend_on_the_batch(isa: str) -> None:
+    ops, g = ops_of(isa), generator()
+    grouped = stacked(ops, weights_of("int4", 8, 2 * F, HIDDEN), None), stacked(ops, weights_of("int8", 8, HIDDEN, F), None)
+    x, (_, ids) = cases.normal(g, 200, HIDDEN), loads(200)[0]
+    weights = torch.rand(ids.shape, generator=g)
+
+    def part(rows: slice) -> Tensor:
+        ops.begin_step()
+        choices = (*sort_by_expert(ids[rows], EXPERTS), weights[rows].contiguous())
+        return ops.expert_mlp(x[rows].contiguous(), *grouped, Between("silu"), choices).clone()  # type: ignore[no-any-return]
+
+    whole = part(slice(0, 200))
+    for m in (1, 4, 9, 60, 128, 129):
+        for first in (0, 200 - m):
+            assert torch.equal(part(slice(first, first + m)), whole[first : first + m]), (m, first)
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+def test_experts_that_do_not_fit_are_refused(isa: str) -> None:
+    ops = ops_of(isa)
+    up, down = stacked(ops, weights_of("f32", 8, 2 * F, HIDDEN), None), stacked(ops, weights_of("f32", 8, HIDDEN, F), None)
+    choices = (*sort_by_expert(torch.tensor([[0, 1]], dtype=torch.int32), EXPERTS), torch.ones(1, 2))
+    with pytest.raises(ValueError, match="do not fit"):
+        ops.expert_mlp(torch.zeros(1, HIDDEN), down, up, Between("silu"), choices)
+    tokens, places, offsets, weights = choices
+    with pytest.raises(ValueError, match="outside the batch"):
+        ops.expert_mlp(torch.zeros(1, HIDDEN), up, down, Between("silu"), (tokens + 1, places, offsets, weights))
+    with pytest.raises(ValueError, match="outside the rows"):
+        ops.expert_mlp(torch.zeros(1, HIDDEN), up, down, Between("silu"), (tokens, places + 1, offsets, weights))
