@@ -15,7 +15,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from shapes import HEAD_NORMS, MATRICES, NORMS, shape_of, vocabulary
+from shapes import HEAD_NORMS, MATRICES, NORMS, expert_shapes, shape_of, vocabulary
 
 Matrix = np.ndarray[Any, Any]
 TYPES = {
@@ -27,7 +27,7 @@ TYPES = {
 
 def begin(path: str, c: dict[str, Any]) -> gguf.GGUFWriter:
     """A writer that has the facts and the vocabulary of a config."""
-    w = gguf.GGUFWriter(path, c["model_type"])
+    w = gguf.GGUFWriter(path, c["model_type"].replace("_", ""))
     w.add_block_count(c["num_hidden_layers"])
     w.add_context_length(c["max_position_embeddings"])
     w.add_embedding_length(c["hidden_size"])
@@ -40,6 +40,10 @@ def begin(path: str, c: dict[str, Any]) -> gguf.GGUFWriter:
     w.add_rope_freq_base(c["rope_theta"])
     w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     w.add_vocab_size(c["vocab_size"])
+    if "num_experts" in c:
+        w.add_expert_count(c["num_experts"])
+        w.add_expert_used_count(c["num_experts_per_tok"])
+        w.add_expert_feed_forward_length(c["moe_intermediate_size"])
     pieces = vocabulary(c["vocab_size"])
     kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, gguf.TokenType.BYTE]
     w.add_tokenizer_model("llama")
@@ -84,15 +88,25 @@ def random(config: str, kind: str, path: str) -> None:
     def matrix(name: str, rows: int, columns: int, fmt: str) -> None:
         w.add_tensor(name, random_rows(fmt, rows, columns, rng), raw_dtype=TYPES[fmt])
 
+    def experts(layer: str) -> None:
+        router = rng.standard_normal((c["num_experts"], c["hidden_size"]), np.float32) * 0.02
+        w.add_tensor(f"{layer}.ffn_gate_inp.weight", router)
+        for name, (count, rows, columns) in expert_shapes(c).items():
+            one = [random_rows(kind, rows, columns, rng) for _ in range(count)]
+            w.add_tensor(f"{layer}.{name}.weight", np.stack(one), raw_dtype=TYPES[kind])
+
     hidden = c["hidden_size"]
     matrix("token_embd.weight", c["vocab_size"], hidden, "q8_0" if kind == "q4_0" else kind)
     w.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
     for i in range(c["num_hidden_layers"]):
         for name in MATRICES:
-            matrix(f"blk.{i}.{name}.weight", *shape_of(name, c), kind)
+            if "num_experts" not in c or not name.startswith("ffn_"):
+                matrix(f"blk.{i}.{name}.weight", *shape_of(name, c), kind)
+        if "num_experts" in c:
+            experts(f"blk.{i}")
         for name in NORMS:
             w.add_tensor(f"blk.{i}.{name}.weight", np.ones(hidden, np.float32))
-        for name in HEAD_NORMS if c["model_type"] == "qwen3" else ():
+        for name in HEAD_NORMS if c["model_type"].startswith("qwen3") else ():
             w.add_tensor(f"blk.{i}.{name}.weight", np.ones(c["head_dim"], np.float32))
     finish(w)
 

@@ -45,13 +45,19 @@ class Peer:
         return {"version": f"quire {quire.__version__}", "cpu": f"{info.backend}, {info.isa}, {info.threads} threads"}
 
     def limit(self) -> float:
-        """Steps/s at which this machine can read the weights of a step, now: their bytes / the best read rate found."""
+        """Steps/s at which this machine can read the weights of one row's step, now: their bytes / the best read rate.
+
+        Of a layer's experts those that a row chooses are counted.
+        """
         model, cpu = self.engine.engine.model, self.engine.engine.ops.cpu
         assert cpu is not None
         if self.memory is None:
             self.memory = huge_bytes(cpu.native, READ_BYTES).zero_()
         best = read_rate(cpu, self.memory)
-        return best / sum(size for role, (_, size) in model.report.items() if role != "embed")
+        routing = model.spec.moe.routing
+        share = routing.top_k / routing.experts if routing.experts else 1.0
+        parts = {role: size for role, (_, size) in model.report.items() if role != "embed"}
+        return best / sum(size * (share if role.startswith("expert_") else 1.0) for role, size in parts.items())
 
     def submit(self, length: int, tokens: int) -> None:
         """One request of `length` arbitrary tokens."""

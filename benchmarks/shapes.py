@@ -17,6 +17,14 @@ COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+EXPERTS: dict[str, Any] = COMMON | {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-1b": COMMON
     | {
@@ -51,6 +59,27 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 3072,
         "head_dim": 128,
     },
+    # Fewer layers than the models have, so that two engines' weights fit into memory.
+    "qwen-30b-a3b": EXPERTS
+    | {
+        "num_hidden_layers": 6,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "intermediate_size": 6144,
+        "head_dim": 128,
+        "num_experts": 128,
+        "moe_intermediate_size": 768,
+    },
+    "olmoe-like": EXPERTS
+    | {
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 1024,
+        "head_dim": 128,
+        "num_experts": 64,
+        "moe_intermediate_size": 1024,
+    },
     "micro": COMMON
     | {
         "model_type": "llama",
@@ -73,6 +102,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 32,
     },
 }
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 
 # Every matrix of a layer: name in GGUF, name in the checkpoint.
 MATRICES = {
@@ -103,6 +134,13 @@ def shape_of(name: str, c: dict[str, Any]) -> tuple[int, int]:
     }[name]
 
 
+def expert_shapes(c: dict[str, Any]) -> dict[str, tuple[int, int, int]]:
+    """(experts, rows, columns) of what lies in the place of a layer's ffn_ matrices, by the name in GGUF."""
+    experts, wide, hidden = c["num_experts"], c["moe_intermediate_size"], c["hidden_size"]
+    up, down = (experts, wide, hidden), (experts, hidden, wide)
+    return {"ffn_gate_exps": up, "ffn_up_exps": up, "ffn_down_exps": down}
+
+
 def vocabulary(size: int) -> list[str]:
     """The made-up pieces, by id: three special ones, a newline, and words that are their own number."""
     return ["<unk>", "<s>", "</s>", "<0x0A>", *(f"\u2581{i}" for i in range(4, size))]
@@ -125,7 +163,7 @@ def write_tokenizer(shape: str, folder: Path) -> None:
 
 def write_config(shape: str, folder: Path) -> Path:
     """A folder with a config.json and a tokenizer but no weights, for `load_format="dummy"`."""
-    architecture = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[SHAPES[shape]["model_type"]]
+    architecture = ARCHITECTURES[SHAPES[shape]["model_type"]]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[shape] | {"architectures": [architecture]}, indent=1))
     write_tokenizer(shape, folder)

@@ -8,7 +8,7 @@
 namespace quire {
 
 // The number of a kind is its row in units/kinds.h and in KINDS of src/quire/ops/matrix.py.
-enum class Kind : int64_t { kF32, kBf16, kBf12, kFp8, kInt8, kInt4, kTable4, kSuper2, kSuper3, kSuper4, kSuper5, kSuper6, kSuperTable4 };
+enum class Kind : int64_t { kF32, kBf16, kBf12, kFp8, kInt8, kInt4, kTable4, kBf16Floats, kSuper2, kSuper3, kSuper4, kSuper5, kSuper6, kSuperTable4 };
 
 // Of super-blocks, `scales` and `mins` are the units of 256 columns, and `group` columns share a multiple of them.
 // Parts a matrix does not have are null. A part that grows with the rows has a step: bytes from 16 rows to the next 16.

@@ -15,7 +15,7 @@ from test_ops import UNITS_HERE, generator, ops_of, pytestmark
 
 __all__ = ["pytestmark"]
 EXPERTS, HIDDEN, F, GROUP = 6, 256, 320, 32
-FORMS = [(kind, bits) for kind in ("f32", "bf16", "fp8") for bits in (8,)] + [
+FORMS = [(kind, bits) for kind in ("f32", "bf16", "bf16_f32", "fp8") for bits in (8,)] + [
     (kind, bits) for kind in ("int8", "int4", "table4") for bits in (8, 16)
 ]
 
@@ -92,8 +92,14 @@ def test_fused_experts_have_the_bits_of_a_linear_for_each(kind: str, bits: int, 
                     continue
                 tokens, places, offsets, weights = choices
                 wide = ops.grouped_linear(x, grouped[0], tokens, offsets)
-                inner = ops.clamped_swiglu(wide, *between.clamp) if between.clamp else ops.gated_activation(wide, between.kind)
-                assert torch.equal(ops.combine(ops.grouped_linear(inner, grouped[1], None, offsets), places, weights), expected)
+                inner = (
+                    ops.clamped_swiglu(wide, *between.clamp)
+                    if between.clamp
+                    else ops.gated_activation(wide, between.kind)
+                )
+                assert torch.equal(
+                    ops.combine(ops.grouped_linear(inner, grouped[1], None, offsets), places, weights), expected
+                )
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
@@ -122,7 +128,10 @@ def test_every_kind_is_tried() -> None:
 @pytest.mark.parametrize("isa", UNITS_HERE)
 def test_a_token_of_fused_experts_does_not_depend_on_the_batch(isa: str) -> None:
     ops, g = ops_of(isa), generator()
-    grouped = stacked(ops, weights_of("int4", 8, 2 * F, HIDDEN), None), stacked(ops, weights_of("int8", 8, HIDDEN, F), None)
+    grouped = (
+        stacked(ops, weights_of("int4", 8, 2 * F, HIDDEN), None),
+        stacked(ops, weights_of("int8", 8, HIDDEN, F), None),
+    )
     x, (_, ids) = cases.normal(g, 200, HIDDEN), loads(200)[0]
     weights = torch.rand(ids.shape, generator=g)
 
@@ -140,7 +149,10 @@ def test_a_token_of_fused_experts_does_not_depend_on_the_batch(isa: str) -> None
 @pytest.mark.parametrize("isa", UNITS_HERE)
 def test_experts_that_do_not_fit_are_refused(isa: str) -> None:
     ops = ops_of(isa)
-    up, down = stacked(ops, weights_of("f32", 8, 2 * F, HIDDEN), None), stacked(ops, weights_of("f32", 8, HIDDEN, F), None)
+    up, down = (
+        stacked(ops, weights_of("f32", 8, 2 * F, HIDDEN), None),
+        stacked(ops, weights_of("f32", 8, HIDDEN, F), None),
+    )
     choices = (*sort_by_expert(torch.tensor([[0, 1]], dtype=torch.int32), EXPERTS), torch.ones(1, 2))
     with pytest.raises(ValueError, match="do not fit"):
         ops.expert_mlp(torch.zeros(1, HIDDEN), down, up, Between("silu"), choices)
@@ -149,3 +161,18 @@ def test_experts_that_do_not_fit_are_refused(isa: str) -> None:
         ops.expert_mlp(torch.zeros(1, HIDDEN), up, down, Between("silu"), (tokens + 1, places, offsets, weights))
     with pytest.raises(ValueError, match="outside the rows"):
         ops.expert_mlp(torch.zeros(1, HIDDEN), up, down, Between("silu"), (tokens, places + 1, offsets, weights))
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+def test_a_router_in_bf16_has_the_bits_of_f32(isa: str) -> None:
+    ops, g = ops_of(isa), generator()
+    for n, k in ((1, 33), (60, 256), (128, 2048), (130, 4100)):
+        numbers = cases.normal(g, n, k).bfloat16().float()
+        short, wide = ops.pack_exact(numbers), ops.pack(Weight("f32", numbers))
+        assert short.kind == "bf16_f32" and 2 * short.nbytes == wide.nbytes
+        for rows in (1, 2, 5, 16, 70):
+            x = cases.normal(g, rows, k)
+            ops.begin_step()
+            assert torch.equal(ops.linear(x, short, None), ops.linear(x, wide, None)), (n, k, rows)
+    numbers[3, 5] = 1.001
+    assert ops.pack_exact(numbers).kind == "f32"

@@ -32,6 +32,7 @@ constexpr KindRow kKindRows[] = {
     {Kind::kTable4, Form::kCodes, 16, 128, 1, true, kStart8, kStart8, look_up<Kind::kTable4>,
      {{kernels<WeightKind::kTable>(), kernels<WeightKind::kTableWide>()},
       {kernels<WeightKind::kTablePair>(), kernels<WeightKind::kTablePairWide>()}}},
+    {Kind::kBf16Floats, Form::kFloats, 0, 0, 1, false, 0, 0, look_up<Kind::kBf16Floats>, {{gated_kernels<WeightKind::kBf16Floats>()}}},
     super_row<WeightKind::kSuper2>(Kind::kSuper2),
     super_row<WeightKind::kSuper3>(Kind::kSuper3),
     super_row<WeightKind::kSuper4>(Kind::kSuper4),

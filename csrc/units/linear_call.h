@@ -2,10 +2,12 @@
 #pragma once
 
 // bf16 numbers, also kept in 12 bits; integer codes and tables of numbers of one digit or of two; `Wide`: activations of two digits.
-enum class WeightKind { kF32, kBf16, kBf12, kInt8, kInt4, kTable, kTablePair, kSuper2, kSuper3, kSuper4, kSuper5, kSuper6, kSuperTable, kInt8Wide, kInt4Wide, kTableWide, kTablePairWide };
+enum class WeightKind { kF32, kBf16Floats, kBf16, kBf12, kInt8, kInt4, kTable, kTablePair, kSuper2, kSuper3, kSuper4, kSuper5, kSuper6, kSuperTable, kInt8Wide, kInt4Wide, kTableWide, kTablePairWide };
 
 constexpr bool is_bf16(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kBf12; }
-constexpr bool is_float(WeightKind kind) { return kind == WeightKind::kF32 || is_bf16(kind); }
+// Products with f32 activations, of f32 numbers or of bf16 ones.
+constexpr bool reads_floats(WeightKind kind) { return kind == WeightKind::kF32 || kind == WeightKind::kBf16Floats; }
+constexpr bool is_float(WeightKind kind) { return reads_floats(kind) || is_bf16(kind); }
 constexpr bool is_int8(WeightKind kind) { return kind == WeightKind::kInt8 || kind == WeightKind::kInt8Wide; }
 constexpr bool is_int4(WeightKind kind) { return kind == WeightKind::kInt4 || kind == WeightKind::kInt4Wide; }
 // In super-blocks, see super_blocks.h.
@@ -49,7 +51,7 @@ constexpr int64_t kPanelBytes = 384 << 10;  // of a 1 MiB second-level cache; we
 // How many rows of activations lie side by side for tiles of R rows; 1: they lie one below the other.
 template <WeightKind kKind, int R, bool kAlone>
 constexpr int rows_abreast() {
-    return kStreamRows && kAlone && kKind != WeightKind::kF32 ? R : 1;
+    return kStreamRows && kAlone && !reads_floats(kKind) ? R : 1;
 }
 
 // A part of the k axis, in the weights' steps: [begin, end). The sums of a first part wait in `sums` [R][NB * 16] and the next

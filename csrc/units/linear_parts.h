@@ -3,8 +3,8 @@
 
 template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
 void tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
-    if constexpr (kKind == WeightKind::kF32) {
-        f32_tile<R, NB>(c, row, block, part);
+    if constexpr (reads_floats(kKind)) {
+        f32_tile<kKind, R, NB>(c, row, block, part);
     } else if constexpr (is_bf16(kKind)) {
         bf16_tile<R, NB, kAbreast, kAlone>(c, row, block, part);
     } else {

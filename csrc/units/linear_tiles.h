@@ -48,16 +48,24 @@ QUIRE_INLINE int64_t place_ahead(int64_t at, int64_t bytes, int64_t ahead) {
     return ahead + (at + ahead >= bytes ? (NB - 1) * bytes : 0);
 }
 
-template <int R, int NB>
+// 16 rows of a column: of bf16 the f32 numbers that they are, so a sum has the bits that f32 weights give it.
+template <WeightKind kKind>
+QUIRE_INLINE F load_column(const char* from) {
+    if constexpr (kKind == WeightKind::kF32) return load(reinterpret_cast<const float*>(from));
+    return bf16_load(reinterpret_cast<const uint16_t*>(from));
+}
+
+template <WeightKind kKind, int R, int NB>
 [[gnu::noinline]] void f32_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     F acc[R][NB];
     load_tile<R, NB>(acc, part);
-    const char* w = c.w.codes + block * c.w.k * 64;
+    constexpr int kBytes = kKind == WeightKind::kF32 ? 64 : 32;
+    const char* w = c.w.codes + block * c.w.k * kBytes;
     const char* x = c.x + row * c.x_stride;
     for (int64_t k = part.begin; k < part.end; ++k) {
         F wk[NB];
 #pragma GCC unroll 8
-        for (int b = 0; b < NB; ++b) wk[b] = load(reinterpret_cast<const float*>(w + (b * c.w.k + k) * 64));
+        for (int b = 0; b < NB; ++b) wk[b] = load_column<kKind>(w + (b * c.w.k + k) * kBytes);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const F xk = set1(reinterpret_cast<const float*>(x + r * c.x_stride)[k]);

@@ -73,6 +73,17 @@ void codes_of_row(const Matrix& w, int64_t row, float* out) {
     }
 }
 
+// bf16 numbers column by column.
+template <>
+void codes_of_row<Kind::kBf16Floats>(const Matrix& w, int64_t row, float* out) {
+    const char* at = w.codes + row / 16 * w.code_step + row % 16 * 2;
+    for (int64_t i = 0; i < w.k; ++i) {
+        uint16_t number;
+        std::memcpy(&number, at + i * 32, 2);
+        out[i] = of_bf16(number);
+    }
+}
+
 // A row of a matrix in 12 bits (layout: pack_bf12.cpp).
 template <>
 void codes_of_row<Kind::kBf12>(const Matrix& w, int64_t row, float* out) {

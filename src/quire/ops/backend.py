@@ -141,6 +141,15 @@ class Ops:
         assert self.cpu is not None
         return pack_stack(self.cpu, weights, count)
 
+    def pack_exact(self, numbers: Tensor) -> Packed:
+        """`numbers` [n, k] f32 for products with f32 activations; in bf16 where that changes none of them.
+
+        A router's choice is all or nothing: its logits have the bits of f32 weights either way.
+        """
+        short = numbers.bfloat16()
+        exact = self.gpu is None and torch.equal(short.float(), numbers)
+        return self.pack(Weight("bf16_f32", short) if exact else Weight("f32", numbers))
+
     def group(self, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
         """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""
         return group(packed, experts, n, bias)

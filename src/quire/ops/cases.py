@@ -34,7 +34,7 @@ def random_weight(
     """A weight of `kind` whose rows have about unit norm per sqrt(k); its activations are of `bits`."""
     if kind == "f32":
         return Weight(kind, normal(g, n, k))
-    if kind == "bf16":
+    if kind in ("bf16", "bf16_f32"):
         return Weight(kind, normal(g, n, k).bfloat16())
     if kind == "fp8":  # every code but the two of nan
         codes8 = (torch.randint(127, (n, k), generator=g) + 128 * torch.randint(2, (n, k), generator=g)).to(torch.uint8)

@@ -50,6 +50,7 @@ _ROWS = (
     Kind("int8", 8, 4, torch.int8, "pack_int8", (16, 32, 64, 128), GROUPED),
     Kind("int4", 4, 8, torch.int8, "pack_int4", (16, 32, 64, 128), GROUPED),
     Kind("table4", 4, 8, torch.int8, "pack_int4", (16, 32, 64, 128), ("scales", "table", "order"), fuses=False),
+    Kind("bf16_f32", 16, 1, torch.bfloat16, "pack_scales16"),
     Kind("super2", 2, SUPER, torch.int8, "", (16,), ("scales", "mins"), multiples=8, mins=True),
     Kind("super3", 3, SUPER, torch.int8, "", (16,), ("scales",), multiples=8),
     Kind("super4", 4, SUPER, torch.int8, "", (32,), ("scales", "mins"), multiples=16, mins=True),

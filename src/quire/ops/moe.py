@@ -154,8 +154,8 @@ def grouped_linear(x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor
 def expert_mlp(x: Tensor, gate_up: Grouped, down: Grouped, between: Between, choices: Choices) -> Tensor:
     """Sum over a token's choices of weight * down(act(gate(x)) * up(x)) by the choice's expert: [T, hidden] f32.
 
-    `grouped_linear`, `gated_activation` or `clamped_swiglu`, `grouped_linear`, `combine`. x [T, hidden] f32; `gate_up` of
-    2 f rows an expert, `down` of f columns. The tolerance is that of one code, as `gated_mlp` has it.
+    `grouped_linear`, `gated_activation` or `clamped_swiglu`, `grouped_linear`, `combine`. x [T, hidden] f32;
+    `gate_up` of 2 f rows an expert, `down` of f columns. The tolerance is that of one code, as `gated_mlp` has it.
     """
     tokens, places, offsets, weights = choices
     wide = grouped_linear(x, gate_up, tokens, offsets)
@@ -249,9 +249,20 @@ def grouped_linear_cases(g: Generator) -> Iterator[Case]:
 
 @cases("expert_mlp")
 def expert_mlp_cases(g: Generator) -> Iterator[Case]:
-    kinds = (("f32", "f32"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "int8"), ("fp8", "int4"), ("table4", "table4"))
+    kinds = (
+        ("f32", "f32"),
+        ("bf16", "bf16"),
+        ("int8", "int8"),
+        ("int4", "int8"),
+        ("fp8", "int4"),
+        ("table4", "table4"),
+    )
     for i, (first, last) in enumerate(kinds):
-        for t, top_k, experts, hidden, f, group in ((1, 2, 4, 64, 32, 32), (9, 3, 5, 128, 192, 64), (200, 2, 3, 40, 32, 32)):
+        for t, top_k, experts, hidden, f, group in (
+            (1, 2, 4, 64, 32, 32),
+            (9, 3, 5, 128, 192, 64),
+            (200, 2, 3, 40, 32, 32),
+        ):
             hidden = hidden if first in ("f32", "bf16") else -(-hidden // group) * group
             biased = t == 9
             yield {

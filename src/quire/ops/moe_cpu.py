@@ -78,8 +78,8 @@ def expert_mlp(cpu: Cpu, x: Tensor, gate_up: Grouped, down: Grouped, between: Be
     rows, top_k = check(places, "expert_mlp places", I32, -1, -1).shape
     if gate_up.n != 2 * down.k or down.experts != gate_up.experts:
         raise ValueError(
-            f"expert_mlp: {gate_up.experts} matrices [{gate_up.n}, {gate_up.k}] and {down.experts} of [{down.n}, {down.k}] "
-            f"do not fit each other"
+            f"expert_mlp: {gate_up.experts} matrices [{gate_up.n}, {gate_up.k}] and {down.experts} of "
+            f"[{down.n}, {down.k}] do not fit each other"
         )
     check(x, "expert_mlp x", F32, rows, gate_up.k)
     check(tokens, "expert_mlp tokens", I32, rows, top_k)

@@ -34,6 +34,8 @@ class Weight:
     """A matrix [n, k] in its plain (unpacked) form.
 
     `kind` "f32" | "bf16" | "f16": `codes` is the matrix itself (the GPU backend alone takes f16).
+    `kind` "bf16_f32": `codes` is a bf16 matrix whose products are those of the same numbers in f32: activations are not
+    rounded (a GPU does not take it).
     `kind` "int8" | "int4": `codes` [n, k] int8 holds signed codes (int4: -8..7), `scales` [n, k / group] float16 or
     float32; the value is code * scale. With `zeros` [n, k / group] int8 the value is (code - zero) * scale; with `mins`
     [n, k / group] of the scales' dtype it is code * scale + min, and int4 codes are 0..15.

@@ -22,7 +22,7 @@ from quire.model.load.place import placed
 from quire.model.load.roles import DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
 from quire.ops.backend import Ops
-from quire.ops.weights import Weight, labelled
+from quire.ops.weights import labelled
 from quire.quant.base import Quantizer, QuantScheme, QWeight
 from quire.quant.registry import DENSE, matrix_scheme
 from quire.quant.registry import load as load_matrix
@@ -152,11 +152,11 @@ class Reader:
         return QWeight.cat_rows([w for w, _ in parts]), bias
 
     def dense(self, role: str, layer: int) -> Linear:
-        """A matrix that stays f32: what a router sees must not be rounded, for its choice is all or nothing."""
+        """A matrix whose products are those of f32: a router's choice is all or nothing, so nothing may be rounded."""
         names = self.opened.claim.get(role, layer)
-        packed = QWeight(Weight("f32", self.read(names["weight"]).float())).pack(self.ops)
+        packed = self.ops.pack_exact(self.read(names["weight"]).float())
         bias = self.read(names["bias"]).float().clone() if "bias" in names else None
-        self.count(role, "f32", packed.nbytes + (0 if bias is None else bias.nbytes))
+        self.count(role, packed.kind.removesuffix("_f32"), packed.nbytes + (0 if bias is None else bias.nbytes))
         return Linear(packed, bias)
 
     def _shape(self, roles: tuple[str, ...], rows: Tensor | None) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from quire.ops.backend import Ops
 from quire.ops.moe import Between, Choices, Grouped
 from quire.ops.routing import Routing
 
-
 Experts = Callable[[Ops, Tensor, Choices], Tensor]
 """rows [T, hidden] f32 and what their router chose -> the weighted sums [T, hidden] f32 of the experts' outputs."""
 
