@@ -10,12 +10,13 @@ from quire.ops import cases
 from quire.ops.backend import Ops
 from quire.ops.matrix import KINDS
 from quire.ops.moe import Between, Choices, Grouped, padded_rows, sort_by_expert
-from quire.ops.weights import Weight
+from quire.ops.weights import SUPER_KINDS, Weight
+from quire.quant.base import QWeight
 from test_ops import UNITS_HERE, generator, ops_of, pytestmark
 
 __all__ = ["pytestmark"]
 EXPERTS, HIDDEN, F, GROUP = 6, 256, 320, 32
-FORMS = [(kind, bits) for kind in ("f32", "bf16", "bf16_f32", "fp8") for bits in (8,)] + [
+FORMS = [(kind, 8) for kind in ("f32", "bf16", "bf16_f32", "fp8", *SUPER_KINDS.values())] + [
     (kind, bits) for kind in ("int8", "int4", "table4") for bits in (8, 16)
 ]
 
@@ -23,25 +24,17 @@ FORMS = [(kind, bits) for kind in ("f32", "bf16", "bf16_f32", "fp8") for bits in
 def weights_of(kind: str, bits: int, n: int, k: int) -> list[Weight]:
     """The matrix of each expert; integers have zeros."""
     g = generator(n + bits)
+    form = {name: form for form, name in SUPER_KINDS.items()}.get(kind)
+    if form is not None:
+        return [cases.super_weight(g, form, n, k) for _ in range(EXPERTS)]
     zeros = kind in ("int8", "int4")
     return [cases.random_weight(g, kind, n, k, GROUP, zeros, bits) for _ in range(EXPERTS)]
 
 
 def stacked(ops: Ops, matrices: list[Weight], bias: Tensor | None, narrow: bool = False) -> Grouped:
     """The matrices as one buffer."""
-    n, first = matrices[0].shape[0], matrices[0]
-    parts = [w.take_rows(padded_rows(n)) for w in matrices]
-
-    def joined(name: str) -> Tensor | None:
-        found = [getattr(w, name) for w in parts]
-        return torch.cat(found) if found[0] is not None else None
-
-    codes = joined("codes")
-    assert codes is not None
-    whole = Weight(
-        first.kind, codes, joined("scales"), joined("zeros"), first.group, joined("mins"), first.table,
-        activation_bits=first.activation_bits,
-    )  # fmt: skip
+    n = matrices[0].shape[0]
+    whole = QWeight.cat_rows([QWeight(w.take_rows(padded_rows(n))) for w in matrices]).weight
     packed = ops.pack(whole, narrow)
     return ops.group(packed, EXPERTS, n, bias)
 
@@ -76,8 +69,9 @@ def by_hand(ops: Ops, x: Tensor, up: list[Weight], down: list[Weight], biases: t
 @pytest.mark.parametrize(("kind", "bits"), FORMS)
 def test_fused_experts_have_the_bits_of_a_linear_for_each(kind: str, bits: int, isa: str) -> None:
     ops, g = ops_of(isa), generator()
-    up, down = weights_of(kind, bits, 2 * F, HIDDEN), weights_of(kind, bits, HIDDEN, F)
-    biases = cases.normal(g, EXPERTS, 2 * F), cases.normal(g, EXPERTS, HIDDEN)
+    f = 512 if kind in SUPER_KINDS.values() else F
+    up, down = weights_of(kind, bits, 2 * f, HIDDEN), weights_of(kind, bits, HIDDEN, f)
+    biases = cases.normal(g, EXPERTS, 2 * f), cases.normal(g, EXPERTS, HIDDEN)
     for given, between in ((None, Between("silu")), (biases, Between("gelu")), (biases, Between("silu", (1.702, 7.0)))):
         grouped = stacked(ops, up, given and given[0]), stacked(ops, down, given and given[1])
         for rows in (1, 2, 5, 17, 130):
@@ -122,7 +116,7 @@ def test_experts_in_12_bits_have_the_bits_of_16(isa: str) -> None:
 
 
 def test_every_kind_is_tried() -> None:
-    assert {kind for kind, _ in FORMS} | {"bf12"} >= {kind for kind in KINDS if not kind.startswith("super")}
+    assert {kind for kind, _ in FORMS} | {"bf12"} == set(KINDS)
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
