@@ -61,7 +61,7 @@ def on_gpu(value: Any, ops: Ops, dtype: torch.dtype = torch.float32) -> Any:
     if isinstance(value, Grouped):
         assert value.packed.plain is not None
         bias = None if value.bias is None else value.bias.to(ops.device)
-        return ops.group(ops.pack(value.packed.plain), value.experts, value.n, bias)
+        return ops.group(ops.pack(for_gpu(value.packed.plain)), value.experts, value.n, bias)
     if isinstance(value, Tensor):
         narrow = value.dtype is torch.float32 and value.dim() == 2
         return value.to(ops.device, dtype if narrow else value.dtype, copy=True)
