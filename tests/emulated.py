@@ -49,7 +49,8 @@ class Memory:
 
         def data_ptr(tensor: torch.Tensor) -> int:
             storage = tensor.untyped_storage()
-            memory._known[storage.data_ptr()] = (storage.nbytes(), weakref.ref(storage))
+            if storage.nbytes():  # an empty one lies at 0, and not every 0 in memory is its address
+                memory._known[storage.data_ptr()] = (storage.nbytes(), weakref.ref(storage))
             return memory._address(tensor)
 
         def address(array: NDArray[Any], dtype: Any) -> int:
