@@ -128,6 +128,7 @@ def test_a_model_says_the_same_and_is_kept_packed(tmp_path: Path) -> None:
     for bits in (16, 12, 12):
         llm = LLM(bf16_bits=bits, cache_packed=str(tmp_path / "packed"), **options)
         texts.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
+        llm.close()
     assert texts[0] == texts[1] == texts[2]
     assert len(list((tmp_path / "packed").iterdir())) == 2
 

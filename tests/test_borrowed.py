@@ -141,7 +141,7 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
         describe(str(tmp_path))
 
 
-@pytest.mark.parametrize("option", [{"enable_lora": True}, {"cache_packed": "auto"}, {"load_format": "dummy"}])
+@pytest.mark.parametrize("option", [{"enable_lora": True}, {"cache_packed": "somewhere"}, {"load_format": "dummy"}])
 def test_options_of_the_table_are_refused(option: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, "apertus", **PLAIN_ROPE)
     with pytest.raises(ConfigError, match="needs a family of the table"):

@@ -41,6 +41,7 @@ from quire.server.app import create_app
 from quire.server.options import ServerOptions
 from quire.text.tokenizer import Tokenizer as TextTokenizer
 from test_model import CUTS, Paged, assert_left_out, load, prompt
+from test_packed_cache import load as load_kept
 
 SMALL = {"d_ff": 96, "d_kv": 16}
 NEAR = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
@@ -175,8 +176,7 @@ def test_dummy_weights_and_reports_fit(tmp_path: Path) -> None:
 @CPU
 def test_packed_weights_are_found_again(tmp_path: Path) -> None:
     write(tmp_path, "t5", **SMALL)
-    options = {"quantization": "int8", "cache_packed": str(tmp_path / "kept")}
-    first, again = (Encoded(load(tmp_path, backend("cpu"), **options), [[5, 6]], [[0, 9]]) for _ in range(2))
+    first, again = (Encoded(load_kept(tmp_path, device="cpu"), [[5, 6]], [[0, 9]]) for _ in range(2))
     assert torch.equal(first.run([[2]])[0], again.run([[2]])[0])
 
 

@@ -18,6 +18,7 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.model.batch import Batch
 from quire.model.build import Model, load_model
+from quire.model.load.packed_writing import finish_all
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.parts import NormSpans, Step
@@ -162,9 +163,11 @@ def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
 def test_each_share_keeps_its_own_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "llama")
     ops = select(DeviceConfig(device="cpu"))
-    config = flat_config(model=str(tmp_path), dtype="bfloat16", cache_packed="auto")
+    config = flat_config(model=str(tmp_path), dtype="bfloat16", cache_packed=str(tmp_path / "kept"))
     shares = Share(), Share(0, 2), Share(1, 2)
-    sizes = [load_model(config, ops, share=share).weight_bytes for share in shares]
+    models = [load_model(config, ops, share=share) for share in shares]
+    finish_all()
+    sizes = [model.weight_bytes for model in models]
     made = made_anew(monkeypatch)
     assert [load_model(config, ops, share=share).weight_bytes for share in shares] == sizes
-    assert sizes[0] > sizes[1] == sizes[2] and not made and len(list((tmp_path / ".quire").iterdir())) == 3
+    assert sizes[0] > sizes[1] == sizes[2] and not made and len(list((tmp_path / "kept").iterdir())) == 3

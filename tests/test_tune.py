@@ -72,6 +72,7 @@ def test_results_do_not_depend_on_the_choice(kind: str, group: int) -> None:
 def test_the_first_start_measures_and_the_next_one_remembers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seqs: int
 ) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(tune, "SMALLEST", 0)
     monkeypatch.setattr(tune, "BUDGET", 0.05)

@@ -72,8 +72,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         "auto"
     )
     cache_packed: Annotated[
-        str, about("Keep packed weights for the next start: auto = beside the model, off, or a folder.")
-    ] = "off"
+        str,
+        about(
+            "Keep converted or quantized weights for the next start: auto = among the user's caches, off, or a folder."
+        ),
+    ] = "auto"
+    cache_packed_gib: Annotated[
+        float, about("GiB of packed weights in that folder at most; those least recently used make room.")
+    ] = 64.0
     seed: Annotated[int, about("Start of the random numbers for requests that bring no seed.")] = 0
     chat_template: Annotated[str | None, about("File with another chat template (jinja).")] = None
     generation_config: Annotated[
@@ -191,6 +197,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--lora-modules needs --enable-lora", param="lora_modules")
         if not (1 <= self.lora.max_loras <= 1024 and 1 <= self.lora.max_lora_rank <= 512):
             raise ConfigError("--max-loras must lie in [1, 1024] and --max-lora-rank in [1, 512]", param="max_loras")
+        if not 0 <= self.model.cache_packed_gib <= 1 << 20:
+            raise ConfigError("--cache-packed-gib must lie in [0, 1048576]", param="cache_packed_gib")
         if not 0 <= self.device.threads <= 1024:
             raise ConfigError(f"--threads {self.device.threads} must lie in [0, 1024]", param="threads")
         sizes = (self.model.max_model_len, self.cache.kv_cache_memory_bytes, self.cache.num_blocks)

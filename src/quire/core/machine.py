@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import platform
 import sys
 from dataclasses import dataclass
@@ -73,6 +74,12 @@ def _quota(group: Path) -> float | None:
         except (OSError, ValueError, ZeroDivisionError):
             continue
     return None
+
+
+def cache_folder() -> Path:
+    """Where quire keeps what it made or found out for later starts: $XDG_CACHE_HOME/quire, or else ~/.cache/quire."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "quire"
 
 
 def trim_heap() -> None:

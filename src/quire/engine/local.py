@@ -53,4 +53,6 @@ class LocalEngine:
         return StepReport(outputs, self.engine.stats(), changes)
 
     def close(self) -> None:
-        """Nothing outlives the object."""
+        """Nothing outlives the object: a packed cache that is being written is finished first."""
+        if self.engine.model.writing is not None:
+            self.engine.model.writing.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,9 @@ from quire.engine.client import (
     ToEngine,
 )
 
+END_SECONDS = 3.0
+"""That a process may take to end by itself."""
+
 
 class ProcessEngine:
     """`EngineClient` over two sockets in a private directory; one thread may submit and abort while another polls."""
@@ -41,12 +45,13 @@ class ProcessEngine:
         self._from = context.socket(zmq.PULL)
         self._directory = tempfile.mkdtemp(prefix="quire-")  # mode 0700: only this user can connect
         self._process = self._start()
-        self._closed = False
+        self._closed = self._loaded = False
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(msgspec.json.encode(config) + b"\n")
             self._process.stdin.flush()
             self._info = self._wait_until_loaded(progress)
+            self._loaded = True
         except BaseException:
             self.close()
             raise
@@ -92,14 +97,21 @@ class ProcessEngine:
         raise EngineFailure(f"unexpected message {type(message).__name__} from the engine")
 
     def close(self) -> None:
-        """Kill the process, which has nothing to save, and remove the sockets."""
+        """End the process and remove the sockets.
+
+        Closing its input ends one that runs: it has nothing to save but a packed cache, which it is given seconds for.
+        """
         if self._closed:
             return
         self._closed = True
-        self._process.kill()
-        self._process.wait()
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(OSError):  # it is gone already
+                self._process.stdin.close()
+        try:
+            self._process.wait(END_SECONDS if self._loaded else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._clean_up()
 
     def _clean_up(self) -> None:

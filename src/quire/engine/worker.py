@@ -34,6 +34,7 @@ from quire.engine.client import (
     ToEngine,
 )
 from quire.engine.engine import Engine
+from quire.model.load.packed_writing import finish_all
 
 IDLE_WAIT_MS = 1000
 PROGRESS_INTERVAL = 0.1
@@ -98,6 +99,7 @@ def die_with_parent(directory: Path) -> None:
     while os.read(0, 4096):
         pass
     shutil.rmtree(directory, ignore_errors=True)
+    finish_all()
     os._exit(0)
 
 

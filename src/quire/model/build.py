@@ -6,7 +6,6 @@ Peak memory is the packed model and one layer: weights are views of the mapped f
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from quire.model.load.adapters import Adapters, parse_modules
 from quire.model.load.builders import load_decoder
 from quire.model.load.encoder import check_encoder, load_encoder
 from quire.model.load.packed_cache import packed_cache
+from quire.model.load.packed_writing import Writing
 from quire.model.load.place import placed
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
@@ -49,6 +49,7 @@ class Model:
     """A decoder ready to run, and what the engine must know of it.
 
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
+    `writing`: the packed cache that is being written.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Model:
     adapters: Adapters | None = None
     encoder: Encoder | None = None
     decoder_start: int = 0
+    writing: Writing | None = None
 
 
 def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, layout: type[KVLayout] = KVLayout) -> KVLayout:
@@ -107,9 +109,8 @@ def load_model(
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
     ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
-    with cache or nullcontext():
-        made = load_decoder(reader, ropes)
-        encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
+    made = load_decoder(reader, ropes)
+    encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     if adapters is not None:
         reader.count("adapters", "f32", adapters.nbytes)
@@ -134,6 +135,7 @@ def load_model(
         adapters=adapters,
         encoder=encoder,
         decoder_start=generation.decoder_start,
+        writing=None if cache is None else cache.keep(),
     )
 
 
@@ -142,7 +144,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
     options = config.model
     for given, name in (
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
-        (options.cache_packed != "off", "cache_packed"), (options.activations != "auto", "activations"),
+        (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
     ):  # fmt: skip
         if given:
             raise ConfigError(

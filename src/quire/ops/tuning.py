@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from quire.core.errors import ConfigError
+from quire.core.machine import cache_folder
 
 FILE = "tuning.json"
 
@@ -40,11 +41,6 @@ def parse(text: str) -> Tuning | None:
     if not (0 <= tuning.ahead <= 1 << 20 and tuning.tile_rows >= 1 and tuning.row_streams >= 1):
         raise ConfigError(f"--tune {text!r}: ahead must lie in 0..2^20, the others be at least 1", param="tune")
     return tuning
-
-
-def cache_folder() -> Path:
-    """Where quire keeps what it found out about this machine."""
-    return Path.home() / ".cache" / "quire"
 
 
 def recall(key: str, folder: Path | None = None) -> Tuning | None:

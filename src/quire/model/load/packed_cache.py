@@ -10,23 +10,29 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread, get_native_id
 
 import torch
 from torch import Tensor
 
 from quire.core.config import ModelConfig
 from quire.core.errors import ConfigError
+from quire.core.machine import cache_folder
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
 from quire.model.disk.opened import Opened
-from quire.model.load.packed_file import Damaged, Entry, Writer, read_data, read_index
+from quire.model.load.packed_file import Damaged, Entry, read_data, read_index
+from quire.model.load.packed_folder import (
+    PREFIX,
+    SUFFIX,
+    NoRoom,
+    make_room,
+    mark_used,
+    remove_leftovers,
+)
+from quire.model.load.packed_writing import Kept, Writing
 from quire.model.load.roles import Share
 from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops
@@ -34,46 +40,40 @@ from quire.ops.cases import random_weight
 from quire.ops.cpu import Cpu
 from quire.ops.matrix import KINDS, Numbers, assemble, part_sizes, take_apart
 from quire.ops.pack import PLAIN, narrow_bf16, pack
-from quire.ops.weights import MOST, SUPER, SUPER_KINDS, Packed, Weight, labelled
+from quire.ops.weights import MOST, SUPER, SUPER_KINDS, Packed, Weight
 from quire.quant.base import Quantizer
+from quire.quant.registry import DENSE
 
 log = logging.getLogger(__name__)
 HEADER_BYTES = 1 << 16
-FOLDER = ".quire"
+SMALLEST = 64 << 20
+"""Bytes of packed weights below which nothing is kept unless a folder is named: packing them takes no time."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A packed matrix and its bias f32: [n], or of experts below each other without what pads their rows."""
+class Limits:
+    """Bytes: `most` of all files in the folder, `least` of one that is worth it."""
 
-    packed: Packed
-    bias: Tensor | None
-
-    @property
-    def label(self) -> str:
-        """Kind, group and wide activations for reports, as `QWeight.label`."""
-        if self.packed.kind == "bf12":
-            return labelled("bf16", self.packed)
-        wide = " a16" if take_apart(self.packed)[0].activation_bits != 8 and self.packed.group else ""
-        return f"{self.packed.kind} g{self.packed.group}{wide}" if self.packed.group else self.packed.kind
+    most: int
+    least: int
 
 
 class PackedCache:
     """The packed matrices of one model under one set of options, by name; `load` fills it, or else the reader does.
 
-    What the reader makes is written at once by a thread of low priority, and so is the rest when something was lacking.
+    If something was lacking, `keep` has all of it written.
     """
 
-    def __init__(self, path: Path, source: str, cpu: Cpu, matrices: int, nbytes: int) -> None:
-        """`matrices` and their bytes: at most, of a file that is to be written."""
+    def __init__(self, path: Path, source: str, cpu: Cpu, limits: Limits) -> None:
         self.path = path
-        self._source, self._cpu, self._most = source, cpu, (matrices, nbytes)
+        self._source, self._cpu, self._limits = source, cpu, limits
         self._kept: dict[str, Kept] = {}
         self._used: dict[str, Kept] = {}
-        self._writing: _Writing | None = None
+        self._made = False
 
     def load(self, progress: LoadProgress) -> None:
         """Read the file when there is one that can be used; otherwise say why not and hold nothing."""
+        remove_leftovers(self.path.parent)
         try:
             index, offset = read_index(self.path)
             if index.source != self._source:
@@ -82,6 +82,7 @@ class PackedCache:
             data = huge_bytes(self._cpu.native, max(1, index.size))[: index.size]
             read_data(self.path, offset, index, data, progress)
             self._kept = {name: self._restore(entry, data) for name, entry in index.entries.items()}
+            mark_used(self.path)
         except FileNotFoundError:
             return
         except (Damaged, OSError) as error:
@@ -105,22 +106,20 @@ class PackedCache:
 
     def put(self, name: str, packed: Packed, bias: Tensor | None) -> None:
         """Take a matrix that was made just now."""
-        if self._writing is None:
-            self._writing = _Writing(self.path, self._source, *self._most)
-        self._used.pop(name, None)
-        self._writing.add(name, Kept(packed, bias))
+        self._made = True
+        self._used[name] = Kept(packed, bias)
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Have the file if something is new. A failure (no space, no permission) is said and does not stop serving."""
-        if self._writing is None:
-            return
-        if error is None:
-            for name, kept in self._used.items():
-                self._writing.add(name, kept)
-        self._writing.finish(complete=error is None)
+    def keep(self) -> Writing | None:
+        """Begin to write what the model uses, in the background, if some of it is new and there is room for it."""
+        size = sum(kept.nbytes for kept in self._used.values())
+        if not self._made or size < self._limits.least:
+            return None
+        try:
+            make_room(self.path, size, self._limits.most)
+        except (NoRoom, OSError) as error:
+            log.info("packed weights are not kept in %s: %s", self.path.parent, error)
+            return None
+        return Writing(self.path, self._source, self._used)
 
     def _restore(self, entry: Entry, data: Tensor) -> Kept:
         """The matrix of `entry` as views of `data`."""
@@ -156,96 +155,43 @@ class PackedCache:
         return Kept(packed, None if offsets is None else offsets.view(torch.float32))
 
 
-class _Writing:
-    """A file that a thread writes while matrices are made: what they are made from is read and packed meanwhile."""
-
-    def __init__(self, path: Path, source: str, matrices: int, nbytes: int) -> None:
-        self._path = path
-        self._queue: SimpleQueue[tuple[str, Kept] | bool] = SimpleQueue()
-        self._thread = Thread(target=self._run, args=(source, matrices, nbytes), name="packed cache")
-        self._thread.start()
-
-    def add(self, name: str, kept: Kept) -> None:
-        """Have the matrix written."""
-        self._queue.put((name, kept))
-
-    def finish(self, complete: bool) -> None:
-        """Wait until all of it is on disk, or was given up; so is what is not `complete`."""
-        self._queue.put(complete)
-        self._thread.join()
-
-    def _run(self, source: str, matrices: int, nbytes: int) -> None:
-        size = 0
-        if sys.platform == "linux":  # where a thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
-        writer: Writer | None = None
-        try:
-            writer = Writer(self._path, source, matrices, nbytes)
-            while not isinstance(item := self._queue.get(), bool):
-                size += item[1].packed.nbytes
-                writer.add(item[0], *_described(item[1]))
-            if not item:
-                writer.abandon()
-                return
-            writer.finish()
-        except OSError as error:
-            if writer is not None:
-                writer.abandon()
-            log.warning(
-                "packed weights were not kept: %s: %s; serving goes on. Free %s bytes there or choose another folder "
-                "with --cache-packed",
-                self._path,
-                error.strerror or error,
-                f"{size:,}",
-            )
-        else:
-            log.info("packed weights are kept in %s", self._path)
-
-
-def _described(kept: Kept) -> tuple[Entry, dict[str, Tensor]]:
-    packed = kept.packed
-    numbers, parts = take_apart(packed)
-    entry = Entry(
-        kind=packed.kind, n=packed.n, k=packed.k, group=packed.group, wide=numbers.wide,
-        activation_bits=numbers.activation_bits, parts={},
-    )  # fmt: skip
-    return entry, parts if kept.bias is None else parts | {"bias": kept.bias}
-
-
 def packed_cache(
     options: ModelConfig, opened: Opened, ops: Ops, dtype: torch.dtype, target: Quantizer | None, share: Share
 ) -> PackedCache | None:
-    """The cache that `--cache-packed` asks for, or None. `ConfigError` when there is nothing it could keep."""
+    """The cache that `--cache-packed` asks for, or None.
+
+    "auto" is none where there is nothing it could keep, or where weights are only laid out anew: their file would take
+    the disk that the model takes, and save a copy. A folder that was named is a `ConfigError` instead of the first.
+    """
+    auto = options.cache_packed == "auto"
     if options.cache_packed == "off":
         return None
     if ops.cpu is None or ops.refers:
+        if auto:
+            return None
         raise ConfigError(
             "--cache-packed keeps weights in the layout of the native kernels, but an op that reads them runs "
             "elsewhere; leave out --cache-packed, or --device and --ops",
             param="cache_packed",
         )
     if options.load_format == "dummy":
+        if auto:
+            return None
         raise ConfigError("--cache-packed: made-up weights (--load-format dummy) are not kept", param="cache_packed")
-    name = f"packed-{options.quantization or 'none'}-g{options.group_size}-{str(dtype).removeprefix('torch.')}"
+    if auto and target is None and opened.scheme is DENSE and ops.cpu.bf16_bits == 16:
+        return None
+    name = f"{PREFIX}{options.quantization or 'none'}-g{options.group_size}-{str(dtype).removeprefix('torch.')}"
     files = sorted({info.file for info in opened.source.infos.values()})
     base = opened.folder.parent if opened.folder.is_file() else opened.folder
     paths = [base / file for file in files]
-    folder = _folder(options.cache_packed, base)
     name += "-12" if ops.cpu.bf16_bits == 12 else ""
     name += "" if options.activations == "auto" else f"-a{options.activations}"
     name += "" if share.world == 1 else f"-rank{share.rank}of{share.world}"
-    name += f"-{hashlib.blake2b(str(paths[0].resolve()).encode(), digest_size=6).hexdigest()}.safetensors"
+    name += f"-{hashlib.blake2b(str(paths[0].resolve()).encode(), digest_size=6).hexdigest()}{SUFFIX}"
     facts = [VERSION, name, target.name if target else "", repr(opened.spec), _layout(ops.cpu, target)]
-    matrices = len({(role, place.layer) for role, place in opened.claim.parts})
-    nbytes = 4 * sum(info.numbers for info in opened.source.infos.values())
-    return PackedCache(folder / name, _fingerprint(facts, paths), ops.cpu, matrices, nbytes)
-
-
-def _folder(choice: str, base: Path) -> Path:
-    """`choice` itself; "auto": beside the model, or among the user's caches where that cannot be written."""
-    if choice != "auto":
-        return Path(choice).expanduser()
-    return base / FOLDER if os.access(base, os.W_OK) else Path.home() / ".cache" / "quire" / "packed"
+    limits = Limits(int(options.cache_packed_gib * 2**30), SMALLEST if auto else 0)
+    path = (cache_folder() / "packed" if auto else Path(options.cache_packed).expanduser()) / name
+    return PackedCache(path, _fingerprint(facts, paths), ops.cpu, limits)
 
 
 def _fingerprint(facts: list[str], paths: list[Path]) -> str:

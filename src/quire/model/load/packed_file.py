@@ -12,9 +12,8 @@ import contextlib
 import json
 import os
 import tempfile
-import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +28,6 @@ FORMAT = 2
 PIECE = 4 << 20
 ALIGN = 256
 MAX_HEADER = 64 << 20
-STALE_TEMPORARY_SECONDS = 3600
 FACTS_BYTES, MATRIX_BYTES, CHECKSUM_BYTES = 4096, 4096, 16
 """Of the index: room for what it says of the file, of a matrix (a tenth of it is used) and of a piece."""
 
@@ -122,17 +120,14 @@ class Writer:
     """Writes a file matrix by matrix, beside `path`; `finish` names it so: a reader sees the old one or the new one.
 
     safetensors begins with the index, which is known last: room for `matrices` of them and `nbytes` of data is left.
-    OSError from any call when something cannot be done; `abandon` then leaves nothing behind.
+    `between` is called after each piece. OSError from any call when something cannot be done; `abandon` then leaves
+    nothing behind.
     """
 
-    def __init__(self, path: Path, source: str, matrices: int, nbytes: int) -> None:
-        self._path, self._source = path, source
+    def __init__(self, path: Path, source: str, matrices: int, nbytes: int, between: Callable[[], None]) -> None:
+        self._path, self._source, self._between = path, source, between
         self._room = FACTS_BYTES + matrices * MATRIX_BYTES + nbytes // PIECE * CHECKSUM_BYTES
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{path.name}.*"):  # by writers that were killed
-            with contextlib.suppress(FileNotFoundError):  # that one is done
-                if time.time() - left.stat().st_mtime > STALE_TEMPORARY_SECONDS:
-                    left.unlink()
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         self._temporary, self._file = Path(name), os.fdopen(handle, "wb")
         self._file.seek(8 + self._room)
@@ -156,7 +151,10 @@ class Writer:
         self._entries[name] = msgspec.structs.replace(entry, parts=places)
 
     def finish(self) -> None:
-        """Write the index, wait until all of it is on disk and rename it. Of several writers the last one wins."""
+        """Write the index and rename the file. Of several writers the last one wins.
+
+        Nothing waits for the disk: of a machine that loses its power then, the checksums find what was not written.
+        """
         crcs = (*self._crcs, self._crc) if self._size % PIECE else tuple(self._crcs)
         index = Index(format=FORMAT, source=self._source, size=self._size, crcs=crcs, entries=self._entries)
         metadata = {"format": "pt", "quire": msgspec.json.encode(index).decode()}
@@ -166,15 +164,17 @@ class Writer:
         with self._file:
             self._file.seek(0)
             self._file.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
-            self._file.flush()
-            os.fsync(self._file.fileno())
         self._temporary.replace(self._path)
 
     def abandon(self) -> None:
         """Leave nothing behind."""
-        self._temporary.unlink(missing_ok=True)
+        self.remove()
         with contextlib.suppress(OSError):  # of what is still to be flushed
             self._file.close()
+
+    def remove(self) -> None:
+        """Take its name from the file, which another thread may be writing; `finish` then fails."""
+        self._temporary.unlink(missing_ok=True)
 
     def _append(self, chunk: memoryview) -> None:
         """Write the bytes and count them in the CRC-32 of every `PIECE`."""
@@ -185,3 +185,4 @@ class Writer:
             if self._size % PIECE == 0:
                 self._crcs.append(self._crc)
                 self._crc = 0
+                self._between()

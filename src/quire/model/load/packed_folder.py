@@ -1,0 +1,62 @@
+"""The folder of packed caches: where it is, how large it may become, and which files make room for a new one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+PREFIX, SUFFIX = "packed-", ".safetensors"
+STALE_SECONDS = 600
+"""Since the last write to a file without its final name: a writer that lives writes every few milliseconds."""
+FREE_SHARE = 10
+"""A tenth of the disk stays free."""
+
+
+class NoRoom(Exception):
+    """The file would be too large; the message says for what."""
+
+
+def mark_used(path: Path) -> None:
+    """Make the file the last that makes room for another; not where that is forbidden."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what writers left that were killed."""
+    for left in folder.glob(f".{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another process may be faster
+            if time.time() - left.stat().st_mtime > STALE_SECONDS:
+                left.unlink()
+
+
+def make_room(path: Path, size: int, most: int) -> None:
+    """Remove the files least recently used until `path` may have `size` bytes; `NoRoom` when that is not enough.
+
+    All files have `most` bytes at most, and half of what the disk would have without them. Nothing is removed in vain.
+    Whoever reads or has mapped a file that is removed keeps it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    disk, found = shutil.disk_usage(path.parent), list[tuple[float, int, Path]]()
+    for other in path.parent.glob(f"{PREFIX}*{SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):
+            status = other.stat()
+            if other != path:
+                found.append((status.st_mtime, status.st_size, other))
+    held = sum(bytes_ for _, bytes_, _ in found)
+    most, least_free = min(most, (disk.free + held) // 2), disk.total // FREE_SHARE
+    if size > most:
+        raise NoRoom(f"they need {size:,} bytes, {most:,} are allowed (--cache-packed-gib, half of the free disk)")
+    gone, freed = list[Path](), 0
+    for _, bytes_, other in sorted(found):
+        if held - freed + size <= most and disk.free + freed - size >= least_free:
+            break
+        gone.append(other)
+        freed += bytes_
+    if disk.free + freed - size < least_free:
+        raise NoRoom(f"they need {size:,} bytes, which would leave less than a tenth of the disk free")
+    for other in gone:
+        other.unlink(missing_ok=True)
