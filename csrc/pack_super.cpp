@@ -6,35 +6,12 @@
 
 #include "pool.h"
 #include "registry.h"
+#include "super_planes.h"
 
 namespace quire {
 namespace {
 
 constexpr int64_t kLanes = 16;
-
-// Eight words of four codes, a byte each, into `bits` planes.
-template <int kBits>
-void planes_of(uint32_t* to, const uint32_t* w) {
-    if constexpr (kBits >= 4)
-        for (int i = 0; i < 4; ++i) to[i] = (w[2 * i] & 0x0f0f0f0fu) | (w[2 * i + 1] & 0x0f0f0f0fu) << 4;
-    if constexpr (kBits == 5) {
-        to[4] = 0;
-        for (int i = 0; i < 8; ++i) to[4] |= (w[i] >> 4 & 0x01010101u) << i;
-    }
-    if constexpr (kBits == 6)
-        for (int i = 0; i < 2; ++i) {
-            to[4 + i] = 0;
-            for (int j = 0; j < 4; ++j) to[4 + i] |= (w[4 * i + j] >> 4 & 0x03030303u) << (2 * j);
-        }
-    if constexpr (kBits == 3) {
-        for (int i = 0; i < 3; ++i) to[i] = w[2 * i] | w[2 * i + 1] << 3;
-        to[0] |= (w[6] & 0x03030303u) << 6;
-        to[1] |= (w[7] & 0x03030303u) << 6;
-        to[2] |= (w[6] & 0x04040404u) << 4 | (w[7] & 0x04040404u) << 5;
-    }
-    if constexpr (kBits == 2)
-        for (int i = 0; i < 2; ++i) to[i] = w[4 * i] | w[4 * i + 1] << 2 | w[4 * i + 2] << 4 | w[4 * i + 3] << 6;
-}
 
 struct SuperSource {
     const int8_t* codes;

@@ -38,7 +38,7 @@ from quire.ops.pack_stack import pack_stack
 from quire.ops.runtime import Fetched
 from quire.ops.sampling import Found
 from quire.ops.triton.pack import pack as gpu_pack
-from quire.ops.weights import Packed, Weight, plain_packed
+from quire.ops.weights import Packed, Stored, Weight, plain_packed
 
 T = TypeVar("T")
 READ_WEIGHTS = ("linear", "gated_mlp", "grouped_linear", "expert_mlp", "head_linear")
@@ -124,19 +124,26 @@ class Ops:
         """Whether an op that was overridden with its reference reads weights, as they are before packing."""
         return any(self.chosen[op] == "reference" for op in READ_WEIGHTS)
 
-    def pack(self, weight: Weight, narrow: bool = False) -> Packed:
-        """`weight` in the layout `linear` reads; `narrow`: in 12 bits, if it is bf16 and `--bf16-bits` has it so."""
-        if self.gpu is not None:
-            return gpu_pack(self.gpu, weight, keep_plain=self.refers)
-        if self.cpu is None:
-            return plain_packed(weight)
-        return pack(self.cpu, weight, keep_plain=self.refers, narrow=narrow and self.cpu.bf16_bits == 12)
+    def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
+        """`weight` in the layout `linear` reads; `narrow`: in 12 bits, if it is bf16 and `--bf16-bits` has it so.
+
+        One that is stored is taken where `packs_stored`.
+        """
+        if self.cpu is not None:
+            return pack(self.cpu, weight, keep_plain=self.refers, narrow=narrow and self.cpu.bf16_bits == 12)
+        assert isinstance(weight, Weight)
+        return plain_packed(weight) if self.gpu is None else gpu_pack(self.gpu, weight, keep_plain=self.refers)
+
+    @property
+    def packs_stored(self) -> bool:
+        """Whether `pack` and `pack_stack` take matrices that are still what their file holds."""
+        return self.cpu is not None and not self.refers
 
     def stacks(self, kind: str) -> bool:
         """Whether `pack_stack` takes matrices of `kind` one by one. Those in 12 bits share one choice of exponents."""
         return self.cpu is not None and not self.refers and not (kind == "bf16" and self.cpu.bf16_bits == 12)
 
-    def pack_stack(self, weights: Iterable[Weight], count: int) -> Packed:
+    def pack_stack(self, weights: Iterable[Weight | Stored], count: int) -> Packed:
         """`count` matrices below each other in the layout `linear` reads, packed one at a time."""
         assert self.cpu is not None
         return pack_stack(self.cpu, weights, count)

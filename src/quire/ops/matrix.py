@@ -116,6 +116,15 @@ def part_sizes(kind: str, shape: tuple[int, int], group: int, wide: bool) -> dic
     return {"codes": (codes,)} | {name: sizes[name] for name in row.parts}
 
 
+def table_digits(table: Tensor) -> Tensor:
+    """The numbers of a table [16] int16 as bytes, 128 more: [16] if all fit, else their digits of base 255 [2 * 16]."""
+    numbers = table.long()
+    if int(numbers.abs().max()) <= 127:
+        return (numbers + 128).to(torch.uint8)
+    high = torch.round(numbers / 255).long()
+    return (torch.cat((high, numbers - 255 * high)) + 128).to(torch.uint8)
+
+
 def assemble(kind: str, shape: tuple[int, int], group: int, numbers: Numbers, parts: Mapping[str, Tensor]) -> Packed:
     """The packed matrix [n, k] from its parts, whose sizes are those of `part_sizes`."""
     at = {name: t.data_ptr() for name, t in parts.items()}

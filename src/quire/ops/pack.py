@@ -11,19 +11,22 @@ from torch import Tensor
 from quire.core.errors import ConfigError
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
-from quire.ops.matrix import KINDS, LANES, Numbers, assemble, part_sizes
-from quire.ops.weights import MOST, SUPER, SUPER_KINDS, TABLE_MOST, Packed, Weight
+from quire.ops.matrix import KINDS, LANES, Numbers, assemble, part_sizes, table_digits
+from quire.ops.pack_stored import pack_stored
+from quire.ops.weights import MOST, SUPER, SUPER_KINDS, TABLE_MOST, Packed, Stored, Weight
 
 PLAIN = {name: kind for name, kind in KINDS.items() if kind.packer}
 """Kinds that are packed as they are."""
 
 
-def pack(cpu: Cpu, weight: Weight, keep_plain: bool = False, narrow: bool = False) -> Packed:
+def pack(cpu: Cpu, weight: Weight | Stored, keep_plain: bool = False, narrow: bool = False) -> Packed:
     """`weight` packed for the native `linear`. Raises `ConfigError` when its kind, dtype or group cannot be packed.
 
     `keep_plain` keeps the unpacked matrix too, for a `linear` overridden with the reference. `narrow`: a bf16 matrix is
     kept in 12 bits where that loses nothing (`narrow_bf16`).
     """
+    if isinstance(weight, Stored):
+        return pack_stored(cpu, weight)
     _validate(weight)
     narrowed = narrow_bf16(cpu, weight) if narrow and weight.kind == "bf16" else None
     if narrowed is not None:
@@ -109,15 +112,6 @@ def _pack_parts(cpu: Cpu, weight: Weight, padded: int) -> dict[str, Tensor | Non
     floats = "pack_scales16" if weight.scales.itemsize == 2 else "pack_scales32"
     parts = {"scales": (weight.scales, floats), "zeros": (weight.zeros, "pack_zeros"), "mins": (weight.mins, floats)}
     return {name: None if t is None else _pack_groups(cpu, t, padded, op) for name, (t, op) in parts.items()}
-
-
-def table_digits(table: Tensor) -> Tensor:
-    """The numbers of a table [16] int16 as bytes, 128 more: [16] if all fit, else their digits of base 255 [2 * 16]."""
-    numbers = table.long()
-    if int(numbers.abs().max()) <= 127:
-        return (numbers + 128).to(torch.uint8)
-    high = torch.round(numbers / 255).long()
-    return (torch.cat((high, numbers - 255 * high)) + 128).to(torch.uint8)
 
 
 def _pack_groups(cpu: Cpu, values: Tensor, padded: int, name: str) -> Tensor:

@@ -13,10 +13,10 @@ from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
 from quire.ops.matrix import SHARED, Numbers, assemble, take_apart
 from quire.ops.pack import pack
-from quire.ops.weights import Packed, Weight
+from quire.ops.weights import Packed, Stored, Weight
 
 
-def pack_stack(cpu: Cpu, weights: Iterable[Weight], count: int) -> Packed:
+def pack_stack(cpu: Cpu, weights: Iterable[Weight | Stored], count: int) -> Packed:
     """`count` matrices [n, k] as one packed matrix [count * n, k]; n must be a multiple of the 16 rows of a block.
 
     Only one of them is in memory beside the result. Zeros are there for all when one has some. `ConfigError` when they
@@ -35,16 +35,16 @@ class _Stack:
         self._own: dict[str, Tensor] = {}
         self._shared: dict[str, Tensor] = {}
 
-    def add(self, weight: Weight) -> None:
+    def add(self, weight: Weight | Stored) -> None:
         """Pack `weight` behind those before."""
-        if "zeros" in self._own and weight.zeros is None:
+        if isinstance(weight, Weight) and "zeros" in self._own and weight.zeros is None:
             weight = _with_zeros(weight)
         packed = pack(self._cpu, weight)
         numbers, parts = take_apart(packed)
         if self._format is None:
             self._format = packed.kind, weight.shape, packed.group, numbers
             self._shared = {name: part for name, part in parts.items() if name in SHARED}
-        elif "zeros" in parts and "zeros" not in self._own:
+        elif isinstance(weight, Weight) and "zeros" in parts and "zeros" not in self._own:
             blank = take_apart(pack(self._cpu, _with_zeros(weight)))[1]["zeros"]
             for place in range(self._filled):
                 self._slice("zeros", len(blank), place).copy_(blank)
@@ -65,7 +65,7 @@ class _Stack:
             self._own[name] = huge_bytes(self._cpu.native, self._count * size)
         return self._own[name][place * size : (place + 1) * size]
 
-    def _check(self, packed: Packed, weight: Weight, numbers: Numbers, shared: dict[str, Tensor]) -> None:
+    def _check(self, packed: Packed, weight: Weight | Stored, numbers: Numbers, shared: dict[str, Tensor]) -> None:
         same = self._shared.keys() == shared.keys() and all(torch.equal(self._shared[s], shared[s]) for s in shared)
         if self._format != (packed.kind, weight.shape, packed.group, numbers) or not same:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,64 @@ class Weight:
             values = values + self.mins.float()[..., None]
         values = values.flatten(1)
         return values if self.order is None else values[:, self.order.argsort()]
+
+
+@dataclass(frozen=True)
+class BlockForm:
+    """Rows of bytes in ggml's block format `name`, packed as `kind` in groups of `group` (csrc/pack_blocks.cpp).
+
+    `table` [16] int16: the numbers that codes stand for.
+    """
+
+    name: str
+    kind: str
+    group: int
+    table: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A matrix [n, k] that is still what its file holds: `parts` [rows, ...] below each other, in the form `form`.
+
+    `block` columns cannot be parted.
+    """
+
+    form: BlockForm
+    parts: tuple[Tensor, ...]
+    k: int
+    block: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows n = output features, columns k = input features)."""
+        return sum(len(part) for part in self.parts), self.k
+
+    @property
+    def kind(self) -> str:
+        """What it is packed as."""
+        return self.form.kind
+
+    @property
+    def whole(self) -> Tensor:
+        """All parts as one."""
+        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+
+    def take_rows(self, rows: slice | Tensor) -> Stored:
+        """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
+        # index_select copies whole rows; an index in brackets takes numbers one by one
+        taken = self.whole[rows] if isinstance(rows, slice) else self.whole.index_select(0, rows)
+        return replace(self, parts=(taken,))
+
+    def slice_cols(self, start: int, stop: int) -> Stored | None:
+        """The columns start..stop, None where these part a block."""
+        if start % self.block or stop % self.block:
+            return None
+        parts = tuple(p[:, start * p.shape[1] // self.k : stop * p.shape[1] // self.k] for p in self.parts)
+        return replace(self, parts=parts, k=stop - start)
+
+    def below(self, others: Sequence[Stored]) -> Stored:
+        """This matrix and `others`, in the same form, below each other."""
+        return replace(self, parts=tuple(part for stored in (self, *others) for part in stored.parts))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.core.errors import ConfigError, ModelError
 from quire.ops.lazy import torch
-from quire.ops.weights import SUPER, Packed, Weight
+from quire.ops.weights import SUPER, Packed, Stored, Weight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,9 +94,11 @@ class QWeight:
     @staticmethod
     def cat_rows(parts: Sequence[QWeight]) -> QWeight:
         """Stack matrices of one kind, group, width, table and order of columns below each other."""
-        if len(parts) == 1:
-            return parts[0]
-        first = parts[0]
+        return parts[0] if len(parts) == 1 else parts[0].above(parts[1:])
+
+    def above(self, others: Sequence[QWeight]) -> QWeight:
+        """This matrix and `others` below it, as `cat_rows`."""
+        first, parts = self, [self, *others]
         if any(_format(p) != _format(first) for p in parts) or not all(_same_shared(p, first) for p in parts):
             raise ConfigError(
                 f"cannot fuse weights of formats {', '.join(p.label for p in parts)}: matrices that read the same "
@@ -112,9 +114,13 @@ class QWeight:
         stacked = {name: torch.cat([g[name] for g in groups]) for name in groups[0]}
         return first._changed(torch.cat([p.weight.codes for p in parts]), stacked)
 
+    def source(self, ops: Ops) -> Weight | Stored:
+        """What the backend packs."""
+        return self.weight
+
     def pack(self, ops: Ops) -> Packed:
         """The weight in the layout that the backend streams."""
-        return ops.pack(self.weight, narrow=True)
+        return ops.pack(self.source(ops), narrow=True)
 
     def dequantize(self) -> Tensor:
         """The matrix as float32 [n, k]."""

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from quire.core.errors import ModelError
 from quire.gguf.blocks import BLOCKS, BlockType
 from quire.ops.lazy import torch
-from quire.ops.weights import Weight
+from quire.ops.weights import SUPER, SUPER_KINDS, BlockForm, Stored, Weight
 from quire.quant.base import QWeight
 from quire.quant.gguf_blocks import FORMS, Form
 from quire.quant.rows import over_rows
+from quire.quant.stored import StoredWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,8 +61,25 @@ class Block:
         return (*rows, nbytes // self.type.nbytes * self.type.numbers)
 
     def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
-        """The weight; `ModelError` for scales that are nan or inf."""
+        """The weight; `ModelError` for scales that are nan or inf, of one in super-blocks not before it is packed."""
         data, form = raw[self.name], self.form
+        if form.super is None:
+            return QWeight(self._widen(data))
+        kind = SUPER_KINDS[form.super.bits, form.group, form.mins, bool(form.table)]
+        stored = Stored(
+            BlockForm(self.name, kind, form.group, form.table),
+            (data,),
+            self.shape({self.name: tuple(data.shape)})[1],
+            SUPER,
+        )
+        return StoredWeight(stored, f"{self._kind} g{form.group}", self._widen)
+
+    @property
+    def _kind(self) -> str:
+        return "table4" if self.form.table else KINDS[self.form.bits]
+
+    def _widen(self, data: Tensor) -> Weight:
+        form = self.form
         n, k = self.shape({self.name: tuple(data.shape)})
         codes = torch.empty((n, k), dtype=torch.int8)
         floats = torch.float32 if form.wide else torch.float16
@@ -79,12 +97,11 @@ class Block:
         if not bool(torch.isfinite(scales).all()) or not (mins is None or bool(torch.isfinite(mins).all())):
             raise ModelError("a scale or minimum is nan or inf; the file is damaged")
         table = torch.tensor(form.table, dtype=torch.int16) if form.table else None
-        kind = "table4" if form.table else KINDS[form.bits]
-        weight = Weight(kind, codes, scales, group=form.group, mins=mins, table=table)
+        weight = Weight(self._kind, codes, scales, group=form.group, mins=mins, table=table)
         if form.super is not None:
             units, min_units = form.super.units(blocks)
             weight = replace(weight, units=units, min_units=min_units, bits=form.super.bits)
-        return QWeight(weight)
+        return weight
 
 
 @dataclass(frozen=True)

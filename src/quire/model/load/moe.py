@@ -85,8 +85,8 @@ def _grouped(reader: Reader, roles: tuple[str, ...], index: int) -> Grouped:
 def _stacked(ops: Ops, weights: Iterator[QWeight], count: int) -> tuple[str, Packed]:
     """The matrices packed as one, and the format for reports; one at a time where the backend can."""
     first = next(weights)
-    if ops.stacks(first.weight.kind):
-        packed = ops.pack_stack((w.weight for w in chain((first,), weights)), count)
+    if ops.stacks(first.source(ops).kind):
+        packed = ops.pack_stack((w.source(ops) for w in chain((first,), weights)), count)
         return labelled(first.label, packed), packed
     whole = QWeight.cat_rows([first, *weights])
     packed = whole.pack(ops)

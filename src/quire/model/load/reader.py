@@ -127,7 +127,8 @@ class Reader:
             weight, bias = self.matrix(roles, layer)
             if rows is not None:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-            packed = weight.pack(self.ops)
+            with self.naming(roles[0], layer):
+                packed = weight.pack(self.ops)
             label = labelled(weight.label, packed)
             if self.cache is not None:
                 self.cache.put(f"{layer}.{'+'.join(roles)}", packed, bias)
@@ -198,17 +199,24 @@ class Reader:
             raw = {s: t.t().contiguous() for s, t in raw.items()}
         if holder == "head" and self.opened.spec.unit_head:
             raw["weight"] = torch.nn.functional.normalize(raw["weight"].float())
-        try:
+        with self.naming(holder, layer, expert):
             if self.form.target is None or DISK_ROLES[holder].wide:
                 weight = load_matrix(scheme, raw, self.form.dtype, self.ops.float8_activations(self.form.dtype))
             else:
                 target = self.form.target.head if holder in ("head", "embed") else self.form.target
                 weight = target.quantize(raw["weight"], self.form.group)
             weight = _fitted(weight, DISK_ROLES[holder].shape(self.opened.spec), self.form.activations)
-        except ModelError as error:
-            raise ModelError(f"{self.opened.folder}: {next(iter(names.values()))}: {error.message}") from None
         bias = self.read(names["bias"]).float().clone() if "bias" in names else None
         return weight, bias
+
+    @contextmanager
+    def naming(self, role: str, layer: int | None, expert: int | None = None) -> Iterator[None]:
+        """A `ModelError` of what is done here to the matrix of `role`, or to one fused with it, names its tensor."""
+        try:
+            yield
+        except ModelError as error:
+            names = self.opened.claim.get(self._holder(role, layer, expert), layer, expert)
+            raise ModelError(f"{self.opened.folder}: {next(iter(names.values()))}: {error.message}") from None
 
     def read(self, name: str) -> Tensor:
         """The tensor `name` as it lies on disk; the caller must not write to it."""

@@ -1,0 +1,247 @@
+// Rows of a file in ggml's block formats straight into super-blocks (super_blocks.h): every byte is read once and written once.
+// What the bytes mean is defined in quant/gguf_blocks.py, to whose numbers these are equal to the bit.
+//
+// Four rows go together. Their bytes are transposed, so that a vector holds the same four bytes of each; taking codes apart and
+// laying them in planes are then operations on whole vectors.
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+#include "pool.h"
+#include "registry.h"
+#include "super_blocks.h"
+#include "super_planes.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kLanes = 16, kTogether = 4;
+
+typedef uint32_t Words __attribute__((vector_size(16)));   // a word of each of four rows
+typedef uint64_t Doubles __attribute__((vector_size(16)));
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+
+using Multiples = std::array<uint8_t, 16>;  // of a row's groups: scales, then minimums
+
+template <class T>
+T load(const uint8_t* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+// Each format: `kForm`, its number in kSuperForms; `kBytes` of a block; `kFirst` of the bytes that hold codes, `kWords` words of four;
+// `kUnit` and `kMinUnit` (-1: none), where the float16 lie. `code` gives word `w` (four columns) of the 32 columns `c` from the
+// words that hold codes, `multiples` those of a row.
+
+// Eight scales and eight minimums of 6 bits in 12 bytes.
+Multiples six_bits(const uint8_t* packed) {
+    const auto a = load<uint32_t>(packed), b = load<uint32_t>(packed + 4), c = load<uint32_t>(packed + 8);
+    const uint32_t all[4] = {a & 0x3f3f3f3fu, (c & 0x0f0f0f0fu) | (a >> 6 & 0x03030303u) << 4,
+                             b & 0x3f3f3f3fu, (c >> 4 & 0x0f0f0f0fu) | (b >> 6 & 0x03030303u) << 4};
+    Multiples found;
+    std::memcpy(found.data(), all, sizeof all);
+    return found;
+}
+
+struct Q2K {
+    static constexpr int kForm = 0, kBytes = 84, kFirst = 16, kWords = 16, kUnit = 80, kMinUnit = 82;
+    static Words code(const Words* q, int c, int w) { return q[c / 4 * 8 + w] >> (c % 4 * 2) & 0x03030303u; }
+    static Multiples multiples(const uint8_t* block) { return load<Multiples>(block); }
+};
+
+struct Q3K {
+    static constexpr int kForm = 1, kBytes = 110, kFirst = 0, kWords = 24, kUnit = 108, kMinUnit = -1;
+    static Words code(const Words* q, int c, int w) {
+        return (q[8 + c / 4 * 8 + w] >> (c % 4 * 2) & 0x03030303u) | (q[w] >> c & 0x01010101u) << 2;
+    }
+    static Multiples multiples(const uint8_t* block) {
+        const auto a = load<uint32_t>(block + 96), b = load<uint32_t>(block + 100), top = load<uint32_t>(block + 104);
+        const uint32_t low[4] = {a & 0x0f0f0f0fu, b & 0x0f0f0f0fu, a >> 4 & 0x0f0f0f0fu, b >> 4 & 0x0f0f0f0fu};
+        Multiples found;
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t four = low[i] | (top >> (2 * i) & 0x03030303u) << 4;
+            std::memcpy(found.data() + 4 * i, &four, 4);
+        }
+        for (uint8_t& multiple : found) multiple = static_cast<uint8_t>(multiple - 32);
+        return found;
+    }
+};
+
+struct Q4K {
+    static constexpr int kForm = 2, kBytes = 144, kFirst = 16, kWords = 32, kUnit = 0, kMinUnit = 2;
+    static Words code(const Words* q, int c, int w) { return q[c / 2 * 8 + w] >> (c % 2 * 4) & 0x0f0f0f0fu; }
+    static Multiples multiples(const uint8_t* block) { return six_bits(block + 4); }
+};
+
+struct Q5K {
+    static constexpr int kForm = 3, kBytes = 176, kFirst = 16, kWords = 40, kUnit = 0, kMinUnit = 2;
+    static Words code(const Words* q, int c, int w) {
+        return (q[8 + c / 2 * 8 + w] >> (c % 2 * 4) & 0x0f0f0f0fu) | (q[w] >> c & 0x01010101u) << 4;
+    }
+    static Multiples multiples(const uint8_t* block) { return six_bits(block + 4); }
+};
+
+struct Q6K {
+    static constexpr int kForm = 4, kBytes = 210, kFirst = 0, kWords = 48, kUnit = 208, kMinUnit = -1;
+    static Words code(const Words* q, int c, int w) {
+        const int half = c / 4, part = c % 4;
+        return (q[half * 16 + part % 2 * 8 + w] >> (part / 2 * 4) & 0x0f0f0f0fu) | (q[32 + half * 8 + w] >> (part * 2) & 0x03030303u) << 4;
+    }
+    static Multiples multiples(const uint8_t* block) { return load<Multiples>(block + 192); }
+};
+
+struct IQ4XS {
+    static constexpr int kForm = 5, kBytes = 136, kFirst = 8, kWords = 32, kUnit = 0, kMinUnit = -1;
+    static Words code(const Words* q, int c, int w) { return q[c * 4 + w % 4] >> (w / 4 * 4) & 0x0f0f0f0fu; }
+    static Multiples multiples(const uint8_t* block) {
+        const auto high = load<uint16_t>(block + 2);
+        Multiples found{};
+        for (int g = 0; g < 8; ++g) {
+            const int low = block[4 + g / 2] >> (g % 2 * 4) & 15;
+            found[static_cast<size_t>(g)] = static_cast<uint8_t>((low | (high >> (2 * g) & 3) << 4) - 32);
+        }
+        return found;
+    }
+};
+
+// Words 0 .. count - 1 of four rows.
+template <int kCount>
+void transpose_words(Words* to, const uint8_t* const* rows, int64_t at) {
+    static_assert(kCount % 4 == 0);
+    for (int i = 0; i < kCount; i += 4) {
+        Words r[4];
+        for (int j = 0; j < 4; ++j) r[j] = load<Words>(rows[j] + at + 4 * i);
+        const auto a = reinterpret_cast<Doubles>(__builtin_shufflevector(r[0], r[1], 0, 4, 1, 5));
+        const auto b = reinterpret_cast<Doubles>(__builtin_shufflevector(r[2], r[3], 0, 4, 1, 5));
+        const auto c = reinterpret_cast<Doubles>(__builtin_shufflevector(r[0], r[1], 2, 6, 3, 7));
+        const auto d = reinterpret_cast<Doubles>(__builtin_shufflevector(r[2], r[3], 2, 6, 3, 7));
+        to[i] = reinterpret_cast<Words>(__builtin_shufflevector(a, b, 0, 2));
+        to[i + 1] = reinterpret_cast<Words>(__builtin_shufflevector(a, b, 1, 3));
+        to[i + 2] = reinterpret_cast<Words>(__builtin_shufflevector(c, d, 0, 2));
+        to[i + 3] = reinterpret_cast<Words>(__builtin_shufflevector(c, d, 1, 3));
+    }
+}
+
+// Byte i of row j to byte j of row i, 16 by 16: four perfect shuffles of the two halves.
+void transpose_bytes(Bytes* rows) {
+    for (int step = 0; step < 4; ++step) {
+        Bytes next[16];
+        for (int i = 0; i < 8; ++i) {
+            next[2 * i] = __builtin_shufflevector(rows[i], rows[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            next[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+        std::memcpy(rows, next, sizeof next);
+    }
+}
+
+struct Target {
+    uint8_t* codes;
+    uint16_t* units;
+    uint16_t* min_units;  // null where the form has none
+};
+
+// What the groups of one super-block of 16 rows have; false when a unit is nan or inf. A zero unit has no multiples.
+template <class Format>
+bool pack_groups_of(const Target& to, const uint8_t* const* blocks, int64_t rows) {
+    constexpr SuperForm kOf = kSuperForms[Format::kForm];
+    constexpr int64_t kScales = kOf.groups();
+    Bytes bytes[16] = {};
+    bool good = true;
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+        if (lane >= rows) {
+            to.units[lane] = 0;
+            if constexpr (kOf.mins) to.min_units[lane] = 0;
+            continue;
+        }
+        Multiples found = Format::multiples(blocks[lane]);
+        const auto unit = load<uint16_t>(blocks[lane] + Format::kUnit);
+        good = good && (unit & 0x7c00) != 0x7c00;
+        to.units[lane] = unit;
+        uint16_t least = 1;
+        if constexpr (kOf.mins) {
+            least = load<uint16_t>(blocks[lane] + Format::kMinUnit);
+            good = good && (least & 0x7c00) != 0x7c00;
+            to.min_units[lane] = least ^ 0x8000;
+        }
+        if ((unit & 0x7fff) == 0 || (least & 0x7fff) == 0) {
+            const bool no_scales = (unit & 0x7fff) == 0, no_mins = (least & 0x7fff) == 0;
+            for (size_t i = 0; i < found.size(); ++i) {
+                if constexpr (kOf.paired) found[i] &= static_cast<uint8_t>((no_scales ? 0 : 0x0f) | (no_mins ? 0 : 0xf0));
+                else if (static_cast<int64_t>(i) < kScales ? no_scales : no_mins) found[i] = 0;
+            }
+        }
+        std::memcpy(bytes + lane, found.data(), sizeof found);
+    }
+    transpose_bytes(bytes);
+    std::memcpy(to.codes, bytes, kOf.multiples_bytes());
+    return good;
+}
+
+template <class Format>
+void pack_codes_of(uint8_t* to, const uint8_t* const* blocks) {
+    constexpr SuperForm kOf = kSuperForms[Format::kForm];
+    for (int64_t first = 0; first < kLanes; first += kTogether) {
+        Words q[Format::kWords];
+        transpose_words<Format::kWords>(q, blocks + first, Format::kFirst);
+#pragma GCC unroll 8
+        for (int c = 0; c < 8; ++c) {
+            Words w[8], planes[kOf.bits];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; ++i) w[i] = Format::code(q, c, i);
+            planes_of<kOf.bits>(planes, w);
+            for (int p = 0; p < kOf.bits; ++p) std::memcpy(to + c * kOf.chunk_bytes() + p * 64 + first * 4, planes + p, 16);
+        }
+    }
+}
+
+struct Source {
+    const uint8_t* data;
+    int64_t n, k, stride;
+};
+
+template <class Format>
+bool pack_format(const Target& out, const Source& from) {
+    constexpr SuperForm kOf = kSuperForms[Format::kForm];
+    static constexpr uint8_t kBlank[Format::kBytes] = {};
+    const int64_t supers = from.k / kSuperColumns;
+    std::atomic<bool> good{true};
+    parallel_for((from.n + kLanes - 1) / kLanes, [&](int64_t block, int) {
+        const int64_t row = block * kLanes, rows = from.n - row < kLanes ? from.n - row : kLanes;
+        for (int64_t s = 0; s < supers; ++s) {
+            const uint8_t* blocks[kLanes];
+            for (int64_t lane = 0; lane < kLanes; ++lane)
+                blocks[lane] = lane < rows ? from.data + (row + lane) * from.stride + s * Format::kBytes : kBlank;
+            const int64_t at = block * supers + s;
+            uint8_t* to = out.codes + at * kOf.bytes();
+            const Target target{to, out.units + at * kLanes, kOf.mins ? out.min_units + at * kLanes : nullptr};
+            if (!pack_groups_of<Format>(target, blocks, rows)) good.store(false, std::memory_order_relaxed);
+            pack_codes_of<Format>(to + kOf.multiples_bytes(), blocks);
+        }
+    });
+    return good.load();
+}
+
+// `form`: index into kSuperForms. data: n rows of k / 256 blocks, `stride` bytes apart. `units` and, where the form has minimums,
+// `min_units`: float16 [n / 16][k / 256][16]. `bad` becomes 1 when a unit is nan or inf.
+void pack_blocks(uint8_t* out, uint16_t* units, Optional<uint16_t> min_units, int64_t* bad, const uint8_t* data, int64_t n, int64_t k,
+                 int64_t stride, int64_t form) {
+    constexpr int64_t kMost = int64_t{1} << 40;
+    if (n < 1 || k < 1 || n > kMost || k > kMost) fail("pack_blocks: sizes must lie in [1, 2^40]");
+    if (k % kSuperColumns) fail("columns are not a multiple of 256");
+    if (form < 0 || form >= kSuperFormCount || kSuperForms[form].mins != (min_units.ptr != nullptr)) fail("pack_blocks: unknown form");
+    constexpr bool (*kPack[])(const Target&, const Source&) = {
+        pack_format<Q2K>, pack_format<Q3K>, pack_format<Q4K>, pack_format<Q5K>, pack_format<Q6K>, pack_format<IQ4XS>,
+    };
+    static_assert(sizeof(kPack) / sizeof(kPack[0]) == kSuperFormCount);
+    constexpr int kBytes[] = {Q2K::kBytes, Q3K::kBytes, Q4K::kBytes, Q5K::kBytes, Q6K::kBytes, IQ4XS::kBytes};
+    if (stride < k / kSuperColumns * kBytes[form] || stride > kMost) fail("pack_blocks: rows overlap");
+    *bad = !kPack[form]({out, units, min_units.ptr}, {data, n, k, stride});
+}
+
+const OpEntry kOps[] = {op_entry<&pack_blocks>("pack_blocks")};
+const Register kRegister(kOps);
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,71 @@
+"""A matrix that is still what its file holds: what is done to its rows is done to that, until it is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from quire.ops.weights import Stored, Weight
+from quire.quant.base import QWeight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.ops.backend import Ops
+
+
+class StoredWeight(QWeight):
+    """A weight that `widen` makes of the numbers of `stored` [n, ...] once somebody asks for it.
+
+    A backend that packs `stored` itself never asks. `label` is that of the weight. Errors of `widen` come when it is
+    asked for, those of the backend when it is packed.
+    """
+
+    stored: Stored
+    _label: str
+    _widen: Callable[[Tensor], Weight]
+
+    def __init__(self, stored: Stored, label: str, widen: Callable[[Tensor], Weight]) -> None:
+        self.__dict__.update(stored=stored, _label=label, _widen=widen)
+
+    @cached_property
+    def weight(self) -> Weight:
+        """Codes and scales."""
+        return self._widen(self.stored.whole)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows n = output features, columns k = input features)."""
+        return self.stored.shape
+
+    @property
+    def label(self) -> str:
+        """Kind and group, for reports."""
+        return self._label
+
+    def source(self, ops: Ops) -> Weight | Stored:
+        """What the file holds, if the backend packs that."""
+        return self.stored if ops.packs_stored else self.weight
+
+    def with_activations(self, bits: int) -> QWeight:
+        """The weight with activations rounded to `bits` (8, as it is, or 16)."""
+        return self if bits == 8 else super().with_activations(bits)
+
+    def take_rows(self, rows: slice | Tensor) -> QWeight:
+        """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
+        return self._still(self.stored.take_rows(rows))
+
+    def slice_cols(self, start: int, stop: int) -> QWeight:
+        """The columns start..stop; both must lie on group borders, otherwise `ConfigError`."""
+        cut = self.stored.slice_cols(start, stop)
+        return super().slice_cols(start, stop) if cut is None else self._still(cut)
+
+    def above(self, others: Sequence[QWeight]) -> QWeight:
+        """This matrix and `others` below it, as `cat_rows`."""
+        stored = [w.stored for w in others if isinstance(w, StoredWeight)]
+        same = all((s.form, s.k) == (self.stored.form, self.stored.k) for s in stored)
+        return self._still(self.stored.below(stored)) if same and len(stored) == len(others) else super().above(others)
+
+    def _still(self, stored: Stored) -> StoredWeight:
+        return StoredWeight(stored, self.label, self._widen)

@@ -1,0 +1,112 @@
+"""Matrices packed right out of their file's bytes: the bits of those taken apart first, whatever is done to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gguf_models import random_blocks
+from quire.core.errors import ModelError
+from quire.ops.backend import Ops
+from quire.ops.weights import Packed
+from quire.quant.base import QWeight
+from quire.quant.gguf import TYPES, Block
+from quire.quant.gguf_blocks import FORMS
+from quire.quant.stored import StoredWeight
+from test_ops import generator, native, ops_of
+
+gguf = pytest.importorskip("gguf")
+pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")
+SUPER = tuple(name for name, form in FORMS.items() if form.super is not None)
+ODD = (0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0xFBFF, 0x3C00, 0xB555)
+"""float16 units: both zeros, the smallest, a negative subnormal one, the largest of both signs, others."""
+
+
+def stored(name: str, n: int, k: int, seed: int = 0) -> StoredWeight:
+    """Random bytes, units included, which are of `ODD` or random and finite."""
+    g, kind, form = generator(seed), TYPES[name], FORMS[name].super
+    assert form is not None
+    raw = torch.randint(0, 256, (n, k // 256, kind.nbytes), generator=g, dtype=torch.uint8)
+    for at in (form.unit, form.min_unit):
+        if at >= 0:
+            raw[..., at + 1] &= 0xBF  # an exponent that is not all ones
+            odd = torch.tensor(ODD, dtype=torch.uint16).view(torch.uint8).view(-1, 2)
+            raw[::3, 0, at : at + 2] = odd[torch.randint(0, len(ODD), (len(raw[::3]),), generator=g)]
+    weight = Block(TYPES[name]).load({name: raw.flatten(1)}, torch.float32)
+    assert isinstance(weight, StoredWeight)
+    return weight
+
+
+def taken_apart(weight: QWeight) -> QWeight:
+    return QWeight(weight.weight)
+
+
+def check_equal(a: Packed, b: Packed) -> None:
+    assert (a.kind, a.n, a.k, a.group, a.nbytes) == (b.kind, b.n, b.k, b.group, b.nbytes)
+    for x, y in zip((*a.buffers, *a.shared), (*b.buffers, *b.shared), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("n", [1, 16, 75, 160])
+@pytest.mark.parametrize("name", SUPER)
+def test_bytes_give_the_bits_of_codes(name: str, n: int) -> None:
+    ops, weight = ops_of("auto"), stored(name, n, 768)
+    packed = weight.pack(ops)
+    assert "weight" not in vars(weight), "nothing was taken apart"
+    check_equal(packed, taken_apart(weight).pack(ops))
+
+
+LAYOUTS: dict[str, Callable[[QWeight, QWeight], QWeight]] = {
+    "rows": lambda a, b: a.take_rows(slice(5, 60)),
+    "order": lambda a, b: a.take_rows(torch.arange(74, -1, -2)),
+    "columns": lambda a, b: a.slice_cols(256, 768),
+    "below": lambda a, b: QWeight.cat_rows([a.take_rows(slice(0, 48)), b]),
+    "below a part of a block": lambda a, b: QWeight.cat_rows([a, b]),
+    "all": lambda a, b: QWeight.cat_rows([b.slice_cols(256, 768), a.slice_cols(0, 512)]).take_rows(slice(3, 100)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["Q3_K", "Q4_K", "IQ4_XS"])
+def test_rows_and_columns_are_cut_as_bytes(name: str, layout: str) -> None:
+    ops, a, b = ops_of("auto"), stored(name, 75, 1024), stored(name, 33, 1024, 1)
+    change = LAYOUTS[layout]
+    made = change(a, b)
+    assert isinstance(made, StoredWeight)
+    check_equal(made.pack(ops), change(taken_apart(a), taken_apart(b)).pack(ops))
+
+
+def test_what_bytes_cannot_express_is_done_to_codes() -> None:
+    ops, a, b = ops_of("auto"), stored("Q4_K", 32, 512), stored("Q5_K", 32, 512)
+    assert a.slice_cols(128, 512).pack(ops).kind == "int4"
+    assert a.with_activations(8) is a and a.with_activations(16).pack(ops).kind == "int4"
+    assert a.label == taken_apart(a).label and b.label == taken_apart(b).label and a.shape == (32, 512)
+    assert torch.equal(a.dequantize(), a.weight.dequantize())
+    q6 = stored("Q6_K", 16, 512)
+    with pytest.raises(Exception, match="cannot fuse"):
+        QWeight.cat_rows([a, q6])
+
+
+@pytest.mark.parametrize("half", [0x7C00, 0xFC00, 0x7E01])
+@pytest.mark.parametrize("name", SUPER)
+def test_units_that_are_no_numbers_are_refused(name: str, half: int) -> None:
+    form = FORMS[name].super
+    assert form is not None
+    for at in {form.unit, max(form.min_unit, form.unit)}:
+        raw = torch.from_numpy(random_blocks((40, 512), gguf.GGMLQuantizationType[name], 0))
+        blocks = raw.view(40, 2, -1)
+        blocks[37, 1, at : at + 2] = torch.tensor([half], dtype=torch.uint16).view(torch.uint8)
+        weight = Block(TYPES[name]).load({name: raw}, torch.float32)
+        for ask in (lambda w=weight: w.pack(ops_of("auto")), lambda w=weight: w.weight):
+            with pytest.raises(ModelError, match="nan or inf"):
+                ask()
+
+
+def test_experts_are_packed_one_by_one_as_bytes() -> None:
+    ops: Ops = ops_of("auto")
+    parts = [stored("Q4_K", 48, 512, seed) for seed in range(3)]
+    packed = ops.pack_stack((p.source(ops) for p in parts), 3)
+    assert not any("weight" in vars(p) for p in parts)
+    check_equal(packed, QWeight.cat_rows([taken_apart(p) for p in parts]).pack(ops))
