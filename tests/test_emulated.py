@@ -47,6 +47,7 @@ ARM = Target(
     ("neon_i8mm", "neon", "portable"),
 )
 CLIENT = Target("avxvnni", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'avxvnni.cmake'}",), (), ("avxvnni",))
+TILES = Target("amx", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'amx.cmake'}",), (), ("amx",))
 
 
 def build(target: Target) -> None:
@@ -60,12 +61,12 @@ def build(target: Target) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_pytest(target: Target, *args: str) -> str:
+def run_pytest(target: Target, *args: str, files: tuple[str, ...] = TESTS) -> str:
     """The tests of ops with the program in the place of the extension; what pytest printed."""
     path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     env = os.environ | {"QUIRE_EMULATE": target.command, "PYTHONPATH": path}
-    files = [str(ROOT / "tests" / f"{name}.py") for name in TESTS]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "emulated", "-p", "no:cacheprovider", *args, *files]
+    paths = [str(ROOT / "tests" / f"{name}.py") for name in files]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "emulated", "-p", "no:cacheprovider", *args, *paths]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     return done.stdout
@@ -96,3 +97,13 @@ def test_every_op_case_on_avx_vnni() -> None:
     if "avxvnni" not in units_of(CLIENT, "env"):
         pytest.skip("this processor has no dot products of bytes in 256 bits (AVX-512VL with VNNI)")
     print(run_pytest(CLIENT, "-n", "2", "-k", "avxvnni"))
+
+
+@pytest.mark.slow
+def test_every_op_case_on_tile_registers() -> None:
+    """The object code that ships; what its tile instructions do is in csrc/emulate/tiles.cpp."""
+    build(TILES)
+    if "amx" not in units_of(TILES, "env"):
+        pytest.skip("this processor has no AVX-512 with VNNI and BF16")
+    more = ("test_amx", "test_experts", "test_sharing")
+    print(run_pytest(TILES, "-n", "2", "-k", "not avx and not portable", files=(*TESTS, *more)))

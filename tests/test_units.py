@@ -15,7 +15,9 @@ VECTOR_UNITS = [unit for unit in UNITS_HERE if unit != "portable"]
 def test_integer_kernels_are_equal_on_all_vector_units() -> None:
     for case in cases.linear_cases(generator(3)):
         if case["w"].kind not in ("f32", "bf16"):
-            first, *others = (run(ops_of(isa), "linear", case)[0] for isa in VECTOR_UNITS)
+            # fp8 is widened to bf16, which tile registers add in an order of their own
+            units = [isa for isa in VECTOR_UNITS if isa != "amx" or case["w"].kind != "fp8"]
+            first, *others = (run(ops_of(isa), "linear", case)[0] for isa in units)
             assert all(torch.equal(first, other) for other in others)
 
 
