@@ -60,8 +60,12 @@ QUIRE: dict[str, dict[str, Any]] = {
     **{f"f32, {kind} KV": {"dtype": "float32", "kv_cache_dtype": kind} for kind in ("bfloat16", "int8", "fp8")},
 }
 """Label -> options; a16: activations rounded to 16 instead of 8 bits."""
-LLAMA_CPP = {"llama.cpp f32": None, "llama.cpp bf16": "bf16", "llama.cpp q8_0": "q8_0", "llama.cpp q4_0": "q4_0",
-             "llama.cpp q4_k_m": "q4_k_m"}  # fmt: skip
+FILES = {f"quire {name}": name for name in ("q4_k_m", "q5_k_m", "q6_k", "q3_k_m", "iq4_xs")}
+"""Label -> the file of llama.cpp's quantizer that quire reads as it is."""
+LLAMA_CPP = {
+    "llama.cpp f32": None,
+    **{f"llama.cpp {name}": name for name in ("bf16", "q8_0", "q4_0", *FILES.values())},
+}
 
 
 class Spy:
@@ -83,9 +87,9 @@ class Run(NamedTuple):
     nbytes: int
 
 
-def run_quire(folder: Path, options: dict[str, Any], windows: list[list[int]]) -> Run:
+def run_quire(model: Path, options: dict[str, Any], windows: list[list[int]]) -> Run:
     """Every window through the whole engine. Raises `QuireError` when the engine refuses the options."""
-    engine = LocalEngine(flat_config(model=str(folder), enable_prefix_caching=False, max_model_len=512, **options))
+    engine = LocalEngine(flat_config(model=str(model), enable_prefix_caching=False, max_model_len=512, **options))
     runner: Any = engine.engine.runner
     spy = runner.sampler = Spy(runner.sampler)
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
@@ -100,20 +104,25 @@ def run_quire(folder: Path, options: dict[str, Any], windows: list[list[int]]) -
     return Run(found, engine.info.weight_bytes)
 
 
-def run_llama_cpp(work: Path, folder: Path, fmt: str | None, windows: list[list[int]]) -> Run:
-    """The same from llama.cpp, on a file made from the float32 weights in `folder`."""
-    import numpy as np
-
+def gguf_file(work: Path, folder: Path, fmt: str | None) -> Path:
+    """A file made from the float32 weights in `folder`, by llama.cpp's quantizer if it has a format."""
     env = environment(work, "llama")
-    script, exact = HERE / "peer_llama_cpp.py", folder / "f32.gguf"
+    exact = folder / "f32.gguf"
     if not exact.exists():
         env.run(HERE / "gguf_files.py", "convert", folder, exact)
     file = folder / f"{fmt}.gguf" if fmt else exact
-    if fmt:
-        env.run(script, "quantize", exact, file, fmt)
-    process = Process(
-        "llama.cpp", Command([env.python, str(script), str(file), "2", "1"], env.variables), work / "q.log"
-    )
+    if not file.exists():
+        env.run(HERE / "peer_llama_cpp.py", "quantize", exact, file, fmt)
+    return file
+
+
+def run_llama_cpp(work: Path, folder: Path, fmt: str | None, windows: list[list[int]]) -> Run:
+    """The same from llama.cpp, on such a file."""
+    import numpy as np
+
+    env, file = environment(work, "llama"), gguf_file(work, folder, fmt)
+    words = [env.python, str(HERE / "peer_llama_cpp.py"), str(file), "2", "1"]
+    process = Process("llama.cpp", Command(words, env.variables), work / "q.log")
     out = folder / "logits.npy"
     found = []
     for window in windows:
@@ -206,6 +215,8 @@ def measure(args: argparse.Namespace, name: str, folder: Path) -> Iterable[dict[
         try:
             if label in QUIRE:
                 found = run_quire(folder, QUIRE[label], windows)
+            elif label in FILES:
+                found = run_quire(gguf_file(args.work, folder, FILES[label]), {"dtype": "bfloat16"}, windows)
             else:
                 found = run_llama_cpp(args.work, folder, LLAMA_CPP[label], windows)
         except QuireError as error:
@@ -226,7 +237,7 @@ class Kept:
         if row["model"] != "pydoc":
             row["layers"] = self.layers
         self.rows = [r for r in self.rows if (r["model"], r["format"]) != (row["model"], row["format"])] + [row]
-        order = [*QUIRE, *LLAMA_CPP]
+        order = [*QUIRE, *FILES, *LLAMA_CPP]
         self.rows.sort(key=lambda r: (MODELS.index(r["model"]), order.index(r["format"])))
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(json.dumps({"window": WINDOW, "rows": self.rows}, indent=1) + "\n")
@@ -238,7 +249,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     found = {(r["model"], r["format"]): r for r in rows if "kl" in r}
     lines = ["| format | " + " | ".join(f"{m}: KL | top-1 | MB" for m in models) + " |"]
     lines.append("|---" * (1 + 3 * len(models)) + "|")
-    for label in [*QUIRE, *LLAMA_CPP]:
+    for label in [*QUIRE, *FILES, *LLAMA_CPP]:
         cells = []
         for m in models:
             row = found.get((m, label))
@@ -256,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=about, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    formats = [*QUIRE, *LLAMA_CPP]
+    formats = [*QUIRE, *FILES, *LLAMA_CPP]
     parser.add_argument("--model", choices=MODELS, nargs="+", default=MODELS)
     parser.add_argument("--format", choices=formats, nargs="+", default=formats)
     parser.add_argument("--windows", type=int, default=16, help=f"windows of {WINDOW} tokens")
