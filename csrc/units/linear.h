@@ -45,6 +45,8 @@ QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
         if constexpr (kStreamRows > 0) {
             if (m <= kFewRows) return f.template operator()<kFewRows, kTileBlocks, true>();
             if (m <= kTileRows) return f.template operator()<kTileRows, kTileBlocks, true>();
+            if constexpr (super_form(kKind).group == 32)
+                if (m <= kStreamRows) return f.template operator()<kStreamRows, 1, true>();
         }
         return f.template operator()<kTileRows, kTileBlocks, false>();
     }

@@ -57,7 +57,7 @@ QUIRE_INLINE SuperScales super_scales(const char* multiples, int64_t g, F unit, 
 // Adds a group to a tile's sums, as add_group of linear_int.h does.
 template <WeightKind kKind, int R, int NB, int kAbreast>
 QUIRE_INLINE void add_super_group(const LinearCall& c, F (&acc)[R][NB], const I (&sum)[R][NB], const SuperScales (&scales)[NB], int64_t row, int64_t g) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
         const int64_t place = place_of_group<kAbreast>(c, row, g, r);
         const F xs = set1(c.x_scales[place]);
@@ -73,7 +73,7 @@ QUIRE_INLINE void add_super_group(const LinearCall& c, F (&acc)[R][NB], const I 
 
 template <WeightKind kKind, int R, int NB, int kAbreast>
 QUIRE_INLINE void start_super_sums(const LinearCall& c, I (&sum)[R][NB], int64_t row, int64_t g) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
         const int32_t start = super_form(kKind).mins ? 0 : c.x_start[place_of_group<kAbreast>(c, row, g, r)];
 #pragma GCC unroll 8
