@@ -25,6 +25,8 @@ extern const size_t kOpCount;
 namespace avx512vnni {
 extern const OpEntry kOps[];
 extern const size_t kOpCount;
+extern const OpEntry kLoadOps[];
+extern const size_t kLoadOpCount;
 }  // namespace avx512vnni
 namespace avxvnni {
 extern const OpEntry kOps[];
@@ -33,6 +35,8 @@ extern const size_t kOpCount;
 namespace avx2 {
 extern const OpEntry kOps[];
 extern const size_t kOpCount;
+extern const OpEntry kLoadOps[];
+extern const size_t kLoadOpCount;
 }  // namespace avx2
 #elif defined(QUIRE_ARM64)
 namespace neon_i8mm {
@@ -42,11 +46,15 @@ extern const size_t kOpCount;
 namespace neon {
 extern const OpEntry kOps[];
 extern const size_t kOpCount;
+extern const OpEntry kLoadOps[];
+extern const size_t kLoadOpCount;
 }  // namespace neon
 #endif
 namespace portable {
 extern const OpEntry kOps[];
 extern const size_t kOpCount;
+extern const OpEntry kLoadOps[];
+extern const size_t kLoadOpCount;
 }  // namespace portable
 
 namespace {
@@ -113,17 +121,17 @@ const std::vector<Unit>& supported_units() {
                         __builtin_cpu_supports("avx512cd");
         const bool dots = v3 && v4 && __builtin_cpu_supports("avx512vnni");
         const bool bf16 = dots && __builtin_cpu_supports("avx512bf16");
-        if (bf16 && tiles_granted()) found.push_back({"amx", amx::kOps, amx::kOpCount});
-        if (bf16) found.push_back({"avx512", avx512::kOps, avx512::kOpCount});
-        if (dots) found.push_back({"avx512vnni", avx512vnni::kOps, avx512vnni::kOpCount});
-        if (v3 && dots_of_256_bits()) found.push_back({"avxvnni", avxvnni::kOps, avxvnni::kOpCount});
-        if (v3) found.push_back({"avx2", avx2::kOps, avx2::kOpCount});
+        if (bf16 && tiles_granted()) found.push_back({"amx", amx::kOps, amx::kOpCount, avx512vnni::kLoadOps, avx512vnni::kLoadOpCount});
+        if (bf16) found.push_back({"avx512", avx512::kOps, avx512::kOpCount, avx512vnni::kLoadOps, avx512vnni::kLoadOpCount});
+        if (dots) found.push_back({"avx512vnni", avx512vnni::kOps, avx512vnni::kOpCount, avx512vnni::kLoadOps, avx512vnni::kLoadOpCount});
+        if (v3 && dots_of_256_bits()) found.push_back({"avxvnni", avxvnni::kOps, avxvnni::kOpCount, avx2::kLoadOps, avx2::kLoadOpCount});
+        if (v3) found.push_back({"avx2", avx2::kOps, avx2::kOpCount, avx2::kLoadOps, avx2::kLoadOpCount});
 #elif defined(QUIRE_ARM64)
         const Arm has = arm();
-        if (has.dots && has.i8mm) found.push_back({"neon_i8mm", neon_i8mm::kOps, neon_i8mm::kOpCount});
-        if (has.dots) found.push_back({"neon", neon::kOps, neon::kOpCount});
+        if (has.dots && has.i8mm) found.push_back({"neon_i8mm", neon_i8mm::kOps, neon_i8mm::kOpCount, neon::kLoadOps, neon::kLoadOpCount});
+        if (has.dots) found.push_back({"neon", neon::kOps, neon::kOpCount, neon::kLoadOps, neon::kLoadOpCount});
 #endif
-        found.push_back({"portable", portable::kOps, portable::kOpCount});
+        found.push_back({"portable", portable::kOps, portable::kOpCount, portable::kLoadOps, portable::kLoadOpCount});
         return found;
     }();
     return units;

@@ -11,6 +11,8 @@ struct Unit {
     const char* name;
     const OpEntry* ops;
     size_t count;
+    const OpEntry* load_ops;  // of units/load.h, which units of one vector width share
+    size_t load_count;
 };
 
 // Best first; the portable unit is always last.

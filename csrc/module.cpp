@@ -127,7 +127,10 @@ Register::Register(const OpEntry* entries, size_t count) { add(nullptr, entries,
 
 NB_MODULE(_native, m) {
     m.doc() = "Native ops of the CPU backend: integers, numbers and addresses in, results in the caller's memory.";
-    for (const Unit& unit : supported_units()) add(unit.name, unit.ops, unit.count);
+    for (const Unit& unit : supported_units()) {
+        add(unit.name, unit.ops, unit.count);
+        add(unit.name, unit.load_ops, unit.load_count);
+    }
     m.def("units", &units, "Instruction-set units this machine can run, best first.");
     m.def("ops", &ops_of, nb::arg("unit"), "Op name -> id, for the ops of `unit` and those that exist once.");
     m.def("call", &call, nb::arg("id"), nb::arg("args"), "Run one op; raises ValueError on bad arguments.");

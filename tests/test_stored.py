@@ -14,8 +14,9 @@ from quire.ops.weights import Packed
 from quire.quant.base import QWeight
 from quire.quant.gguf import TYPES, Block
 from quire.quant.gguf_blocks import FORMS
+from quire.quant.rtn import INT4, INT8, RoundToNearest
 from quire.quant.stored import StoredWeight
-from test_ops import generator, native, ops_of
+from test_ops import UNITS_HERE, generator, native, ops_of
 
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")
@@ -56,6 +57,39 @@ def test_bytes_give_the_bits_of_codes(name: str, n: int) -> None:
     packed = weight.pack(ops)
     assert "weight" not in vars(weight), "nothing was taken apart"
     check_equal(packed, taken_apart(weight).pack(ops))
+
+
+def odd_numbers(n: int, k: int, dtype: torch.dtype) -> torch.Tensor:
+    """Normal numbers, and groups of zeros of either sign, of two extremes, of tiny numbers, of equal ones."""
+    w = torch.randn(n, k, generator=generator())
+    w[3, :64], w[4, :64] = 0.0, -0.0
+    w[5] = w[5].clamp(-1.0, 1.0)
+    w[6], w[7], w[8], w[9] = w[6] * 1e-7, w[7] * 1e-9, 1.0, -w[9].abs()
+    w[10] = w[10].sign()
+    return w.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("scheme", [INT4, INT8], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("isa", UNITS_HERE)
+def test_numbers_are_rounded_as_they_are_packed(
+    isa: str, scheme: RoundToNearest, group: int, dtype: torch.dtype
+) -> None:
+    ops, w = ops_of(isa), odd_numbers(75, 384, dtype)
+    weight, eager = scheme.at_pack(w, group), scheme.quantize(w, group)
+    check_equal(weight.pack(ops), eager.pack(ops))
+    assert "weight" not in vars(weight) and weight.label == eager.label
+    order = torch.arange(74, -1, -2)
+    check_equal(weight.take_rows(order).pack(ops), eager.take_rows(order).pack(ops))
+    check_equal(weight.slice_cols(128, 384).pack(ops), eager.slice_cols(128, 384).pack(ops))
+    check_equal(QWeight.cat_rows([weight, weight]).pack(ops), QWeight.cat_rows([eager, eager]).pack(ops))
+    check_equal(weight.with_activations(16).pack(ops), eager.with_activations(16).pack(ops))
+    for bad in (float("nan"), float("inf"), 3e9):
+        broken = w.float()
+        broken[70, 200] = bad
+        with pytest.raises(ModelError, match="nan, inf"):
+            scheme.at_pack(broken, group).pack(ops)
 
 
 LAYOUTS: dict[str, Callable[[QWeight, QWeight], QWeight]] = {

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from quire.core.errors import ModelError
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
-from quire.ops.matrix import GROWING, LANES, Numbers, assemble, part_sizes, table_digits
-from quire.ops.weights import SUPER_KINDS, Packed, Stored
+from quire.ops.matrix import LANES, Numbers, assemble, part_sizes, table_digits
+from quire.ops.weights import CANNOT_ROUND, SUPER_KINDS, BlockForm, Packed, RoundForm, Stored
 
-FORMS = {kind: number for number, kind in enumerate(SUPER_KINDS.values())}
+SUPER_FORMS = {kind: number for number, kind in enumerate(SUPER_KINDS.values())}
 """Kind in super-blocks -> its number in csrc/super_blocks.h."""
 
 
@@ -22,17 +24,38 @@ def pack_stored(cpu: Cpu, stored: Stored) -> Packed:
     if any(len(part) % LANES for part in stored.parts[:-1]):  # 16 rows go into one block
         stored = replace(stored, parts=(stored.whole,))
     sizes = part_sizes(form.kind, (n, k), form.group, False)
-    out = {name: huge_bytes(cpu.native, size[0]) for name, size in sizes.items() if name in GROWING}
-    bad, blocks, done = torch.zeros(1, dtype=torch.int64), -(-n // LANES), 0
+    written = ("codes", "scales", "mins") if isinstance(form, BlockForm) else ("codes", "scales")
+    out = {name: huge_bytes(cpu.native, sizes[name][0]) for name in written if name in sizes}
+    blocks, done = -(-n // LANES), 0
     for part in stored.parts:
         rows = part if part.stride(1) == 1 else part.contiguous()
         at = {name: t.data_ptr() + done // LANES * (t.numel() // blocks) for name, t in out.items()}
-        cpu.call(
-            "pack_blocks", at["codes"], at["scales"], at.get("mins", 0), bad.data_ptr(), rows.data_ptr(), len(rows), k,
-            rows.stride(0), FORMS[form.kind],
-        )  # fmt: skip
-        if bad.item():
-            raise ModelError("a scale or minimum is nan or inf; the file is damaged")
+        if isinstance(form, BlockForm):
+            _pack_blocks(cpu, at, rows, k, form)
+        else:
+            _round(cpu, at, rows, form)
         done += len(rows)
-    shared = {"table": table_digits(torch.tensor(form.table))} if form.table else {}
+    table = form.table if isinstance(form, BlockForm) else ()
+    shared = {"table": table_digits(torch.tensor(table))} if table else {}
     return assemble(form.kind, (n, k), form.group, Numbers(), out | shared)
+
+
+def _pack_blocks(cpu: Cpu, at: Mapping[str, int], rows: Tensor, k: int, form: BlockForm) -> None:
+    bad = torch.zeros(1, dtype=torch.int64)
+    cpu.call(
+        "pack_blocks", at["codes"], at["scales"], at.get("mins", 0), bad.data_ptr(), rows.data_ptr(), len(rows), k,
+        rows.stride(0), SUPER_FORMS[form.kind],
+    )  # fmt: skip
+    if bad.item():
+        raise ModelError("a scale or minimum is nan or inf; the file is damaged")
+
+
+def _round(cpu: Cpu, at: Mapping[str, int], rows: Tensor, form: RoundForm) -> None:
+    bad, divisors = torch.zeros(1, dtype=torch.int64), torch.tensor(form.divisors, dtype=torch.float32)
+    cpu.call(
+        "round_pack", at["codes"], at["scales"], bad.data_ptr(), rows.data_ptr(), divisors.data_ptr(),
+        len(form.divisors), *rows.shape, rows.stride(0) * rows.itemsize, form.group, form.low, form.high,
+        int(rows.dtype is torch.bfloat16), form.bits,
+    )  # fmt: skip
+    if bad.item():
+        raise ModelError(CANNOT_ROUND)

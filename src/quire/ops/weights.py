@@ -26,6 +26,7 @@ SUPER_KINDS = {
     (4, 32, False, True): "super_table4",
 }
 """Bits of a code, columns of a group, minimums, table -> the kind in super-blocks."""
+CANNOT_ROUND = "a weight holds nan, inf or numbers beyond 8e6 and cannot be quantized"
 E4M3_MOST = 448.0
 """Largest number of float8_e4m3fn."""
 
@@ -110,13 +111,28 @@ class BlockForm:
 
 
 @dataclass(frozen=True)
+class RoundForm:
+    """Numbers [rows, k] bf16 or f32 that are rounded to codes low..high of `bits`, packed as `kind`, by groups.
+
+    One float16 scale a group: its number of largest magnitude by the one of `divisors` that gives the smallest error.
+    """
+
+    kind: str
+    bits: int
+    group: int
+    low: int
+    high: int
+    divisors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Stored:
     """A matrix [n, k] that is still what its file holds: `parts` [rows, ...] below each other, in the form `form`.
 
     `block` columns cannot be parted.
     """
 
-    form: BlockForm
+    form: BlockForm | RoundForm
     parts: tuple[Tensor, ...]
     k: int
     block: int
@@ -138,9 +154,11 @@ class Stored:
 
     def take_rows(self, rows: slice | Tensor) -> Stored:
         """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
-        # index_select copies whole rows; an index in brackets takes numbers one by one
-        taken = self.whole[rows] if isinstance(rows, slice) else self.whole.index_select(0, rows)
-        return replace(self, parts=(taken,))
+        if isinstance(rows, slice):
+            return replace(self, parts=(self.whole[rows],))
+        # numpy copies whole rows on this thread; torch takes numbers one by one or wakes threads that spin
+        raw = self.whole.contiguous().view(torch.uint8).numpy()
+        return replace(self, parts=(torch.from_numpy(raw.take(rows.numpy(), 0)).view(self.parts[0].dtype),))
 
     def slice_cols(self, start: int, stop: int) -> Stored | None:
         """The columns start..stop, None where these part a block."""

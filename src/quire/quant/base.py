@@ -231,3 +231,7 @@ class Quantizer(Protocol):
     def quantize(self, w: Tensor, group: int) -> QWeight:
         """The matrix w [n, k] (any float dtype) in this format."""
         ...
+
+    def at_pack(self, w: Tensor, group: int) -> QWeight:
+        """As `quantize`, when it is packed at the latest."""
+        ...

@@ -51,6 +51,10 @@ class CodeBook:
         """Rows must be a whole number of groups, as for integers."""
         INT8.check(what, columns, group)
 
+    def at_pack(self, w: Tensor, group: int) -> QWeight:
+        """As `quantize`."""
+        return self.quantize(w, group)
+
     def quantize(self, w: Tensor, group: int) -> QWeight:
         """w [n, k] to the nearest number of the book, scaled by the largest magnitude of each group of columns."""
         n, k = w.shape

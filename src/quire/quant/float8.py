@@ -35,6 +35,10 @@ class Float8:
         """Rows must be a whole number of groups, as for integers."""
         INT8.check(what, columns, group)
 
+    def at_pack(self, w: Tensor, group: int) -> QWeight:
+        """As `quantize`."""
+        return self.quantize(w, group)
+
     def quantize(self, w: Tensor, group: int) -> QWeight:
         """w [n, k] to codes [n, k] float8_e4m3fn and scales [n, k / group] f32; `ModelError` when w has nan or inf."""
         n, k = w.shape

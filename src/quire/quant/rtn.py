@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from quire.core.errors import ConfigError, ModelError
 from quire.ops.lazy import torch
 from quire.ops.native import best_ops, require_native
-from quire.ops.weights import Weight
+from quire.ops.weights import CANNOT_ROUND, RoundForm, Stored, Weight
 from quire.quant.base import QWeight
 from quire.quant.rows import over_rows
+from quire.quant.stored import StoredWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,8 +61,16 @@ class RoundToNearest:
         scales = torch.empty((n, k // group), dtype=torch.float16)
         finite = self._native(w, group, codes, scales) if best_ops() else self._reference(w, group, codes, scales)
         if not finite:
-            raise ModelError("a weight holds nan, inf or numbers beyond 8e6 and cannot be quantized")
+            raise ModelError(CANNOT_ROUND)
         return QWeight(Weight(self.name, codes, scales, group=group))
+
+    def at_pack(self, w: Tensor, group: int) -> QWeight:
+        """As `quantize`, once it is packed: the native extension rounds and packs in one pass."""
+        self.check("the matrix", w.shape[1], group)
+        w = w if w.dtype in (torch.bfloat16, torch.float32) else w.float()
+        form = RoundForm(self.name, self.bits, group, self.low, self.high, self.divisors)
+        label = f"{self.name} g{group}"
+        return StoredWeight(Stored(form, (w,), w.shape[1], group), label, lambda w: self.quantize(w, group).weight)
 
     def _native(self, w: Tensor, group: int, codes: Tensor, scales: Tensor) -> bool:
         """As `_reference`, in the native extension: equal to the bit, 20 times faster."""

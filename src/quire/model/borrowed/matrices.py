@@ -136,7 +136,7 @@ class Packer:
         else:
             own = self.target.head if head else self.target
             own.check(name, weight.shape[1], self.group)
-            made = own.quantize(weight, self.group)
+            made = own.at_pack(weight, self.group)
             self.label = self.label if head else made.label
         packed = made.pack(self.ops)
         self.nbytes += packed.nbytes

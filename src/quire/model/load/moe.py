@@ -75,7 +75,8 @@ def _grouped(reader: Reader, roles: tuple[str, ...], index: int) -> Grouped:
             biases.extend(() if bias is None else (bias,))
             yield weight if height == len(padded_rows(height)) else weight.take_rows(padded_rows(height))
 
-    label, packed = _stacked(reader.ops, weights(), experts)
+    with reader.naming(f"experts of layer {index}"):
+        label, packed = _stacked(reader.ops, weights(), experts)
     bias = torch.stack(biases) if biases else None
     if reader.cache is not None:
         reader.cache.put(name, packed, bias)

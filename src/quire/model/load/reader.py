@@ -127,7 +127,7 @@ class Reader:
             weight, bias = self.matrix(roles, layer)
             if rows is not None:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-            with self.naming(roles[0], layer):
+            with self.naming(next(iter(self.opened.claim.get(self._holder(roles[0], layer), layer).values()))):
                 packed = weight.pack(self.ops)
             label = labelled(weight.label, packed)
             if self.cache is not None:
@@ -199,24 +199,25 @@ class Reader:
             raw = {s: t.t().contiguous() for s, t in raw.items()}
         if holder == "head" and self.opened.spec.unit_head:
             raw["weight"] = torch.nn.functional.normalize(raw["weight"].float())
-        with self.naming(holder, layer, expert):
+        with self.naming(next(iter(names.values()))):
             if self.form.target is None or DISK_ROLES[holder].wide:
                 weight = load_matrix(scheme, raw, self.form.dtype, self.ops.float8_activations(self.form.dtype))
             else:
                 target = self.form.target.head if holder in ("head", "embed") else self.form.target
-                weight = target.quantize(raw["weight"], self.form.group)
+                weight = target.at_pack(raw["weight"], self.form.group)
             weight = _fitted(weight, DISK_ROLES[holder].shape(self.opened.spec), self.form.activations)
         bias = self.read(names["bias"]).float().clone() if "bias" in names else None
         return weight, bias
 
     @contextmanager
-    def naming(self, role: str, layer: int | None, expert: int | None = None) -> Iterator[None]:
-        """A `ModelError` of what is done here to the matrix of `role`, or to one fused with it, names its tensor."""
+    def naming(self, what: str) -> Iterator[None]:
+        """A `ModelError` of what is done here says that it is of `what`, unless one inside has said that."""
         try:
             yield
         except ModelError as error:
-            names = self.opened.claim.get(self._holder(role, layer, expert), layer, expert)
-            raise ModelError(f"{self.opened.folder}: {next(iter(names.values()))}: {error.message}") from None
+            if error.message.startswith(f"{self.opened.folder}: "):
+                raise
+            raise ModelError(f"{self.opened.folder}: {what}: {error.message}") from None
 
     def read(self, name: str) -> Tensor:
         """The tensor `name` as it lies on disk; the caller must not write to it."""

@@ -1,0 +1,3 @@
+#define QUIRE_UNIT neon
+#define QUIRE_UNIT_VEC "vec_neon.h"
+#include "load.h"

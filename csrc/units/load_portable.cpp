@@ -1,0 +1,3 @@
+#define QUIRE_UNIT portable
+#define QUIRE_UNIT_VEC "vec_portable.h"
+#include "load.h"
