@@ -8,7 +8,7 @@ SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
 	moe_ops.py sampler_ops.py tree_attention.py)
 
-.PHONY: demo serve test sanitize emulate test-slow lint format bench bench-kernels bench-peers bench-serving bench-quality gpu-check gpu-kernels build table train clean
+.PHONY: demo serve test sanitize emulate test-slow lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality gpu-check gpu-kernels build table train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -49,6 +49,9 @@ bench-kernels: build  ## every op beside the machine's own limits
 
 bench-peers: build  ## beside llama.cpp, OpenVINO GenAI and vLLM, each in an environment of its own (built by the first run)
 	$(BIN)/python benchmarks/peers.py
+
+bench-starts: build  ## from a process's start to its first token, beside llama.cpp
+	$(BIN)/python benchmarks/starts.py
 
 bench-serving: build  ## quire serve beside llama.cpp's server
 	$(BIN)/python benchmarks/serving_peers.py

@@ -1,6 +1,7 @@
 """llama.cpp as a measured process, driven through llama-cpp-python's low-level calls in an environment of its own.
 
 python peer_llama_cpp.py MODEL.gguf THREADS [SEQUENCES]        the protocol of peers.py, and `logits` of quality.py
+python peer_llama_cpp.py first MODEL.gguf THREADS               load, compute a token, say so: for starts.py
 python peer_llama_cpp.py quantize IN.gguf OUT.gguf FORMAT      by llama.cpp's own rules; FORMAT is a key of FORMATS
 """
 
@@ -15,6 +16,7 @@ import llama_cpp
 import numpy as np
 
 CONTEXT = 512
+PROMPT = (5, 6, 7)
 FORMATS = {
     "q4_0": 2,
     "q8_0": 7,
@@ -107,8 +109,23 @@ def quantize(source: str, out: str, fmt: str) -> None:
         raise RuntimeError(f"llama_model_quantize returned {code}")
 
 
+def first(path: str, threads: str) -> None:
+    """The first token after a made-up word (the vocabulary is made up too), and what took how long."""
+    began = time.perf_counter()
+    peer = Peer(path, int(threads), 1)
+    loaded = time.perf_counter()
+    peer.step([(token, i, 0, token == PROMPT[-1]) for i, token in enumerate(PROMPT)])
+    vocabulary = llama_cpp.llama_model_get_vocab(peer.model)
+    width = llama_cpp.llama_vocab_n_tokens(vocabulary)
+    np.ctypeslib.as_array(llama_cpp.llama_get_logits(peer.context), (1, width)).argmax()
+    print(json.dumps({"load": loaded - began, "first token": time.perf_counter() - loaded}), flush=True)
+
+
 def main() -> None:
     """Quantize a file, or load one and obey."""
+    if sys.argv[1] == "first":
+        first(*sys.argv[2:4])
+        return
     if sys.argv[1] == "quantize":
         quantize(*sys.argv[2:5])
         return

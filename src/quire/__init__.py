@@ -34,7 +34,10 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: torch takes a second that `quire --help` should not."""
     if name not in _HOMES:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    from quire.core.machine import uncollected
+
+    with uncollected(forever=False):
+        value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -93,9 +93,14 @@ def chat(
 
 def open_llm(config: EngineConfig) -> LLM:
     """The model, loaded with a progress bar."""
-    from quire.engine.llm import LLM
+    from quire.core.machine import uncollected
+    from quire.model.load.packed_folder import ask_ahead
 
-    return LLM.from_config(config)
+    ask_ahead(config.model)
+    with uncollected(forever=True):
+        from quire.engine.llm import LLM
+
+        return LLM.from_config(config)
 
 
 def sampling(llm: LLM, **asked: Any) -> SamplingParams:

@@ -14,13 +14,14 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import zmq
 
 from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
+from quire.core.machine import uncollected
 from quire.core.request import Output
 from quire.engine.client import (
     Abort,
@@ -33,8 +34,10 @@ from quire.engine.client import (
     Submit,
     ToEngine,
 )
-from quire.engine.engine import Engine
-from quire.model.load.packed_writing import finish_all
+from quire.model.load.packed_folder import ask_ahead
+
+if TYPE_CHECKING:
+    from quire.engine.engine import Engine
 
 IDLE_WAIT_MS = 1000
 PROGRESS_INTERVAL = 0.1
@@ -99,7 +102,9 @@ def die_with_parent(directory: Path) -> None:
     while os.read(0, 4096):
         pass
     shutil.rmtree(directory, ignore_errors=True)
-    finish_all()
+    packed_writing = sys.modules.get("quire.model.load.packed_writing")  # not imported only to find nothing
+    if packed_writing is not None:
+        packed_writing.finish_all()
     os._exit(0)
 
 
@@ -114,7 +119,11 @@ def main(inbox: str, outbox: str) -> int:
     threading.Thread(target=die_with_parent, args=(directory,), daemon=True).start()
     worker = Worker(inbox, outbox)
     try:
-        engine = Engine(config, worker.progress)
+        ask_ahead(config.model)
+        with uncollected(forever=True):
+            from quire.engine.engine import Engine
+
+            engine = Engine(config, worker.progress)
         worker.send(Ready(engine.info()))
         worker.loop(engine)
     except QuireError as error:

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from quire.core.config import ModelConfig
 from quire.core.errors import ConfigError
-from quire.core.machine import cache_folder
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
 from quire.model.disk.opened import Opened
 from quire.model.load.packed_file import Damaged, Entry, read_data, read_index
 from quire.model.load.packed_folder import (
-    PREFIX,
-    SUFFIX,
     NoRoom,
+    beginning,
+    ending,
+    folder_of,
     make_room,
     mark_used,
     remove_leftovers,
@@ -180,18 +180,17 @@ def packed_cache(
         raise ConfigError("--cache-packed: made-up weights (--load-format dummy) are not kept", param="cache_packed")
     if auto and target is None and opened.scheme is DENSE and ops.cpu.bf16_bits == 16:
         return None
-    name = f"{PREFIX}{options.quantization or 'none'}-g{options.group_size}-{str(dtype).removeprefix('torch.')}"
+    name = f"{beginning(options)}{str(dtype).removeprefix('torch.')}"
     files = sorted({info.file for info in opened.source.infos.values()})
     base = opened.folder.parent if opened.folder.is_file() else opened.folder
     paths = [base / file for file in files]
     name += "-12" if ops.cpu.bf16_bits == 12 else ""
     name += "" if options.activations == "auto" else f"-a{options.activations}"
     name += "" if share.world == 1 else f"-rank{share.rank}of{share.world}"
-    name += f"-{hashlib.blake2b(str(paths[0].resolve()).encode(), digest_size=6).hexdigest()}{SUFFIX}"
+    name += ending(paths[0])
     facts = [VERSION, name, target.name if target else "", repr(opened.spec), _layout(ops.cpu, target)]
     limits = Limits(int(options.cache_packed_gib * 2**30), SMALLEST if auto else 0)
-    path = (cache_folder() / "packed" if auto else Path(options.cache_packed).expanduser()) / name
-    return PackedCache(path, _fingerprint(facts, paths), ops.cpu, limits)
+    return PackedCache(folder_of(options) / name, _fingerprint(facts, paths), ops.cpu, limits)
 
 
 def _fingerprint(facts: list[str], paths: list[Path]) -> str:

@@ -1,12 +1,21 @@
-"""The folder of packed caches: where it is, how large it may become, and which files make room for a new one."""
+"""The folder of packed caches: where it is, how large it may become, and which files make room for a new one.
+
+Without torch, so that the system reads a file while torch is imported.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import time
 from pathlib import Path
+from threading import Thread
+
+from quire.core.config import ModelConfig
+from quire.core.machine import cache_folder
+from quire.model.disk.mapped import read_ahead
 
 PREFIX, SUFFIX = "packed-", ".safetensors"
 STALE_SECONDS = 600
@@ -14,9 +23,51 @@ STALE_SECONDS = 600
 FREE_SHARE = 10
 """A tenth of the disk stays free."""
 
+AHEAD = 4 << 30
+"""Bytes of a model that are asked for before it is opened."""
+
 
 class NoRoom(Exception):
     """The file would be too large; the message says for what."""
+
+
+def folder_of(options: ModelConfig) -> Path:
+    """Where the packed weights of a model are kept, unless off."""
+    return cache_folder() / "packed" if options.cache_packed == "auto" else Path(options.cache_packed).expanduser()
+
+
+def beginning(options: ModelConfig) -> str:
+    """What names of files begin with that were made under the same options."""
+    return f"{PREFIX}{options.quantization or 'none'}-g{options.group_size}-"
+
+
+def ending(first: Path) -> str:
+    """What names of files end with that were made of the model whose first file is `first`."""
+    return f"-{hashlib.blake2b(str(first.resolve()).encode(), digest_size=6).hexdigest()}{SUFFIX}"
+
+
+def ask_ahead(options: ModelConfig) -> None:
+    """Have the system read what the load will begin with, while imports keep a core busy; a wrong guess costs nothing.
+
+    That is the packed file if there is one, or else the model's own.
+    """
+    model = Path(options.model).expanduser()
+    files = [model] if model.is_file() else sorted(model.glob("*.safetensors")) if options.model else []
+    if not files or options.load_format == "dummy":
+        return
+    if options.cache_packed != "off":
+        pattern = f"{beginning(options)}*{ending(files[0])}"
+        files = sorted(folder_of(options).glob(pattern), key=lambda path: -path.stat().st_mtime)[:1] or files
+    Thread(target=_read_ahead, args=(files,), daemon=True).start()
+
+
+def _read_ahead(files: list[Path]) -> None:
+    left = AHEAD
+    for path in files:
+        with contextlib.suppress(OSError):  # whoever opens it will say so
+            size = min(left, path.stat().st_size)
+            read_ahead(path, [(0, size)])
+            left -= size
 
 
 def mark_used(path: Path) -> None:
