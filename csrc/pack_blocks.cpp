@@ -198,6 +198,7 @@ void pack_codes_of(uint8_t* to, const uint8_t* const* blocks) {
 
 struct Source {
     const uint8_t* data;
+    const int64_t* order;  // row of the data that is row i, or null
     int64_t n, k, stride;
 };
 
@@ -209,10 +210,12 @@ bool pack_format(const Target& out, const Source& from) {
     std::atomic<bool> good{true};
     parallel_for((from.n + kLanes - 1) / kLanes, [&](int64_t block, int) {
         const int64_t row = block * kLanes, rows = from.n - row < kLanes ? from.n - row : kLanes;
+        const uint8_t* firsts[kLanes];
+        for (int64_t lane = 0; lane < rows; ++lane)
+            firsts[lane] = from.data + (from.order ? from.order[row + lane] : row + lane) * from.stride;
         for (int64_t s = 0; s < supers; ++s) {
             const uint8_t* blocks[kLanes];
-            for (int64_t lane = 0; lane < kLanes; ++lane)
-                blocks[lane] = lane < rows ? from.data + (row + lane) * from.stride + s * Format::kBytes : kBlank;
+            for (int64_t lane = 0; lane < kLanes; ++lane) blocks[lane] = lane < rows ? firsts[lane] + s * Format::kBytes : kBlank;
             const int64_t at = block * supers + s;
             uint8_t* to = out.codes + at * kOf.bytes();
             const Target target{to, out.units + at * kLanes, kOf.mins ? out.min_units + at * kLanes : nullptr};
@@ -223,10 +226,10 @@ bool pack_format(const Target& out, const Source& from) {
     return good.load();
 }
 
-// `form`: index into kSuperForms. data: n rows of k / 256 blocks, `stride` bytes apart. `units` and, where the form has minimums,
-// `min_units`: float16 [n / 16][k / 256][16]. `bad` becomes 1 when a unit is nan or inf.
-void pack_blocks(uint8_t* out, uint16_t* units, Optional<uint16_t> min_units, int64_t* bad, const uint8_t* data, int64_t n, int64_t k,
-                 int64_t stride, int64_t form) {
+// `form`: index into kSuperForms. data: rows of k / 256 blocks, `stride` bytes apart; row i is number order[i], or i. `units` and, where
+// the form has minimums, `min_units`: float16 [n / 16][k / 256][16]. `bad` becomes 1 when a unit is nan or inf.
+void pack_blocks(uint8_t* out, uint16_t* units, Optional<uint16_t> min_units, int64_t* bad, const uint8_t* data,
+                 Optional<const int64_t> order, int64_t n, int64_t k, int64_t stride, int64_t form) {
     constexpr int64_t kMost = int64_t{1} << 40;
     if (n < 1 || k < 1 || n > kMost || k > kMost) fail("pack_blocks: sizes must lie in [1, 2^40]");
     if (k % kSuperColumns) fail("columns are not a multiple of 256");
@@ -237,7 +240,7 @@ void pack_blocks(uint8_t* out, uint16_t* units, Optional<uint16_t> min_units, in
     static_assert(sizeof(kPack) / sizeof(kPack[0]) == kSuperFormCount);
     constexpr int kBytes[] = {Q2K::kBytes, Q3K::kBytes, Q4K::kBytes, Q5K::kBytes, Q6K::kBytes, IQ4XS::kBytes};
     if (stride < k / kSuperColumns * kBytes[form] || stride > kMost) fail("pack_blocks: rows overlap");
-    *bad = !kPack[form]({out, units, min_units.ptr}, {data, n, k, stride});
+    *bad = !kPack[form]({out, units, min_units.ptr}, {data, order.ptr, n, k, stride});
 }
 
 const OpEntry kOps[] = {op_entry<&pack_blocks>("pack_blocks")};

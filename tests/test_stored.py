@@ -96,6 +96,8 @@ LAYOUTS: dict[str, Callable[[QWeight, QWeight], QWeight]] = {
     "rows": lambda a, b: a.take_rows(slice(5, 60)),
     "order": lambda a, b: a.take_rows(torch.arange(74, -1, -2)),
     "columns": lambda a, b: a.slice_cols(256, 768),
+    "order of an order": lambda a, b: a.take_rows(torch.arange(74, -1, -2)).take_rows(torch.tensor([3, 3, 0, 36])),
+    "rows of an order": lambda a, b: a.take_rows(torch.arange(74, -1, -1)).take_rows(slice(7, 50)),
     "below": lambda a, b: QWeight.cat_rows([a.take_rows(slice(0, 48)), b]),
     "below a part of a block": lambda a, b: QWeight.cat_rows([a, b]),
     "all": lambda a, b: QWeight.cat_rows([b.slice_cols(256, 768), a.slice_cols(0, 512)]).take_rows(slice(3, 100)),
@@ -110,6 +112,13 @@ def test_rows_and_columns_are_cut_as_bytes(name: str, layout: str) -> None:
     made = change(a, b)
     assert isinstance(made, StoredWeight)
     check_equal(made.pack(ops), change(taken_apart(a), taken_apart(b)).pack(ops))
+
+
+def test_an_order_of_rows_that_are_not_there_is_refused() -> None:
+    weight = stored("Q4_K", 32, 256)
+    for order in ([0, 32], [-1, 0]):
+        with pytest.raises(ValueError, match="not among 32"):
+            weight.take_rows(torch.tensor(order)).pack(ops_of("auto"))
 
 
 def test_what_bytes_cannot_express_is_done_to_codes() -> None:

@@ -13,6 +13,7 @@ struct RoundRule {
 
 struct RoundPack {
     const char* w;
+    const int64_t* order;  // row of w that is row i, or null
     int64_t n, k, stride;  // bytes from row to row
     RoundRule rule;
     uint8_t* out;
@@ -120,10 +121,11 @@ QUIRE_INLINE bool round_block(const RoundPack& p, int64_t block) {
     const int64_t first = block * 16, rows = p.n - first < 16 ? p.n - first : 16, groups = p.k / c.group;
     alignas(64) float x[128][16];
     bool good = true;
+    const char* firsts[16];
+    for (int64_t lane = 0; lane < rows; ++lane) firsts[lane] = p.w + (p.order ? p.order[first + lane] : first + lane) * p.stride;
     for (int64_t g = 0; g < groups; ++g) {
         const char* from[16];
-        for (int64_t lane = 0; lane < 16; ++lane)
-            from[lane] = lane < rows ? p.w + (first + lane) * p.stride + g * c.group * (kBf16 ? 2 : 4) : kNothing;
+        for (int64_t lane = 0; lane < 16; ++lane) from[lane] = lane < rows ? firsts[lane] + g * c.group * (kBf16 ? 2 : 4) : kNothing;
         columns_of<kBf16>(x, from, c.group);
         const F top = extremes(x, c.group);
         alignas(64) uint16_t halves[16];
@@ -145,16 +147,16 @@ QUIRE_INLINE bool round_block(const RoundPack& p, int64_t block) {
     return good;
 }
 
-// w [n, k], rows `stride` bytes apart, as int4 (`bits` 4) or int8 in the layouts of pack.cpp, and its scales [n / 16][k / group][16]
-// f16; *bad becomes 1 when a scale is not finite.
-void round_pack(uint8_t* out, uint16_t* scales, int64_t* bad, const char* w, const float* divisors, int64_t tries, int64_t n, int64_t k,
-                int64_t stride, int64_t group, int64_t low, int64_t high, int64_t bf16, int64_t bits) {
+// The n rows `order` (all where it is null) of w [., k], `stride` bytes apart, as int4 (`bits` 4) or int8 in the layouts of pack.cpp, and
+// their scales [n / 16][k / group][16] f16; *bad becomes 1 when a scale is not finite.
+void round_pack(uint8_t* out, uint16_t* scales, int64_t* bad, const char* w, Optional<const int64_t> order, const float* divisors,
+                int64_t tries, int64_t n, int64_t k, int64_t stride, int64_t group, int64_t low, int64_t high, int64_t bf16, int64_t bits) {
     constexpr int64_t kMost = int64_t{1} << 40;
     if (n < 1 || k < 1 || n > kMost || k > kMost || stride < k * (bf16 ? 2 : 4)) fail("round_pack: sizes must lie in [1, 2^40]");
     if ((group != 32 && group != 64 && group != 128) || k % group) fail("round_pack: columns must be a multiple of the group (32, 64, 128)");
     if (tries < 1 || tries > kMostDivisors || (bits != 4 && bits != 8) || low < -(1 << (bits - 1)) || high >= 1 << (bits - 1) || low > high)
         fail("round_pack: codes or divisors out of range");
-    const RoundPack p{w, n, k, stride, {group, static_cast<float>(low), static_cast<float>(high), divisors, tries}, out, scales};
+    const RoundPack p{w, order.ptr, n, k, stride, {group, static_cast<float>(low), static_cast<float>(high), divisors, tries}, out, scales};
     *bad = 0;
     parallel_for((n + 15) / 16, [&](int64_t block, int) {
         const bool good = bits == 4 ? (bf16 ? round_block<true, 4>(p, block) : round_block<false, 4>(p, block))

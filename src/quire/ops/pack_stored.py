@@ -12,7 +12,7 @@ from quire.core.errors import ModelError
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
 from quire.ops.matrix import LANES, Numbers, assemble, part_sizes, table_digits
-from quire.ops.weights import CANNOT_ROUND, SUPER_KINDS, BlockForm, Packed, RoundForm, Stored
+from quire.ops.weights import CANNOT_ROUND, SUPER_KINDS, BlockForm, Packed, RoundForm, Rows, Stored
 
 SUPER_FORMS = {kind: number for number, kind in enumerate(SUPER_KINDS.values())}
 """Kind in super-blocks -> its number in csrc/super_blocks.h."""
@@ -28,34 +28,43 @@ def pack_stored(cpu: Cpu, stored: Stored) -> Packed:
     out = {name: huge_bytes(cpu.native, sizes[name][0]) for name in written if name in sizes}
     blocks, done = -(-n // LANES), 0
     for part in stored.parts:
-        rows = part if part.stride(1) == 1 else part.contiguous()
+        data = part.data if part.data.stride(1) == 1 else part.data.contiguous()
+        rows = Rows(data, _within(part.order, len(data)))
         at = {name: t.data_ptr() + done // LANES * (t.numel() // blocks) for name, t in out.items()}
         if isinstance(form, BlockForm):
             _pack_blocks(cpu, at, rows, k, form)
         else:
-            _round(cpu, at, rows, form)
+            _round(cpu, at, rows, k, form)
         done += len(rows)
     table = form.table if isinstance(form, BlockForm) else ()
     shared = {"table": table_digits(torch.tensor(table))} if table else {}
     return assemble(form.kind, (n, k), form.group, Numbers(), out | shared)
 
 
-def _pack_blocks(cpu: Cpu, at: Mapping[str, int], rows: Tensor, k: int, form: BlockForm) -> None:
+def _within(order: Tensor | None, rows: int) -> Tensor | None:
+    """`order` as native code reads it; `ValueError` when it names a row that is not there."""
+    if order is not None and not (int(order.min()) >= 0 and int(order.max()) < rows):
+        raise ValueError(f"an order names rows that are not among {rows}")
+    return None if order is None else order.long().contiguous()
+
+
+def _pack_blocks(cpu: Cpu, at: Mapping[str, int], rows: Rows, k: int, form: BlockForm) -> None:
     bad = torch.zeros(1, dtype=torch.int64)
     cpu.call(
-        "pack_blocks", at["codes"], at["scales"], at.get("mins", 0), bad.data_ptr(), rows.data_ptr(), len(rows), k,
-        rows.stride(0), SUPER_FORMS[form.kind],
+        "pack_blocks", at["codes"], at["scales"], at.get("mins", 0), bad.data_ptr(), rows.data.data_ptr(),
+        0 if rows.order is None else rows.order.data_ptr(), len(rows), k, rows.data.stride(0), SUPER_FORMS[form.kind],
     )  # fmt: skip
     if bad.item():
         raise ModelError("a scale or minimum is nan or inf; the file is damaged")
 
 
-def _round(cpu: Cpu, at: Mapping[str, int], rows: Tensor, form: RoundForm) -> None:
+def _round(cpu: Cpu, at: Mapping[str, int], rows: Rows, k: int, form: RoundForm) -> None:
+    data = rows.data
     bad, divisors = torch.zeros(1, dtype=torch.int64), torch.tensor(form.divisors, dtype=torch.float32)
     cpu.call(
-        "round_pack", at["codes"], at["scales"], bad.data_ptr(), rows.data_ptr(), divisors.data_ptr(),
-        len(form.divisors), *rows.shape, rows.stride(0) * rows.itemsize, form.group, form.low, form.high,
-        int(rows.dtype is torch.bfloat16), form.bits,
+        "round_pack", at["codes"], at["scales"], bad.data_ptr(), data.data_ptr(),
+        0 if rows.order is None else rows.order.data_ptr(), divisors.data_ptr(), len(form.divisors), len(rows), k,
+        data.stride(0) * data.itemsize, form.group, form.low, form.high, int(data.dtype is torch.bfloat16), form.bits,
     )  # fmt: skip
     if bad.item():
         raise ModelError(CANNOT_ROUND)

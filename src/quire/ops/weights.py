@@ -126,14 +126,36 @@ class RoundForm:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """The rows of `data` [rows, ...] in the order of the index `order` [n] int64, or as they are."""
+
+    data: Tensor
+    order: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.data if self.order is None else self.order)
+
+    @property
+    def ordered(self) -> Tensor:
+        """They, copied where they have an order."""
+        return self.data if self.order is None else self.data[self.order]
+
+    def take(self, rows: slice | Tensor) -> Rows:
+        """The rows `rows` of them."""
+        if self.order is not None:
+            return Rows(self.data, self.order[rows])
+        return Rows(self.data[rows]) if isinstance(rows, slice) else Rows(self.data, rows)
+
+
+@dataclass(frozen=True)
 class Stored:
-    """A matrix [n, k] that is still what its file holds: `parts` [rows, ...] below each other, in the form `form`.
+    """A matrix [n, k] that is still what its file holds: `parts` below each other, in the form `form`.
 
     `block` columns cannot be parted.
     """
 
     form: BlockForm | RoundForm
-    parts: tuple[Tensor, ...]
+    parts: tuple[Rows, ...]
     k: int
     block: int
 
@@ -148,23 +170,20 @@ class Stored:
         return self.form.kind
 
     @property
-    def whole(self) -> Tensor:
+    def whole(self) -> Rows:
         """All parts as one."""
-        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+        return self.parts[0] if len(self.parts) == 1 else Rows(torch.cat([part.ordered for part in self.parts]))
 
     def take_rows(self, rows: slice | Tensor) -> Stored:
         """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
-        if isinstance(rows, slice):
-            return replace(self, parts=(self.whole[rows],))
-        # numpy copies whole rows on this thread; torch takes numbers one by one or wakes threads that spin
-        raw = self.whole.contiguous().view(torch.uint8).numpy()
-        return replace(self, parts=(torch.from_numpy(raw.take(rows.numpy(), 0)).view(self.parts[0].dtype),))
+        return replace(self, parts=(self.whole.take(rows),))
 
     def slice_cols(self, start: int, stop: int) -> Stored | None:
         """The columns start..stop, None where these part a block."""
         if start % self.block or stop % self.block:
             return None
-        parts = tuple(p[:, start * p.shape[1] // self.k : stop * p.shape[1] // self.k] for p in self.parts)
+        cut = tuple(p.data[:, start * p.data.shape[1] // self.k : stop * p.data.shape[1] // self.k] for p in self.parts)
+        parts = tuple(Rows(data, part.order) for data, part in zip(cut, self.parts, strict=True))
         return replace(self, parts=parts, k=stop - start)
 
     def below(self, others: Sequence[Stored]) -> Stored:

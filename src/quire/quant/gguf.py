@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from quire.core.errors import ModelError
 from quire.gguf.blocks import BLOCKS, BlockType
 from quire.ops.lazy import torch
-from quire.ops.weights import SUPER, SUPER_KINDS, BlockForm, Stored, Weight
+from quire.ops.weights import SUPER, SUPER_KINDS, BlockForm, Rows, Stored, Weight
 from quire.quant.base import QWeight
 from quire.quant.gguf_blocks import FORMS, Form
 from quire.quant.rows import over_rows
@@ -68,7 +68,7 @@ class Block:
         kind = SUPER_KINDS[form.super.bits, form.group, form.mins, bool(form.table)]
         stored = Stored(
             BlockForm(self.name, kind, form.group, form.table),
-            (data,),
+            (Rows(data),),
             self.shape({self.name: tuple(data.shape)})[1],
             SUPER,
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from quire.core.errors import ConfigError, ModelError
 from quire.ops.lazy import torch
 from quire.ops.native import best_ops, require_native
-from quire.ops.weights import CANNOT_ROUND, RoundForm, Stored, Weight
+from quire.ops.weights import CANNOT_ROUND, RoundForm, Rows, Stored, Weight
 from quire.quant.base import QWeight
 from quire.quant.rows import over_rows
 from quire.quant.stored import StoredWeight
@@ -70,7 +70,9 @@ class RoundToNearest:
         w = w if w.dtype in (torch.bfloat16, torch.float32) else w.float()
         form = RoundForm(self.name, self.bits, group, self.low, self.high, self.divisors)
         label = f"{self.name} g{group}"
-        return StoredWeight(Stored(form, (w,), w.shape[1], group), label, lambda w: self.quantize(w, group).weight)
+        return StoredWeight(
+            Stored(form, (Rows(w),), w.shape[1], group), label, lambda w: self.quantize(w, group).weight
+        )
 
     def _native(self, w: Tensor, group: int, codes: Tensor, scales: Tensor) -> bool:
         """As `_reference`, in the native extension: equal to the bit, 20 times faster."""

@@ -32,7 +32,7 @@ class StoredWeight(QWeight):
     @cached_property
     def weight(self) -> Weight:
         """Codes and scales."""
-        return self._widen(self.stored.whole)
+        return self._widen(self.stored.whole.ordered)
 
     @property
     def shape(self) -> tuple[int, int]:
