@@ -1,18 +1,6 @@
 // The attention op: checks and memory. The arithmetic is in attention.h, who walks which keys in attention_plan.h.
 #pragma once
 
-// Hands out 64-byte aligned pieces of a buffer; with a null base it only counts.
-struct Pieces {
-    char* base;
-    int64_t used = 0;
-    template <class T>
-    T* take(int64_t count) {
-        char* p = base ? base + used : nullptr;
-        used += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
-        return reinterpret_cast<T*>(p);
-    }
-};
-
 AttentionBuffers thread_buffers(Pieces& pieces, int64_t most, int64_t padded) {
     const int64_t rows = most + kSpareRows;
     AttentionBuffers b{};
@@ -34,8 +22,6 @@ AttentionBuffers thread_buffers(Pieces& pieces, int64_t most, int64_t padded) {
     b.to = pieces.take<int64_t>(rows);
     return b;
 }
-
-#include "attention_plan.h"
 
 // Bit j of a drafted row's mask: it sees the draft's token j. Its own bit is the highest, the others are its parent's mask.
 void check_tree(const AttentionCall& c, int64_t s) {

@@ -92,37 +92,24 @@ void value_tile(float* out, int64_t out_stride, const float* rescale, const char
         for (int j = 0; j < NV; ++j) store(out + r * out_stride + j * 16, acc[r][j]);
 }
 
-template <bool kBf16, bool kAsk, int R, int NS = attention_vectors(R)>
-void score_groups(int64_t groups, float* scores, const char* q, int64_t q_stride, const char* const* keys, const char* const* next, int64_t words) {
-    if (groups >= NS) return score_tile<kBf16, kAsk, R, NS>(scores, q, q_stride, keys, next, words);
-    if constexpr (NS > 1) score_groups<kBf16, kAsk, R, NS - 1>(groups, scores, q, q_stride, keys, next, words);
-}
-
-template <bool kBf16, bool kAsk, int R = kAttentionRows>
+// Scores of `rows` <= kAttentionRows rows and a tile's first groups of 16 tokens.
+template <bool kBf16, bool kAsk>
 void score_rows(int64_t rows, float* scores, const char* q, int64_t q_stride, const Located& tile, const Located& next, int64_t groups, int64_t words) {
-    if (rows >= R) {
-        for (int j = 0; j < groups; j += attention_vectors(R))
-            score_groups<kBf16, kAsk, R>(groups - j, scores + j * 16, q, q_stride, tile.keys + j, next.keys + j, words);
-        return;
-    }
-    if constexpr (R > 1) score_rows<kBf16, kAsk, R - 1>(rows, scores, q, q_stride, tile, next, groups, words);
+    with_count<kAttentionRows>(rows, [&]<int R>() {
+        for (int64_t j = 0; j < groups; j += attention_vectors(R))
+            with_count<attention_vectors(R)>(groups - j, [&]<int NS>() {
+                score_tile<kBf16, kAsk, R, NS>(scores + j * 16, q, q_stride, tile.keys + j, next.keys + j, words);
+            });
+    });
 }
 
-template <bool kBf16, bool kAsk, int R, int NV = attention_vectors(R)>
-void value_columns(int64_t vectors, float* out, int64_t out_stride, const float* rescale, const char* p, const Located& tile,
-                   const Located& next, int64_t at, int64_t steps, bool odd) {
-    if (vectors >= NV)
-        return value_tile<kBf16, kAsk, R, NV>(out, out_stride, rescale, p, tile.values, next.values, at, steps, odd);
-    if constexpr (NV > 1) value_columns<kBf16, kAsk, R, NV - 1>(vectors, out, out_stride, rescale, p, tile, next, at, steps, odd);
-}
-
-template <bool kBf16, bool kAsk, int R = kAttentionRows>
+template <bool kBf16, bool kAsk>
 void value_rows(int64_t rows, float* out, int64_t out_stride, const float* rescale, const char* p, const Located& tile,
                 const Located& next, int64_t steps, bool odd) {
-    if (rows >= R) {
+    with_count<kAttentionRows>(rows, [&]<int R>() {
         for (int64_t j = 0; j < out_stride; j += 16 * attention_vectors(R))
-            value_columns<kBf16, kAsk, R>((out_stride - j) / 16, out + j, out_stride, rescale, p, tile, next, j * 4, steps, odd);
-        return;
-    }
-    if constexpr (R > 1) value_rows<kBf16, kAsk, R - 1>(rows, out, out_stride, rescale, p, tile, next, steps, odd);
+            with_count<attention_vectors(R)>((out_stride - j) / 16, [&]<int NV>() {
+                value_tile<kBf16, kAsk, R, NV>(out + j, out_stride, rescale, p, tile.values, next.values, j * 4, steps, odd);
+            });
+    });
 }

@@ -5,33 +5,6 @@
 // maximum, merged in ascending order; within a split, sums ascend. Positions a row cannot see add 0 times a finite number.
 #pragma once
 
-constexpr int64_t kLatentSplit = 512;
-constexpr int64_t kLatentTile = 64;
-
-struct LatentCall {
-    float* out;
-    const float *latent, *q;  // [rows, heads * rank], [rows, heads * width]
-    LatentCache cache;
-    const int32_t *cu_q, *context, *tables;
-    int64_t heads, width, max_blocks;
-    float factor;  // to powers of two
-    int64_t words() const { return (cache.rank + cache.rope) * cache.width() / 4; }
-    int64_t state() const { return kLatentRows * (cache.rank + 2); }  // floats of the state of some rows
-};
-
-struct LatentTask {
-    int64_t sequence, first, last, head, heads;  // rows: tokens first..last, `heads` heads from `head` on
-    int64_t split_begin, split_end;
-    float* partial;
-};
-
-// Memory of one thread. A state is [rows][rank] sums, [rows] maxima, [rows] denominators.
-struct LatentBuffers {
-    float *total, *part, *scores;
-    char *q, *p, *tile, *zeros;
-    const char *keys[kLatentTile], *values[kLatentTile];
-};
-
 // Where the tokens start..start + 64 lie; zeros past `end`.
 inline void locate_latents(const LatentCall& c, LatentBuffers& b, int64_t sequence, int64_t start, int64_t end) {
     const LatentCache& cache = c.cache;

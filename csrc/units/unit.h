@@ -31,6 +31,7 @@ namespace {
 #endif
 
 #include "dispatch.h"
+#include "pieces.h"
 #include "math.h"
 #include "elementwise.h"
 #include "rowwise.h"
@@ -61,7 +62,16 @@ namespace {
 #include "rope.h"
 #include "rope_queries.h"
 #include "lora.h"
+#include "attention_call.h"
+#include "attention_tiles.h"
+#include "attention_pages.h"
+#include "attention_softmax.h"
+#include "attention_tree.h"
+#if defined(QUIRE_AMX)
+#include "attention_amx.h"
+#endif
 #include "attention.h"
+#include "attention_plan.h"
 #include "attention_op.h"
 #include "probe.h"
 #include "sample_rows.h"
@@ -69,6 +79,7 @@ namespace {
 #include "expert_rows.h"
 #include "experts.h"
 #include "latent_cache.h"
+#include "latent_call.h"
 #include "latent_attention.h"
 
 }  // namespace

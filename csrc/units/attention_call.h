@@ -1,0 +1,89 @@
+// Attention as its kernels see it: the call, the rows that walk keys together, their states, and the memory of a thread.
+#pragma once
+
+constexpr float kLog2E = 1.44269504f;
+constexpr int64_t kTile = 64;
+constexpr int64_t kSplit = 512;
+// Rows (tokens x heads of a group) that share a pass over the keys (32 were 2-4 % slower on a Zen 5), rows beyond them that a
+// pass may touch, and the multiple that head sizes are padded to.
+constexpr int64_t kQueryRows = 64;
+#if defined(QUIRE_AMX)
+constexpr int64_t kSpareRows = 15, kDimStep = 32;
+#else
+constexpr int64_t kSpareRows = 0, kDimStep = 16;
+#endif
+
+struct AttentionCall {
+    float* out;
+    const float* qkv;
+    const char *keys, *values;
+    const int32_t *cu_q, *context, *tables;
+    const uint64_t* tree;  // per row its ancestors in the draft, or null
+    int64_t heads, group, max_blocks, window;
+    float scale, softcap;        // softcap 0: none
+    const float *sinks, *alibi;  // per head, or null
+    const float* bias;           // [heads][distances] by the distance from the key to the row, or null
+    int64_t distances;
+    CacheShape cache;
+    int64_t padded;  // head_dim rounded up to kDimStep
+
+    uint64_t ancestors(int64_t row) const { return tree ? tree[row] : 0; }
+    // Rows of sequence s before its draft.
+    int64_t undrafted(int64_t s) const {
+        int64_t rows = cu_q[s + 1] - cu_q[s];
+        while (tree && rows > 0 && tree[cu_q[s] + rows - 1]) --rows;
+        return rows;
+    }
+    // Scores need more than a factor. `factor` takes those that `softmax_rows` reads to powers of two.
+    bool adjusted() const { return softcap > 0.0f || alibi || bias; }
+    float factor() const { return adjusted() ? 1.0f : scale * kLog2E; }
+};
+
+// Tokens first..last of a sequence: their rows, one per token and head of a group, walk the keys together.
+struct Span {
+    int64_t sequence, first, last;
+    int64_t from, to;  // positions that any of its rows sees
+    int64_t base;      // position of the sequence's first row
+    int64_t root;      // position of the draft's first token, or past all
+    int64_t common;    // leading tokens in the blocks of the span before it (sharing.h)
+    int64_t tokens() const { return last - first; }
+};
+
+// The state of `rows` rows over some range of keys: maximum, sum and unnormalized output.
+struct State {
+    float *most, *sum, *acc;
+    static int64_t floats(int64_t rows, int64_t padded) { return (rows + kSpareRows) * (padded + 2); }
+    static State at(float* p, int64_t rows, int64_t padded) {
+        const int64_t all = rows + kSpareRows;
+        return {p + all * padded, p + all * (padded + 1), p};
+    }
+};
+
+// Rows of some spans against the keys of some splits, for one key and value head.
+struct AttentionTask {
+    const Span* spans;
+    int64_t count, rows, head;
+    int64_t split_begin, split_end;
+    State state;         // where its only split leaves its state; or none, and the splits are merged and written
+    const State* parts;  // the states of the splits, or null: to be computed
+};
+
+// Where the keys (16 tokens each) and values (a pair or one token each) of a tile lie.
+struct Located {
+    const char* keys[kTile / 16];
+    const char* values[kTile];
+};
+
+// Memory of one thread.
+struct AttentionBuffers {
+    State split, total;
+    float *lanes, *scores, *rescale;  // [rows][16], [rows][64], [rows]
+    char *q, *p;                      // [rows][padded], [rows][64] in the cache's type
+    char *keys, *values, *zeros;      // copies of a tile for layouts the kernels cannot read in place
+    char* room;                       // numbers of 16 tokens on their way into a copy
+    float *key_scales, *value_scales; // of a tile's tokens, for scaled caches
+    Located tile, next;
+    int64_t head;        // first query head of the task
+    int64_t *from, *to;  // first and past-the-last visible position of each row
+    int64_t read;        // tiles
+};

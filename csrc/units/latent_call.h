@@ -1,0 +1,29 @@
+// Attention over latents as its kernels see it: the call, the pieces that it is computed in, and the memory of a thread.
+#pragma once
+
+constexpr int64_t kLatentSplit = 512;
+constexpr int64_t kLatentTile = 64;
+
+struct LatentCall {
+    float* out;
+    const float *latent, *q;  // [rows, heads * rank], [rows, heads * width]
+    LatentCache cache;
+    const int32_t *cu_q, *context, *tables;
+    int64_t heads, width, max_blocks;
+    float factor;  // to powers of two
+    int64_t words() const { return (cache.rank + cache.rope) * cache.width() / 4; }
+    int64_t state() const { return kLatentRows * (cache.rank + 2); }  // floats of the state of some rows
+};
+
+struct LatentTask {
+    int64_t sequence, first, last, head, heads;  // rows: tokens first..last, `heads` heads from `head` on
+    int64_t split_begin, split_end;
+    float* partial;
+};
+
+// Memory of one thread. A state is [rows][rank] sums, [rows] maxima, [rows] denominators.
+struct LatentBuffers {
+    float *total, *part, *scores;
+    char *q, *p, *tile, *zeros;
+    const char *keys[kLatentTile], *values[kLatentTile];
+};
