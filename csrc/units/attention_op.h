@@ -55,10 +55,12 @@ void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences) {
         if (context > c.max_blocks * c.cache.block_size) fail("attention: a context is longer than its block table");
         const int64_t lowest = context - count + 1 - c.window;
         const int64_t first = c.window > 0 && lowest > 0 ? lowest / c.cache.block_size : 0;
-        for (int64_t b = first; b * c.cache.block_size < context; ++b) {
-            const int64_t block = c.tables[s * c.max_blocks + b];
-            if (block < 0 || block >= c.cache.blocks) fail("attention: a block lies outside the cache");
-        }
+        // Without a branch in the loop, so that it is one of vectors: small blocks are many.
+        const int64_t end = (context + c.cache.block_size - 1) / c.cache.block_size;
+        const auto limit = static_cast<uint32_t>(c.cache.blocks < INT32_MAX ? c.cache.blocks : INT32_MAX);
+        uint32_t outside = 0;
+        for (int64_t b = first; b < end; ++b) outside |= static_cast<uint32_t>(c.tables[s * c.max_blocks + b]) >= limit;
+        if (outside) fail("attention: a block lies outside the cache");
     }
 }
 

@@ -125,6 +125,49 @@ void copy_value_tile(const AttentionCall& c, const AttentionBuffers& b, const Pa
     }
 }
 
+// Blocks of one token (bf16): every token lies elsewhere, so the addresses of a tile are looked up at once, and its keys and
+// values are put together as larger blocks have them (1.6 times as fast from the caches as one look-up a use).
+bool single_tokens(const AttentionCall& c) {
+    return c.cache.format == kFormatBf16 && c.cache.block_size == 1 && c.cache.d % 32 == 0;
+}
+
+// Where the tokens of the tile from position `start` on begin in a cache, or zeros for those that must not be read.
+QUIRE_INLINE void find_tokens(const Pages& pages, const char* cache, const char* zeros, int64_t start, const char** at) {
+    const int64_t low = pages.first_block - start, high = pages.context - start, step = pages.heads * pages.piece_bytes;
+    const int64_t begin = low < 0 ? 0 : low < kTile ? low : kTile, end = high > kTile ? kTile : high > begin ? high : begin;
+    const char* const base = cache + pages.head * pages.piece_bytes;
+    for (int64_t t = 0; t < begin; ++t) at[t] = zeros;
+    for (int64_t t = begin; t < end; ++t) at[t] = base + pages.table[start + t] * step;
+    for (int64_t t = end; t < kTile; ++t) at[t] = zeros;
+}
+
+QUIRE_INLINE void ask_for_token(const char* at, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) prefetch_far(at + i);
+}
+
+// Keys and values of a tile, while those of the next one are asked for.
+void copy_tokens(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
+    const int64_t bytes = c.cache.d * 2, all = c.padded * 2;
+    const char *from[kTile], *next[kTile];
+    find_tokens(pages, c.keys, b.zeros, start, from);
+    find_tokens(pages, c.keys, b.zeros, start + kTile, next);
+    for (int64_t j = 0; j < kTile / 16; ++j) {
+        char* copy = b.keys + j * all * 16;
+        tile.keys[j] = copy;
+        for (int64_t i = 0; i < bytes; i += 64) transpose_words(copy + i * 16, from + j * 16, i);
+        for (int64_t t = 16 * j; t < 16 * j + 16; ++t) ask_for_token(next[t], bytes);
+    }
+    find_tokens(pages, c.values, b.zeros, start, from);
+    find_tokens(pages, c.values, b.zeros, start + kTile, next);
+    for (int64_t t = 0; t < kTile; t += 2) {
+        char* copy = b.values + t * all;
+        tile.values[t / 2] = copy;
+        for (int64_t i = 0; i < bytes; i += 32) zip16(copy + i * 2, from[t] + i, from[t + 1] + i);
+        ask_for_token(next[t], bytes);
+        ask_for_token(next[t + 1], bytes);
+    }
+}
+
 // The scales of a tile's tokens, 0 where nothing was written: what is multiplied by them may be garbage, but is finite.
 void copy_scales(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start) {
     const int64_t step = c.cache.block_size < kTile ? c.cache.block_size : kTile;
@@ -168,6 +211,13 @@ void locate_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages&
     const CacheShape& s = c.cache;
     const int64_t step = s.block_size < kTile ? s.block_size : kTile, pair = s.pair();
     const bool keys_stay = keys_in_place(c), values_stay = values_side_by_side(c) && !(kTileRegisters && kBf16);
+    if (single_tokens(c)) {
+        copy_tokens(c, b, pages, start, tile);
+#if defined(QUIRE_AMX)
+        clear_behind(c, b, pages, start);
+#endif
+        return;
+    }
     if (s.scaled()) copy_scales(c, b, pages, start);
     if (!keys_stay) copy_key_tile(c, b, pages, start, tile);
 #if defined(QUIRE_AMX)
