@@ -90,7 +90,7 @@ def numbers(dtype: torch.dtype, to: str, group: int = 0) -> Way:
     """Normal numbers in `dtype`, kept in bf16 or rounded."""
 
     def weight(w: Tensor) -> QWeight:
-        return DENSE.load({"weight": w}, torch.bfloat16) if to == "bf16" else QUANTIZERS[to].quantize(w, group)
+        return DENSE.load({"weight": w}, torch.bfloat16) if to == "bf16" else QUANTIZERS[to].at_pack(w, group)
 
     return Way(lambda n, k: (0.05 * torch.randn(n, k)).to(dtype), weight)
 
