@@ -27,6 +27,8 @@ MIXTURE = LLAMA | {"model_type": "mixtral", "num_hidden_layers": 8, "num_local_e
                    "num_experts_per_tok": 2}  # fmt: skip
 SOURCE = {"llama": 2 * 16 * (4 * 1024 * 1024 + 3 * 1024 * 4096), "mixtral": 2 * 8 * (4 + 3 * 8) * 1024 * 1024}
 """Bytes of the layers' matrices on disk: 512 and 448 MiB."""
+PROCESS = 48 << 20
+"""Of the process: code that runs for the first time, ropes' tables, threads. 9 to 32 MiB were measured."""
 
 
 @pytest.mark.parametrize("config", [LLAMA, MIXTURE], ids=lambda c: c["model_type"])
@@ -39,4 +41,4 @@ def test_a_load_takes_the_packed_model_and_a_layer(config: dict[str, Any], quant
     layer = source / config["num_hidden_layers"]
     assert found["packed"] >= source / (4 if quantization == "int4" else 1)
     beside = found["peak"] - found["packed"]
-    assert beside <= 2 * layer + (64 << 20), f"{beside / 2**20:.0f} MiB beside the packed model"
+    assert beside <= layer + PROCESS, f"{beside / 2**20:.0f} MiB beside the packed model"
