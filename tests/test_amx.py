@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from quire.core.config import DeviceConfig
 from quire.ops import cases
 from quire.ops.backend import Ops, select
 from quire.ops.native import load_native
+from quire.ops.weights import SUPER, SUPER_KINDS, Weight
 
 native = load_native()
 pytestmark = pytest.mark.skipif(native is None or "amx" not in native.units(), reason="no tile registers (AMX) here")
@@ -22,14 +25,8 @@ def ops_of(isa: str) -> Ops:
     return select(DeviceConfig(device="cpu", isa=isa, threads=2))
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("group", [16, 32, 64, 128])
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_integer_linear_has_the_bits_of_the_other_units(kind: str, group: int, zeros: bool) -> None:
-    g = torch.Generator().manual_seed(group)
-    weight = cases.random_weight(g, kind, 75, 3 * 128, group, zeros)
-    x, bias = cases.normal(g, max(ROWS), 3 * 128), cases.normal(g, 75)
-    x[:, 3] *= 300.0
+def same_bits(weight: Weight, x: Tensor, bias: Tensor | None) -> None:
+    """Every number of rows of `x` has the bits of the unit without tile registers."""
     for m in ROWS:
         found = []
         for isa in ("amx", "avx512"):
@@ -37,6 +34,37 @@ def test_integer_linear_has_the_bits_of_the_other_units(kind: str, group: int, z
             ops.begin_step()
             found.append(ops.linear(x[-m:].contiguous(), ops.pack(weight), bias if m % 2 else None).clone())
         assert torch.equal(*found), m
+
+
+def activations(g: torch.Generator, k: int) -> Tensor:
+    x = cases.normal(g, max(ROWS), k)
+    x[:, 3] *= 300.0
+    return x
+
+
+@pytest.mark.parametrize("beside", ["", "zeros", "minimums"])
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_integer_linear_has_the_bits_of_the_other_units(kind: str, group: int, beside: str) -> None:
+    g = torch.Generator().manual_seed(group)
+    weight = cases.random_weight(g, kind, 75, 3 * 128, group, beside == "zeros")
+    if beside == "minimums":
+        assert weight.scales is not None
+        least = (-7 * weight.scales.float() * torch.rand(weight.scales.shape, generator=g)).half()
+        weight = replace(weight, codes=weight.codes + (8 if kind == "int4" else 0), mins=least)
+    same_bits(weight, activations(g, 3 * 128), cases.normal(g, 75))
+
+
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
+def test_a_table_has_the_bits_of_the_other_units(group: int) -> None:
+    g = torch.Generator().manual_seed(group)
+    same_bits(cases.random_weight(g, "table4", 75, 3 * 128, group), activations(g, 3 * 128), cases.normal(g, 75))
+
+
+@pytest.mark.parametrize("form", SUPER_KINDS, ids=SUPER_KINDS.values())
+def test_super_blocks_have_the_bits_of_the_other_units(form: tuple[int, int, bool, bool]) -> None:
+    g = torch.Generator().manual_seed(form[0])
+    same_bits(cases.super_weight(g, form, 139, 3 * SUPER), activations(g, 3 * SUPER), cases.normal(g, 139))
 
 
 def test_nan_and_extreme_rows_have_the_bits_of_the_other_units() -> None:

@@ -10,7 +10,7 @@
 template <WeightKind kKind, int R, int NB, bool kAlone>
 void run_panel(const LinearCall& c, int64_t m, Panel p) {
 #if defined(QUIRE_AMX)
-    if constexpr (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4)
+    if constexpr (has_tiles(kKind))
         if (tiles_serve<kKind>(c, p.rows_end - p.row)) return run_tile_panel<kKind>(c, p);
 #endif
     if constexpr (kKind == WeightKind::kBf12) return bf12_panel<R, NB, kAlone>(c, p);
@@ -84,8 +84,8 @@ template <WeightKind kKind, int R, int NB>
 int64_t panel_bytes(const LinearCall& c, int64_t m, int64_t rows, int64_t blocks) {
 #if defined(QUIRE_AMX)
     if constexpr (kKind == WeightKind::kBf16) return amx_panel_bytes(rows, blocks);
-    if constexpr (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4)
-        if (tiles_serve<kKind>(c, rows)) return tile_panel_bytes(c);
+    if constexpr (has_tiles(kKind))
+        if (tiles_serve<kKind>(c, rows)) return tile_panel_bytes(c) + (is_super(kKind) ? super_panel_bytes<NB>(rows) : 0);
 #endif
     (void)blocks;
     if constexpr (kKind == WeightKind::kBf12) return bf12_panel_bytes<R, NB>(rows);
@@ -123,7 +123,7 @@ void run_linear(const LinearCall& call, int64_t m) {
     const LinearCall c = with_large_output(call, m);
 #if defined(QUIRE_AMX)
     if constexpr (kKind == WeightKind::kBf16) return amx_bf16(c, m);
-    if constexpr (kKind == WeightKind::kInt8 || kKind == WeightKind::kInt4)
+    if constexpr (has_tiles(kKind))
         if (tiles_serve<kKind>(c, m)) return run_tile_linear<kKind>(c, m);
 #endif
     with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() {

@@ -1,4 +1,4 @@
-// Integer weights through tile registers for the rows of one tile: a decode batch .
+// Integer weights through tile registers for the rows of one tile: a decode batch.
 //
 // Weights are read once, so nothing is kept: one column block after the other streams through, its floats stay in registers, and
 // 8-bit codes go from memory to the tile as they lie. Codes are unsigned here, as in int_tile, and so are the starts of the sums.
@@ -16,14 +16,15 @@ struct alignas(64) FewArea {
     uint8_t weights[2][kFewWide][128 * kSide];
 };
 
-// The unsigned bytes of a group of 4-bit codes, [k / 4][16][4].
-template <int kGroup>
-QUIRE_INLINE void unpack_nibbles(uint8_t* to, const char* w) {
+// The unsigned bytes of a group of 4-bit codes, [k / 4][16][4]; with a table, of its numbers, 128 more.
+template <int kGroup, bool kTable>
+QUIRE_INLINE void unpack_nibbles(uint8_t* to, const char* w, U table) {
 #pragma GCC unroll 16
     for (int i = 0; i < kGroup / 8; ++i) {
         const U packed = load_u(w + i * 64);
-        _mm512_store_si512(to + i * 128, low_nibbles(packed).v);
-        _mm512_store_si512(to + i * 128 + 64, high_nibbles(packed).v);
+        const U low = low_nibbles(packed), high = high_nibbles(packed);
+        store_u(to + i * 128, kTable ? look_up(table, low) : low);
+        store_u(to + i * 128 + 64, kTable ? look_up(table, high) : high);
     }
 }
 
@@ -87,8 +88,8 @@ QUIRE_INLINE void few_dots(const char* x, int64_t x_stride, const void* w0, cons
 // NB column blocks for up to 16 rows.
 template <WeightKind kKind, bool kZeros, int kGroup, int NB, bool kFull>
 void few_blocks(const LinearCall& c, int64_t row, int rows, int64_t block, FewArea& area) {
-    constexpr bool kFour = is_int4(kKind);
-    constexpr int kOffset = kFour ? 8 : kStart8;
+    constexpr bool kTable = kKind == WeightKind::kTable, kFour = is_int4(kKind) || kTable;
+    constexpr int kOffset = is_int4(kKind) ? 8 : kStart8;
     constexpr int64_t kGroupBytes = kGroup * (kFour ? 8 : 16);
     const int64_t block_bytes = c.groups * kGroupBytes;
     const char* w = c.w.codes + block * block_bytes;
@@ -96,10 +97,11 @@ void few_blocks(const LinearCall& c, int64_t row, int rows, int64_t block, FewAr
     F acc[NB][kSide];
     for (int b = 0; b < NB; ++b)
         for (int r = 0; r < kSide; ++r) acc[b][r] = set1(0.0f);
+    const U table = kTable ? load_table(c.w.table) : set1_u(0);
     const auto unpack = [&](int64_t g, int turn) {
         if constexpr (kFour) {
             if (g >= c.groups) return;
-            for (int b = 0; b < NB; ++b) unpack_nibbles<kGroup>(area.weights[turn][b], w + b * block_bytes + g * kGroupBytes);
+            for (int b = 0; b < NB; ++b) unpack_nibbles<kGroup, kTable>(area.weights[turn][b], w + b * block_bytes + g * kGroupBytes, table);
         }
     };
     const auto dots = [&]<int kTurn>(int64_t g) {
@@ -157,4 +159,12 @@ void few_panel(const LinearCall& c, const Panel& p) {
     int64_t block = p.block;
     for (; block + kFewWide <= p.blocks_end; block += kFewWide) run.template operator()<kFewWide>(block);
     for (; block < p.blocks_end; ++block) run.template operator()<1>(block);
+}
+
+// Groups of kFewGroup columns or more; a table has no zeros.
+template <WeightKind kKind>
+void few_panel_of(const LinearCall& c, const Panel& p) {
+    if constexpr (kKind != WeightKind::kTable)
+        if (c.w.zeros) return c.w.group == 64 ? few_panel<kKind, true, 64>(c, p) : few_panel<kKind, true, 128>(c, p);
+    c.w.group == 64 ? few_panel<kKind, false, 64>(c, p) : few_panel<kKind, false, 128>(c, p);
 }
