@@ -83,7 +83,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = checkpoint(args.shape, Path(folder))
         engine = LocalEngine(
-            flat_config(model=folder, quantization=args.quantization, enable_prefix_caching=False, max_model_len=1024)
+            flat_config(
+                model=folder,
+                quantization=args.quantization,
+                enable_prefix_caching=False,
+                max_model_len=1024,
+                cache_packed="off",
+            )
         )
     torch.set_num_threads(engine.info.threads)
     rows = []

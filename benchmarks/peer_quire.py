@@ -32,6 +32,7 @@ class Peer:
                 load_format="auto" if folder.endswith(".gguf") else "dummy",
                 max_model_len=2048,
                 max_num_seqs=64,
+                cache_packed="off",
                 enable_prefix_caching=False,
                 **options,
             )

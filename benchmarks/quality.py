@@ -89,7 +89,8 @@ class Run(NamedTuple):
 
 def run_quire(model: Path, options: dict[str, Any], windows: list[list[int]]) -> Run:
     """Every window through the whole engine. Raises `QuireError` when the engine refuses the options."""
-    engine = LocalEngine(flat_config(model=str(model), enable_prefix_caching=False, max_model_len=512, **options))
+    fixed: dict[str, Any] = {"enable_prefix_caching": False, "max_model_len": 512, "cache_packed": "off"}
+    engine = LocalEngine(flat_config(model=str(model), **fixed, **options))
     runner: Any = engine.engine.runner
     spy = runner.sampler = Spy(runner.sampler)
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
