@@ -67,21 +67,51 @@ def test_results_do_not_depend_on_the_choice(kind: str, group: int) -> None:
         ops.cpu.native.set_tuning(Tuning())
 
 
-@needs_native
-@pytest.mark.parametrize("seqs", [64, 3])
-def test_the_first_start_measures_and_the_next_one_remembers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seqs: int
-) -> None:
+class Counted:
+    """Counts the settings that are kept."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kept: list[Tuning] = []
+        keep = tune.keep
+        monkeypatch.setattr(tune, "keep", lambda key, tuning: (self.kept.append(tuning), keep(key, tuning)))
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """A machine on which nothing was measured, and no model is too small to."""
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(tune, "SMALLEST", 0)
     monkeypatch.setattr(tune, "BUDGET", 0.05)
-    measured: list[Tuning] = []
-    measure = tune._measure
-    monkeypatch.setattr(tune, "_measure", lambda step: measured.append(measure(step)) or measured[-1])
-    texts = []
-    for _ in range(2):
-        with LLM(device="cpu", tune="auto", num_blocks=64, max_num_seqs=seqs) as llm:
-            texts.append(llm.generate(["import os"], SamplingParams(max_tokens=8, temperature=0))[0].outputs[0].text)
-    assert len(measured) == 1 and texts[0] == texts[1]
+    return Counted(monkeypatch)
+
+
+def text(tokens: int, seqs: int = 64, **options: str) -> str:
+    """What the embedded model says."""
+    with LLM(device="cpu", num_blocks=64, max_num_seqs=seqs, **options) as llm:  # type: ignore[arg-type]
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        return llm.generate(["import os"], params)[0].outputs[0].text
+
+
+@needs_native
+def test_the_first_tokens_are_measured_and_the_next_start_remembers(tmp_path: Path, fresh: Counted) -> None:
+    if select(DeviceConfig(device="cpu")).isa == "amx":
+        pytest.skip("made-up steps are measured there")
+    plain, few = text(50, tune="off"), len(tune.STREAMING) * tune.TURNS + 1
+    assert text(few, tune="auto") == text(few, tune="off") and not fresh.kept, "a token comes from the prompt's step"
+    assert text(50, tune="auto") == plain and len(fresh.kept) == 1
     assert (tmp_path / ".cache" / "quire" / FILE).exists()
+    assert text(50, tune="auto") == plain and len(fresh.kept) == 1
+
+
+@needs_native
+@pytest.mark.parametrize("seqs", [64, 3])
+def test_made_up_steps_choose_where_batches_matter(fresh: Counted, seqs: int) -> None:
+    """As with tile registers; elsewhere their number of rows does nothing."""
+    with LLM(device="cpu", tune="off", num_blocks=64, max_num_seqs=seqs) as llm:
+        step = llm.engine.engine.runner.step  # type: ignore[attr-defined]
+        chosen = tune._measure(step)
+        assert chosen.ahead in {ahead for ahead, _ in tune.STREAMING} and chosen.tile_rows in {12, *range(1, 14)}
+        params = SamplingParams(max_tokens=8, temperature=0.0)
+        said = llm.generate(["import os"], params)[0].outputs[0].text
+    assert said == text(8, seqs, tune="off"), "nothing of the made-up steps is left"

@@ -139,7 +139,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     tune: Annotated[
         str,
         about(
-            "Sizes of native kernels: auto = measured at the first start and kept, off, or ahead=1024,row_streams=4."
+            "Sizes of native kernels: auto = measured on the first tokens and kept, off, or ahead=1024,row_streams=4."
         ),
     ] = "auto"
     bf16_bits: Annotated[

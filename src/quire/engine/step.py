@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,6 +19,14 @@ from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.net.lora import NONE
 from quire.ops.backend import Captured, Ops, Replay
+
+
+class Recording(Protocol):
+    """A step of one size that can be run again on what the arrays hold now."""
+
+    def run(self) -> torch.Tensor:
+        """Its logits."""
+        ...
 
 
 class Step:
@@ -38,7 +47,7 @@ class Step:
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
         self.arrays = Arrays(sizes, rows) if ops.gpu is None else DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device)
-        self.recorded: dict[int, Replay[torch.Tensor] | Captured] = {}
+        self.recorded: dict[int, Recording] = {}
         self._logits = torch.empty(0)
 
     def forward(self, shape: Shape) -> torch.Tensor:
@@ -130,15 +139,17 @@ class Step:
     def _replay(self, size: int) -> torch.Tensor:
         """Logits of the step of `size` rows whose arrays were sent: replayed, or recorded the first time."""
         found = self.recorded.get(size)
-        if found is not None:
-            return found.run()
+        return found.run() if found is not None else self.record(size).output
+
+    def record(self, size: int) -> Replay[torch.Tensor] | Captured:
+        """Compute the step of `size` rows whose arrays were sent, and keep its recording."""
         batches, target = self.arrays.batches(size, size, size), self._logits[:size]
         if self.ops.gpu is None:
             found = self.ops.capture(lambda: self._decode(batches))
         else:  # one place for the logits of all graphs: a graph's own would stay taken, 131 MB for 256 rows of 128 k
             found = self.ops.capture(lambda: target.copy_(self._decode(batches)))
         self.recorded[size] = found
-        return found.output
+        return found
 
     def _pad(self, tokens: int, seqs: int, logits: int, size: int) -> None:
         """Make the step one of `size` rows, sequences and rows of logits; sequences beyond those that pad are empty."""

@@ -1,8 +1,10 @@
-"""Choosing the native kernels' numbers at load, by timing decode steps of the model itself.
+"""Choosing the native kernels' numbers by timing decode steps of the model itself.
 
 The objective is the step that users wait for, so nothing has to be assumed about shapes, formats or fused ops. Settings
 take turns and the median counts: what the machine does beside us hits them alike. Results never depend on the choice
-(`tests/test_tune.py`), hence a wrong one costs time only.
+(`tests/test_tune.py`), hence a wrong one costs time only - and users' own steps can be what is timed (`Trial`), so that
+no start waits. With tile registers made-up steps are timed at the first start instead: the choice is one of batches too,
+and who knows which will come.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from quire.core.config import EngineConfig
 from quire.core.machine import processor
 from quire.core.version import VERSION
 from quire.model.spec import ModelSpec
+from quire.ops.backend import Captured, Replay
 from quire.ops.tuning import Tuning, keep, parse, recall
 
 if TYPE_CHECKING:
@@ -27,6 +32,8 @@ BUDGET = 1.5
 """Seconds for each question; every setting is timed at least once. With 0.5 a model of 1 G parameters had one round,
 and noise chose settings that cost a batch of 16 a sixth."""
 ROUNDS = 5
+TURNS = 7
+"""Decode steps of one row, of those that users ask for, that each setting gets."""
 STREAMING = ((8192, 1), (1024, 1), (2048, 4), (1024, 4))
 """(ahead, row_streams): what was best on one machine and bad on another."""
 FEW = 16
@@ -53,32 +60,64 @@ def tune(step: Step, config: EngineConfig, weight_bytes: int) -> None:
         return
     key = tuning_key(config, step.model.spec, ops.isa, ops.threads)
     found = recall(key)
-    if found is None:
+    if found is not None:
+        ops.cpu.native.set_tuning(found)
+    elif ops.isa == "amx":
         found = _measure(step)
+        ops.cpu.native.set_tuning(found)
         keep(key, found)
-    ops.cpu.native.set_tuning(found)
+    else:
+        step.recorded[1] = Trial(step, lambda tuning: keep(key, tuning))
+
+
+class Trial:
+    """Stands where the recording of a decode of one row will be, until every setting had `TURNS` of the real ones."""
+
+    def __init__(self, step: Step, chosen: Callable[[Tuning], None]) -> None:
+        """`chosen` is told the outcome."""
+        assert step.ops.cpu is not None
+        self._step, self._chosen, self._native = step, chosen, step.ops.cpu.native
+        self._seconds: dict[Tuning, list[float]] = {
+            Tuning(ahead, row_streams=streams): [] for ahead, streams in STREAMING
+        }
+        self._recording: Replay[Tensor] | Captured | None = None
+
+    def run(self) -> Tensor:
+        """Logits of the step whose arrays are filled, under the setting whose turn it is."""
+        if self._recording is None:
+            self._recording = self._step.record(1)
+            self._step.recorded[1] = self
+            return self._recording.output
+        setting = min(self._seconds, key=lambda setting: len(self._seconds[setting]))
+        self._native.set_tuning(setting)
+        begin = time.perf_counter()
+        logits = self._recording.run()
+        self._seconds[setting].append(time.perf_counter() - begin)
+        if min(map(len, self._seconds.values())) == TURNS:
+            self._step.recorded[1] = self._recording
+            best = _best(self._seconds)
+            self._native.set_tuning(best)
+            self._chosen(best)
+        return logits
 
 
 def _measure(step: Step) -> Tuning:
     assert step.ops.cpu is not None
-    native, best = step.ops.cpu.native, Tuning()
-    settings = [Tuning(ahead, best.tile_rows, streams) for ahead, streams in STREAMING]
-    tiles = step.ops.isa == "amx"
+    native = step.ops.cpu.native
+    settings = [Tuning(ahead, row_streams=streams) for ahead, streams in STREAMING]
     room = min(step.arrays.max_seqs, len(step.arrays.tokens))
-    decodes = [step.made_up_decode(rows) for rows in (1, min(FEW, room) if tiles else 1)]
+    decodes = [step.made_up_decode(rows) for rows in (1, min(FEW, room))]
     best = _fastest(settings, lambda: [decode() for decode in decodes], native.set_tuning)
-    if tiles:
-        for rows in (rows for rows in BATCHES if rows <= room):
-            by_vectors, by_tiles = (Tuning(best.ahead, least, best.row_streams) for least in (rows + 1, rows))
-            best = _fastest((by_vectors, by_tiles), step.made_up_decode(rows), native.set_tuning)
-            if best == by_tiles:
-                break
+    for rows in (rows for rows in BATCHES if rows <= room):
+        by_vectors, by_tiles = (Tuning(best.ahead, least, best.row_streams) for least in (rows + 1, rows))
+        best = _fastest((by_vectors, by_tiles), step.made_up_decode(rows), native.set_tuning)
+        if best == by_tiles:
+            break
     step.forget_made_up()
     return best
 
 
 def _fastest(settings: Sequence[Tuning], work: Callable[[], object], use: Callable[[Tuning], None]) -> Tuning:
-    """The setting with the least median time; the first one unless another is at least 2 % faster."""
     seconds: dict[Tuning, list[float]] = {setting: [] for setting in settings}
     work()
     end = time.perf_counter() + BUDGET
@@ -90,6 +129,11 @@ def _fastest(settings: Sequence[Tuning], work: Callable[[], object], use: Callab
             seconds[setting].append(time.perf_counter() - begin)
         if time.perf_counter() > end:
             break
+    return _best(seconds)
+
+
+def _best(seconds: dict[Tuning, list[float]]) -> Tuning:
+    """The setting with the least median time; the first one unless another is at least 2 % faster."""
     medians = {setting: statistics.median(times) for setting, times in seconds.items()}
-    best = min(settings, key=lambda setting: medians[setting])
-    return best if medians[best] < 0.98 * medians[settings[0]] else settings[0]
+    first, best = next(iter(medians)), min(medians, key=medians.__getitem__)
+    return best if medians[best] < 0.98 * medians[first] else first
