@@ -54,7 +54,13 @@ def _tuning_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Row
         return []
     pinned = parse(config.device.tune)
     kept = recall(tuning_key(config, found.spec, choice.isa, choice.threads))
-    chosen = f"{kept}, measured here" if kept else "measured at the first start" if choice.isa == "amx" else "measured while the first tokens are made"
+    chosen = (
+        f"{kept}, measured here"
+        if kept
+        else "measured at the first start"
+        if choice.isa == "amx"
+        else "measured while the first tokens are made"
+    )
     return [("kernel sizes", str(pinned) if pinned else chosen)]
 
 

@@ -2,8 +2,8 @@
 
 The objective is the step that users wait for, so nothing has to be assumed about shapes, formats or fused ops. Settings
 take turns and the median counts: what the machine does beside us hits them alike. Results never depend on the choice
-(`tests/test_tune.py`), hence a wrong one costs time only - and users' own steps can be what is timed (`Trial`), so that
-no start waits. With tile registers made-up steps are timed at the first start instead: the choice is one of batches too,
+(`tests/test_tune.py`), hence a wrong one costs time only, and users' own steps can be what is timed (`Trial`): no
+start waits. With tile registers made-up steps are timed at the first start instead: the choice is one of batches too,
 and who knows which will come.
 """
 
@@ -14,17 +14,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from quire.core.config import EngineConfig
 from quire.core.machine import processor
 from quire.core.version import VERSION
 from quire.model.spec import ModelSpec
-from quire.ops.backend import Captured, Replay
 from quire.ops.tuning import Tuning, keep, parse, recall
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from quire.engine.step import Step
+    from quire.ops.backend import Captured, Replay
 
 SMALLEST = 64 << 20
 """Bytes of weights below which nothing is measured: they stay in caches, where asking ahead buys nothing."""
