@@ -1,14 +1,10 @@
 // Rows of a file in ggml's block formats straight into super-blocks (super_blocks.h): every byte is read once and written once.
 // What the bytes mean is defined in quant/gguf_blocks.py, to whose numbers these are equal to the bit.
-//
-// Four rows go together. Their bytes are transposed, so that a vector holds the same four bytes of each; taking codes apart and
-// laying them in planes are then operations on whole vectors.
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 
-#include "pool.h"
+#include "block_rows.h"
 #include "registry.h"
 #include "super_blocks.h"
 #include "super_planes.h"
@@ -16,20 +12,9 @@
 namespace quire {
 namespace {
 
-constexpr int64_t kLanes = 16, kTogether = 4;
-
-typedef uint32_t Words __attribute__((vector_size(16)));   // a word of each of four rows
-typedef uint64_t Doubles __attribute__((vector_size(16)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
 using Multiples = std::array<uint8_t, 16>;  // of a row's groups: scales, then minimums
-
-template <class T>
-T load(const uint8_t* from) {
-    T value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-}
 
 // Each format: `kForm`, its number in kSuperForms; `kBytes` of a block; `kFirst` of the bytes that hold codes, `kWords` words of four;
 // `kUnit` and `kMinUnit` (-1: none), where the float16 lie. `code` gives word `w` (four columns) of the 32 columns `c` from the
@@ -106,24 +91,6 @@ struct IQ4XS {
     }
 };
 
-// Words 0 .. count - 1 of four rows.
-template <int kCount>
-void transpose_words(Words* to, const uint8_t* const* rows, int64_t at) {
-    static_assert(kCount % 4 == 0);
-    for (int i = 0; i < kCount; i += 4) {
-        Words r[4];
-        for (int j = 0; j < 4; ++j) r[j] = load<Words>(rows[j] + at + 4 * i);
-        const auto a = reinterpret_cast<Doubles>(__builtin_shufflevector(r[0], r[1], 0, 4, 1, 5));
-        const auto b = reinterpret_cast<Doubles>(__builtin_shufflevector(r[2], r[3], 0, 4, 1, 5));
-        const auto c = reinterpret_cast<Doubles>(__builtin_shufflevector(r[0], r[1], 2, 6, 3, 7));
-        const auto d = reinterpret_cast<Doubles>(__builtin_shufflevector(r[2], r[3], 2, 6, 3, 7));
-        to[i] = reinterpret_cast<Words>(__builtin_shufflevector(a, b, 0, 2));
-        to[i + 1] = reinterpret_cast<Words>(__builtin_shufflevector(a, b, 1, 3));
-        to[i + 2] = reinterpret_cast<Words>(__builtin_shufflevector(c, d, 0, 2));
-        to[i + 3] = reinterpret_cast<Words>(__builtin_shufflevector(c, d, 1, 3));
-    }
-}
-
 // Byte i of row j to byte j of row i, 16 by 16: four perfect shuffles of the two halves.
 void transpose_bytes(Bytes* rows) {
     for (int step = 0; step < 4; ++step) {
@@ -196,34 +163,16 @@ void pack_codes_of(uint8_t* to, const uint8_t* const* blocks) {
     }
 }
 
-struct Source {
-    const uint8_t* data;
-    const int64_t* order;  // row of the data that is row i, or null
-    int64_t n, k, stride;
-};
-
 template <class Format>
-bool pack_format(const Target& out, const Source& from) {
+bool pack_format(const Target& out, const BlockRows& from) {
     constexpr SuperForm kOf = kSuperForms[Format::kForm];
-    static constexpr uint8_t kBlank[Format::kBytes] = {};
-    const int64_t supers = from.k / kSuperColumns;
-    std::atomic<bool> good{true};
-    parallel_for((from.n + kLanes - 1) / kLanes, [&](int64_t block, int) {
-        const int64_t row = block * kLanes, rows = from.n - row < kLanes ? from.n - row : kLanes;
-        const uint8_t* firsts[kLanes];
-        for (int64_t lane = 0; lane < rows; ++lane)
-            firsts[lane] = from.data + (from.order ? from.order[row + lane] : row + lane) * from.stride;
-        for (int64_t s = 0; s < supers; ++s) {
-            const uint8_t* blocks[kLanes];
-            for (int64_t lane = 0; lane < kLanes; ++lane) blocks[lane] = lane < rows ? firsts[lane] + s * Format::kBytes : kBlank;
-            const int64_t at = block * supers + s;
-            uint8_t* to = out.codes + at * kOf.bytes();
-            const Target target{to, out.units + at * kLanes, kOf.mins ? out.min_units + at * kLanes : nullptr};
-            if (!pack_groups_of<Format>(target, blocks, rows)) good.store(false, std::memory_order_relaxed);
-            pack_codes_of<Format>(to + kOf.multiples_bytes(), blocks);
-        }
+    return for_each_block<kSuperColumns, Format::kBytes>(from, [&](int64_t at, const uint8_t* const* blocks, int64_t rows) {
+        uint8_t* to = out.codes + at * kOf.bytes();
+        const Target target{to, out.units + at * kLanes, kOf.mins ? out.min_units + at * kLanes : nullptr};
+        const bool good = pack_groups_of<Format>(target, blocks, rows);
+        pack_codes_of<Format>(to + kOf.multiples_bytes(), blocks);
+        return good;
     });
-    return good.load();
 }
 
 // `form`: index into kSuperForms. data: rows of k / 256 blocks, `stride` bytes apart; row i is number order[i], or i. `units` and, where
@@ -234,7 +183,7 @@ void pack_blocks(uint8_t* out, uint16_t* units, Optional<uint16_t> min_units, in
     if (n < 1 || k < 1 || n > kMost || k > kMost) fail("pack_blocks: sizes must lie in [1, 2^40]");
     if (k % kSuperColumns) fail("columns are not a multiple of 256");
     if (form < 0 || form >= kSuperFormCount || kSuperForms[form].mins != (min_units.ptr != nullptr)) fail("pack_blocks: unknown form");
-    constexpr bool (*kPack[])(const Target&, const Source&) = {
+    constexpr bool (*kPack[])(const Target&, const BlockRows&) = {
         pack_format<Q2K>, pack_format<Q3K>, pack_format<Q4K>, pack_format<Q5K>, pack_format<Q6K>, pack_format<IQ4XS>,
     };
     static_assert(sizeof(kPack) / sizeof(kPack[0]) == kSuperFormCount);

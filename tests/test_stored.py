@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gguf_models import random_blocks
-from quire.core.errors import ModelError
+from quire.core.errors import ConfigError, ModelError
 from quire.ops.backend import Ops
 from quire.ops.weights import Packed
 from quire.quant.base import QWeight
@@ -20,21 +20,27 @@ from test_ops import UNITS_HERE, generator, native, ops_of
 
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")
-SUPER = tuple(name for name, form in FORMS.items() if form.super is not None)
+OF_32 = tuple(name for name, kind in TYPES.items() if kind.numbers == 32)
 ODD = (0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0xFBFF, 0x3C00, 0xB555)
 """float16 units: both zeros, the smallest, a negative subnormal one, the largest of both signs, others."""
 
 
+def halves(name: str) -> tuple[int, ...]:
+    """Bytes of a block at which its float16 lie."""
+    form = FORMS[name]
+    if form.super is not None:
+        return tuple(at for at in (form.super.unit, form.super.min_unit) if at >= 0)
+    return () if form.wide else (0, 2)[: 1 + form.mins]
+
+
 def stored(name: str, n: int, k: int, seed: int = 0) -> StoredWeight:
-    """Random bytes, units included, which are of `ODD` or random and finite."""
-    g, kind, form = generator(seed), TYPES[name], FORMS[name].super
-    assert form is not None
-    raw = torch.randint(0, 256, (n, k // 256, kind.nbytes), generator=g, dtype=torch.uint8)
-    for at in (form.unit, form.min_unit):
-        if at >= 0:
-            raw[..., at + 1] &= 0xBF  # an exponent that is not all ones
-            odd = torch.tensor(ODD, dtype=torch.uint16).view(torch.uint8).view(-1, 2)
-            raw[::3, 0, at : at + 2] = odd[torch.randint(0, len(ODD), (len(raw[::3]),), generator=g)]
+    """Random bytes, float16 included, which are of `ODD` or random and finite."""
+    g, kind = generator(seed), TYPES[name]
+    raw = torch.randint(0, 256, (n, k // kind.numbers, kind.nbytes), generator=g, dtype=torch.uint8)
+    for at in halves(name):
+        raw[..., at + 1] &= 0xBF  # an exponent that is not all ones
+        odd = torch.tensor(ODD, dtype=torch.uint16).view(torch.uint8).view(-1, 2)
+        raw[::3, 0, at : at + 2] = odd[torch.randint(0, len(ODD), (len(raw[::3]),), generator=g)]
     weight = Block(TYPES[name]).load({name: raw.flatten(1)}, torch.float32)
     assert isinstance(weight, StoredWeight)
     return weight
@@ -51,7 +57,7 @@ def check_equal(a: Packed, b: Packed) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 16, 75, 160])
-@pytest.mark.parametrize("name", SUPER)
+@pytest.mark.parametrize("name", FORMS)
 def test_bytes_give_the_bits_of_codes(name: str, n: int) -> None:
     ops, weight = ops_of("auto"), stored(name, n, 768)
     packed = weight.pack(ops)
@@ -105,13 +111,23 @@ LAYOUTS: dict[str, Callable[[QWeight, QWeight], QWeight]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["Q3_K", "Q4_K", "IQ4_XS"])
+@pytest.mark.parametrize("name", ["Q3_K", "Q4_K", "IQ4_XS", "Q4_0", "Q5_1", "Q8_0", "MXFP4"])
 def test_rows_and_columns_are_cut_as_bytes(name: str, layout: str) -> None:
     ops, a, b = ops_of("auto"), stored(name, 75, 1024), stored(name, 33, 1024, 1)
     change = LAYOUTS[layout]
     made = change(a, b)
     assert isinstance(made, StoredWeight)
     check_equal(made.pack(ops), change(taken_apart(a), taken_apart(b)).pack(ops))
+
+
+@pytest.mark.parametrize("name", OF_32)
+def test_blocks_of_32_are_cut_at_the_borders_of_groups(name: str) -> None:
+    weight = stored(name, 40, 288)
+    cut = weight.slice_cols(32, 160)
+    assert isinstance(cut, StoredWeight)
+    check_equal(cut.pack(ops_of("auto")), taken_apart(weight).slice_cols(32, 160).pack(ops_of("auto")))
+    with pytest.raises(ConfigError, match="group borders"):
+        weight.slice_cols(16, 160)
 
 
 def test_an_order_of_rows_that_are_not_there_is_refused() -> None:
@@ -127,19 +143,20 @@ def test_what_bytes_cannot_express_is_done_to_codes() -> None:
     assert a.with_activations(8) is a and a.with_activations(16).pack(ops).kind == "int4"
     assert a.label == taken_apart(a).label and b.label == taken_apart(b).label and a.shape == (32, 512)
     assert torch.equal(a.dequantize(), a.weight.dequantize())
+    q5, q8 = stored("Q5_0", 16, 512), stored("Q8_0", 16, 512)
+    eager = QWeight.cat_rows([taken_apart(q5), taken_apart(q8)])
+    check_equal(QWeight.cat_rows([q5, q8]).pack(ops), eager.pack(ops))
     q6 = stored("Q6_K", 16, 512)
     with pytest.raises(Exception, match="cannot fuse"):
         QWeight.cat_rows([a, q6])
 
 
 @pytest.mark.parametrize("half", [0x7C00, 0xFC00, 0x7E01])
-@pytest.mark.parametrize("name", SUPER)
-def test_units_that_are_no_numbers_are_refused(name: str, half: int) -> None:
-    form = FORMS[name].super
-    assert form is not None
-    for at in {form.unit, max(form.min_unit, form.unit)}:
+@pytest.mark.parametrize("name", [name for name in FORMS if halves(name)])
+def test_scales_that_are_no_numbers_are_refused(name: str, half: int) -> None:
+    for at in halves(name):
         raw = torch.from_numpy(random_blocks((40, 512), gguf.GGMLQuantizationType[name], 0))
-        blocks = raw.view(40, 2, -1)
+        blocks = raw.view(40, 512 // TYPES[name].numbers, -1)
         blocks[37, 1, at : at + 2] = torch.tensor([half], dtype=torch.uint16).view(torch.uint8)
         weight = Block(TYPES[name]).load({name: raw}, torch.float32)
         for ask in (lambda w=weight: w.pack(ops_of("auto")), lambda w=weight: w.weight):
@@ -147,9 +164,10 @@ def test_units_that_are_no_numbers_are_refused(name: str, half: int) -> None:
                 ask()
 
 
-def test_experts_are_packed_one_by_one_as_bytes() -> None:
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_1", "MXFP4"])
+def test_experts_are_packed_one_by_one_as_bytes(name: str) -> None:
     ops: Ops = ops_of("auto")
-    parts = [stored("Q4_K", 48, 512, seed) for seed in range(3)]
+    parts = [stored(name, 48, 512, seed) for seed in range(3)]
     packed = ops.pack_stack((p.source(ops) for p in parts), 3)
     assert not any("weight" in vars(p) for p in parts)
     check_equal(packed, QWeight.cat_rows([taken_apart(p) for p in parts]).pack(ops))

@@ -16,6 +16,8 @@ from quire.ops.weights import CANNOT_ROUND, SUPER_KINDS, BlockForm, Packed, Roun
 
 SUPER_FORMS = {kind: number for number, kind in enumerate(SUPER_KINDS.values())}
 """Kind in super-blocks -> its number in csrc/super_blocks.h."""
+FORMS_OF_32 = {name: number for number, name in enumerate(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"))}
+"""Format in blocks of 32 -> its number in csrc/pack_blocks32.cpp."""
 
 
 def pack_stored(cpu: Cpu, stored: Stored) -> Packed:
@@ -23,9 +25,10 @@ def pack_stored(cpu: Cpu, stored: Stored) -> Packed:
     (n, k), form = stored.shape, stored.form
     if any(len(part) % LANES for part in stored.parts[:-1]):  # 16 rows go into one block
         stored = replace(stored, parts=(stored.whole,))
-    sizes = part_sizes(form.kind, (n, k), form.group, False)
-    written = ("codes", "scales", "mins") if isinstance(form, BlockForm) else ("codes", "scales")
-    out = {name: huge_bytes(cpu.native, sizes[name][0]) for name in written if name in sizes}
+    mins, wide, table = (form.mins, form.wide, form.table) if isinstance(form, BlockForm) else (False, False, ())
+    sizes = part_sizes(form.kind, (n, k), form.group, wide)
+    written = ("codes", "scales", "mins") if mins else ("codes", "scales")
+    out = {name: huge_bytes(cpu.native, sizes[name][0]) for name in written}
     blocks, done = -(-n // LANES), 0
     for part in stored.parts:
         data = part.data if part.data.stride(1) == 1 else part.data.contiguous()
@@ -36,9 +39,8 @@ def pack_stored(cpu: Cpu, stored: Stored) -> Packed:
         else:
             _round(cpu, at, rows, k, form)
         done += len(rows)
-    table = form.table if isinstance(form, BlockForm) else ()
     shared = {"table": table_digits(torch.tensor(table))} if table else {}
-    return assemble(form.kind, (n, k), form.group, Numbers(), out | shared)
+    return assemble(form.kind, (n, k), form.group, Numbers(wide), out | shared)
 
 
 def _within(order: Tensor | None, rows: int) -> Tensor | None:
@@ -50,9 +52,12 @@ def _within(order: Tensor | None, rows: int) -> Tensor | None:
 
 def _pack_blocks(cpu: Cpu, at: Mapping[str, int], rows: Rows, k: int, form: BlockForm) -> None:
     bad = torch.zeros(1, dtype=torch.int64)
+    in_super = form.kind in SUPER_FORMS
     cpu.call(
-        "pack_blocks", at["codes"], at["scales"], at.get("mins", 0), bad.data_ptr(), rows.data.data_ptr(),
-        0 if rows.order is None else rows.order.data_ptr(), len(rows), k, rows.data.stride(0), SUPER_FORMS[form.kind],
+        "pack_blocks" if in_super else "pack_blocks32",
+        at["codes"], at["scales"], at.get("mins", 0), bad.data_ptr(), rows.data.data_ptr(),
+        0 if rows.order is None else rows.order.data_ptr(), len(rows), k, rows.data.stride(0),
+        SUPER_FORMS[form.kind] if in_super else FORMS_OF_32[form.name],
     )  # fmt: skip
     if bad.item():
         raise ModelError("a scale or minimum is nan or inf; the file is damaged")

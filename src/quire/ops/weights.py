@@ -99,15 +99,17 @@ class Weight:
 
 @dataclass(frozen=True)
 class BlockForm:
-    """Rows of bytes in ggml's block format `name`, packed as `kind` in groups of `group` (csrc/pack_blocks.cpp).
+    """Rows of bytes in ggml's block format `name`, packed as `kind` in groups of `group` (csrc/pack_blocks*.cpp).
 
-    `table` [16] int16: the numbers that codes stand for.
+    `mins`: there are minimums. `wide`: packed scales are float32. `table` [16] int16: the numbers that codes stand for.
     """
 
     name: str
     kind: str
     group: int
-    table: tuple[int, ...] = ()
+    mins: bool
+    wide: bool
+    table: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from quire.core.errors import ModelError
 from quire.gguf.blocks import BLOCKS, BlockType
 from quire.ops.lazy import torch
-from quire.ops.weights import SUPER, SUPER_KINDS, BlockForm, Rows, Stored, Weight
+from quire.ops.weights import SUPER_KINDS, BlockForm, Rows, Stored, Weight
 from quire.quant.base import QWeight
 from quire.quant.gguf_blocks import FORMS, Form
 from quire.quant.rows import over_rows
@@ -61,17 +61,13 @@ class Block:
         return (*rows, nbytes // self.type.nbytes * self.type.numbers)
 
     def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
-        """The weight; `ModelError` for scales that are nan or inf, of one in super-blocks not before it is packed."""
+        """The weight; `ModelError` for scales that are nan or inf, once it is packed or taken apart."""
         data, form = raw[self.name], self.form
-        if form.super is None:
-            return QWeight(self._widen(data))
-        kind = SUPER_KINDS[form.super.bits, form.group, form.mins, bool(form.table)]
-        stored = Stored(
-            BlockForm(self.name, kind, form.group, form.table),
-            (Rows(data),),
-            self.shape({self.name: tuple(data.shape)})[1],
-            SUPER,
-        )
+        kind, wide = self._kind, form.wide
+        if form.super is not None:
+            kind, wide = SUPER_KINDS[form.super.bits, form.group, form.mins, bool(form.table)], False
+        packed = BlockForm(self.name, kind, form.group, form.mins, wide, form.table)
+        stored = Stored(packed, (Rows(data),), self.shape({self.name: tuple(data.shape)})[1], self.type.numbers)
         return StoredWeight(stored, f"{self._kind} g{form.group}", self._widen)
 
     @property
