@@ -12,7 +12,9 @@ from threading import Event
 from typing import Any
 
 import pytest
+from gguf.constants import GGMLQuantizationType
 
+from gguf_models import write_gguf
 from oracle import write
 from quire import LLM
 from quire.core.config import flat_config
@@ -85,6 +87,18 @@ def test_the_users_cache_folder_is_below_home_unless_named(tmp_path: Path, monke
 def test_what_has_nothing_to_keep_keeps_nothing(folder: Path, home: Path, options: dict[str, Any]) -> None:
     assert load(folder, **options).writing is None
     assert kept(home) == []
+
+
+def test_what_is_only_laid_out_anew_is_not_kept(tmp_path: Path, home: Path) -> None:
+    """A GGUF file's blocks are packed in a pass over its bytes; whoever names a folder gets the file."""
+    path = tmp_path / "model.gguf"
+    write_gguf(path, quantize=lambda tensor: None if "norm" in tensor else GGMLQuantizationType.Q8_0)
+    model = load(path, quantization=None)
+    assert model.writing is None and kept(home) == []
+    model = load(path, quantization=None, cache_packed=str(home))
+    assert model.writing is not None
+    model.writing.finish(60)
+    assert len(kept(home)) == 1
 
 
 def test_small_models_are_not_kept_unless_a_folder_is_named(

@@ -56,6 +56,11 @@ def matrix_scheme(scheme: QuantScheme, present: Collection[str]) -> QuantScheme:
     return scheme if any(s in present for s in scheme.parts if s != "weight") else DENSE
 
 
+def laid_out(scheme: QuantScheme) -> bool:
+    """Whether packing is one pass over the file's bytes, as fast as reading what it made would be at a later start."""
+    return isinstance(scheme, Dense | Gguf)
+
+
 def load(scheme: QuantScheme, raw: Mapping[str, Tensor], dtype: torch.dtype, float8: int) -> QWeight:
     """A matrix from its parts on disk. Those in float8 stay as they are for activations of `float8` bits, if not 0."""
     inner = scheme.inner if isinstance(scheme, Sparse) else scheme

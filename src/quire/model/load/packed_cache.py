@@ -42,7 +42,7 @@ from quire.ops.matrix import KINDS, Numbers, assemble, part_sizes, take_apart
 from quire.ops.pack import PLAIN, narrow_bf16, pack
 from quire.ops.weights import MOST, SUPER, SUPER_KINDS, Packed, Weight
 from quire.quant.base import Quantizer
-from quire.quant.registry import DENSE
+from quire.quant.registry import laid_out
 
 log = logging.getLogger(__name__)
 HEADER_BYTES = 1 << 16
@@ -161,7 +161,8 @@ def packed_cache(
     """The cache that `--cache-packed` asks for, or None.
 
     "auto" is none where there is nothing it could keep, or where weights are only laid out anew: their file would take
-    the disk that the model takes, and save a copy. A folder that was named is a `ConfigError` instead of the first.
+    the disk that the model takes, and save nothing (llama-1b in Q4_K_M: 0.29 s to pack, 0.23 to read; Zen 4). A
+    folder that was named is a `ConfigError` instead of the first.
     """
     auto = options.cache_packed == "auto"
     if options.cache_packed == "off":
@@ -178,7 +179,8 @@ def packed_cache(
         if auto:
             return None
         raise ConfigError("--cache-packed: made-up weights (--load-format dummy) are not kept", param="cache_packed")
-    if auto and target is None and opened.scheme is DENSE and ops.cpu.bf16_bits == 16:
+    plain = target is None and laid_out(opened.scheme) and options.activations != "int16"
+    if auto and plain and ops.cpu.bf16_bits == 16:
         return None
     name = f"{beginning(options)}{str(dtype).removeprefix('torch.')}"
     files = sorted({info.file for info in opened.source.infos.values()})
