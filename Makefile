@@ -6,7 +6,7 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*.cmake csrc/units/
 
 SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
-	moe_ops.py sampler_ops.py tree_attention.py)
+	moe_ops.py sampler_ops.py tree_attention.py stored.py super_blocks.py experts.py sharing.py)
 
 .PHONY: demo serve test sanitize emulate test-slow lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality gpu-check gpu-kernels build table train clean
 .DEFAULT_GOAL := demo
