@@ -105,5 +105,5 @@ def test_every_op_case_on_tile_registers() -> None:
     build(TILES)
     if "amx" not in units_of(TILES, "env"):
         pytest.skip("this processor has no AVX-512 with VNNI and BF16")
-    more = ("test_amx", "test_experts", "test_sharing")
+    more = ("test_amx", "test_experts")
     print(run_pytest(TILES, "-n", "2", "-k", "not avx and not portable", files=(*TESTS, *more)))
