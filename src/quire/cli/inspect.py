@@ -54,13 +54,8 @@ def _tuning_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Row
         return []
     pinned = parse(config.device.tune)
     kept = recall(tuning_key(config, found.spec, choice.isa, choice.threads))
-    chosen = (
-        f"{kept}, measured here"
-        if kept
-        else "measured at the first start"
-        if choice.isa == "amx"
-        else "measured while the first tokens are made"
-    )
+    later = "measured at the first start" if choice.isa == "amx" else "measured while the first tokens are made"
+    chosen = f"{kept}, measured here" if kept else later
     return [("kernel sizes", str(pinned) if pinned else chosen)]
 
 
