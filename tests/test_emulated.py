@@ -61,13 +61,15 @@ def build(target: Target) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_pytest(target: Target, *args: str, files: tuple[str, ...] = TESTS) -> str:
-    """The tests of ops with the program in the place of the extension; what pytest printed."""
+def run_pytest(target: Target, file: str, *args: str) -> str:
+    """One file's tests of ops with the program in the place of the extension; what pytest printed."""
     path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     env = os.environ | {"QUIRE_EMULATE": target.command, "PYTHONPATH": path}
-    paths = [str(ROOT / "tests" / f"{name}.py") for name in files]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "emulated", "-p", "no:cacheprovider", *args, *paths]
+    plain = ("-q", "-p", "emulated", "-p", "no:cacheprovider", "-n", "2", "--durations", "3")
+    command = [sys.executable, "-m", "pytest", *plain, *args, str(ROOT / "tests" / f"{file}.py")]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+        pytest.skip("no case of this file names the unit")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -81,29 +83,50 @@ def units_of(target: Target, *runner: str) -> list[str]:
     return program.units()
 
 
-@pytest.mark.slow
-def test_every_op_case_on_aarch64() -> None:
+@pytest.fixture(scope="module")
+def arm() -> Target:
     build(ARM)
-    assert units_of(ARM) == list(ARM.units)
-    assert units_of(ARM, "qemu-aarch64", "-cpu", "neoverse-n1") == ["neon", "portable"]  # no I8MM
-    assert units_of(ARM, "qemu-aarch64", "-cpu", "cortex-a72") == ["portable"]  # no dot products
-    print(run_pytest(ARM, "-n", "2"))
+    return ARM
 
 
-@pytest.mark.slow
-def test_every_op_case_on_avx_vnni() -> None:
+@pytest.fixture(scope="module")
+def client() -> Target:
     """The same source and registers as the unit that ships, save for the prefix of one instruction."""
     build(CLIENT)
     if "avxvnni" not in units_of(CLIENT, "env"):
         pytest.skip("this processor has no dot products of bytes in 256 bits (AVX-512VL with VNNI)")
-    print(run_pytest(CLIENT, "-n", "2", "-k", "avxvnni"))
+    return CLIENT
 
 
-@pytest.mark.slow
-def test_every_op_case_on_tile_registers() -> None:
+@pytest.fixture(scope="module")
+def tiles() -> Target:
     """The object code that ships; what its tile instructions do is in csrc/emulate/tiles.cpp."""
     build(TILES)
     if "amx" not in units_of(TILES, "env"):
         pytest.skip("this processor has no AVX-512 with VNNI and BF16")
-    more = ("test_amx", "test_experts")
-    print(run_pytest(TILES, "-n", "2", "-k", "not avx and not portable", files=(*TESTS, *more)))
+    return TILES
+
+
+@pytest.mark.slow
+def test_the_units_of_aarch64_processors(arm: Target) -> None:
+    assert units_of(arm) == list(arm.units)
+    assert units_of(arm, "qemu-aarch64", "-cpu", "neoverse-n1") == ["neon", "portable"]  # no I8MM
+    assert units_of(arm, "qemu-aarch64", "-cpu", "cortex-a72") == ["portable"]  # no dot products
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", TESTS)
+def test_every_op_case_on_aarch64(arm: Target, file: str) -> None:
+    print(run_pytest(arm, file))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", TESTS)
+def test_every_op_case_on_avx_vnni(client: Target, file: str) -> None:
+    print(run_pytest(client, file, "-k", "avxvnni"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", (*TESTS, "test_amx", "test_experts"))
+def test_every_op_case_on_tile_registers(tiles: Target, file: str) -> None:
+    print(run_pytest(tiles, file, "-k", "not avx and not portable"))
