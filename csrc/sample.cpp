@@ -52,23 +52,30 @@ struct Row {
     int64_t end(int64_t block) const { return std::min(n, (block + 1) * kSampleBlock); }
 };
 
-// Philox4x32-10 (Salmon et al. 2011): 53 bits as a number in [0, 1).
-double uniform(uint64_t seed, int64_t position, int64_t stream) {
-    const auto low = [](uint64_t v) { return static_cast<uint32_t>(v); };
-    const auto high = [](uint64_t v) { return static_cast<uint32_t>(v >> 32); };
-    const auto p = static_cast<uint64_t>(position), s = static_cast<uint64_t>(stream);
-    uint32_t c0 = low(p), c1 = high(p), c2 = low(s), c3 = high(s), k0 = low(seed), k1 = high(seed);
-    for (int round = 0; round < 10; ++round) {
-        const uint64_t a = uint64_t{0xD2511F53} * c0, b = uint64_t{0xCD9E8D57} * c2;
-        c0 = high(b) ^ c1 ^ k0;
-        c1 = low(b);
-        c2 = high(a) ^ c3 ^ k1;
-        c3 = low(a);
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+// The race of one row: token i arrives after an exponential time of mean 1 / weight, and the first is drawn. Its random
+// number belongs to the token, so distributions that are close mostly give the same one.
+struct Race {
+    uint32_t counter[3], key[2];
+    double best = 0.0;
+    int32_t winner = -1;
+
+    explicit Race(const Draw& draw)
+        : counter{low(static_cast<uint64_t>(draw.position)), high(static_cast<uint64_t>(draw.position)), low(static_cast<uint64_t>(draw.stream))},
+          key{low(draw.seed), high(draw.seed)} {}
+
+    static uint32_t low(uint64_t v) { return static_cast<uint32_t>(v); }
+    static uint32_t high(uint64_t v) { return static_cast<uint32_t>(v >> 32); }
+
+    // The time is -log(1 - v), never less than v: hardly any token needs the logarithm.
+    void enter(int32_t token, float weight, uint32_t word) {
+        const double v = (word + 0.5) * 0x1p-32;
+        if (weight < best * v) return;
+        const double rate = weight / -std::log1p(-v);
+        if (rate > best || (rate == best && token < winner)) best = rate, winner = token;
     }
-    return static_cast<double>((uint64_t{c0} << 32 | c1) >> 11) * 0x1p-53;
-}
+    // Lighter tokens cannot win: v is 2^-33 at least.
+    double lightest() const { return best * 0x1p-33; }
+};
 
 int32_t scan(Row& row) {
     row.max = row.kernels.block_max(row.x, row.n, row.block_max);
@@ -206,62 +213,30 @@ Threshold threshold_of(const Row& row, const Draw& draw, double total, float inv
     return kept;
 }
 
-// Inverse of the cumulative sum over the kept logits, in ascending id.
-int32_t draw_kept(const Row& row, Threshold kept, float inverse, double u) {
-    float w[kSampleBlock];
-    int64_t count = 0;
-    double total = 0.0;
-    for (int64_t block = 0; block < row.blocks; ++block) {
-        if (row.block_max[block] < kept.x) continue;
-        const int64_t at = row.begin(block), some = row.end(block) - at;
-        row.kernels.weights(row.x + at, some, row.max, inverse, w);
-        for (int64_t i = 0; i < some; ++i) {
-            const auto id = static_cast<int32_t>(at + i);
-            if (!kept.keeps(row.x[id], id) || w[i] == 0.0f) continue;
-            row.candidates[count++] = {row.x[id], w[i], id};
-            total += w[i];
-        }
-    }
-    double sum = 0.0;
-    for (int64_t i = 0; i < count; ++i) {
-        sum += row.candidates[i].weight;
-        if (sum > u * total) return row.candidates[i].id;
-    }
-    return row.candidates[count - 1].id;
-}
-
-// The same over all logits, with the sums of blocks already known.
-int32_t draw_all(const Row& row, double total, float inverse, double u) {
-    const double target = u * total;
-    double sum = 0.0;
-    int64_t block = 0, last = 0;
-    for (; block < row.blocks; ++block) {
-        if (row.block_mass[block] == 0.0) continue;
-        last = block;
-        if (sum + row.block_mass[block] > target) break;
-        sum += row.block_mass[block];
-    }
-    float w[kSampleBlock];
-    const int64_t at = row.begin(last), some = row.end(last) - at;
-    row.kernels.weights(row.x + at, some, row.max, inverse, w);
-    int64_t chosen = 0;
-    for (int64_t i = 0; i < some; ++i) {
-        if (w[i] == 0.0f) continue;
-        chosen = i;
-        sum += w[i];
-        if (sum > target) break;
-    }
-    return static_cast<int32_t>(at + chosen);
-}
-
 int32_t draw_token(const Row& row, const Draw& draw) {
     if (draw.temperature < kGreedyBelow) return first_of(row, row.max);
     const auto inverse = static_cast<float>(1.0 / draw.temperature);
-    const double u = uniform(draw.seed, draw.position, draw.stream);
-    const bool top_k = draw.top_k > 0 && draw.top_k < row.n;
-    const double total = top_k ? 0.0 : row.kernels.mass(row.x, row.n, row.max, inverse, row.block_mass);
-    if (!top_k && draw.top_p >= 1.0 && draw.min_p <= 0.0) return draw_all(row, total, inverse, u);
-    return draw_kept(row, threshold_of(row, draw, total, inverse), inverse, u);
+    const bool top_k = draw.top_k > 0 && draw.top_k < row.n, top_p = draw.top_p < 1.0;
+    const double total = top_k || !top_p ? 0.0 : row.kernels.mass(row.x, row.n, row.max, inverse, row.block_mass);
+    const Threshold kept = threshold_of(row, draw, total, inverse);
+    Race race(draw);
+    alignas(64) float weights[kSampleBlock];
+    alignas(64) uint32_t words[kSampleBlock];
+    const auto enter = [&](int64_t block) {
+        const int64_t at = row.begin(block), some = row.end(block) - at;
+        row.kernels.weights(row.x + at, some, row.max, inverse, weights);
+        row.kernels.noise(race.counter, static_cast<uint32_t>(16 * block), race.key, words);
+        for (int64_t i = 0; i < some; ++i) {
+            const auto id = static_cast<int32_t>(at + i);
+            if (kept.keeps(row.x[id], id) && weights[i] > 0.0f) race.enter(id, weights[i], words[i]);
+        }
+    };
+    const int64_t first = std::find(row.block_max, row.block_max + row.blocks, row.max) - row.block_max;
+    enter(first);
+    const auto floor = std::max(kept.x, static_cast<float>(row.max + draw.temperature * (std::log(race.lightest()) - 1e-3)));
+    for (int64_t block = 0; block < row.blocks; ++block)
+        if (block != first && row.block_max[block] >= floor) enter(block);
+    return race.winner;
 }
 
 // Working memory for rows of n logits, one part per thread; kept by the calling thread between calls.

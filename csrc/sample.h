@@ -15,6 +15,9 @@ struct RowKernels {
     void (*weights)(const float* x, int64_t count, float max, float inverse, float* out);
     // The sum of those over a row; that of each block goes to block_mass.
     double (*mass)(const float* x, int64_t n, float max, float inverse, double* block_mass);
+    // Philox4x32-10 (Salmon et al. 2011) of 16 counters, the second half of which is `last` + lane: word w of lane l is
+    // words[16 w + l], the random number of token 64 b + 16 w + l where last is 16 b.
+    void (*noise)(const uint32_t counter[3], uint32_t last, const uint32_t key[2], uint32_t* words);
 };
 
 // Records of the arrays that src/quire/ops/sampling.py defines.

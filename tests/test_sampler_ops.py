@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire.core.config import DeviceConfig
 from quire.ops.backend import Ops, select
 from quire.ops.op import REGISTRY
-from quire.ops.philox import philox4x32, uniform
+from quire.ops.philox import noise, philox4x32
 from quire.ops.sampling import DRAW, NOT_FINITE, NOTHING_ALLOWED, QUERY, RowEdits, draw_record
 
 native = select(DeviceConfig(device="cpu", threads=2))
@@ -69,11 +69,27 @@ def test_philox_known_answers() -> None:
     assert philox4x32(pi, (0xA4093822, 0x299F31D0)) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
-def test_native_draws_with_the_same_number(seed: int, position: int, stream: int) -> None:
-    size = 4096
-    expected = int(uniform(seed, position, stream) * size)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1), st.sampled_from([1, 70, 4096]))
+def test_native_draws_with_the_same_numbers(seed: int, position: int, stream: int, size: int) -> None:
+    expected = int(noise(seed, position, stream, np.arange(size)).argmin())
     assert draw(native, torch.zeros(size), seed=seed, position=position, stream=stream) == expected
+
+
+def test_a_word_of_noise_is_the_one_that_its_token_names() -> None:
+    words = philox4x32((5, 0, 2, 16 * 3 + 7), (9, 0))
+    found = noise(9, 5, 2, np.array([64 * 3 + 7, 64 * 3 + 16 + 7, 64 * 3 + 48 + 7]))
+    np.testing.assert_array_equal(found, (np.array([words[0], words[1], words[3]]) + 0.5) * 2.0**-32)
+
+
+def test_models_that_are_close_draw_the_same_token() -> None:
+    """The share of equal draws of two distributions beside 1 - TV, the most that there can be; at least 1 - TV / 1 + TV
+    of it (Daliri et al. 2024)."""
+    generator = torch.Generator().manual_seed(5)
+    p = torch.randn(2000, generator=generator) * 2
+    q = p + torch.randn(2000, generator=generator) * 0.2
+    distance = float((p.softmax(0) - q.softmax(0)).abs().sum()) / 2
+    same = float((drawn(native, p, 4000) == drawn(native, q, 4000)).mean())
+    assert (1 - distance) / (1 + distance) - 0.02 < same <= 1 - distance + 0.02
 
 
 @BACKENDS

@@ -46,7 +46,25 @@ double row_mass(const float* x, int64_t n, float max, float inverse, double* blo
     return total;
 }
 
-constexpr RowKernels kRowKernels = {&row_block_max, &row_weights, &row_mass};
+void row_noise(const uint32_t counter[3], uint32_t last, const uint32_t key[2], uint32_t* words) {
+    uint32_t c[4][16], k0 = key[0], k1 = key[1];
+    for (uint32_t l = 0; l < 16; ++l) {
+        for (int i = 0; i < 3; ++i) c[i][l] = counter[i];
+        c[3][l] = last + l;
+    }
+    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        for (int l = 0; l < 16; ++l) {
+            const uint64_t a = uint64_t{0xD2511F53} * c[0][l], b = uint64_t{0xCD9E8D57} * c[2][l];
+            c[0][l] = static_cast<uint32_t>(b >> 32) ^ c[1][l] ^ k0;
+            c[1][l] = static_cast<uint32_t>(b);
+            c[2][l] = static_cast<uint32_t>(a >> 32) ^ c[3][l] ^ k1;
+            c[3][l] = static_cast<uint32_t>(a);
+        }
+    }
+    __builtin_memcpy(words, c, sizeof c);
+}
+
+constexpr RowKernels kRowKernels = {&row_block_max, &row_weights, &row_mass, &row_noise};
 
 void sample(const float* logits, int64_t rows, int64_t n, const Draw* draws, int64_t count, int32_t* tokens, int32_t* flags) {
     sample_rows(kRowKernels, logits, rows, n, draws, count, tokens, flags);

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.ops.op import Case, cases, op
-from quire.ops.philox import uniform
+from quire.ops.philox import noise
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -42,7 +42,7 @@ DRAW_FIELDS = (
     ("min_p", "f8"),
 )
 DRAW = np.dtype(list(DRAW_FIELDS))
-"""One row to sample: top_k 0, top_p 1 and min_p 0 are off; (seed, position, stream) name the random number."""
+"""One row to sample: top_k 0, top_p 1 and min_p 0 are off; (seed, position, stream) name the random numbers."""
 PACK_DRAW = struct.Struct("=iiQqqddd").pack_into
 """Writes a DRAW record into a buffer at an offset; ten times as fast as assigning the fields."""
 
@@ -99,8 +99,11 @@ def sample(logits: Tensor, draws: Records) -> tuple[Found, Found]:
 
     Greedy takes the largest logit, the lowest id among equals. Otherwise, in this order: divide by the temperature;
     keep the top_k largest; keep the smallest set of the largest whose share of what is left reaches top_p (Holtzman et
-    al. 2020); keep what has at least min_p of the largest probability (Nguyen et al. 2024); draw by the inverse of the
-    cumulative sum in ascending id with the number `uniform(seed, position, stream)`. Equal logits: lower id first.
+    al. 2020); keep what has at least min_p of the largest probability (Nguyen et al. 2024); draw by a race: token i
+    arrives after an exponential time of mean 1 / weight, made of the number that `noise(seed, position, stream)` gives
+    it, and the first is drawn (the Gumbel-max trick). Two models that draw so agree nearly as often as they can:
+    Daliri et al. 2024, "Coupling without communication and drafter-invariant speculative decoding". Equal logits: lower
+    id first.
     """
     results = [_sample_row(logits[int(d["row"])].double().numpy(), d) for d in draws]
     tokens, flags = zip(*results, strict=True) if results else ((), ())
@@ -128,9 +131,8 @@ def _sample_row(x: NDArray[np.float64], draw: Any) -> tuple[int, int]:
     if draw["min_p"] > 0:
         order = order[x[order] >= x.max() + draw["temperature"] * math.log(draw["min_p"])]
     order.sort()
-    mass = weights[order].cumsum()
-    u = uniform(int(draw["seed"]), int(draw["position"]), int(draw["stream"]))
-    return int(order[min(np.searchsorted(mass, u * mass[-1], side="right"), len(order) - 1)]), 0
+    times = -np.log1p(-noise(int(draw["seed"]), int(draw["position"]), int(draw["stream"]), order))
+    return int(order[(weights[order] / times).argmax()]), 0
 
 
 @op(tolerance=1e-5)

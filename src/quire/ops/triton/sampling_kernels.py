@@ -1,8 +1,8 @@
 """Triton kernels of sampling: a program per row of logits f32 [R, V], which walks the row in blocks, from the L2 cache.
 
 Nothing is sorted: the threshold of top-k or top-p is searched, each walk over the row narrowing its range eightfold
-(FlashInfer, Ye et al. 2025, searches likewise, by chance). Weights are float32, their sums float64; the draw is by the
-inverse of the cumulative sum in ascending id, with the random number that its definition names.
+(FlashInfer, Ye et al. 2025, searches likewise, by chance). Weights are float32, their sums and the times of the race
+that draws float64.
 """
 
 from __future__ import annotations
@@ -92,40 +92,50 @@ def _search(at, vocab, target, low, high, top, rate, COUNT: tl.constexpr, BLOCK:
 
 
 @triton.jit
-def _uniform(seed, position, stream):
-    """A number in [0, 1) with 53 random bits: Philox 4x32-10 (Salmon et al. 2011) as quire.ops.philox counts."""
+def _noise(seed, position, stream, ids):
+    """Numbers in (0, 1) of 32 bits that tokens `ids` have: Philox 4x32-10 (Salmon et al. 2011), see quire.ops.philox.
+
+    Every lane computes the four words of its counter and takes one.
+    """
     low = tl.full((), 0xFFFFFFFF, tl.uint64)
     p, s, k = position.to(tl.uint64), stream.to(tl.uint64), seed.to(tl.uint64)
-    c0, c1, c2, c3, k0, k1 = p & low, p >> 32, s & low, s >> 32, k & low, k >> 32
+    c3 = (ids // 64 * 16 + ids % 16).to(tl.uint64)
+    nothing = tl.zeros_like(c3)
+    c0, c1, c2, k0, k1 = (p & low) + nothing, (p >> 32) + nothing, (s & low) + nothing, k & low, k >> 32
     for _ in tl.static_range(10):
         p0, p1 = c0 * tl.full((), 0xD2511F53, tl.uint64), c2 * tl.full((), 0xCD9E8D57, tl.uint64)
         c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & low, (p0 >> 32) ^ c3 ^ k1, p0 & low
         k0 = (k0 + tl.full((), 0x9E3779B9, tl.uint64)) & low
         k1 = (k1 + tl.full((), 0xBB67AE85, tl.uint64)) & low
-    return (((c0 << 32) | c1) >> 11).to(tl.int64).to(tl.float64) * (1.0 / (1 << 53))
+    word = ids % 64 // 16
+    bits = tl.where(word == 0, c0, tl.where(word == 1, c1, tl.where(word == 2, c2, c3)))
+    return (bits.to(tl.int64).to(tl.float64) + 0.5) * (1.0 / (1 << 32))
 
 
 @triton.jit
-def _draw(at, vocab, target, key, ties, floor, top, rate, BLOCK: tl.constexpr):
-    """The first id, ascending, at which the cumulative weight of what is kept exceeds target; the last kept if none.
+def _race(at, vocab, name, key, ties, floor, top, rate, BLOCK: tl.constexpr):
+    """The token of what is kept that arrives first: `name` (seed, position, stream) gives each its number.
 
     Kept are keys above `key`, and the `ties` lowest ids that have it, where numbers are at least `floor`.
     """
-    found, last, start = tl.full((), BIG, tl.int32), tl.full((), -1, tl.int32), tl.full((), 0, tl.int32)
-    before, seen = tl.full((), 0.0, tl.float64), tl.full((), 0, tl.int32)
-    while (start < vocab) & (found == BIG):
+    seed, position, stream = name
+    best, winner = tl.full((), -1.0, tl.float64), tl.full((), 0, tl.int32)
+    seen = tl.full((), 0, tl.int32)
+    for start in range(0, vocab, BLOCK):
         x, ids = _block(at, start, vocab, BLOCK)
         own = _key(x)
         tied = (own == key).to(tl.int32)
         rank = seen + tl.cumsum(tied, 0)
         kept = ((own > key) | ((tied == 1) & (rank <= ties))) & (x.to(tl.float64) >= floor) & (ids < vocab)
-        weight = tl.where(kept, _weight(x, top, rate), 0.0).to(tl.float64)
-        total = before + tl.cumsum(weight, 0)
-        found = tl.min(tl.where(kept & (total > target), ids, BIG), 0)
-        last = tl.maximum(last, tl.max(tl.where(kept, ids, -1), 0))
-        before, seen = tl.max(total, 0), tl.max(rank, 0)
-        start += BLOCK
-    return tl.where(found == BIG, last, found)
+        v = _noise(seed, position, stream, ids)
+        time = tl.where(v < 1e-3, v * (1 + v * (0.5 + v * (1.0 / 3 + v * 0.25))), -tl.log(1 - v))
+        speed = tl.where(kept, _weight(x, top, rate).to(tl.float64) / time, -1.0)
+        fastest = tl.max(speed, 0)
+        first = tl.min(tl.where(speed == fastest, ids, BIG), 0)
+        winner = tl.where(fastest > best, first, winner)
+        best = tl.maximum(best, fastest)
+        seen = tl.max(rank, 0)
+    return winner
 
 
 @triton.jit
@@ -164,13 +174,9 @@ def sample_kernel(tokens, flags, logits, ints, longs, doubles, vocab, BLOCK: tl.
     floor = everything
     if min_p > 0:
         floor = top.to(tl.float64) + temperature * tl.log(min_p)
-    _, mass, same = _above(at, vocab, key, floor, top, rate, BLOCK)
-    tied = _number(key)
-    if tied.to(tl.float64) >= floor:
-        mass += tl.minimum(ties, same) * _weight(tied, top, rate).to(tl.float64)
     longs += n * 7
-    target = _uniform(tl.load(longs + 1), tl.load(longs + 2), tl.load(longs + 3)) * mass
-    tl.store(tokens + n, _draw(at, vocab, target, key, ties, floor, top, rate, BLOCK))
+    name = (tl.load(longs + 1), tl.load(longs + 2), tl.load(longs + 3))
+    tl.store(tokens + n, _race(at, vocab, name, key, ties, floor, top, rate, BLOCK))
 
 
 @triton.jit
