@@ -16,6 +16,8 @@ LAYERS = (
     {"cache", "sched", "ops", "text", "gguf"},
     {"quant", "sample"},
     {"model"},
+    {"run"},
+    {"speculate"},
     {"engine"},
     {"server", "bench"},
     {"cli"},

@@ -16,14 +16,14 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.engine.arrays import DeviceArrays, Sizes
-from quire.engine.budget import gpu_cache_bytes
 from quire.engine.engine import Engine
 from quire.engine.llm import LLM
-from quire.engine.shapes import LARGEST, fitting, graph_sizes
-from quire.engine.warm import warm_device
 from quire.model.load.place import placed
 from quire.ops.op import REGISTRY
+from quire.run.arrays import DeviceArrays, Sizes
+from quire.run.budget import gpu_cache_bytes
+from quire.run.shapes import LARGEST, fitting, graph_sizes
+from quire.run.warm import warm_device
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton
 

@@ -10,12 +10,12 @@ import torch
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
-from quire.engine import tune
 from quire.engine.llm import LLM
 from quire.ops import cases
 from quire.ops.backend import select
 from quire.ops.native import load_native
 from quire.ops.tuning import FILE, Tuning, keep, parse, recall
+from quire.run import tune
 
 FORMATS = (("int8", 32), ("int8", 128), ("int4", 32), ("int4", 64), ("int4", 128), ("bf16", 0))
 needs_native = pytest.mark.skipif(load_native() is None, reason="the native extension is not built")

@@ -15,8 +15,8 @@ from quire.cache.groups import LayerGroups, TableSizes, group_layers
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.engine.budget import shape_kv
 from quire.ops.layout import KVLayout
+from quire.run.budget import shape_kv
 from test_bit_equality import engine_of, make_requests, replace_id, run
 from test_mixtures import EIGHT
 
@@ -59,7 +59,7 @@ def test_freeing_changes_no_bit(folder: str, monkeypatch: pytest.MonkeyPatch) ->
     requests = make_requests(16, 99)
     requests += [replace(requests[i], id=f"grows{i}", prompt=(i + 3,) * 16, params=growing) for i in range(8)]
     with monkeypatch.context() as patched:
-        patched.setattr("quire.engine.budget.group_layers", whole)
+        patched.setattr("quire.run.budget.group_layers", whole)
         kept = engine_of(model=folder)
         assert kept.engine.kv.sizes.windows == (0,)
         want = {name: answer.bits() for name, answer in run(kept, requests).items()}

@@ -25,7 +25,7 @@ def doctor(
     """What runs on this machine and why not something else. Exits with 1 when only the slow reference would run."""
     import torch
 
-    from quire.engine.budget import available_memory
+    from quire.run.budget import available_memory
 
     show(
         "versions",

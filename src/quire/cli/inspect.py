@@ -13,9 +13,9 @@ from quire.cli.show import Rows, show, size
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
-    from quire.engine.budget import KVPlan
     from quire.model.describe import ModelFacts
     from quire.ops.choice import Choice
+    from quire.run.budget import KVPlan
 
 
 @with_flags(ENGINE)
@@ -36,7 +36,7 @@ def inspect(options: dict[str, Any]) -> None:
 
 
 def _backend_rows(config: EngineConfig, choice: Choice) -> Rows:
-    from quire.engine.shapes import graph_sizes
+    from quire.run.shapes import graph_sizes
 
     rows = [("backend", choice.backend), ("instruction set", choice.isa), ("threads", str(choice.threads))]
     if choice.backend == "triton":
@@ -47,8 +47,8 @@ def _backend_rows(config: EngineConfig, choice: Choice) -> Rows:
 
 
 def _tuning_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
-    from quire.engine.tune import tuning_key
     from quire.ops.tuning import parse, recall
+    from quire.run.tune import tuning_key
 
     if choice.backend != "cpu":
         return []
@@ -105,9 +105,9 @@ def _encoder_rows(found: ModelFacts) -> Rows:
 
 
 def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
-    from quire.engine.budget import Bytes, available_memory, plan_kv, shape_kv
     from quire.model.describe import compute_dtype, kv_dtype, max_model_len
     from quire.model.memory import BF12_BITS, kv_bytes_per_token, layer_kv_bytes
+    from quire.run.budget import Bytes, available_memory, plan_kv, shape_kv
 
     dtype, _ = compute_dtype(config.model.dtype, found.dtype, choice.backend)
     kept, windows = kv_dtype(config.cache, found.spec, dtype), found.spec.own_windows

@@ -16,11 +16,11 @@ from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, Stats
 from quire.engine.planning import Plan, make_plan
-from quire.engine.runner import Runner, Underway
-from quire.engine.tune import tune
-from quire.engine.warm import warm_up
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
+from quire.run.runner import Runner, Underway
+from quire.run.tune import tune
+from quire.run.warm import warm_up
 from quire.sched.scheduler import Scheduler
 
 

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import ConfigError
-from quire.engine.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
-from quire.engine.runner import Runner
-from quire.engine.shapes import graph_bytes
 from quire.model.build import Model
 from quire.ops.backend import Ops
+from quire.run.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
+from quire.run.runner import Runner
+from quire.run.shapes import graph_bytes
 
 USUAL_SHARES = (0.9, 0.92)
 """Defaults of quire and vLLM: given where there is no GPU, they ask for nothing."""

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
-from quire.engine.arrays import Arrays
 from quire.model.load.adapters import Adapters
+from quire.run.arrays import Arrays
 from quire.sample.sampler import LogitRow
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from quire.engine.step import Step
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.ops.sampling import DRAW, QUERY, RowEdits
+from quire.run.step import Step
 
 
 def warm_up(step: Step) -> None:

@@ -7,12 +7,12 @@ from torch import Tensor
 from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Status
-from quire.engine.budget import KVPlan
-from quire.engine.builder import BatchBuilder
-from quire.engine.caches import Caches
-from quire.engine.step import Step
 from quire.model.build import Model
 from quire.ops.backend import Ops
+from quire.run.budget import KVPlan
+from quire.run.builder import BatchBuilder
+from quire.run.caches import Caches
+from quire.run.step import Step
 from quire.sample.sampler import Drawn, LogitRow, Sampler
 
 

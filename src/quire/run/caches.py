@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from quire.core.plan import StepPlan
-from quire.engine.budget import KVPlan
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
+from quire.run.budget import KVPlan
 
 
 class Caches:

@@ -23,8 +23,8 @@ from quire.ops.tuning import Tuning, keep, parse, recall
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.engine.step import Step
     from quire.ops.backend import Captured, Replay
+    from quire.run.step import Step
 
 SMALLEST = 64 << 20
 """Bytes of weights below which nothing is measured: they stay in caches, where asking ahead buys nothing."""

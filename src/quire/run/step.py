@@ -10,15 +10,15 @@ import torch
 from numpy.typing import NDArray
 
 from quire.core.config import SchedulerConfig
-from quire.engine.arrays import Arrays, DeviceArrays, Sizes
-from quire.engine.budget import KVPlan
-from quire.engine.builder import Shape
-from quire.engine.caches import Caches
-from quire.engine.shapes import fitting, graph_sizes
 from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.net.lora import NONE
 from quire.ops.backend import Captured, Ops, Replay
+from quire.run.arrays import Arrays, DeviceArrays, Sizes
+from quire.run.budget import KVPlan
+from quire.run.builder import Shape
+from quire.run.caches import Caches
+from quire.run.shapes import fitting, graph_sizes
 
 
 class Recording(Protocol):
