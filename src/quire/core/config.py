@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.core.errors import ConfigError
+from quire.core.speculation import Speculation, parse_speculation
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
@@ -161,6 +162,29 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_lora_rank: Annotated[int, about("Largest rank of an adapter.")] = 16
 
 
+class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens guessed ahead and verified together; the output stays what it is without, bit for bit."""
+
+    speculative_config: Annotated[
+        str | None,
+        about(
+            'Guess tokens ahead, as JSON: {"method": "ngram"}, {"method": "self", "quantization": "int4"}, '
+            '{"method": "draft_model", "model": FOLDER}, with "num_speculative_tokens": N and "adaptive": false.'
+        ),
+    ] = None
+    speculative_model: Annotated[
+        str | None, about("Folder of a smaller model with the same tokens, which guesses ahead.")
+    ] = None
+    num_speculative_tokens: Annotated[int | None, about("Tokens that --speculative-model guesses ahead at most.")] = (
+        None
+    )
+
+    @property
+    def asked(self) -> Speculation | None:
+        """What the three say together; `ConfigError` where that cannot be."""
+        return parse_speculation(self.speculative_config, self.speculative_model, self.num_speculative_tokens)
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine needs to start; crosses to the engine process as JSON."""
 
@@ -169,9 +193,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = msgspec.field(default_factory=SchedulerConfig)
     device: DeviceConfig = msgspec.field(default_factory=DeviceConfig)
     lora: LoraConfig = msgspec.field(default_factory=LoraConfig)
+    speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
+        _ = self.speculation.asked
         _choice("dtype", self.model.dtype, DTYPES)
         _choice("activations", self.model.activations, ACTIVATIONS)
         _choice("load_format", self.model.load_format, LOAD_FORMATS)

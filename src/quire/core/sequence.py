@@ -31,14 +31,20 @@ class Sequence:
     `blocks` holds a table per group of layers, all of one length, or nothing; the first `slid` entries of a table are
     SLID_OUT. `cache.tables` writes them.
 
+    `drafted` tokens were guessed so far, `accepted` of them kept; `lookup` and `acceptance` are what a proposer and the
+    cost model of drafts keep of it.
+
     `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too.
     """
 
     __slots__ = (
+        "acceptance",
+        "accepted",
         "blocks",
         "cached_tokens",
         "computed",
         "draft",
+        "drafted",
         "encoded",
         "finish_reason",
         "first_scheduled",
@@ -48,6 +54,7 @@ class Sequence:
         "keys",
         "last_token",
         "lead",
+        "lookup",
         "order",
         "parent",
         "preemptions",
@@ -72,6 +79,9 @@ class Sequence:
             self.tokens += [request.opening.start] * (self.lead + 1 - self.encoded)
         self.prompt_len = len(self.tokens)
         self.draft: list[int] = []
+        self.drafted = self.accepted = 0
+        self.lookup: object = None
+        self.acceptance = (0.0, 0.0)
         self.computed = 0
         self.in_flight = 0
         self.blocks: list[list[int]] = []
@@ -93,6 +103,11 @@ class Sequence:
     def target(self) -> int:
         """The length `computed` is moving toward."""
         return len(self.tokens) + self.in_flight + len(self.draft)
+
+    def foretold(self, position: int, token: int) -> bool:
+        """Whether `token` is what the draft says at `position`, so that the draft's row after it counts."""
+        place = position - len(self.tokens)
+        return 0 <= place < len(self.draft) and self.draft[place] == token
 
     def prompt_tokens(self, start: int, end: int) -> int:
         """How many tokens from `start` to before `end` are of the request's prompt."""

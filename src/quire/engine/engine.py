@@ -19,9 +19,12 @@ from quire.engine.planning import Plan, make_plan
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
 from quire.run.runner import Runner, Underway
+from quire.run.step import Step
 from quire.run.tune import tune
 from quire.run.warm import warm_up
 from quire.sched.scheduler import Scheduler
+from quire.speculate.load import Drafting, load_drafting
+from quire.speculate.speculator import Speculator
 
 
 class Engine:
@@ -33,7 +36,8 @@ class Engine:
         self.config = config
         self.ops: Ops = select(config.device)
         self.model: Model = load_model(config, self.ops, progress)
-        plan = make_plan(config, self.model, self.ops)
+        self.drafting = load_drafting(config, self.model, self.ops, progress)
+        plan = make_plan(config, self.model, self.ops, self.beside)
         self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
         self._allocate(plan)
         self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
@@ -55,9 +59,24 @@ class Engine:
         tables = BlockTables(self.pool, self.prefix, plan.kv.sizes)
         self.opening = None if encoder is None else Opening(size, self.model.decoder_start)
         self.scheduler = Scheduler(plan.limits, tables, self.max_model_len)
-        self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture)
+        self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside)
         warm_up(self.runner.step)
         tune(self.runner.step, self.config, self.model.weight_bytes)
+        self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
+
+    @property
+    def beside(self) -> tuple[Model, ...]:
+        """Models that keep keys and values in the target's blocks."""
+        return () if self.drafting is None else self.drafting.beside
+
+    def _speculator(self, drafting: Drafting, plan: Plan) -> Speculator:
+        step, caches, model = None, self.runner.caches, drafting.model
+        if model is not None:
+            part = caches.part(1) if drafting.keeps else caches.part(0, drafting.asked.layers or None)
+            step = Step(model, self.ops, plan.kv, plan.limits, part, plan.capture)
+            warm_up(step)
+        proposer = drafting.proposer(step, self.model.spec.vocab_size)
+        return Speculator(drafting.asked, proposer, self.scheduler, caches)
 
     def submit(self, request: Request) -> Output | None:
         """Queue a request; one that can never run ends at once with an error output."""
@@ -130,10 +149,16 @@ class Engine:
         known, because the edits of its logits are made from all tokens.
         """
         started = time.perf_counter()
+        if self.speculator is not None and self._next is None:
+            self.speculator.draft()
+        drafted = time.perf_counter()
         step = self._next or self.runner.sample(self._forward())
         plan = step.plan
-        self._next = self._forward() if self.ahead and self.scheduler.may_plan_ahead() else None
-        outputs = self.scheduler.commit(plan, self.runner.results(step))
+        self._next = self._forward() if self._may_go_ahead() else None
+        results = self.runner.results(step)
+        if self.speculator is not None:
+            self.speculator.learn(plan, results, time.perf_counter() - drafted)
+        outputs = self.scheduler.commit(plan, results)
         if self._next is not None:
             self.runner.sample(self._next)
         self.steps += 1
@@ -149,8 +174,17 @@ class Engine:
         self.pool.check()
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
+    def _may_go_ahead(self) -> bool:
+        """Whether to launch another step before this one is known; a draft begins with its last token."""
+        expects = self.speculator is not None and self.speculator.likely
+        return self.ahead and not expects and self.scheduler.may_plan_ahead()
+
     def _forward(self) -> Underway:
-        return self.runner.forward(self.scheduler.plan())
+        plan = self.scheduler.plan()
+        step = self.runner.forward(plan)
+        if self.speculator is not None:
+            self.speculator.launched(plan)
+        return step
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""

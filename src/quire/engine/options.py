@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from quire.core.config import SECTIONS, EngineConfig, flat_config
 from quire.core.errors import ConfigError
 
@@ -14,15 +16,11 @@ log = logging.getLogger("quire.options")
 KNOWN = tuple(name for section in SECTIONS.values() for name in section.__struct_fields__)
 
 _ONE_DEVICE = "running on several devices is not built yet"
-_SPECULATION = "speculative decoding is not built yet"
 _OFFLOAD = "offloading is not built yet"
 _TOOLS = "tool calling is not built yet"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "speculative_model": ((None,), _SPECULATION),
-    "num_speculative_tokens": ((None, 0), _SPECULATION),
-    "speculative_draft_tensor_parallel_size": ((None, 1), _SPECULATION),
-    "speculative_config": ((None,), _SPECULATION),
+    "speculative_draft_tensor_parallel_size": ((None, 1), _ONE_DEVICE),
     "tensor_parallel_size": ((1,), _ONE_DEVICE),
     "pipeline_parallel_size": ((1,), _ONE_DEVICE),
     "data_parallel_size": ((1,), _ONE_DEVICE),
@@ -68,7 +66,9 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Paths and torch's dtypes by their names."""
+    """Paths and torch's dtypes by their names, objects as JSON."""
+    if name == "speculative_config" and not isinstance(value, str):
+        return msgspec.json.encode(value).decode()
     if name in ("dtype", "kv_cache_dtype") and type(value).__module__ == "torch":
         return str(value).removeprefix("torch.")
     return os.fspath(value) if isinstance(value, os.PathLike) else value

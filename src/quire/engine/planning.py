@@ -11,6 +11,7 @@ from quire.core.errors import ConfigError
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.run.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
+from quire.run.caches import kept_layers
 from quire.run.runner import Runner
 from quire.run.shapes import graph_bytes
 
@@ -28,12 +29,15 @@ class Plan:
     bytes_per_token: int
 
 
-def make_plan(config: EngineConfig, model: Model, ops: Ops) -> Plan:
-    """For a loaded model; on a GPU the largest steps are run to see what they take. `ConfigError` if it cannot be."""
-    layouts = {i: model.layouts[i] for i in model.spec.own_layers}
+def make_plan(config: EngineConfig, model: Model, ops: Ops, beside: tuple[Model, ...] = ()) -> Plan:
+    """For a loaded model; on a GPU the largest steps are run to see what they take. `ConfigError` if it cannot be.
+
+    `beside`: models that keep keys and values in the same blocks.
+    """
+    windows, layouts = kept_layers((model, *beside))
     capture = not config.device.enforce_eager
-    shape = shape_kv(config, model.spec.own_windows, layouts, model.max_model_len)
-    kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape))
+    shape = shape_kv(config, windows, layouts, model.max_model_len)
+    kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape, beside))
     limits = _limits(config.scheduler, model, kv.max_model_len)
     _check(limits, ops, kv.max_model_len)
     return Plan(kv, limits, capture, sum(layout.bytes_per_token for layout in layouts.values()))
@@ -63,7 +67,7 @@ def _check(limits: SchedulerConfig, ops: Ops, length: int) -> None:
         )
 
 
-def _cache_bytes(config: EngineConfig, model: Model, ops: Ops, shape: KVPlan) -> int | None:
+def _cache_bytes(config: EngineConfig, model: Model, ops: Ops, shape: KVPlan, beside: tuple[Model, ...]) -> int | None:
     """What a GPU has left for the KV cache; None on the host."""
     cache = config.cache
     if ops.gpu is None and cache.gpu_memory_utilization not in USUAL_SHARES:
@@ -75,7 +79,7 @@ def _cache_bytes(config: EngineConfig, model: Model, ops: Ops, shape: KVPlan) ->
     if ops.gpu is None or cache.kv_cache_memory_bytes or cache.num_blocks:
         return None
     limits, runtime = _limits(config.scheduler, model, shape.max_model_len), ops.gpu.runtime
-    step = Runner(model, ops, shape, limits, capture=not config.device.enforce_eager).step
+    step = Runner(model, ops, shape, limits, not config.device.enforce_eager, beside).step
     kept = graph_bytes(step.graph_sizes, model.spec.vocab_size)
     if step.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
         kept += runtime.peak(lambda: step.profile(step.graph_sizes[-1]))

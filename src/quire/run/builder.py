@@ -28,7 +28,7 @@ class BatchBuilder:
 
     def __init__(self, arrays: Arrays, block_size: int, adapters: Adapters | None) -> None:
         self._arrays, self._block_size, self._adapters = arrays, block_size, adapters
-        self._owners: list[tuple[Sequence, int]] = []
+        self._owners: list[tuple[Sequence, int, int]] = []
         self._places: dict[Sequence, int] = {}
 
     def fill(self, chunks: tuple[Chunk, ...]) -> tuple[Shape, list[LogitRow]]:
@@ -67,15 +67,15 @@ class BatchBuilder:
         """Positions and slots of one chunk, and its rows of the block tables (what changed since the last step)."""
         arrays, size, lead = self._arrays, self._block_size, seq.lead // self._block_size
         first, end = start // size, at + count
-        same = self._owns(s, seq)
+        written = self._written(s, seq, first)
         position = np.arange(start, start + count) if count > 1 else None
         arrays.positions[at:end] = (start if position is None else position) - seq.lead
         if lead:
             arrays.encoded[s] = seq.encoded
-            if not same:
+            if written is None:
                 arrays.block_tables[-1, s, :lead] = seq.blocks[0][:lead]
         for group, table in enumerate(seq.blocks):
-            known = first if same else max(seq.slid[group], lead)
+            known = max(seq.slid[group], lead) if written is None else written
             arrays.block_tables[group, s, known - lead : len(table) - lead] = table[known:]
             arrays.slots[group, at:end] = (
                 table[first] * size + start % size
@@ -83,14 +83,18 @@ class BatchBuilder:
                 else np.asarray(table[first:])[position // size - first] * size + position % size
             )
 
-    def _owns(self, s: int, seq: Sequence) -> bool:
-        """Whether row `s` of the block tables is of `seq` since an earlier step; it is from now on."""
-        owner = (seq, seq.preemptions)
+    def _written(self, s: int, seq: Sequence, first: int) -> int | None:
+        """Up to which block row `s` of the tables is that of `seq`, as it is from now on; None if it was another's.
+
+        A block is replaced only where something is about to be written, so those before the first of the last step
+        stand.
+        """
+        owner = (seq, seq.preemptions, first)
         if s == len(self._owners):
             self._owners.append(owner)
-            return False
-        same, self._owners[s] = self._owners[s] == owner, owner
-        return same
+            return None
+        (known, times, at), self._owners[s] = self._owners[s], owner
+        return min(at, first) if known is seq and times == seq.preemptions else None
 
     def encoded(self, seq: Sequence) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The tokens of the encoder's part of `seq`, and where in the cache it lies."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk, ChunkResult, StepPlan
-from quire.core.sequence import Status
+from quire.core.sequence import Sequence, Status
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.run.budget import KVPlan
@@ -33,9 +33,12 @@ class Runner:
     of logits (penalties, masks) are made from all tokens.
     """
 
-    def __init__(self, model: Model, ops: Ops, kv: KVPlan, limits: SchedulerConfig, capture: bool) -> None:
-        self.caches = Caches(model, ops, kv)
-        self.step = Step(model, ops, kv, limits, self.caches, capture)
+    def __init__(
+        self, model: Model, ops: Ops, kv: KVPlan, limits: SchedulerConfig, capture: bool, beside: tuple[Model, ...] = ()
+    ) -> None:
+        """`beside`: models that keep keys and values in the same blocks."""
+        self.caches = Caches((model, *beside), ops, kv)
+        self.step = Step(model, ops, kv, limits, self.caches.part(0), capture)
         self.builder = BatchBuilder(self.step.arrays, self.caches.block_size, model.adapters)
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.numeric_errors = 0
@@ -65,11 +68,13 @@ class Runner:
         return self._collect(step.plan.chunks, step.rows, step.drawn)
 
     def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: Drawn | None) -> list[ChunkResult]:
+        """The rows' tokens, those after a draft as long as they are what the draft said."""
         results = {id(c.seq): ChunkResult([], [], []) for c in chunks}
+        over: set[Sequence] = set()
         for row, found in zip(rows, drawn.results() if drawn is not None else (), strict=True):
             result = results[id(row.seq)]
-            if row.seq.status is Status.FINISHED:
-                continue  # it ended while this step was under way: its row came after an end or an error
+            if row.seq.status is Status.FINISHED or row.seq in over:
+                continue  # it ended while this step was under way, or another token came than the draft said
             if found.error is not None:
                 self.numeric_errors += result.error is None
                 result.error = found.error
@@ -80,5 +85,7 @@ class Runner:
                 result.tokens.append(found.token)
                 if found.logprob is not None:
                     result.logprobs.append(found.logprob)
+                if not row.seq.foretold(row.position, found.token):
+                    over.add(row.seq)
             result.finite = result.error is None
         return list(results.values())

@@ -138,7 +138,11 @@ class Sampler:
         self._buffer = bytearray(rows * DRAW.itemsize)
         self._draws: Records = np.frombuffer(self._buffer, DRAW)
 
-    def __call__(self, logits: Tensor, rows: Rows[LogitRow]) -> Drawn:
+    def tokens(self, logits: Tensor, rows: Rows[LogitRow]) -> list[int]:
+        """The tokens alone that `rows` give, -1 on error; the same as those of a call."""
+        return [result.token for result in self(logits, rows, scores=False).results()]
+
+    def __call__(self, logits: Tensor, rows: Rows[LogitRow], scores: bool = True) -> Drawn:
         """What `rows` give, one per row of logits [R, V] float32 (contiguous, changed in place). Waits for nothing."""
         if logits.shape != (len(rows), self._vocab_size):
             raise ValueError(
@@ -171,9 +175,11 @@ class Sampler:
             if edited:
                 edits.append(self._history(seq).edits(row, position))
                 wishes.edited.add(row)
-            if params.logprobs is not None and edited:
+            if params.logprobs is None or not scores:
+                continue
+            if edited:
                 wishes.kept.append(Query(row, len(wishes.kept), -1 - place, params.logprobs))
-            elif params.logprobs is not None:
+            else:
                 wishes.scored.append(Query(row, row, -1 - place, params.logprobs))
         return Drawn(len(rows), wishes, self._run(logits, edits, wishes), self._ops)
 

@@ -29,6 +29,8 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longes
         seq.in_flight -= 1
         output.logprobs = result.logprobs[: len(output.tokens)]
     if seq.draft:
+        seq.drafted += len(seq.draft)
+        seq.accepted += max(0, len(result.tokens) - 1)
         seq.computed, seq.draft = len(seq.tokens) - 1, []
     return reason
 

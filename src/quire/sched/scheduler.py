@@ -102,6 +102,8 @@ class Scheduler:
         while todo and budget:
             seq = todo.pop(0)
             count = self._chunk(seq, budget)
+            if count and seq.draft and not self._reserve(seq, count, copies):
+                count, seq.draft = count - len(seq.draft), []  # a guess is not worth another's blocks
             while count and not self._reserve(seq, count, copies):
                 victim = max([seq, *todo], key=lambda s: s.order)
                 self._preempt(victim)
@@ -117,6 +119,28 @@ class Scheduler:
             self._admit(chunks, copies, budget)
         scrub, self._scrub = tuple(self._scrub), []
         return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), scrub)
+
+    def undrafted(self) -> list[Sequence]:
+        """Sequences whose next row gives a token, all before it being computed and known: those that can be drafted."""
+        return [s for s in self._order() if not s.in_flight and not s.draft and s.computed == len(s.tokens) - 1]
+
+    def room_for_draft(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> int:
+        """How many tokens, at most `count`, `seq` may draft now: their blocks are writable once `copies` are made.
+
+        None that could not be kept, and none whose blocks another running sequence may want in this step.
+        """
+        most, made = seq.request.params.max_tokens, len(seq.tokens) - seq.prompt_len
+        count = min(count, self.max_model_len - len(seq.tokens) - 1)
+        if most is not None:
+            count = min(count, most - made - 1)
+        spare = len(self.running) * len(self.tables.sizes.windows)
+        while count > 0:
+            upto = len(seq.tokens) + count
+            if self.tables.missing(seq, upto) + spare <= self.tables.pool.num_free:
+                self.tables.reserve(seq, upto, copies)
+                return count
+            count //= 2
+        return 0
 
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
         if self.config.static_batching and self._closed:
@@ -193,12 +217,12 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         """Give up the blocks and wait again; all tokens are kept. A sequence that outgrew the whole pool ends here."""
+        seq.draft = []
         if self.tables.sizes.footprint(seq.target) > self.tables.pool.num_blocks:
             self._finish(seq, "length")
             return
         self._leave(seq)
         seq.status = Status.WAITING
-        seq.draft = []
         seq.preemptions += 1
         self.preemptions += 1
         self.waiting.push(seq)

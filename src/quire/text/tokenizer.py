@@ -97,6 +97,11 @@ class Tokenizer:
         content = self.named.get(role)
         return None if content is None else self._backend.token_to_id(content)
 
+    @property
+    def table(self) -> dict[str, int]:
+        """Every token and its id."""
+        return {token: i for token, i in self._backend.get_vocab(with_added_tokens=True).items() if i != self._cut_id}
+
     def check_vocab(self, vocab_size: int) -> None:
         """Refuse a tokenizer that gives ids the model has no row for."""
         if self.vocab_size > vocab_size:

@@ -1,0 +1,148 @@
+"""Drafts by a model: a smaller one, the same checkpoint at fewer bits, or its first layers.
+
+Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"; Chen et al. 2023. Self-speculation:
+Zhang et al. 2023, "Draft & verify". Each token is drawn with the request's own parameters and random numbers, so that a
+draft that is right about the distribution says the token that the target will draw (Daliri et al. 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Rows
+
+import numpy as np
+from torch.nn.functional import pad
+
+from quire.core.plan import Chunk, StepPlan
+from quire.core.sequence import Sequence
+from quire.run.builder import BatchBuilder
+from quire.run.step import Step
+from quire.sample.sampler import Sampler
+
+
+class Drafter:
+    """One row a sequence and pass: the model's tokens go through its decoder like any batch of decodes.
+
+    This one writes into the target's own slots: what it leaves there is computed again by the verification, all of
+    whose rows it precedes.
+    """
+
+    passes = True
+
+    def __init__(self, step: Step, vocab_size: int, weight_bytes: int) -> None:
+        """`vocab_size`: of the target."""
+        self._step, self._vocab_size, self.weight_bytes = step, vocab_size, weight_bytes
+        self._sampler = Sampler(step.ops, vocab_size)
+        self.longest = step.model.max_model_len
+        self._builder = BatchBuilder(step.arrays, step.caches.block_size, step.model.adapters)
+
+    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+        """One pass a token, of those that still want one."""
+        wanting = [(seq, limit) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
+        self._catch_up([seq for seq, _ in wanting])
+        while wanting:
+            starts = [self._first(seq) if not seq.draft else len(seq.tokens) - 1 + len(seq.draft) for seq, _ in wanting]
+            chunks = tuple(
+                Chunk(seq, start, len(seq.tokens) + len(seq.draft) - start, 1)
+                for (seq, _), start in zip(wanting, starts, strict=True)
+            )
+            for (seq, _), token in zip(wanting, self._draw(chunks), strict=True):
+                if token >= 0:
+                    seq.draft.append(token)
+            self._wrote(chunks)
+            wanting = [(seq, limit) for seq, limit in wanting if len(seq.draft) < limit and len(seq.draft)]
+
+    def _draw(self, chunks: tuple[Chunk, ...]) -> list[int]:
+        """The token after each chunk; -1 where the logits are no numbers.
+
+        Models with the same tokens may have tables padded to other sizes: ids that the target lacks are not drawn.
+        """
+        shape, rows = self._builder.fill(chunks)
+        logits = self._step.forward(shape)
+        if logits.shape[1] != self._vocab_size:
+            more = self._vocab_size - logits.shape[1]
+            logits = pad(logits, (0, more), value=-math.inf).contiguous()  # fewer than none cuts
+        return self._sampler.tokens(logits, rows)
+
+    def _first(self, seq: Sequence) -> int:
+        """The first position that a draft of `seq` computes."""
+        return len(seq.tokens) - 1
+
+    def _catch_up(self, seqs: Rows[Sequence]) -> None:
+        """Compute what the model lacks of the tokens before the last."""
+
+    def _wrote(self, chunks: tuple[Chunk, ...]) -> None:
+        """Keys and values of `chunks` are there."""
+
+    def copied(self, copies: Rows[tuple[int, int]]) -> None:
+        """Nothing is kept of it."""
+
+    def computed(self, plan: StepPlan, follow: bool) -> None:
+        """The target's step wrote over all that was drafted."""
+
+
+class ModelDrafter(Drafter):
+    """A model of its own, whose layers are further layers of the same blocks.
+
+    So a sequence that is preempted, forked or finds its prompt in the prefix cache takes this model's keys and values
+    along. `_through` [blocks] says up to which of its slots a block holds them; what the target computed alone (while a
+    batch was too large to draft for) is computed when drafts begin again.
+    """
+
+    def __init__(self, step: Step, vocab_size: int, weight_bytes: int) -> None:
+        super().__init__(step, vocab_size, weight_bytes)
+        self._size, self._room = step.caches.block_size, len(step.arrays.tokens)
+        self._through = np.zeros(step.caches.blocks + 1, np.int32)
+        self._through[-1] = self._size  # SLID_OUT: nobody reads it
+
+    def copied(self, copies: Rows[tuple[int, int]]) -> None:
+        """Copies have what their sources have."""
+        for source, copy in copies:
+            self._through[copy] = self._through[source]
+
+    def computed(self, plan: StepPlan, follow: bool) -> None:
+        """What the target wrote and no draft said is not there yet; prompts are computed beside the target's."""
+        self.copied(plan.copies)
+        for chunk in plan.chunks:
+            first = chunk.start + len(chunk.seq.draft)
+            for i, block in self._blocks(chunk.seq, first, chunk.start + chunk.count):
+                self._through[block] = min(self._through[block], max(0, first - i * self._size))
+        if follow:
+            self._catch_up([c.seq for c in plan.chunks if c.start + c.count < c.seq.prompt_len], plan)
+
+    def _catch_up(self, seqs: Rows[Sequence], plan: StepPlan | None = None) -> None:
+        """In pieces that fit a step; up to what `plan` computes, or to the last token, which `propose` begins with."""
+        ends = {} if plan is None else {c.seq: c.start + c.count for c in plan.chunks}
+        lacking = [(seq, self._first(seq), ends.get(seq, len(seq.tokens) - 1)) for seq in seqs]
+        lacking = [(seq, first, end) for seq, first, end in lacking if end - first > (plan is None)]
+        while lacking:
+            chunks, left, room = [], [], self._room
+            for seq, first, end in lacking:
+                count = min(room, end - first)
+                if count:
+                    chunks.append(Chunk(seq, first, count, 0))
+                    room -= count
+                if count < end - first:
+                    left.append((seq, first + count, end))
+            shape, _ = self._builder.fill(tuple(chunks))
+            self._step.forward(shape)
+            self._wrote(tuple(chunks))
+            lacking = left
+
+    def _first(self, seq: Sequence) -> int:
+        """Where this model's keys and values of `seq` end: at the last token at most."""
+        through = self._through[seq.blocks[0]]
+        block = int((through < self._size).argmax())
+        end = block * self._size + int(through[block]) if through[block] < self._size else len(through) * self._size
+        return min(len(seq.tokens) - 1, end)
+
+    def _wrote(self, chunks: tuple[Chunk, ...]) -> None:
+        for chunk in chunks:
+            end = chunk.start + chunk.count
+            for i, block in self._blocks(chunk.seq, chunk.start, end):
+                self._through[block] = min(self._size, end - i * self._size)
+
+    def _blocks(self, seq: Sequence, start: int, end: int) -> list[tuple[int, int]]:
+        """(index, block) of those that hold positions start .. end - 1."""
+        table = seq.blocks[0] if seq.blocks else []
+        return list(enumerate(table))[start // self._size : -(-end // self._size)]

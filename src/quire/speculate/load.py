@@ -1,0 +1,101 @@
+"""Loading what drafts: a model beside the target, or the target at fewer bits or with fewer layers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from dataclasses import replace as changed
+
+from msgspec.structs import replace
+
+from quire.core.config import EngineConfig, LoraConfig, SpeculationConfig
+from quire.core.errors import ConfigError, ModelError
+from quire.core.progress import LoadProgress
+from quire.core.speculation import Speculation
+from quire.model.build import Model, load_model
+from quire.model.disk.checkpoint import resolve
+from quire.model.net.decoder import Decoder
+from quire.ops.backend import Ops
+from quire.run.step import Step
+from quire.speculate.drafter import Drafter, ModelDrafter
+from quire.speculate.ngram import NGram
+from quire.speculate.proposer import Proposer
+from quire.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What was asked, and the model that drafts; None where none does. `keeps`: it has keys and values of its own."""
+
+    asked: Speculation
+    model: Model | None = None
+    keeps: bool = False
+
+    @property
+    def beside(self) -> tuple[Model, ...]:
+        """The model, where it needs room in the blocks."""
+        return (self.model,) if self.model is not None and self.keeps else ()
+
+    def proposer(self, step: Step | None, vocab_size: int) -> Proposer:
+        """`step` runs the model; its target has `vocab_size` tokens."""
+        if step is None or self.model is None:
+            return NGram(self.asked.prompt_lookup_min, self.asked.prompt_lookup_max)
+        kind = ModelDrafter if self.keeps else Drafter
+        return kind(step, vocab_size, 0 if self.asked.layers else self.model.weight_bytes)
+
+
+def load_drafting(config: EngineConfig, target: Model, ops: Ops, progress: LoadProgress | None) -> Drafting | None:
+    """Load what `config.speculation` asks for, beside the loaded `target`; `ConfigError` where they do not fit."""
+    asked = config.speculation.asked
+    if asked is None:
+        return None
+    if target.encoder is not None:
+        raise _error("encoder-decoder models are not drafted for: their cross attention is of rows that are no chunk")
+    if asked.method == "ngram":
+        return Drafting(asked)
+    if asked.layers:
+        return Drafting(asked, _first_layers(target, asked.layers))
+    if asked.method == "self":
+        return Drafting(asked, _load(config, config.model.model, asked.quantization, ops, progress))
+    assert asked.model is not None
+    check_tokens(config, target, asked.model)
+    return Drafting(asked, _load(config, asked.model, asked.quantization, ops, progress), keeps=True)
+
+
+def _load(config: EngineConfig, model: str, quantization: str | None, ops: Ops, progress: LoadProgress | None) -> Model:
+    """The drafting model, without adapters: a guess need not know of them."""
+    options = replace(config.model, model=model, quantization=quantization, max_model_len=0)
+    own = replace(config, model=options, lora=LoraConfig(), speculation=SpeculationConfig())
+    try:
+        return load_model(own, ops, progress)
+    except (ConfigError, ModelError) as error:
+        raise _error(f"the drafting model: {error.message}") from None
+
+
+def _first_layers(target: Model, layers: int) -> Model:
+    decoder = target.decoder
+    if not isinstance(decoder, Decoder):
+        raise _error(f"layers: {target.spec.family!r} runs by the code of transformers, whose layers are not cut")
+    if layers >= len(decoder.layers):
+        raise _error(f"layers {layers} must be fewer than the model's {len(decoder.layers)}")
+    return changed(target, decoder=changed(decoder, layers=decoder.layers[:layers]))
+
+
+def check_tokens(config: EngineConfig, target: Model, draft: str) -> None:
+    """Refuse a draft model whose ids stand for other tokens: every id that both have is compared."""
+    folders = (config.model.tokenizer or target.folder, resolve(draft))
+    try:
+        ours, theirs = (Tokenizer.from_folder(folder).table for folder in folders)
+    except ModelError as error:
+        raise _error(f"the tokens of both models cannot be compared: {error.message}") from None
+    other = next((token for token, i in theirs.items() if ours.get(token, i) != i), None)
+    if other is None and len(ours.keys() & theirs.keys()) < min(len(ours), len(theirs)):
+        other = next(iter(sorted(theirs.keys() - ours.keys())))
+    if other is not None:
+        raise _error(f"{draft}: its tokens are not those of {target.name}: {other!r} is another id in one of them")
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError(f"speculative_config: {message}", param="speculative_config")

@@ -1,0 +1,89 @@
+"""Between steps: who is drafted for, how many tokens, and what became of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+
+from quire.core.plan import ChunkResult, StepPlan
+from quire.core.speculation import Speculation
+from quire.run.caches import Caches
+from quire.sched.scheduler import Scheduler
+from quire.speculate.cost import CostModel
+from quire.speculate.proposer import Proposer
+
+
+@dataclass
+class Drafts:
+    """Totals: verified drafts, their tokens, those that were kept, and kept ones by place in the draft."""
+
+    drafts: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)
+
+
+class Speculator:
+    """Writes drafts before a step is planned and learns from its results. The scheduler does the rest: a draft is
+    rows of a chunk, and the runner keeps a drafted token as long as it is the one that plain decoding draws."""
+
+    def __init__(self, asked: Speculation, proposer: Proposer, scheduler: Scheduler, caches: Caches) -> None:
+        self.proposer, self.totals = proposer, Drafts()
+        self._asked, self._scheduler, self._caches = asked, scheduler, caches
+        self._cost = CostModel(proposer.passes, asked.tokens)
+
+    @property
+    def likely(self) -> bool:
+        """Whether the next steps will have drafts: these are planned when the tokens before them are known."""
+        return not self._asked.adaptive or self._cost.likely
+
+    def draft(self) -> None:
+        """Set `Sequence.draft` where that is expected to pay."""
+        scheduler, asked, proposer = self._scheduler, self._asked, self.proposer
+        seqs = scheduler.undrafted()
+        rows = len(scheduler.running)
+        spare = scheduler.config.max_num_batched_tokens - rows
+        if not seqs or spare < len(seqs):
+            return
+        begin = time.perf_counter()
+        deepest = min(asked.tokens, spare // len(seqs))
+        if asked.adaptive and proposer.passes:
+            deepest = min(deepest, self._cost.depth(seqs, rows))
+        if not deepest:
+            return
+        copies: list[tuple[int, int]] = []
+        limits = [
+            scheduler.room_for_draft(seq, min(deepest, proposer.longest - len(seq.tokens)), copies) for seq in seqs
+        ]
+        self._caches.copy(copies)
+        proposer.copied(copies)
+        proposer.propose(seqs, limits)
+        if proposer.passes:
+            self._cost.drafted(len(seqs), max(limits), time.perf_counter() - begin)
+        elif asked.adaptive:
+            self._cost.cut(seqs, rows)
+
+    def launched(self, plan: StepPlan) -> None:
+        """`plan` was sent to be computed."""
+        self.proposer.computed(plan, self.likely)
+
+    def learn(self, plan: StepPlan, results: Rows[ChunkResult], seconds: float) -> None:
+        """What a step gave, before it is committed, and how long it took."""
+        if plan.chunks and all(chunk.count == 1 + len(chunk.seq.draft) for chunk in plan.chunks):
+            self._cost.stepped(plan.num_tokens, seconds)
+        for chunk, result in zip(plan.chunks, results, strict=True):
+            drafted = len(chunk.seq.draft)
+            if drafted and result.error is None:
+                accepted = max(0, len(result.tokens) - 1)
+                self._cost.verified(chunk.seq, drafted, accepted)
+                self._count(drafted, accepted)
+
+    def _count(self, drafted: int, accepted: int) -> None:
+        totals = self.totals
+        totals.drafts += 1
+        totals.tokens += drafted
+        totals.accepted += accepted
+        totals.accepted_per_pos += [0] * (drafted - len(totals.accepted_per_pos))
+        for place in range(accepted):
+            totals.accepted_per_pos[place] += 1
