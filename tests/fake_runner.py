@@ -10,6 +10,7 @@ was launched, and after all that were launched before it.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable
 
 from quire.cache.blocks import BlockPool
@@ -54,6 +55,7 @@ class FakeEngine:
         prefix: bool = True,
         ahead: bool = False,
         late: bool = False,
+        drafts: random.Random | None = None,
         **limits: object,
     ) -> None:
         defaults: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
@@ -67,7 +69,8 @@ class FakeEngine:
         self.poison: set[str] = set()
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], Output] = {}
-        self.ahead, self.late = ahead, late
+        self.ahead, self.late, self.drafts = ahead, late, drafts
+        self.rejected = self.accepted = 0
         self.steps_ahead = 0
         self._launched: tuple[StepPlan, Callable[[], list[ChunkResult]]] | None = None
         self._drawn: dict[Sequence, int] = {}
@@ -78,6 +81,8 @@ class FakeEngine:
 
     def step(self) -> list[Output]:
         """Plan, run on the dictionary, commit, check every invariant."""
+        if self.drafts is not None and self._launched is None:
+            self.draft(self.drafts)
         plan, results = self._launched or self.launch()
         self._launched = self.launch() if self.ahead and self.scheduler.may_plan_ahead() else None
         self.steps_ahead += self._launched is not None
@@ -95,16 +100,37 @@ class FakeEngine:
         """Plan a step and give it to the device."""
         plan = self.scheduler.plan()
         tables = [[list(table) for table in chunk.seq.blocks] for chunk in plan.chunks]
-        known = [[*chunk.seq.tokens] for chunk in plan.chunks]
+        known = [[*chunk.seq.tokens, *chunk.seq.draft] for chunk in plan.chunks]
         if self.late:
             return plan, lambda: self.run(plan, tables, known)
         results = self.run(plan, tables, known)
         return plan, lambda: results
 
-    def run(self, plan: StepPlan, tables: list[list[list[int]]], known: list[list[int]]) -> list[ChunkResult]:
-        """Write and read slots as the kernels would; a token the host did not know is what the last step drew."""
-        size, drawn = self.block_size, self._drawn
-        self._drawn = {}
+    def draft(self, rng: random.Random) -> None:
+        """Guess tokens for some sequences, some of them right, after writing to their slots as a draft model would."""
+        seqs = self.scheduler.undrafted()
+        limits, before = self.scheduler.room_for_drafts([(seq, rng.randint(0, 5)) for seq in seqs])
+        self._prepare(before)
+        for seq, room in zip(seqs, limits, strict=True):
+            guesses = list(seq.tokens)
+            for _ in range(rng.randint(0, room)):
+                guesses.append(next_token(guesses, seq.index) if rng.random() < 0.8 else rng.randrange(VOCAB))
+            seq.draft = guesses[len(seq.tokens) :]
+        for seq in self.scheduler.running:
+            if seq.draft:
+                self._scribble(seq)
+            self.scheduler.tables.trim(seq)
+
+    def _scribble(self, seq: Sequence) -> None:
+        """A draft's own passes write what nobody may read to the slots that verification writes."""
+        for table in seq.blocks:
+            for position in range(seq.computed, seq.target):
+                block = table[position // self.block_size]
+                assert self.pool.writable(block), f"{seq} would draft into a block that others read"
+                self.cache[block * self.block_size + position % self.block_size] = (-1,)
+
+    def _prepare(self, plan: StepPlan) -> None:
+        size = self.block_size
         for block in plan.scrub:
             for offset in range(size):
                 self.cache.pop(block * size + offset, None)
@@ -113,6 +139,11 @@ class FakeEngine:
                 value = self.cache.get(source * size + offset)
                 if value is not None:
                     self.cache[destination * size + offset] = value
+
+    def run(self, plan: StepPlan, tables: list[list[list[int]]], known: list[list[int]]) -> list[ChunkResult]:
+        """Write and read slots as the kernels would; a token the host did not know is what the last step drew."""
+        drawn, self._drawn = self._drawn, {}
+        self._prepare(plan)
         results = []
         for chunk, own, tokens in zip(plan.chunks, tables, known, strict=True):
             if chunk.start + chunk.count > len(tokens):
@@ -136,8 +167,10 @@ class FakeEngine:
                 assert held == want, f"{chunk.seq} reads a wrong value at {position}: {held}"
 
     def _draw(self, chunk: Chunk, tokens: list[int]) -> ChunkResult:
-        """The token of a chunk that ends its sequence, for the host and for the next step."""
+        """The token of a chunk that ends its sequence, for the host and for the next step; of drafts those that hold."""
         seq, end, result = chunk.seq, chunk.start + chunk.count, ChunkResult([], [], [])
+        if seq.draft:
+            return self._verify(chunk, tokens)
         if chunk.logits and (end == len(tokens) or end < seq.prompt_len):
             if end == len(tokens):
                 self._drawn[seq] = next_token(tokens, seq.index)
@@ -146,6 +179,20 @@ class FakeEngine:
             elif end == len(tokens):
                 result.tokens = [self._drawn[seq]]
             result.finite = result.error is None
+        return result
+
+    def _verify(self, chunk: Chunk, tokens: list[int]) -> ChunkResult:
+        seq, result = chunk.seq, ChunkResult([], [], [], finite=True)
+        assert chunk.logits == 1 + len(seq.draft) and chunk.start + chunk.count == len(tokens)
+        if seq.request.id in self.poison:
+            return ChunkResult([], [], [], again=True)
+        for end in range(len(seq.tokens), len(tokens) + 1):
+            token = next_token(tokens[:end], seq.index)
+            result.tokens.append(token)
+            if not seq.foretold(end, token):
+                break
+        self.accepted += len(result.tokens) - 1
+        self.rejected += len(seq.draft) + 1 - len(result.tokens)
         return result
 
     def check(self, plan: StepPlan) -> None:

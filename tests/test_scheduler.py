@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -93,6 +94,41 @@ def test_an_end_token_and_an_abort_throw_the_row_ahead_away() -> None:
     engine.submit(other)
     engine.drain()
     assert_golden(engine, [other])
+
+
+@pytest.mark.parametrize("windows", [(0,), (5,), (0, 5)])
+@pytest.mark.parametrize(("blocks", "block_size"), [(96, 4), (12, 4), (48, 1)])
+def test_drafts_change_no_output(blocks: int, block_size: int, windows: tuple[int, ...]) -> None:
+    drafts = random.Random(blocks)
+    engine = FakeEngine(blocks * len(windows), block_size, 48, windows, drafts=drafts, max_num_batched_tokens=16)
+    requests = [request(f"r{i}", [i % 3, *range(2 + 3 * i)], 3 + 5 * (i % 4), n=1 + i % 3) for i in range(9)]
+    for req in requests:
+        engine.submit(req)
+    engine.drain()
+    assert_golden(engine, requests)
+    assert engine.accepted > 20 and engine.rejected > 5
+
+
+def test_a_draft_takes_no_block_that_others_need() -> None:
+    engine = FakeEngine(num_blocks=6, block_size=4, max_model_len=30, drafts=random.Random(1))
+    requests = [request(f"r{i}", [i, 2, 3], 6, eos=()) for i in range(3)]
+    for req in requests:
+        engine.submit(req)
+    engine.drain()
+    assert_golden(engine, requests)
+
+
+def test_a_draft_whose_rows_are_no_numbers_is_dropped_with_all_it_wrote() -> None:
+    engine, seq = drafted(8, 3)
+    plan = engine.scheduler.plan()
+    own = list(seq.blocks[0])
+    assert engine.scheduler.commit(plan, [ChunkResult([], [], [], again=True)]) == []
+    assert not seq.draftable and not seq.draft and seq.tokens[-1] == engine.outputs["r", 0][-1]
+    scrubbed = set(engine.scheduler._scrub)
+    assert own[-1] in scrubbed, "the block that the draft wrote is wiped before anyone reads it"
+    engine._launched = None
+    engine.drain()
+    assert len(engine.outputs["r", 0]) == 9
 
 
 def drafted(budget: int, draft: int, **limits: int) -> tuple[FakeEngine, Sequence]:
@@ -242,6 +278,7 @@ class Machine(RuleBasedStateMachine):
         budget=st.integers(4, 40),
         policy=st.sampled_from(["fcfs", "priority"]),
         device=st.sampled_from([{}, {"ahead": True}, {"ahead": True, "late": True}]),
+        drafts=st.none() | st.integers(0, 2**32),
     )
     def start(
         self,
@@ -252,8 +289,9 @@ class Machine(RuleBasedStateMachine):
         budget: int,
         policy: str,
         device: dict[str, bool],
+        drafts: int | None,
     ) -> None:
-        """Build an engine."""
+        """Build an engine; one of two guesses tokens ahead."""
         self.engine = FakeEngine(
             blocks * len(windows),
             block_size,
@@ -262,6 +300,7 @@ class Machine(RuleBasedStateMachine):
             prefix,
             max_num_batched_tokens=budget,
             scheduling_policy=policy,
+            drafts=None if drafts is None else random.Random(drafts),
             **device,
         )
         self.live: dict[str, Request] = {}

@@ -64,6 +64,13 @@ class BlockTables:
         seq.blocks, seq.slid = [], []
         seq.computed = seq.published = 0
 
+    def trim(self, seq: Sequence) -> None:
+        """Give back the blocks behind the target of `seq`: they were for drafted tokens that were not kept."""
+        keep = self.sizes.entries(seq.target)
+        for table in seq.blocks:
+            while len(table) > keep:
+                self.pool.release(table.pop())
+
     def take_prefix(self, seq: Sequence) -> None:
         """Start from published blocks, if there are any for it."""
         prefix = self._prefix_for(seq)

@@ -43,7 +43,8 @@ class StepPlan:
 class ChunkResult:
     """What the runner found for one chunk: new tokens, and log-probabilities of them or of the prompt's tokens.
 
-    `finite`: there were logits, and none was inf or NaN; so are then the keys and values they came from.
+    `finite`: there were logits, and none was inf or NaN; so are then the keys and values they came from. `again`: a row
+    of a draft gave no numbers. It may be the draft's fault, so the chunk counts for nothing and is done without one.
     """
 
     tokens: list[int]
@@ -51,3 +52,4 @@ class ChunkResult:
     prompt_logprobs: list[TokenLogprob]
     error: str | None = None
     finite: bool = False
+    again: bool = False

@@ -31,7 +31,7 @@ class Sequence:
     `blocks` holds a table per group of layers, all of one length, or nothing; the first `slid` entries of a table are
     SLID_OUT. `cache.tables` writes them.
 
-    `drafted` tokens were guessed so far, `accepted` of them kept; `lookup` and `acceptance` are what a proposer and the
+    `draftable`: False once a draft's rows gave no numbers. `drafted` tokens were guessed so far, `accepted` of them kept; `lookup` and `acceptance` are what a proposer and the
     cost model of drafts keep of it.
 
     `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too.
@@ -44,6 +44,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "draft",
+        "draftable",
         "drafted",
         "encoded",
         "finish_reason",
@@ -79,6 +80,7 @@ class Sequence:
             self.tokens += [request.opening.start] * (self.lead + 1 - self.encoded)
         self.prompt_len = len(self.tokens)
         self.draft: list[int] = []
+        self.draftable = True
         self.drafted = self.accepted = 0
         self.lookup: object = None
         self.acceptance = (0.0, 0.0)

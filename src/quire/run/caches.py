@@ -63,12 +63,8 @@ class Caches:
         """Wipe and copy what `plan` says, before its rows are computed."""
         if plan.scrub:
             self.zero(plan.scrub)
-        self.copy(plan.copies)
-
-    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks (source, destination) in every layer."""
-        if copies:
-            self._ops.copy_blocks(self.own, copies)
+        if plan.copies:
+            self._ops.copy_blocks(self.own, plan.copies)
 
     def zero(self, blocks: tuple[int, ...]) -> None:
         """Wipe `blocks` in every layer."""

@@ -73,7 +73,9 @@ class Runner:
         over: set[Sequence] = set()
         for row, found in zip(rows, drawn.results() if drawn is not None else (), strict=True):
             result = results[id(row.seq)]
-            if row.seq.status is Status.FINISHED or row.seq in over:
+            if found.error is not None and row.seq.draft:
+                result.again = True
+            if row.seq.status is Status.FINISHED or row.seq in over or result.again:
                 continue  # it ended while this step was under way, or another token came than the draft said
             if found.error is not None:
                 self.numeric_errors += result.error is None

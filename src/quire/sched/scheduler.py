@@ -7,6 +7,7 @@ SARATHI (Agrawal et al. 2023); iteration-level admission is Orca (Yu et al. 2022
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Rows
 
 from quire.cache.tables import BlockTables
 from quire.core.config import SchedulerConfig
@@ -117,18 +118,24 @@ class Scheduler:
                 budget -= count
         if not preempted:
             self._admit(chunks, copies, budget)
-        scrub, self._scrub = tuple(self._scrub), []
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), scrub)
+        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), self._take_scrub())
 
     def undrafted(self) -> list[Sequence]:
         """Sequences whose next row gives a token, all before it being computed and known: those that can be drafted."""
-        return [s for s in self._order() if not s.in_flight and not s.draft and s.computed == len(s.tokens) - 1]
+        ready = (s for s in self._order() if s.draftable and not s.in_flight and not s.draft)
+        return [s for s in ready if s.computed == len(s.tokens) - 1]
 
-    def room_for_draft(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> int:
-        """How many tokens, at most `count`, `seq` may draft now: their blocks are writable once `copies` are made.
+    def room_for_drafts(self, wanted: Rows[tuple[Sequence, int]]) -> tuple[list[int], StepPlan]:
+        """How many tokens each sequence of `undrafted` may draft now, of as many as it wants.
 
-        None that could not be kept, and none whose blocks another running sequence may want in this step.
+        Their blocks may be written once the plan, which has no chunks, is prepared.
         """
+        copies: list[tuple[int, int]] = []
+        counts = [self._room_for_draft(seq, count, copies) for seq, count in wanted]
+        return counts, StepPlan((), tuple(copies), (), self._take_scrub())
+
+    def _room_for_draft(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> int:
+        """None that could not be kept, and none whose blocks another running sequence may want in this step."""
         most, made = seq.request.params.max_tokens, len(seq.tokens) - seq.prompt_len
         count = min(count, self.max_model_len - len(seq.tokens) - 1)
         if most is not None:
@@ -141,6 +148,11 @@ class Scheduler:
                 return count
             count //= 2
         return 0
+
+    def _take_scrub(self) -> tuple[int, ...]:
+        """Blocks to be wiped before anything is written."""
+        scrub, self._scrub = tuple(self._scrub), []
+        return scrub
 
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
         if self.config.static_batching and self._closed:
@@ -257,12 +269,20 @@ class Scheduler:
             if result.error is not None:
                 outputs += self._fail(seq, result.error)
                 continue
+            if result.again:
+                self._scrub += self.tables.unpublished(seq)
+                seq.draftable, seq.in_flight = False, 0
+                self._preempt(seq)
+                continue
+            drafted = len(seq.draft)
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
             reason = append(chunk, result, output, now, self.max_model_len)
             done = min(chunk.start + chunk.count, len(seq.tokens) - 1)
             if result.finite:
                 # Only now is it known that the values are finite: inf or nan would have reached these logits.
                 self.tables.publish(seq, done)
+            if drafted:
+                self.tables.trim(seq)
             if chunk.start < seq.prompt_len <= done:
                 self._fork(seq)
             self.tables.slide(seq, done)

@@ -74,9 +74,6 @@ class Drafter:
     def _wrote(self, chunks: tuple[Chunk, ...]) -> None:
         """Keys and values of `chunks` are there."""
 
-    def copied(self, copies: Rows[tuple[int, int]]) -> None:
-        """Nothing is kept of it."""
-
     def computed(self, plan: StepPlan, follow: bool) -> None:
         """The target's step wrote over all that was drafted."""
 
@@ -95,14 +92,10 @@ class ModelDrafter(Drafter):
         self._through = np.zeros(step.caches.blocks + 1, np.int32)
         self._through[-1] = self._size  # SLID_OUT: nobody reads it
 
-    def copied(self, copies: Rows[tuple[int, int]]) -> None:
-        """Copies have what their sources have."""
-        for source, copy in copies:
-            self._through[copy] = self._through[source]
-
     def computed(self, plan: StepPlan, follow: bool) -> None:
         """What the target wrote and no draft said is not there yet; prompts are computed beside the target's."""
-        self.copied(plan.copies)
+        for source, copy in plan.copies:
+            self._through[copy] = self._through[source]
         for chunk in plan.chunks:
             first = chunk.start + len(chunk.seq.draft)
             for i, block in self._blocks(chunk.seq, first, chunk.start + chunk.count):

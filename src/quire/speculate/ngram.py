@@ -84,8 +84,5 @@ class NGram:
                     follows += follows[: limit - len(follows)]
                 seq.draft = follows
 
-    def copied(self, copies: Rows[tuple[int, int]]) -> None:
-        """Nothing is kept of it."""
-
     def computed(self, plan: StepPlan, follow: bool) -> None:
         """Nothing is kept of it."""

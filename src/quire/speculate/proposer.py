@@ -27,10 +27,9 @@ class Proposer(Protocol):
         """
         ...
 
-    def copied(self, copies: Rows[tuple[int, int]]) -> None:
-        """Blocks (source, destination) were copied before drafts."""
-        ...
-
     def computed(self, plan: StepPlan, follow: bool) -> None:
-        """A step was launched: its keys and values are there. `follow`: drafts of its sequences are likely to come."""
+        """A step was launched: its copies are made, its keys and values are there.
+
+        `follow`: drafts of its sequences are likely to come.
+        """
         ...

@@ -52,17 +52,17 @@ class Speculator:
             deepest = min(deepest, self._cost.depth(seqs, rows))
         if not deepest:
             return
-        copies: list[tuple[int, int]] = []
-        limits = [
-            scheduler.room_for_draft(seq, min(deepest, proposer.longest - len(seq.tokens)), copies) for seq in seqs
-        ]
-        self._caches.copy(copies)
-        proposer.copied(copies)
+        wanted = [(seq, min(deepest, proposer.longest - len(seq.tokens))) for seq in seqs]
+        limits, before = scheduler.room_for_drafts(wanted)
+        self._caches.prepare(before)
+        proposer.computed(before, follow=False)
         proposer.propose(seqs, limits)
         if proposer.passes:
             self._cost.drafted(len(seqs), max(limits), time.perf_counter() - begin)
         elif asked.adaptive:
             self._cost.cut(seqs, rows)
+        for seq in seqs:
+            scheduler.tables.trim(seq)
 
     def launched(self, plan: StepPlan) -> None:
         """`plan` was sent to be computed."""
