@@ -180,11 +180,7 @@ class Engine:
         return self.ahead and not expects and self.scheduler.may_plan_ahead()
 
     def _forward(self) -> Underway:
-        plan = self.scheduler.plan()
-        step = self.runner.forward(plan)
-        if self.speculator is not None:
-            self.speculator.launched(plan)
-        return step
+        return self.runner.forward(self.scheduler.plan())
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""

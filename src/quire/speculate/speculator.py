@@ -64,12 +64,9 @@ class Speculator:
         for seq in seqs:
             scheduler.tables.trim(seq)
 
-    def launched(self, plan: StepPlan) -> None:
-        """`plan` was sent to be computed."""
-        self.proposer.computed(plan, self.likely)
-
     def learn(self, plan: StepPlan, results: Rows[ChunkResult], seconds: float) -> None:
-        """What a step gave, before it is committed, and how long it took."""
+        """What a step gave, before it is committed, and how long it took. A model that drafts follows its prompts."""
+        self.proposer.computed(plan, self.likely)
         if plan.chunks and all(chunk.count == 1 + len(chunk.seq.draft) for chunk in plan.chunks):
             self._cost.stepped(plan.num_tokens, seconds)
         for chunk, result in zip(plan.chunks, results, strict=True):
