@@ -111,8 +111,16 @@ def requests_of(vocab: int, adapter: str) -> list[Request]:
         words = ((stem[0], stem[1]), (stem[2],)) if i % 4 == 1 else ()
         name = adapter if i % 3 == 0 else ""
         made.append(
-            Request(id=f"r{i}", prompt=tuple(prompt), params=params, seed=i, arrival=0.0, eos_token_ids=(2,),
-                    bad_words_ids=words, adapter=name)  # fmt: skip
+            Request(
+                id=f"r{i}",
+                prompt=tuple(prompt),
+                params=params,
+                seed=i,
+                arrival=0.0,
+                eos_token_ids=(2,),
+                bad_words_ids=words,
+                adapter=name,
+            )  # fmt: skip
         )
     return made
 
@@ -183,4 +191,6 @@ def test_the_bits_are_those_of_plain_decoding(
     if feature == "preempted" and method == "ngram":
         assert engine.engine.scheduler.preemptions > 0
     if method == "draft_model" and feature in ("plain", "no_prefix", "eager"):
-        assert totals.accepted == totals.tokens, "the same model, with the same random numbers, says what the target says"
+        assert totals.accepted == totals.tokens, (
+            "the same model, with the same random numbers, says what the target says"
+        )

@@ -13,6 +13,7 @@ from quire.cli.show import Rows, show, size
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
+    from quire.core.speculation import Speculation
     from quire.model.describe import ModelFacts
     from quire.ops.choice import Choice
     from quire.run.budget import KVPlan
@@ -28,7 +29,10 @@ def inspect(options: dict[str, Any]) -> None:
     found = describe(config.model.model, config.model.load_format)
     choice = choose(config.device)
     show("model", _model_rows(found))
-    show("memory", _memory_rows(config, found, choice))
+    drafts = _drafting_model(config)
+    show("memory", [*_memory_rows(config, found, choice, drafts), *_draft_memory(config, found, drafts, choice)])
+    if (asked := config.speculation.asked) is not None:
+        show("speculation", _speculation_rows(asked, drafts))
     show("runs on", [*_backend_rows(config, choice), *_tuning_rows(config, found, choice)])
     show("ops", [*choice.labels.items()])
     for note in found.notes:
@@ -104,26 +108,55 @@ def _encoder_rows(found: ModelFacts) -> Rows:
     ]
 
 
-def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
+def _drafting_model(config: EngineConfig) -> ModelFacts | None:
+    """The draft model's facts, where one was asked for."""
+    from quire.model.describe import describe
+
+    asked = config.speculation.asked
+    return describe(asked.model, config.model.load_format) if asked is not None and asked.model else None
+
+
+def _speculation_rows(asked: Speculation, drafts: ModelFacts | None) -> Rows:
+    who = {
+        "ngram": f"prompt look-up by the last {asked.prompt_lookup_min} to {asked.prompt_lookup_max} tokens",
+        "self": f"its first {asked.layers} layers" if asked.layers else f"the same model in {asked.quantization}",
+        "draft_model": "" if drafts is None else f"{drafts.folder} ({drafts.parameters:,} parameters)",
+    }[asked.method]
+    when = "as many as pay, by measured step times and acceptance" if asked.adaptive else "always"
+    return [("drafts by", who), ("tokens a draft", f"{asked.tokens} at most, {when}")]
+
+
+def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | None, choice: Choice) -> Rows:
+    """What drafting takes beside: weights of its own; keys and values only where it is another model."""
+    from msgspec.structs import replace
+
+    asked = config.speculation.asked
+    if asked is None or asked.method == "ngram" or asked.layers:
+        return []
+    own = replace(config, model=replace(config.model, quantization=asked.quantization))
+    return [("weights that draft", "about " + size(_weights(own, drafts or found, choice)))]
+
+
+def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> Rows:
     from quire.model.describe import compute_dtype, kv_dtype, max_model_len
-    from quire.model.memory import BF12_BITS, kv_bytes_per_token, layer_kv_bytes
+    from quire.model.memory import kv_bytes_per_token, layer_kv_bytes
     from quire.run.budget import Bytes, available_memory, plan_kv, shape_kv
 
-    dtype, _ = compute_dtype(config.model.dtype, found.dtype, choice.backend)
-    kept, windows = kv_dtype(config.cache, found.spec, dtype), found.spec.own_windows
+    windows: dict[int, int] = {}
+    layouts: dict[int, Bytes] = {}
+    per_token = 0
+    for facts in (found, drafts) if drafts is not None else (found,):
+        dtype, _ = compute_dtype(config.model.dtype, facts.dtype, choice.backend)
+        kept, first = kv_dtype(config.cache, facts.spec, dtype), len(windows)
+        windows |= {first + i: window for i, window in facts.spec.own_windows.items()}
+        layouts |= {first + i: Bytes(layer_kv_bytes(facts.spec, kept)) for i in facts.spec.own_windows}
+        per_token += kv_bytes_per_token(facts.spec, kept)
     length = max_model_len(config.model.max_model_len, found.spec)
-    layouts = dict.fromkeys(windows, Bytes(layer_kv_bytes(found.spec, kept)))
     kv = plan_kv(config, shape_kv(config, windows, layouts, length))
-    per_token, on_cpu = kv_bytes_per_token(found.spec, kept), choice.backend == "cpu"
-    narrow = on_cpu and dtype.name == "bfloat16" and config.device.bf16_bits == 12
-    bits = _Bits(8 * dtype.itemsize, BF12_BITS if narrow else 8 * dtype.itemsize, 4 if on_cpu else 8)
     return [
         ("weights on disk", size(found.bytes_on_disk)),
-        (
-            "weights in memory",
-            "about " + size(_packed(config, found, bits)),
-        ),
-        ("KV cache per token", size(per_token)),
+        ("weights in memory", "about " + size(_weights(config, found, choice))),
+        ("KV cache per token", size(per_token) + (", the draft model's included" if drafts is not None else "")),
         ("KV cache", f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}"),
         *_window_rows(kv, per_token),
         ("longest sequence", f"{kv.max_model_len:,} tokens"),
@@ -146,6 +179,18 @@ def _window_rows(kv: KVPlan, per_token: int) -> Rows:
         ("block tables", "; ".join(groups)),
         ("KV cache of a sequence", f"{size(held)} at {length:,} tokens, {size(whole)} if windows freed nothing"),
     ]
+
+
+def _weights(config: EngineConfig, found: ModelFacts, choice: Choice) -> int:
+    """Bytes of the packed weights."""
+    from quire.model.describe import compute_dtype
+    from quire.model.memory import BF12_BITS
+
+    dtype, _ = compute_dtype(config.model.dtype, found.dtype, choice.backend)
+    on_cpu = choice.backend == "cpu"
+    narrow = on_cpu and dtype.name == "bfloat16" and config.device.bf16_bits == 12
+    bits = _Bits(8 * dtype.itemsize, BF12_BITS if narrow else 8 * dtype.itemsize, 4 if on_cpu else 8)
+    return _packed(config, found, bits)
 
 
 class _Bits(NamedTuple):

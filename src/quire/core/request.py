@@ -67,7 +67,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """New tokens of one of a request's `n` sequences since the last `Output`; the last one has a `finish_reason`."""
+    """New tokens of one of a request's `n` sequences since the last `Output`; the last one has a `finish_reason`.
+
+    `drafted`: tokens that were guessed ahead for the sequence so far, of which `accepted` were kept.
+    """
 
     request_id: str
     index: int = 0
@@ -77,6 +80,8 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     cached_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     error: str | None = None
     timing: Timing | None = None
 

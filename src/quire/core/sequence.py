@@ -31,8 +31,8 @@ class Sequence:
     `blocks` holds a table per group of layers, all of one length, or nothing; the first `slid` entries of a table are
     SLID_OUT. `cache.tables` writes them.
 
-    `draftable`: False once a draft's rows gave no numbers. `drafted` tokens were guessed so far, `accepted` of them kept; `lookup` and `acceptance` are what a proposer and the
-    cost model of drafts keep of it.
+    `draftable`: False once a draft's rows gave no numbers. `drafted` tokens were guessed so far, `accepted` of them
+    kept; `lookup` and `acceptance` are what a proposer and the cost model of drafts keep of it.
 
     `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too.
     """

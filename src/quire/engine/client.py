@@ -41,7 +41,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges and running totals after a step. `waste` is the share of reserved KV slots that hold no token."""
+    """Gauges and running totals after a step. `waste` is the share of reserved KV slots that hold no token.
+
+    `drafts` were verified, `draft_tokens` in all, of which `accepted_tokens` were kept, by their place in the draft.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -58,6 +61,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     numeric_errors: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_pos: tuple[int, ...] = ()
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):

@@ -24,7 +24,7 @@ from quire.run.tune import tune
 from quire.run.warm import warm_up
 from quire.sched.scheduler import Scheduler
 from quire.speculate.load import Drafting, load_drafting
-from quire.speculate.speculator import Speculator
+from quire.speculate.speculator import Drafts, Speculator
 
 
 class Engine:
@@ -194,6 +194,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """Gauges and totals now."""
+        drafts = Drafts() if self.speculator is None else self.speculator.totals
         return Stats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -210,6 +211,10 @@ class Engine:
             prefix_queries=self.prefix.queries if self.prefix else 0,
             prefix_hits=self.prefix.hits if self.prefix else 0,
             numeric_errors=self.runner.numeric_errors,
+            drafts=drafts.drafts,
+            draft_tokens=drafts.tokens,
+            accepted_tokens=drafts.accepted,
+            accepted_per_pos=tuple(drafts.accepted_per_pos),
         )
 
     def info(self) -> EngineInfo:

@@ -83,6 +83,7 @@ class _StepCollector(Collector):
         yield counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
         yield counter("vllm:prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens)
         yield counter("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens)
+        yield from self._drafts()
         yield gauge("quire:kv_waste_ratio", "Share of reserved KV slots that hold no token.", stats.waste)
         yield gauge("quire:kv_cached_blocks", "Free KV blocks kept for prefix hits.", stats.cached_blocks)
         yield counter("quire:engine_steps", "Engine steps.", stats.steps)
@@ -93,6 +94,23 @@ class _StepCollector(Collector):
         yield gauge("quire:model_weight_bytes", "Bytes of the weights in memory.", self.info.weight_bytes)
         yield gauge("quire:kv_bytes_per_token", "Bytes of keys and values per token.", self.info.kv_bytes_per_token)
         yield self._cache_config()
+
+    def _drafts(self) -> Iterable[Metric]:
+        """Totals of speculation; acceptance rate = accepted tokens / draft tokens."""
+        stats, model = self.stats, self.info.served_name
+        for name, text, value in (
+            ("drafts", "Drafts verified.", stats.drafts),
+            ("draft_tokens", "Tokens guessed ahead.", stats.draft_tokens),
+            ("accepted_tokens", "Guessed tokens that were kept.", stats.accepted_tokens),
+        ):
+            family = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=["model_name"])
+            family.add_metric([model], value)
+            yield family
+        name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Those kept, by their place in the draft."
+        family = CounterMetricFamily(name, text, labels=["model_name", "position"])
+        for place, count in enumerate(stats.accepted_per_pos):
+            family.add_metric([model, str(place)], count)
+        yield family
 
     def _cache_config(self) -> Metric:
         info = self.info

@@ -64,7 +64,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The answer to one prompt. `prompt_logprobs[0]` is None: nothing predicts the first token."""
+    """The answer to one prompt. `prompt_logprobs[0]` is None: nothing predicts the first token.
+
+    `num_draft_tokens` were guessed ahead, of which `num_accepted_tokens` were kept.
+    """
 
     request_id: str
     prompt: str | None
@@ -73,6 +76,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     metrics: RequestMetrics
 
 
@@ -91,6 +96,7 @@ class RequestBuilder:
         self._texts = [OutputText(self._tokenizer, request.params) for _ in self.outputs]
         self._prompt_logprobs: list[TokenLogprob] = []
         self._cached = 0
+        self._guessed = [(0, 0)] * request.params.n
         self._timings: list[Timing] = []
         self._first: float | None = None
         self._last: float | None = None
@@ -106,6 +112,8 @@ class RequestBuilder:
         target = self.outputs[output.index]
         if output.index == 0:  # the others fork from it, and count its prompt as found
             self._cached = max(self._cached, output.cached_tokens)
+        if output.drafted:
+            self._guessed[output.index] = output.drafted, output.accepted
         if output.finish_reason is not None:
             self.engine_done += 1
         if output.timing is not None:
@@ -151,6 +159,8 @@ class RequestBuilder:
             outputs=self.outputs,
             finished=self.finished,
             num_cached_tokens=self._cached,
+            num_draft_tokens=sum(drafted for drafted, _ in self._guessed),
+            num_accepted_tokens=sum(accepted for _, accepted in self._guessed),
             metrics=self._metrics(),
         )
 

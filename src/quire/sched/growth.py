@@ -31,6 +31,7 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longes
     if seq.draft:
         seq.drafted += len(seq.draft)
         seq.accepted += max(0, len(result.tokens) - 1)
+        output.drafted, output.accepted = seq.drafted, seq.accepted
         seq.computed, seq.draft = len(seq.tokens) - 1, []
     return reason
 

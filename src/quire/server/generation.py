@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET
+
 from quire.core.request import Output, Request, TokenLogprob
 from quire.engine.async_engine import AsyncEngine
-from quire.server.replies import CachedTokens, Usage
+from quire.server.replies import CachedTokens, PredictedTokens, Usage
 from quire.text.detokenizer import OutputText
 from quire.text.tokenizer import Tokenizer
 
@@ -45,7 +47,7 @@ class _Choice:
     def __init__(self, number: int, request: Request, tokenizer: Tokenizer) -> None:
         self.number = number
         self._text = OutputText(tokenizer, request.params)
-        self.tokens = 0
+        self.tokens = self.drafted = self.accepted = 0
         self.done = False
 
     def push(self, output: Output) -> Piece:
@@ -53,6 +55,7 @@ class _Choice:
         text, used, finish_reason, stop_reason = self._text.push(output)
         tokens, logprobs = output.tokens[:used], output.logprobs[:used]
         self.tokens += used
+        self.drafted, self.accepted = max(output.drafted, self.drafted), max(output.accepted, self.accepted)
         self.done = finish_reason is not None
         return Piece(self.number, text, tokens, logprobs, output.prompt_logprobs, finish_reason, stop_reason)
 
@@ -100,12 +103,14 @@ class Generation:
         done = [c for c in self._choices.values() if choice in (None, c.number)]
         used = {key[0] for key, c in self._choices.items() if choice in (None, c.number)}
         prompt = sum(len(r.prompt) for r in self.requests if r.id in used)
-        written = sum(c.tokens for c in done)
+        written, drafted, accepted = (sum(getattr(c, name) for c in done) for name in ("tokens", "drafted", "accepted"))
+        guessed = PredictedTokens(accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted)
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=written,
             total_tokens=prompt + written,
             prompt_tokens_details=CachedTokens(cached_tokens=sum(self._cached[i] for i in used)),
+            completion_tokens_details=guessed if drafted else UNSET,
         )
 
     def close(self) -> None:

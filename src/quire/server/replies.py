@@ -16,6 +16,13 @@ class CachedTokens(msgspec.Struct, kw_only=True):
     cached_tokens: int
 
 
+class PredictedTokens(msgspec.Struct, kw_only=True):
+    """Tokens guessed ahead by speculative decoding: those that were kept and those that were not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(msgspec.Struct, kw_only=True):
     """Tokens read and written."""
 
@@ -23,6 +30,7 @@ class Usage(msgspec.Struct, kw_only=True):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: PredictedTokens | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
