@@ -22,6 +22,7 @@ from quire.core.params import SamplingParams
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import Output, Request
 from quire.core.sequence import SLID_OUT, Sequence, Status
+from quire.sched.drafts import room_for_drafts, undrafted
 from quire.sched.scheduler import Scheduler
 
 VOCAB = 50
@@ -108,8 +109,8 @@ class FakeEngine:
 
     def draft(self, rng: random.Random) -> None:
         """Guess tokens for some sequences, some of them right, after writing to their slots as a draft model would."""
-        seqs = self.scheduler.undrafted()
-        limits, before = self.scheduler.room_for_drafts([(seq, rng.randint(0, 5)) for seq in seqs])
+        seqs = undrafted(self.scheduler)
+        limits, before = room_for_drafts(self.scheduler, [(seq, rng.randint(0, 5)) for seq in seqs])
         self._prepare(before)
         for seq, room in zip(seqs, limits, strict=True):
             guesses = list(seq.tokens)
@@ -167,7 +168,7 @@ class FakeEngine:
                 assert held == want, f"{chunk.seq} reads a wrong value at {position}: {held}"
 
     def _draw(self, chunk: Chunk, tokens: list[int]) -> ChunkResult:
-        """The token of a chunk that ends its sequence, for the host and for the next step; of drafts those that hold."""
+        """The token of a chunk that ends its sequence, for the host and the next step; of drafts those that hold."""
         seq, end, result = chunk.seq, chunk.start + chunk.count, ChunkResult([], [], [])
         if seq.draft:
             return self._verify(chunk, tokens)

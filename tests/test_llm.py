@@ -317,8 +317,6 @@ def test_every_name_of_the_offline_call_is_accepted(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
-        ("speculative_model", "other", "not built"),
-        ("num_speculative_tokens", 3, "not built"),
         ("speculative_draft_tensor_parallel_size", 2, "not built"),
         ("tensor_parallel_size", 2, "not built"),
         ("pipeline_parallel_size", 2, "not built"),

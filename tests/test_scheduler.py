@@ -96,65 +96,6 @@ def test_an_end_token_and_an_abort_throw_the_row_ahead_away() -> None:
     assert_golden(engine, [other])
 
 
-@pytest.mark.parametrize("windows", [(0,), (5,), (0, 5)])
-@pytest.mark.parametrize(("blocks", "block_size"), [(96, 4), (12, 4), (48, 1)])
-def test_drafts_change_no_output(blocks: int, block_size: int, windows: tuple[int, ...]) -> None:
-    drafts = random.Random(blocks)
-    engine = FakeEngine(blocks * len(windows), block_size, 48, windows, drafts=drafts, max_num_batched_tokens=16)
-    requests = [request(f"r{i}", [i % 3, *range(2 + 3 * i)], 3 + 5 * (i % 4), n=1 + i % 3) for i in range(9)]
-    for req in requests:
-        engine.submit(req)
-    engine.drain()
-    assert_golden(engine, requests)
-    assert engine.accepted > 20 and engine.rejected > 5
-
-
-def test_a_draft_takes_no_block_that_others_need() -> None:
-    engine = FakeEngine(num_blocks=6, block_size=4, max_model_len=30, drafts=random.Random(1))
-    requests = [request(f"r{i}", [i, 2, 3], 6, eos=()) for i in range(3)]
-    for req in requests:
-        engine.submit(req)
-    engine.drain()
-    assert_golden(engine, requests)
-
-
-def test_a_draft_whose_rows_are_no_numbers_is_dropped_with_all_it_wrote() -> None:
-    engine, seq = drafted(8, 3)
-    plan = engine.scheduler.plan()
-    own = list(seq.blocks[0])
-    assert engine.scheduler.commit(plan, [ChunkResult([], [], [], again=True)]) == []
-    assert not seq.draftable and not seq.draft and seq.tokens[-1] == engine.outputs["r", 0][-1]
-    scrubbed = set(engine.scheduler._scrub)
-    assert own[-1] in scrubbed, "the block that the draft wrote is wiped before anyone reads it"
-    engine._launched = None
-    engine.drain()
-    assert len(engine.outputs["r", 0]) == 9
-
-
-def drafted(budget: int, draft: int, **limits: int) -> tuple[FakeEngine, Sequence]:
-    """An engine whose only sequence has 8 tokens, 7 of them computed, and a draft."""
-    engine = FakeEngine(64, 4, 48, max_num_batched_tokens=budget, **limits)
-    engine.submit(request("r", [1, 2, 3, 4, 5, 6, 8], 9, eos=()))
-    while not engine.outputs.get(("r", 0)):
-        engine.step()
-    (seq,) = engine.scheduler.running
-    seq.draft = list(range(20, 20 + draft))
-    return engine, seq
-
-
-@pytest.mark.parametrize(("budget", "kept"), [(8, 5), (6, 5), (5, 4), (2, 1), (1, 0)])
-def test_a_draft_that_the_budget_cuts_shrinks(budget: int, kept: int) -> None:
-    engine, seq = drafted(budget, 5)
-    (chunk,) = engine.scheduler.plan().chunks
-    assert (chunk.start, chunk.count, chunk.logits, len(seq.draft)) == (7, 1 + kept, 1 + kept, kept)
-
-
-def test_a_sequence_that_is_preempted_gives_up_its_draft() -> None:
-    engine, seq = drafted(8, 5)
-    engine.scheduler._preempt(seq)
-    assert seq.draft == [] and seq.target == 8
-
-
 def test_a_sequence_past_its_limit_is_full() -> None:
     seq = Sequence(request("r", [1, 2, 3], 4))
     assert [full(seq, length, 20) for length in (6, 7, 8)] == [False, True, True]

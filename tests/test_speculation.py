@@ -12,11 +12,10 @@ import torch
 from tokenizers import Tokenizer, models
 
 from oracle import BACKENDS, write
-from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
-from test_bit_equality import Answer, engine_of, run
+from test_bit_equality import Answer, engine_of
 from test_lora import write_adapter
 from test_mixtures import EIGHT
 from test_mla import GROUPS, SIZES
@@ -120,7 +119,7 @@ def requests_of(vocab: int, adapter: str) -> list[Request]:
                 eos_token_ids=(2,),
                 bad_words_ids=words,
                 adapter=name,
-            )  # fmt: skip
+            )
         )
     return made
 

@@ -54,8 +54,7 @@ def parse_speculation(config: str | None, model: str | None, tokens: int | None)
             raise _error(f"{config!r} is not a JSON object: {error}") from None
     elif model is None:
         if tokens:
-            raise _error("num_speculative_tokens alone says not who drafts: give speculative_config, as in "
-                         '\'{"method": "ngram"}\'')  # fmt: skip
+            raise _error('num_speculative_tokens alone does not say who drafts; for example: {"method": "ngram"}')
         return None
     if given.get("model") in ("[ngram]", "ngram"):  # vLLM before 0.6.4 spelled it so
         given |= {"method": "ngram", "model": None}

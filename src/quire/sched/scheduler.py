@@ -7,7 +7,6 @@ SARATHI (Agrawal et al. 2023); iteration-level admission is Orca (Yu et al. 2022
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Rows
 
 from quire.cache.tables import BlockTables
 from quire.core.config import SchedulerConfig
@@ -15,7 +14,7 @@ from quire.core.errors import BadRequest
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
-from quire.sched.growth import append, ended, full, timing
+from quire.sched.growth import append, ended, full, rows_of, timing
 from quire.sched.policy import order_key
 from quire.sched.queue import WaitingQueue
 
@@ -81,10 +80,10 @@ class Scheduler:
         failure or of an aborted request is computed and thrown away.
         """
         budget, free = self.config.max_num_batched_tokens, self.tables.pool.num_free
-        for seq in self._order():
+        for seq in self.unfinished():
             if seq.in_flight and seq.draft:
                 return False
-            count = self._chunk(seq, budget)
+            count = rows_of(seq, budget, self.config.enable_chunked_prefill)
             budget -= count
             free -= self.tables.missing(seq, seq.computed + count) if count else 0
         return free >= 0
@@ -99,10 +98,10 @@ class Scheduler:
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         preempted: list[Sequence] = []
-        todo = self._order()
+        todo = self.unfinished()
         while todo and budget:
             seq = todo.pop(0)
-            count = self._chunk(seq, budget)
+            count = rows_of(seq, budget, self.config.enable_chunked_prefill)
             if count and seq.draft and not self._reserve(seq, count, copies):
                 count, seq.draft = count - len(seq.draft), []  # a guess is not worth another's blocks
             while count and not self._reserve(seq, count, copies):
@@ -118,38 +117,9 @@ class Scheduler:
                 budget -= count
         if not preempted:
             self._admit(chunks, copies, budget)
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), self._take_scrub())
+        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), self.take_scrub())
 
-    def undrafted(self) -> list[Sequence]:
-        """Sequences whose next row gives a token, all before it being computed and known: those that can be drafted."""
-        ready = (s for s in self._order() if s.draftable and not s.in_flight and not s.draft)
-        return [s for s in ready if s.computed == len(s.tokens) - 1]
-
-    def room_for_drafts(self, wanted: Rows[tuple[Sequence, int]]) -> tuple[list[int], StepPlan]:
-        """How many tokens each sequence of `undrafted` may draft now, of as many as it wants.
-
-        Their blocks may be written once the plan, which has no chunks, is prepared.
-        """
-        copies: list[tuple[int, int]] = []
-        counts = [self._room_for_draft(seq, count, copies) for seq, count in wanted]
-        return counts, StepPlan((), tuple(copies), (), self._take_scrub())
-
-    def _room_for_draft(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> int:
-        """None that could not be kept, and none whose blocks another running sequence may want in this step."""
-        most, made = seq.request.params.max_tokens, len(seq.tokens) - seq.prompt_len
-        count = min(count, self.max_model_len - len(seq.tokens) - 1)
-        if most is not None:
-            count = min(count, most - made - 1)
-        spare = len(self.running) * len(self.tables.sizes.windows)
-        while count > 0:
-            upto = len(seq.tokens) + count
-            if self.tables.missing(seq, upto) + spare <= self.tables.pool.num_free:
-                self.tables.reserve(seq, upto, copies)
-                return count
-            count //= 2
-        return 0
-
-    def _take_scrub(self) -> tuple[int, ...]:
+    def take_scrub(self) -> tuple[int, ...]:
         """Blocks to be wiped before anything is written."""
         scrub, self._scrub = tuple(self._scrub), []
         return scrub
@@ -161,7 +131,7 @@ class Scheduler:
             seq = self.waiting.head()
             if not seq.blocks:
                 self.tables.take_prefix(seq)
-            count = self._chunk(seq, budget)
+            count = rows_of(seq, budget, self.config.enable_chunked_prefill)
             if not count or not self._fits(seq) or not self._reserve(seq, count, copies):
                 return
             self.waiting.pop()
@@ -171,23 +141,13 @@ class Scheduler:
             chunks.append(self._advance(seq, count))
             budget -= count
 
-    def _order(self) -> list[Sequence]:
+    def unfinished(self) -> list[Sequence]:
         """What runs and has not all its tokens made or in flight.
 
         Decodes first: a long prompt must not delay tokens that are one row away.
         """
         unfinished = (s for s in self.running if not full(s, len(s.tokens) + s.in_flight, self.max_model_len))
         return sorted(unfinished, key=lambda s: s.target - s.computed > 1 + len(s.draft))
-
-    def _chunk(self, seq: Sequence, budget: int) -> int:
-        """How many tokens of `seq` the budget allows; a draft that goes beyond it is cut: it is worth only its rows."""
-        need = seq.target - seq.computed
-        if need > budget and seq.draft:
-            del seq.draft[max(0, len(seq.draft) - need + budget) :]
-            need = seq.target - seq.computed
-        if need > budget and not self.config.enable_chunked_prefill:
-            return 0
-        return min(need, budget)
 
     def _fits(self, seq: Sequence) -> bool:
         """Whether the whole rest of a waiting sequence has room now, and each table of a running one to grow.
@@ -274,14 +234,13 @@ class Scheduler:
                 seq.draftable, seq.in_flight = False, 0
                 self._preempt(seq)
                 continue
-            drafted = len(seq.draft)
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
             reason = append(chunk, result, output, now, self.max_model_len)
             done = min(chunk.start + chunk.count, len(seq.tokens) - 1)
             if result.finite:
                 # Only now is it known that the values are finite: inf or nan would have reached these logits.
                 self.tables.publish(seq, done)
-            if drafted:
+            if chunk.logits > 1:
                 self.tables.trim(seq)
             if chunk.start < seq.prompt_len <= done:
                 self._fork(seq)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.speculation import Speculation
 from quire.run.caches import Caches
+from quire.sched.drafts import room_for_drafts, undrafted
 from quire.sched.scheduler import Scheduler
 from quire.speculate.cost import CostModel
 from quire.speculate.proposer import Proposer
@@ -41,7 +42,7 @@ class Speculator:
     def draft(self) -> None:
         """Set `Sequence.draft` where that is expected to pay."""
         scheduler, asked, proposer = self._scheduler, self._asked, self.proposer
-        seqs = scheduler.undrafted()
+        seqs = undrafted(scheduler)
         rows = len(scheduler.running)
         spare = scheduler.config.max_num_batched_tokens - rows
         if not seqs or spare < len(seqs):
@@ -53,7 +54,7 @@ class Speculator:
         if not deepest:
             return
         wanted = [(seq, min(deepest, proposer.longest - len(seq.tokens))) for seq in seqs]
-        limits, before = scheduler.room_for_drafts(wanted)
+        limits, before = room_for_drafts(scheduler, wanted)
         self._caches.prepare(before)
         proposer.computed(before, follow=False)
         proposer.propose(seqs, limits)

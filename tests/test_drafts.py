@@ -1,0 +1,185 @@
+"""Drafts in the scheduler: whose blocks they write, what becomes of them, what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import pytest
+
+from fake_runner import FakeEngine, request
+from quire.core.errors import ConfigError
+from quire.core.plan import ChunkResult
+from quire.core.sequence import Sequence
+from quire.core.speculation import parse_speculation
+from quire.speculate.cost import CostModel
+from quire.speculate.ngram import Index, NGram
+from test_scheduler import assert_golden
+
+
+@pytest.mark.parametrize("windows", [(0,), (5,), (0, 5)])
+@pytest.mark.parametrize(("blocks", "block_size"), [(96, 4), (12, 4), (48, 1)])
+def test_drafts_change_no_output(blocks: int, block_size: int, windows: tuple[int, ...]) -> None:
+    drafts = random.Random(blocks)
+    engine = FakeEngine(blocks * len(windows), block_size, 48, windows, drafts=drafts, max_num_batched_tokens=16)
+    requests = [request(f"r{i}", [i % 3, *range(2 + 3 * i)], 3 + 5 * (i % 4), n=1 + i % 3) for i in range(9)]
+    for req in requests:
+        engine.submit(req)
+    engine.drain()
+    assert_golden(engine, requests)
+    assert engine.accepted > 20 and engine.rejected > 3
+
+
+def test_a_draft_takes_no_block_that_others_need() -> None:
+    engine = FakeEngine(num_blocks=6, block_size=4, max_model_len=30, drafts=random.Random(1))
+    requests = [request(f"r{i}", [i, 2, 3], 6, eos=()) for i in range(3)]
+    for req in requests:
+        engine.submit(req)
+    engine.drain()
+    assert_golden(engine, requests)
+
+
+def test_a_draft_whose_rows_are_no_numbers_is_dropped_with_all_it_wrote() -> None:
+    engine, seq = drafted(8, 3)
+    plan = engine.scheduler.plan()
+    own = list(seq.blocks[0])
+    assert engine.scheduler.commit(plan, [ChunkResult([], [], [], again=True)]) == []
+    assert not seq.draftable and not seq.draft and seq.tokens[-1] == engine.outputs["r", 0][-1]
+    scrubbed = set(engine.scheduler._scrub)
+    assert own[-1] in scrubbed, "the block that the draft wrote is wiped before anyone reads it"
+    engine._launched = None
+    engine.drain()
+    assert len(engine.outputs["r", 0]) == 9
+
+
+def drafted(budget: int, draft: int, **limits: int) -> tuple[FakeEngine, Sequence]:
+    """An engine whose only sequence has 8 tokens, 7 of them computed, and a draft."""
+    engine = FakeEngine(64, 4, 48, max_num_batched_tokens=budget, **limits)
+    engine.submit(request("r", [1, 2, 3, 4, 5, 6, 8], 9, eos=()))
+    while not engine.outputs.get(("r", 0)):
+        engine.step()
+    (seq,) = engine.scheduler.running
+    seq.draft = list(range(20, 20 + draft))
+    return engine, seq
+
+
+@pytest.mark.parametrize(("budget", "kept"), [(8, 5), (6, 5), (5, 4), (2, 1), (1, 0)])
+def test_a_draft_that_the_budget_cuts_shrinks(budget: int, kept: int) -> None:
+    engine, seq = drafted(budget, 5)
+    (chunk,) = engine.scheduler.plan().chunks
+    assert (chunk.start, chunk.count, chunk.logits, len(seq.draft)) == (7, 1 + kept, 1 + kept, kept)
+
+
+def test_a_sequence_that_is_preempted_gives_up_its_draft() -> None:
+    engine, seq = drafted(8, 5)
+    engine.scheduler._preempt(seq)
+    assert seq.draft == [] and seq.target == 8
+
+
+def index_by_hand(tokens: list[int], least: int, most: int) -> int:
+    """The longest run of up to `most` tokens that ends `tokens` and ended before, among the 8 latest of `least`."""
+    last, found, longest = len(tokens), 0, least - 1
+    ends = [end for end in range(least, last) if tokens[end - least : end] == tokens[last - least :]]
+    for end in ends[::-1][:8]:
+        length = 0
+        while length < min(most, end) and tokens[end - 1 - length] == tokens[last - 1 - length]:
+            length += 1
+        if length > longest:
+            found, longest = end, length
+    return found
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 4), (2, 16), (3, 3)])
+def test_the_longest_run_is_found(least: int, most: int) -> None:
+    rng = random.Random(least)
+    tokens = [rng.randrange(3) for _ in range(300)]
+    index = Index(least, most)
+    for length in [*range(1, 120), 150, 151, 299, 300]:
+        row = tokens[:length]
+        assert index.longest(row) == (index_by_hand(row, least, most) if length > least else 0), length
+
+
+def test_what_is_copied_goes_on_repeating() -> None:
+    seq = Sequence(request("r", [5, 1, 2, 3, 1, 2, 3], 9))
+    NGram(2, 8).propose([seq], [7])
+    assert seq.draft == [1, 2, 3, 1, 2, 3, 1]
+    NGram(2, 8).propose([other := Sequence(request("s", [4, 5, 6], 9))], [3])
+    assert other.draft == []
+
+
+def model_of(step: dict[int, float], passes: bool = False, each: float = 0.0, most: int = 6) -> CostModel:
+    """A cost model that has seen steps of so many rows, and passes of one sequence."""
+    cost = CostModel(passes, most)
+    for rows, seconds in step.items():
+        cost.stepped(rows, seconds)
+    if each:
+        cost.drafted(1, 1, each)
+    return cost
+
+
+def drafted_seq(kept: float, tried: float, draft: int = 0) -> Sequence:
+    """A sequence of which `kept` of `tried` guesses were right."""
+    seq = Sequence(request("r", [1, 2, 3], 9))
+    seq.acceptance, seq.draft = (kept, tried), [7] * draft
+    return seq
+
+
+def test_as_many_are_drafted_as_pay() -> None:
+    flat, steep = {1: 1.0, 8: 1.05}, {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
+    assert model_of(flat, True, 0.05).depth([drafted_seq(90, 100)], 1) == 6
+    assert model_of(flat, True, 0.3).depth([drafted_seq(90, 100)], 1) in range(1, 6)
+    assert model_of(flat, True, 0.9).depth([drafted_seq(90, 100)], 1) == 0
+    assert model_of(steep, True, 0.01).depth([drafted_seq(90, 100)], 1) == 0
+    assert model_of(flat, True, 0.05).depth([drafted_seq(0, 100)], 1) == 0
+
+
+def test_likely_tokens_are_verified_and_unlikely_ones_cut() -> None:
+    sure, unsure = drafted_seq(95, 100, 6), drafted_seq(5, 100, 6)
+    model_of({2: 1.0, 8: 1.4, 14: 3.0}).cut([sure, unsure], 2)
+    assert len(sure.draft) > 3 > len(unsure.draft)
+
+
+def test_drafting_is_tried_again_but_less_and_less() -> None:
+    cost, tries = model_of({1: 1.0, 2: 2.0, 4: 4.0}, True, 0.5), []
+    for step in range(600):
+        if cost.depth([drafted_seq(1, 100)], 1):
+            tries.append(step)
+    gaps = [b - a for a, b in itertools.pairwise(tries)]
+    assert gaps == sorted(gaps) and gaps[-1] == 256
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("nonsense", "is not a JSON object"),
+        ("[1]", "is not a JSON object"),
+        ('{"method": "oracle"}', "is not one of ngram"),
+        ('{"method": "ngram", "num_speculative_tokens": 99}', "must lie in"),
+        ('{"method": "ngram", "lookup": 3}', "known keys are method"),
+        ('{"method": "ngram", "prompt_lookup_min": 9, "prompt_lookup_max": 3}', "prompt_lookup_min <="),
+        ('{"method": "ngram", "model": "x"}', "no other takes it"),
+        ('{"method": "draft_model"}', "needs it"),
+        ('{"method": "self"}', "needs quantization"),
+        ('{"method": "self", "layers": 1, "quantization": "int4"}', "needs quantization"),
+        ('{"method": "ngram", "layers": 1}', "needs method self"),
+        ('{"model": "x", "draft_tensor_parallel_size": 2}', "several devices"),
+    ],
+)
+def test_a_wrong_request_for_drafts_names_the_key(config: str, says: str) -> None:
+    with pytest.raises(ConfigError, match="speculative_config: .*" + says):
+        parse_speculation(config, None, None)
+
+
+def test_the_two_options_of_older_calls() -> None:
+    old = parse_speculation(None, "folder", 3)
+    assert old is not None and (old.method, old.model, old.tokens) == ("draft_model", "folder", 3)
+    look_up = parse_speculation(None, "[ngram]", 5)
+    assert look_up is not None and (look_up.method, look_up.model) == ("ngram", None)
+    assert parse_speculation(None, None, None) is None and parse_speculation(None, None, 0) is None
+    same = parse_speculation(json.dumps({"model": "folder", "num_speculative_tokens": 3}), None, None)
+    assert same == old
+    with pytest.raises(ConfigError, match="who drafts"):
+        parse_speculation(None, None, 3)
+    with pytest.raises(ConfigError, match="leave out"):
+        parse_speculation("{}", "folder", 3)
