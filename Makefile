@@ -2,11 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*.cmake csrc/units/*.cpp csrc/units/*.h)
+NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*.inc csrc/*.cmake csrc/units/*.cpp csrc/units/*.h)
 
 SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
-	moe_ops.py sampler_ops.py tree_attention.py stored.py super_blocks.py experts.py sharing.py)
+	moe_ops.py sampler_ops.py tree_attention.py stored.py super_blocks.py experts.py sharing.py kinds.py)
 
 .PHONY: demo serve test sanitize emulate test-slow lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality gpu-check gpu-kernels build table train clean
 .DEFAULT_GOAL := demo

@@ -31,11 +31,12 @@ from quire.core.config import DeviceConfig
 from quire.ops import cases
 from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops, select
+from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
 from quire.ops.measure import best_seconds, read_rate
 from quire.ops.native import UNITS
 from quire.ops.op import Case
-from quire.ops.weights import SUPER_KINDS, Packed, PackedTable, Weight
+from quire.ops.weights import Packed, PackedTable, Weight
 
 READ_BYTES = 768 << 20
 COLD_BYTES = 512 << 20

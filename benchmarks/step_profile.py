@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES, write_config
 
-from quire.ops.matrix import GROWING, KINDS, LANES, Matrix
+from quire.ops.kinds import KINDS
+from quire.ops.matrix import GROWING, LANES, Matrix
 
 REPEATS = 5
 CONTEXT = 128

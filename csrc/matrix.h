@@ -7,8 +7,31 @@
 
 namespace quire {
 
-// The number of a kind is its row in units/kinds.h and in KINDS of src/quire/ops/matrix.py.
-enum class Kind : int64_t { kF32, kBf16, kBf12, kFp8, kInt8, kInt4, kTable4, kBf16Floats, kSuper2, kSuper3, kSuper4, kSuper5, kSuper6, kSuperTable4 };
+enum class Kind : int64_t {
+#define KIND(id, ...) id,
+#include "kinds.inc"
+};
+
+enum class Has { kNo, kMay, kMust };
+
+// What kinds.inc says of a kind, but for its kernels.
+struct KindFacts {
+    const char* name;
+    int bits, together;
+    const char *codes, *packer;
+    int least_group, most_group, multiples;
+    Has zeros, mins, table, order;
+    bool fuses;
+    int offset;
+};
+
+// By the number of the kind.
+constexpr KindFacts kKindFacts[] = {
+#define KIND(id, name, bits, together, codes, packer, least, most, multiples, zeros, mins, table, order, fuses, form, offset, ...) \
+    {name, bits, together, codes, packer, least, most, multiples, Has::zeros, Has::mins, Has::table, Has::order, fuses, offset},
+#include "kinds.inc"
+};
+constexpr int64_t kKindCount = sizeof(kKindFacts) / sizeof(kKindFacts[0]);
 
 // Of super-blocks, `scales` and `mins` are the units of 256 columns, and `group` columns share a multiple of them.
 // Parts a matrix does not have are null. A part that grows with the rows has a step: bytes from 16 rows to the next 16.

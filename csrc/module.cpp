@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "isa.h"
+#include "matrix.h"
 #include "pool.h"
 #include "registry.h"
 #include "sharing.h"
@@ -119,6 +120,26 @@ nb::list units() {
     return out;
 }
 
+nb::list kinds() {
+    nb::list out;
+    for (const KindFacts& kind : kKindFacts) {
+        nb::list groups, parts, always;
+        for (int group = kind.least_group; group && group <= kind.most_group; group *= 2) groups.append(group);
+        const auto add_part = [&](const char* name, Has has) {
+            if (has != Has::kNo) parts.append(name);
+            if (has == Has::kMust) always.append(name);
+        };
+        add_part("scales", kind.most_group ? Has::kMust : Has::kNo);
+        add_part("zeros", kind.zeros);
+        add_part("mins", kind.mins);
+        add_part("table", kind.table);
+        add_part("order", kind.order);
+        out.append(nb::make_tuple(kind.name, kind.bits, kind.together, kind.codes, kind.packer, nb::tuple(groups), nb::tuple(parts),
+                                  nb::tuple(always), kind.fuses, kind.multiples));
+    }
+    return out;
+}
+
 }  // namespace
 
 void fail(const char* message) { throw std::invalid_argument(message); }
@@ -133,6 +154,7 @@ NB_MODULE(_native, m) {
     }
     m.def("units", &units, "Instruction-set units this machine can run, best first.");
     m.def("ops", &ops_of, nb::arg("unit"), "Op name -> id, for the ops of `unit` and those that exist once.");
+    m.def("kinds", &kinds, "The rows of csrc/kinds.inc, by the number of the kind.");
     m.def("call", &call, nb::arg("id"), nb::arg("args"), "Run one op; raises ValueError on bad arguments.");
     m.def("threads", &thread_count, "Threads that run an op.");
     m.def("set_threads", &set_thread_count, nb::arg("threads"), nb::arg("pin") = false,

@@ -16,7 +16,7 @@ typedef uint8_t Bytes __attribute__((vector_size(16)));
 
 using Multiples = std::array<uint8_t, 16>;  // of a row's groups: scales, then minimums
 
-// Each format: `kForm`, its number in kSuperForms; `kBytes` of a block; `kFirst` of the bytes that hold codes, `kWords` words of four;
+// Each format: `kKind`, what it becomes; `kBytes` of a block; `kFirst` of the bytes that hold codes, `kWords` words of four;
 // `kUnit` and `kMinUnit` (-1: none), where the float16 lie. `code` gives word `w` (four columns) of the 32 columns `c` from the
 // words that hold codes, `multiples` those of a row.
 
@@ -31,13 +31,15 @@ Multiples six_bits(const uint8_t* packed) {
 }
 
 struct Q2K {
-    static constexpr int kForm = 0, kBytes = 84, kFirst = 16, kWords = 16, kUnit = 80, kMinUnit = 82;
+    static constexpr Kind kKind = Kind::kSuper2;
+    static constexpr int kBytes = 84, kFirst = 16, kWords = 16, kUnit = 80, kMinUnit = 82;
     static Words code(const Words* q, int c, int w) { return q[c / 4 * 8 + w] >> (c % 4 * 2) & 0x03030303u; }
     static Multiples multiples(const uint8_t* block) { return load<Multiples>(block); }
 };
 
 struct Q3K {
-    static constexpr int kForm = 1, kBytes = 110, kFirst = 0, kWords = 24, kUnit = 108, kMinUnit = -1;
+    static constexpr Kind kKind = Kind::kSuper3;
+    static constexpr int kBytes = 110, kFirst = 0, kWords = 24, kUnit = 108, kMinUnit = -1;
     static Words code(const Words* q, int c, int w) {
         return (q[8 + c / 4 * 8 + w] >> (c % 4 * 2) & 0x03030303u) | (q[w] >> c & 0x01010101u) << 2;
     }
@@ -55,13 +57,15 @@ struct Q3K {
 };
 
 struct Q4K {
-    static constexpr int kForm = 2, kBytes = 144, kFirst = 16, kWords = 32, kUnit = 0, kMinUnit = 2;
+    static constexpr Kind kKind = Kind::kSuper4;
+    static constexpr int kBytes = 144, kFirst = 16, kWords = 32, kUnit = 0, kMinUnit = 2;
     static Words code(const Words* q, int c, int w) { return q[c / 2 * 8 + w] >> (c % 2 * 4) & 0x0f0f0f0fu; }
     static Multiples multiples(const uint8_t* block) { return six_bits(block + 4); }
 };
 
 struct Q5K {
-    static constexpr int kForm = 3, kBytes = 176, kFirst = 16, kWords = 40, kUnit = 0, kMinUnit = 2;
+    static constexpr Kind kKind = Kind::kSuper5;
+    static constexpr int kBytes = 176, kFirst = 16, kWords = 40, kUnit = 0, kMinUnit = 2;
     static Words code(const Words* q, int c, int w) {
         return (q[8 + c / 2 * 8 + w] >> (c % 2 * 4) & 0x0f0f0f0fu) | (q[w] >> c & 0x01010101u) << 4;
     }
@@ -69,7 +73,8 @@ struct Q5K {
 };
 
 struct Q6K {
-    static constexpr int kForm = 4, kBytes = 210, kFirst = 0, kWords = 48, kUnit = 208, kMinUnit = -1;
+    static constexpr Kind kKind = Kind::kSuper6;
+    static constexpr int kBytes = 210, kFirst = 0, kWords = 48, kUnit = 208, kMinUnit = -1;
     static Words code(const Words* q, int c, int w) {
         const int half = c / 4, part = c % 4;
         return (q[half * 16 + part % 2 * 8 + w] >> (part / 2 * 4) & 0x0f0f0f0fu) | (q[32 + half * 8 + w] >> (part * 2) & 0x03030303u) << 4;
@@ -78,7 +83,8 @@ struct Q6K {
 };
 
 struct IQ4XS {
-    static constexpr int kForm = 5, kBytes = 136, kFirst = 8, kWords = 32, kUnit = 0, kMinUnit = -1;
+    static constexpr Kind kKind = Kind::kSuperTable4;
+    static constexpr int kBytes = 136, kFirst = 8, kWords = 32, kUnit = 0, kMinUnit = -1;
     static Words code(const Words* q, int c, int w) { return q[c * 4 + w % 4] >> (w / 4 * 4) & 0x0f0f0f0fu; }
     static Multiples multiples(const uint8_t* block) {
         const auto high = load<uint16_t>(block + 2);
@@ -106,13 +112,13 @@ void transpose_bytes(Bytes* rows) {
 struct Target {
     uint8_t* codes;
     uint16_t* units;
-    uint16_t* min_units;  // null where the form has none
+    uint16_t* min_units;  // null where the kind has none
 };
 
 // What the groups of one super-block of 16 rows have; false when a unit is nan or inf. A zero unit has no multiples.
 template <class Format>
 bool pack_groups_of(const Target& to, const uint8_t* const* blocks, int64_t rows) {
-    constexpr SuperForm kOf = kSuperForms[Format::kForm];
+    constexpr SuperForm kOf = super_form(Format::kKind);
     constexpr int64_t kScales = kOf.groups();
     Bytes bytes[16] = {};
     bool good = true;
@@ -148,7 +154,7 @@ bool pack_groups_of(const Target& to, const uint8_t* const* blocks, int64_t rows
 
 template <class Format>
 void pack_codes_of(uint8_t* to, const uint8_t* const* blocks) {
-    constexpr SuperForm kOf = kSuperForms[Format::kForm];
+    constexpr SuperForm kOf = super_form(Format::kKind);
     for (int64_t first = 0; first < kLanes; first += kTogether) {
         Words q[Format::kWords];
         transpose_words<Format::kWords>(q, blocks + first, Format::kFirst);
@@ -165,7 +171,7 @@ void pack_codes_of(uint8_t* to, const uint8_t* const* blocks) {
 
 template <class Format>
 bool pack_format(const Target& out, const BlockRows& from) {
-    constexpr SuperForm kOf = kSuperForms[Format::kForm];
+    constexpr SuperForm kOf = super_form(Format::kKind);
     return for_each_block<kSuperColumns, Format::kBytes>(from, [&](int64_t at, const uint8_t* const* blocks, int64_t rows) {
         uint8_t* to = out.codes + at * kOf.bytes();
         const Target target{to, out.units + at * kLanes, kOf.mins ? out.min_units + at * kLanes : nullptr};
@@ -175,21 +181,34 @@ bool pack_format(const Target& out, const BlockRows& from) {
     });
 }
 
-// `form`: index into kSuperForms. data: rows of k / 256 blocks, `stride` bytes apart; row i is number order[i], or i. `units` and, where
-// the form has minimums, `min_units`: float16 [n / 16][k / 256][16]. `bad` becomes 1 when a unit is nan or inf.
+struct PackFormat {
+    Kind kind;
+    bool (*pack)(const Target& out, const BlockRows& from);
+    int64_t bytes;  // of a block
+};
+
+template <class Format>
+constexpr PackFormat format() { return {Format::kKind, &pack_format<Format>, Format::kBytes}; }
+
+constexpr PackFormat kFormats[] = {format<Q2K>(), format<Q3K>(), format<Q4K>(), format<Q5K>(), format<Q6K>(), format<IQ4XS>()};
+
+const PackFormat& format_of(int64_t kind) {
+    for (const PackFormat& format : kFormats)
+        if (static_cast<int64_t>(format.kind) == kind) return format;
+    fail("pack_blocks: no format becomes this kind");
+}
+
+// `kind`: the number of what the blocks become. data: rows of k / 256 blocks, `stride` bytes apart; row i is number order[i], or i. `units`
+// and, where the kind has minimums, `min_units`: float16 [n / 16][k / 256][16]. `bad` becomes 1 when a unit is nan or inf.
 void pack_blocks(uint8_t* out, uint16_t* units, Optional<uint16_t> min_units, int64_t* bad, const uint8_t* data,
-                 Optional<const int64_t> order, int64_t n, int64_t k, int64_t stride, int64_t form) {
+                 Optional<const int64_t> order, int64_t n, int64_t k, int64_t stride, int64_t kind) {
     constexpr int64_t kMost = int64_t{1} << 40;
     if (n < 1 || k < 1 || n > kMost || k > kMost) fail("pack_blocks: sizes must lie in [1, 2^40]");
     if (k % kSuperColumns) fail("columns are not a multiple of 256");
-    if (form < 0 || form >= kSuperFormCount || kSuperForms[form].mins != (min_units.ptr != nullptr)) fail("pack_blocks: unknown form");
-    constexpr bool (*kPack[])(const Target&, const BlockRows&) = {
-        pack_format<Q2K>, pack_format<Q3K>, pack_format<Q4K>, pack_format<Q5K>, pack_format<Q6K>, pack_format<IQ4XS>,
-    };
-    static_assert(sizeof(kPack) / sizeof(kPack[0]) == kSuperFormCount);
-    constexpr int kBytes[] = {Q2K::kBytes, Q3K::kBytes, Q4K::kBytes, Q5K::kBytes, Q6K::kBytes, IQ4XS::kBytes};
-    if (stride < k / kSuperColumns * kBytes[form] || stride > kMost) fail("pack_blocks: rows overlap");
-    *bad = !kPack[form]({out, units, min_units.ptr}, {data, order.ptr, n, k, stride});
+    const PackFormat& format = format_of(kind);
+    if ((kKindFacts[kind].mins == Has::kMust) != (min_units.ptr != nullptr)) fail("pack_blocks: minimums are not what the kind has");
+    if (stride < k / kSuperColumns * format.bytes || stride > kMost) fail("pack_blocks: rows overlap");
+    *bad = !format.pack({out, units, min_units.ptr}, {data, order.ptr, n, k, stride});
 }
 
 const OpEntry kOps[] = {op_entry<&pack_blocks>("pack_blocks")};

@@ -21,9 +21,9 @@ struct SuperSource {
 };
 
 // Codes of a super-block of up to 16 rows; false when one of them does not fit its bits.
-template <int kForm>
+template <Kind kKind>
 bool pack_codes(uint8_t* to, const SuperSource& from, int64_t row, int64_t rows, int64_t column) {
-    constexpr SuperForm kOf = kSuperForms[kForm];
+    constexpr SuperForm kOf = super_form(kKind);
     constexpr uint32_t kAdd = 0x01010101u * kOf.offset, kAbove = 0x01010101u * (0xffu & ~((1u << kOf.bits) - 1u));
     uint32_t outside = 0;
     for (int64_t chunk = 0; chunk < kSuperColumns / 32; ++chunk, to += kOf.chunk_bytes()) {
@@ -42,9 +42,9 @@ bool pack_codes(uint8_t* to, const SuperSource& from, int64_t row, int64_t rows,
     return outside == 0;
 }
 
-template <int kForm>
+template <Kind kKind>
 void pack_multiples(uint8_t* to, const SuperSource& from, int64_t row, int64_t rows, int64_t column) {
-    constexpr SuperForm kOf = kSuperForms[kForm];
+    constexpr SuperForm kOf = super_form(kKind);
     for (int64_t lane = 0; lane < rows; ++lane) {
         const int64_t first = ((row + lane) * from.k + column) / kOf.group;
         for (int64_t g = 0; g < kOf.groups(); ++g) {
@@ -59,9 +59,9 @@ void pack_multiples(uint8_t* to, const SuperSource& from, int64_t row, int64_t r
     }
 }
 
-template <int kForm>
+template <Kind kKind>
 void pack_form(uint8_t* out, const SuperSource& from) {
-    constexpr SuperForm kOf = kSuperForms[kForm];
+    constexpr SuperForm kOf = super_form(kKind);
     const int64_t supers = from.k / kSuperColumns;
     std::atomic<bool> good{true};
     parallel_for((from.n + kLanes - 1) / kLanes, [&](int64_t block, int) {
@@ -69,22 +69,34 @@ void pack_form(uint8_t* out, const SuperSource& from) {
         uint8_t* to = out + block * supers * kOf.bytes();
         for (int64_t s = 0; s < supers; ++s, to += kOf.bytes()) {
             if (rows < kLanes) std::memset(to, 0, kOf.bytes());
-            pack_multiples<kForm>(to, from, row, rows, s * kSuperColumns);
-            if (!pack_codes<kForm>(to + kOf.multiples_bytes(), from, row, rows, s * kSuperColumns)) good.store(false, std::memory_order_relaxed);
+            pack_multiples<kKind>(to, from, row, rows, s * kSuperColumns);
+            if (!pack_codes<kKind>(to + kOf.multiples_bytes(), from, row, rows, s * kSuperColumns)) good.store(false, std::memory_order_relaxed);
         }
     });
     if (!good.load()) fail("a code has more bits than its kind");
 }
 
-// `form`: index into kSuperForms. codes [n, k]; multiples (and those of minimums) [n, k / group].
+using PackForm = void (*)(uint8_t* out, const SuperSource& from);
+
+template <Kind kKind>
+consteval PackForm packer() {
+    if constexpr (is_super(kKind)) return &pack_form<kKind>;
+    return nullptr;
+}
+
+constexpr PackForm kPack[] = {
+#define KIND(id, ...) packer<Kind::id>(),
+#include "kinds.inc"
+};
+
+// `kind`: the number of one in super-blocks. codes [n, k]; multiples (and those of minimums) [n, k / group].
 void pack_super(uint8_t* out, const int8_t* codes, const int8_t* multiples, Optional<const int8_t> min_multiples, int64_t n, int64_t k,
-                int64_t form) {
+                int64_t kind) {
     if (n < 1 || k < 1 || n > (int64_t{1} << 40) || k > (int64_t{1} << 40)) fail("pack_super: sizes must lie in [1, 2^40]");
     if (k % kSuperColumns) fail("columns are not a multiple of 256");
-    if (form < 0 || form >= kSuperFormCount || kSuperForms[form].mins != (min_multiples.ptr != nullptr)) fail("pack_super: unknown form");
-    constexpr void (*kPack[])(uint8_t*, const SuperSource&) = {pack_form<0>, pack_form<1>, pack_form<2>, pack_form<3>, pack_form<4>, pack_form<5>};
-    static_assert(sizeof(kPack) / sizeof(kPack[0]) == kSuperFormCount);
-    kPack[form](out, {codes, multiples, min_multiples.ptr, n, k});
+    if (kind < 0 || kind >= kKindCount || !kPack[kind]) fail("pack_super: not a kind in super-blocks");
+    if ((kKindFacts[kind].mins == Has::kMust) != (min_multiples.ptr != nullptr)) fail("pack_super: minimums are not what the kind has");
+    kPack[kind](out, {codes, multiples, min_multiples.ptr, n, k});
 }
 
 const OpEntry kOps[] = {op_entry<&pack_super>("pack_super")};

@@ -1,5 +1,5 @@
 // Matrices in super-blocks: 256 columns of a row share a float16 unit, of which their groups' scales (and minimums) are small
-// whole multiples. The layout, for packing (pack_super.cpp), the kernels (units/linear_super.h) and rows of a table (embedding.cpp).
+// whole multiples. The layout, for packing (pack_super.cpp), the kernels (units/linear_super.h) and rows of a table (units/look_up.h).
 //
 // A block of 16 rows holds, for each super-block,
 //   [256 / group][16] int8   the groups' multiples, 8 bits each; with minimums of 4 bits, both in one byte (minimum in the high half)
@@ -17,10 +17,13 @@
 
 #include <cstdint>
 
+#include "matrix.h"
+
 namespace quire {
 
 constexpr int64_t kSuperColumns = 256;
 
+// What a kind's row of kinds.inc comes to.
 struct SuperForm {
     int bits;
     int group;    // columns
@@ -34,10 +37,12 @@ struct SuperForm {
     constexpr int64_t bytes() const { return multiples_bytes() + kSuperColumns / 32 * chunk_bytes(); }
 };
 
-constexpr SuperForm kSuperForms[] = {
-    {2, 16, 0, true, true, false}, {3, 16, 4, false, false, false}, {4, 32, 0, true, false, false},
-    {5, 32, 0, true, false, false}, {6, 16, 32, false, false, false}, {4, 32, 0, false, false, true},
-};
-constexpr int64_t kSuperFormCount = sizeof(kSuperForms) / sizeof(kSuperForms[0]);
+consteval bool is_super(Kind kind) { return kKindFacts[static_cast<int64_t>(kind)].multiples > 0; }
+
+consteval SuperForm super_form(Kind kind) {
+    const KindFacts& facts = kKindFacts[static_cast<int64_t>(kind)];
+    const bool mins = facts.mins == Has::kMust, table = facts.table == Has::kMust;
+    return {facts.bits, facts.least_group, table ? 0 : facts.offset, mins, mins && facts.multiples == 8, table};
+}
 
 }  // namespace quire

@@ -169,6 +169,10 @@ class Emulated(types.ModuleType):
     def ops(self, unit: str) -> dict[str, int]:
         return {op.name: i for i, op in enumerate(self._ops) if op.unit in ("", unit)}
 
+    def kinds(self) -> list[tuple[Any, ...]]:
+        """A table of the source, the same for every processor."""
+        return _built_here().kinds()  # type: ignore[no-any-return]
+
     def threads(self) -> int:
         return self._threads
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from quire.core.config import DeviceConfig
 from quire.ops import cases
 from quire.ops.backend import Ops, select
+from quire.ops.kinds import SUPER_KINDS
 from quire.ops.native import load_native
-from quire.ops.weights import SUPER, SUPER_KINDS, Weight
+from quire.ops.weights import SUPER, Weight
 
 native = load_native()
 pytestmark = pytest.mark.skipif(native is None or "amx" not in native.units(), reason="no tile registers (AMX) here")

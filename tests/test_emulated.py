@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 TESTS = (
     "emulated_bits", "test_ops", "test_units", "test_moe_ops", "test_codes", "test_bf12", "test_kv_formats",
     "test_tree_attention", "test_fused", "test_four_bits", "test_mla", "test_sampler_ops",
-    "test_packed_tables", "test_super_blocks",
+    "test_packed_tables", "test_super_blocks", "test_kinds",
 )  # fmt: skip
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from quire.ops import cases
 from quire.ops.backend import Ops
-from quire.ops.matrix import KINDS
+from quire.ops.kinds import KINDS, SUPER_KINDS
 from quire.ops.moe import Between, Choices, Grouped, padded_rows, sort_by_expert
-from quire.ops.weights import SUPER_KINDS, Weight
+from quire.ops.weights import Weight
 from quire.quant.base import QWeight
 from test_ops import UNITS_HERE, generator, ops_of, pytestmark
 

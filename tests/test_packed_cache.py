@@ -21,7 +21,8 @@ from quire.model.build import Model, load_model
 from quire.model.load import packed_cache, packed_file
 from quire.model.load.reader import Reader
 from quire.ops.backend import select
-from quire.ops.matrix import KINDS, assemble, part_sizes, take_apart
+from quire.ops.kinds import KINDS
+from quire.ops.matrix import assemble, part_sizes, take_apart
 from quire.ops.native import load_native
 from quire.ops.pack import PLAIN, pack
 from quire.ops.weights import Packed, Weight

@@ -1,4 +1,4 @@
-// What the ops know of a kind of packed matrix: a row of the table in kinds.h.
+// What the ops know of a kind of packed matrix: its row of kinds.inc, with what this unit has for it.
 #pragma once
 
 enum class Form { kFloats, kHalves, kCodes };  // activations as they are, in bf16, in integers with a scale per group
@@ -15,11 +15,9 @@ struct Kernels {
 };
 
 struct KindRow {
-    Kind kind;
+    KindFacts facts;
     Form form;
-    int64_t least_group, most_group;     // powers of two; 0: columns share no scale
     int64_t multiple;                    // of the columns
-    bool table;                          // it needs one
     int32_t offset, offset_with_mins;    // codes less the numbers that they stand for
     void (*look_up)(const Matrix& w, int64_t row, float* out);  // a row's numbers [k], in the matrix's order of columns
     Kernels kernels[2][2];               // [planes - 1][digits - 1]; none: there are no such matrices

@@ -39,7 +39,7 @@ QUIRE_INLINE void store_bytes(char* to, U codes, __m512i offset) { _mm512_store_
 template <WeightKind kKind>
 void unpack_group(const TileGroup& to, int64_t b, const LinearCall& c, int64_t block, int64_t g) {
     constexpr int kStep = is_int8(kKind) ? 4 : 8;
-    constexpr bool kTable = kKind == WeightKind::kTable;
+    constexpr bool kTable = kKind == WeightKind::kTable4;
     const int64_t block_bytes = c.w.k * (64 / kStep), begin = g * c.w.group * (64 / kStep), at = block * c.groups + g;
     const int64_t ahead = begin + g_tuning.ahead < block_bytes ? 0 : (to.blocks - 1) * block_bytes;
     const char* w = c.w.codes + block * block_bytes + begin;
@@ -253,9 +253,9 @@ void tile_panel(const LinearCall& c, Panel p, UnpackGroup unpack) {
 // Weights that tiles can serve: integers of one digit, in groups of 32 or more. With groups of 16 a product takes a tile as long as
 // with 64, its time being that of the rows of activations, and so do its stores and floats: some 85 cycles for 16 rows by 16
 // columns (a third of 28 % of the peak, as measured of groups of 32); vectors need 32 for the products, about as many for the floats.
-constexpr bool has_tiles(WeightKind kind) {
+consteval bool has_tiles(WeightKind kind) {
     if (is_super(kind)) return super_form(kind).group >= 32;
-    return kind == WeightKind::kInt8 || kind == WeightKind::kInt4 || kind == WeightKind::kTable;
+    return kind == WeightKind::kInt8 || kind == WeightKind::kInt4 || kind == WeightKind::kTable4;
 }
 
 // Whether tiles serve these weights and so many rows.

@@ -88,7 +88,7 @@ QUIRE_INLINE void few_dots(const char* x, int64_t x_stride, const void* w0, cons
 // NB column blocks for up to 16 rows.
 template <WeightKind kKind, bool kZeros, int kGroup, int NB, bool kFull>
 void few_blocks(const LinearCall& c, int64_t row, int rows, int64_t block, FewArea& area) {
-    constexpr bool kTable = kKind == WeightKind::kTable, kFour = is_int4(kKind) || kTable;
+    constexpr bool kTable = kKind == WeightKind::kTable4, kFour = is_int4(kKind) || kTable;
     constexpr int kOffset = is_int4(kKind) ? 8 : kStart8;
     constexpr int64_t kGroupBytes = kGroup * (kFour ? 8 : 16);
     const int64_t block_bytes = c.groups * kGroupBytes;
@@ -164,7 +164,7 @@ void few_panel(const LinearCall& c, const Panel& p) {
 // Groups of kFewGroup columns or more; a table has no zeros.
 template <WeightKind kKind>
 void few_panel_of(const LinearCall& c, const Panel& p) {
-    if constexpr (kKind != WeightKind::kTable)
+    if constexpr (kKind != WeightKind::kTable4)
         if (c.w.zeros) return c.w.group == 64 ? few_panel<kKind, true, 64>(c, p) : few_panel<kKind, true, 128>(c, p);
     c.w.group == 64 ? few_panel<kKind, false, 64>(c, p) : few_panel<kKind, false, 128>(c, p);
 }

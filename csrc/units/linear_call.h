@@ -1,8 +1,15 @@
 // A product of activations and a packed matrix as its kernels see it: the call, and the pieces that it is computed in.
 #pragma once
 
-// bf16 numbers, also kept in 12 bits; integer codes and tables of numbers of one digit or of two; `Wide`: activations of two digits.
-enum class WeightKind { kF32, kBf16Floats, kBf16, kBf12, kInt8, kInt4, kTable, kTablePair, kSuper2, kSuper3, kSuper4, kSuper5, kSuper6, kSuperTable, kInt8Wide, kInt4Wide, kTableWide, kTablePairWide };
+// The kinds of matrix, then what kernels make differences of: `Pair`: a table of numbers of two digits; `Wide`: activations of two.
+enum class WeightKind {
+#define KIND(id, ...) id,
+#include "kinds.inc"
+    kTable4Pair, kInt8Wide, kInt4Wide, kTable4Wide, kTable4PairWide
+};
+
+// Whether it is a kind of matrix, with one digit everywhere.
+constexpr bool is_plain(WeightKind kind) { return static_cast<int64_t>(kind) < kKindCount; }
 
 constexpr bool is_bf16(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kBf12; }
 // Products with f32 activations, of f32 numbers or of bf16 ones.
@@ -11,11 +18,11 @@ constexpr bool is_float(WeightKind kind) { return reads_floats(kind) || is_bf16(
 constexpr bool is_int8(WeightKind kind) { return kind == WeightKind::kInt8 || kind == WeightKind::kInt8Wide; }
 constexpr bool is_int4(WeightKind kind) { return kind == WeightKind::kInt4 || kind == WeightKind::kInt4Wide; }
 // In super-blocks, see super_blocks.h.
-constexpr bool is_super(WeightKind kind) { return kind >= WeightKind::kSuper2 && kind <= WeightKind::kSuperTable; }
-constexpr SuperForm super_form(WeightKind kind) { return kSuperForms[static_cast<int>(kind) - static_cast<int>(WeightKind::kSuper2)]; }
+consteval bool is_super(WeightKind kind) { return is_plain(kind) && is_super(static_cast<Kind>(kind)); }
+consteval SuperForm super_form(WeightKind kind) { return super_form(static_cast<Kind>(kind)); }
 constexpr int digits_of(WeightKind kind) { return kind >= WeightKind::kInt8Wide ? 2 : 1; }
 constexpr int planes_of(WeightKind kind) {
-    return kind == WeightKind::kTablePair || kind == WeightKind::kTablePairWide ? 2 : 1;
+    return kind == WeightKind::kTable4Pair || kind == WeightKind::kTable4PairWide ? 2 : 1;
 }
 
 struct LinearCall {

@@ -22,11 +22,6 @@ QUIRE_INLINE float rounded_to_bf16(float x) {
     return x != x ? x : std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
 }
 
-constexpr int64_t columns_of_word(Kind kind) {
-    constexpr int64_t kColumns[] = {1, 2, 8, 4, 4, 8, 8};
-    return kColumns[static_cast<int64_t>(kind)];
-}
-
 // The columns of one word, as numbers without their scale. `offset`: what 4-bit codes lie above their numbers.
 template <Kind kKind>
 QUIRE_INLINE void widen(uint32_t word, const float* table, float offset, float* to) {
@@ -59,7 +54,7 @@ QUIRE_INLINE void read_table(float (&to)[16], const Matrix& w) {
 // The numbers of a row without scales.
 template <Kind kKind>
 void codes_of_row(const Matrix& w, int64_t row, float* out) {
-    constexpr int64_t kColumns = columns_of_word(kKind);
+    constexpr int64_t kColumns = kKindFacts[static_cast<int64_t>(kKind)].together;
     const int64_t words = (w.k + kColumns - 1) / kColumns;
     const char* at = w.codes + row / 16 * w.code_step + row % 16 * 4;
     const float offset = w.mins ? 0.0f : 8.0f;
@@ -134,9 +129,9 @@ QUIRE_INLINE uint32_t word_of_planes(const uint32_t* planes, int i) {
 }
 
 // A group of a super-block is one scale and one minimum.
-template <int kIndex>
+template <Kind kKind>
 void look_up_super(const Matrix& w, int64_t row, float* out) {
-    constexpr SuperForm kForm = kSuperForms[kIndex];
+    constexpr SuperForm kForm = super_form(kKind);
     const int64_t lane = row % 16, supers = w.k / kSuperColumns;
     const char* at = w.codes + row / 16 * w.code_step;
     float table[16];
@@ -164,6 +159,10 @@ void look_up_super(const Matrix& w, int64_t row, float* out) {
 
 template <Kind kKind>
 void look_up(const Matrix& w, int64_t row, float* out) {
-    codes_of_row<kKind>(w, row, out);
-    if (w.group) scale_row(w, row, out);
+    if constexpr (is_super(kKind)) {
+        look_up_super<kKind>(w, row, out);
+    } else {
+        codes_of_row<kKind>(w, row, out);
+        if (w.group) scale_row(w, row, out);
+    }
 }

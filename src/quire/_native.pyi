@@ -6,6 +6,9 @@ def units() -> list[str]:
 def ops(unit: str) -> dict[str, int]:
     """Op name -> id, for the ops of `unit` and those that exist once."""
 
+def kinds() -> list[tuple[str, int, int, str, str, tuple[int, ...], tuple[str, ...], tuple[str, ...], bool, int]]:
+    """The rows of csrc/kinds.inc by the number of the kind; `Kind` of quire/ops/kinds.py names the fields."""
+
 def call(id: int, args: tuple[int | float, ...]) -> None:
     """Run one op; raises ValueError on bad arguments."""
 

@@ -12,10 +12,11 @@ import torch
 from torch import Generator, Tensor
 
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case, cases
 from quire.ops.reference import ACTIVATIONS
-from quire.ops.weights import SUPER, SUPER_KINDS, Weight
+from quire.ops.weights import SUPER, Weight
 
 CODES = {"int4": (-8, 8), "int8": (-128, 128), "table4": (0, 16)}
 TABLES = {1: (0, 1, 2, 3, 4, 6, 8, 12, -127, -1, -2, -3, -4, -6, -8, 127),

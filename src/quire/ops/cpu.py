@@ -9,8 +9,8 @@ from torch import Tensor
 
 from quire.ops.arena import Arena
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.kinds import KINDS
 from quire.ops.layout import KVCache, KVLayout
-from quire.ops.matrix import KINDS
 from quire.ops.native import Native
 from quire.ops.op import impl
 from quire.ops.reference import ACTIVATIONS

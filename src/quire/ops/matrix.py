@@ -1,66 +1,21 @@
-"""Packed matrices as the native ops get them: the table of kinds, and one descriptor a matrix."""
+"""Packed matrices as the native ops get them: one descriptor a matrix."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from quire.ops.kinds import KINDS, NUMBERS
 from quire.ops.weights import SUPER, Packed
 
 LANES = 16
 """Rows of a block of the packed layouts (csrc/pack.cpp)."""
 BF12_CHUNK, BF12_EXCEPTION_BYTES = 256, 64
 """Columns of 16 rows in 12 bits that share a list of exceptions, and its size; also in csrc/units/linear_bf12.h."""
-GROUPED = ("scales", "zeros", "mins", "order")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What matrices of one kind are made of.
-
-    A number has `bits`; `together` columns share a vector register lane. `dtype` is that of the unpacked codes, and
-    `packer` the native op that packs them ("": it has its own). `groups` of columns may share a scale. `parts` are what
-    a matrix may have beside its codes. `fuses`: the native `gated_mlp` takes it.
-    `multiples`: in super-blocks, where groups have small multiples of floats that `SUPER` columns share, the bits of a
-    group's; 0: a group has floats of its own. `mins`: there is a minimum always.
-    """
-
-    name: str
-    bits: int
-    together: int
-    dtype: torch.dtype
-    packer: str = ""
-    groups: tuple[int, ...] = ()
-    parts: tuple[str, ...] = ()
-    fuses: bool = True
-    multiples: int = 0
-    mins: bool = False
-
-
-_ROWS = (
-    Kind("f32", 32, 1, torch.float32, "pack_f32"),
-    Kind("bf16", 16, 2, torch.bfloat16, "pack_bf16"),
-    Kind("bf12", 12, 8, torch.bfloat16, parts=("table",)),
-    Kind("fp8", 8, 4, torch.float8_e4m3fn, "pack_fp8", (32, 64, 128, 256), ("scales",), fuses=False),
-    Kind("int8", 8, 4, torch.int8, "pack_int8", (16, 32, 64, 128), GROUPED),
-    Kind("int4", 4, 8, torch.int8, "pack_int4", (16, 32, 64, 128), GROUPED),
-    Kind("table4", 4, 8, torch.int8, "pack_int4", (16, 32, 64, 128), ("scales", "table", "order"), fuses=False),
-    Kind("bf16_f32", 16, 1, torch.bfloat16, "pack_scales16"),
-    Kind("super2", 2, SUPER, torch.int8, "", (16,), ("scales", "mins"), multiples=8, mins=True),
-    Kind("super3", 3, SUPER, torch.int8, "", (16,), ("scales",), multiples=8),
-    Kind("super4", 4, SUPER, torch.int8, "", (32,), ("scales", "mins"), multiples=16, mins=True),
-    Kind("super5", 5, SUPER, torch.int8, "", (32,), ("scales", "mins"), multiples=16, mins=True),
-    Kind("super6", 6, SUPER, torch.int8, "", (16,), ("scales",), multiples=8),
-    Kind("super_table4", 4, SUPER, torch.int8, "", (32,), ("scales", "table"), multiples=8),
-)
-KINDS = {kind.name: kind for kind in _ROWS}
-"""Every kind of packed matrix by its name; the position is its number in csrc/matrix.h."""
-NUMBERS = {kind.name: number for number, kind in enumerate(_ROWS)}
 GROWING = {"codes": "code_step", "scales": "scale_step", "zeros": "zero_step", "mins": "min_step"}
 """Parts that grow with the rows, and the field of the bytes from 16 rows to the next."""
 SHARED = ("table", "order")

@@ -11,9 +11,10 @@ from torch import Tensor
 from quire.core.errors import ConfigError
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
-from quire.ops.matrix import KINDS, LANES, Numbers, assemble, part_sizes, table_digits
+from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
+from quire.ops.matrix import LANES, Numbers, assemble, part_sizes, table_digits
 from quire.ops.pack_stored import pack_stored
-from quire.ops.weights import MOST, SUPER, SUPER_KINDS, TABLE_MOST, Packed, Stored, Weight
+from quire.ops.weights import MOST, SUPER, TABLE_MOST, Packed, Stored, Weight
 
 PLAIN = {name: kind for name, kind in KINDS.items() if kind.packer}
 """Kinds that are packed as they are."""
@@ -82,9 +83,8 @@ def pack_super(cpu: Cpu, weight: Weight) -> Packed | None:
     mins = None if weight.mins is None or least is None else _multiples(weight.mins, least)
     codes, padded = weight.codes.contiguous(), -(-n // LANES) * LANES
     at_mins = 0 if mins is None else mins.data_ptr()
-    number = list(SUPER_KINDS.values()).index(kind)
     try:
-        cpu.call("pack_super", data.data_ptr(), codes.data_ptr(), multiples.data_ptr(), at_mins, n, k, number)
+        cpu.call("pack_super", data.data_ptr(), codes.data_ptr(), multiples.data_ptr(), at_mins, n, k, NUMBERS[kind])
     except ValueError as error:
         raise _refusal(weight, str(error)) from None
     parts = {"codes": data, "scales": _pack_groups(cpu, units, padded, "pack_scales16")}

@@ -11,11 +11,10 @@ from torch import Tensor
 from quire.core.errors import ModelError
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
+from quire.ops.kinds import KINDS, NUMBERS
 from quire.ops.matrix import LANES, Numbers, assemble, part_sizes, table_digits
-from quire.ops.weights import CANNOT_ROUND, SUPER_KINDS, BlockForm, Packed, RoundForm, Rows, Stored
+from quire.ops.weights import CANNOT_ROUND, BlockForm, Packed, RoundForm, Rows, Stored
 
-SUPER_FORMS = {kind: number for number, kind in enumerate(SUPER_KINDS.values())}
-"""Kind in super-blocks -> its number in csrc/super_blocks.h."""
 FORMS_OF_32 = {name: number for number, name in enumerate(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"))}
 """Format in blocks of 32 -> its number in csrc/pack_blocks32.cpp."""
 
@@ -52,12 +51,12 @@ def _within(order: Tensor | None, rows: int) -> Tensor | None:
 
 def _pack_blocks(cpu: Cpu, at: Mapping[str, int], rows: Rows, k: int, form: BlockForm) -> None:
     bad = torch.zeros(1, dtype=torch.int64)
-    in_super = form.kind in SUPER_FORMS
+    in_super = bool(KINDS[form.kind].multiples)
     cpu.call(
         "pack_blocks" if in_super else "pack_blocks32",
         at["codes"], at["scales"], at.get("mins", 0), bad.data_ptr(), rows.data.data_ptr(),
         0 if rows.order is None else rows.order.data_ptr(), len(rows), k, rows.data.stride(0),
-        SUPER_FORMS[form.kind] if in_super else FORMS_OF_32[form.name],
+        NUMBERS[form.kind] if in_super else FORMS_OF_32[form.name],
     )  # fmt: skip
     if bad.item():
         raise ModelError("a scale or minimum is nan or inf; the file is damaged")

@@ -17,15 +17,6 @@ MOST = {8: 127.0, 16: 127.0 * 256}
 TABLE_MOST = 127 * 256
 SUPER = 256
 """Columns of a super-block (csrc/super_blocks.h)."""
-SUPER_KINDS = {
-    (2, 16, True, False): "super2",
-    (3, 16, False, False): "super3",
-    (4, 32, True, False): "super4",
-    (5, 32, True, False): "super5",
-    (6, 16, False, False): "super6",
-    (4, 32, False, True): "super_table4",
-}
-"""Bits of a code, columns of a group, minimums, table -> the kind in super-blocks."""
 CANNOT_ROUND = "a weight holds nan, inf or numbers beyond 8e6 and cannot be quantized"
 E4M3_MOST = 448.0
 """Largest number of float8_e4m3fn."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
 from quire.gguf.blocks import BLOCKS, BlockType
+from quire.ops.kinds import SUPER_KINDS
 from quire.ops.lazy import torch
-from quire.ops.weights import SUPER_KINDS, BlockForm, Rows, Stored, Weight
+from quire.ops.weights import BlockForm, Rows, Stored, Weight
 from quire.quant.base import QWeight
 from quire.quant.gguf_blocks import FORMS, Form
 from quire.quant.rows import over_rows
@@ -64,7 +65,7 @@ class Block:
         """The weight; `ModelError` for scales that are nan or inf, once it is packed or taken apart."""
         data, form = raw[self.name], self.form
         kind, wide = self._kind, form.wide
-        if form.super is not None:
+        if form.super is not None and SUPER_KINDS:  # none without the extension, which alone packs these bytes
             kind, wide = SUPER_KINDS[form.super.bits, form.group, form.mins, bool(form.table)], False
         packed = BlockForm(self.name, kind, form.group, form.mins, wide, form.table)
         stored = Stored(packed, (Rows(data),), self.shape({self.name: tuple(data.shape)})[1], self.type.numbers)

@@ -38,9 +38,10 @@ from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops
 from quire.ops.cases import random_weight
 from quire.ops.cpu import Cpu
-from quire.ops.matrix import KINDS, Numbers, assemble, part_sizes, take_apart
+from quire.ops.kinds import KINDS, SUPER_KINDS
+from quire.ops.matrix import Numbers, assemble, part_sizes, take_apart
 from quire.ops.pack import PLAIN, narrow_bf16, pack
-from quire.ops.weights import MOST, SUPER, SUPER_KINDS, Packed, Weight
+from quire.ops.weights import MOST, SUPER, Packed, Weight
 from quire.quant.base import Quantizer
 from quire.quant.registry import laid_out
 
@@ -138,8 +139,7 @@ class PackedCache:
                 f"there is a {entry.kind} matrix of shape {shape}, with scales or activations that it has not"
             )
         allowed = part_sizes(entry.kind, (entry.n, entry.k), entry.group, entry.wide)
-        needed = {"codes", *(("scales",) if entry.group else ()), *(("table",) if "table" in allowed else ())}
-        needed |= {"mins"} if kind.mins else set()
+        needed = {"codes", *kind.always}
         sizes = {name: size for name, (_, size) in entry.parts.items()}
         bias = sizes.pop("bias", 4)
         if bias % 4 or not needed <= set(sizes) or any(s not in allowed.get(name, ()) for name, s in sizes.items()):
