@@ -221,7 +221,8 @@ def model(scale: Scale, shape: str, quantization: str) -> None:
     engine.ahead = False
     waiting = loaded.decode_step(batch, context, scale(50, 2))
     engine.ahead = True
-    graph = engine.runner.step.recorded[min(s for s in engine.runner.step.graph_sizes if s >= batch)]
+    size = min(s for s in engine.runner.step.graph_sizes if s >= batch)
+    graph = engine.runner.step.recorded[size, size]
     busy = seconds(graph.run, 20)
     tell(step_ms_at_64=step * 1e3, graph_ms_at_64=busy * 1e3, outside_graph_share_at_64=1 - busy / step)
     tell(step_ms_at_64_not_ahead=waiting * 1e3, outside_graph_share_at_64_not_ahead=1 - busy / waiting)

@@ -107,12 +107,13 @@ def test_sizes_of_graphs_hold_every_small_step_and_pad_little() -> None:
     sizes = graph_sizes(8192, 200)
     assert sizes[0] == 1 and sizes[-1] == LARGEST and 200 in sizes
     for tokens in range(1, LARGEST + 1):
-        size = fitting(sizes, tokens, tokens, tokens, exact=False)
+        size, _ = fitting(sizes, tokens, tokens, tokens, exact=False)
         assert tokens <= size and (size - tokens <= max(7, tokens / 4)), tokens
-    assert fitting(sizes, LARGEST + 1, 1, 1, exact=False) == 0
-    assert fitting(sizes, 100, 3, 3, exact=False) == 112, "chunks of prompts may be in it"
+    assert fitting(sizes, LARGEST + 1, 1, 1, exact=False) == (0, 0)
+    assert fitting(sizes, 100, 3, 3, exact=False) == (112, 112), "chunks of prompts may be in it"
     assert max(graph_sizes(16, 64)) == 16, "no graph is larger than a step"
-    assert fitting((), 5, 5, 5, exact=True) == 5 and fitting((), 5, 4, 4, exact=True) == 0
+    assert fitting((), 5, 5, 5, exact=True) == (5, 5) and fitting((), 5, 4, 4, exact=True) == (0, 0)
+    assert fitting((), 5, 1, 5, exact=True) == (5, 1), "a draft's rows are replayed, too"
 
 
 def test_the_cache_gets_what_the_model_and_a_step_leave() -> None:

@@ -6,6 +6,8 @@ LARGEST = 256
 """Rows of the largest graph: beyond it a step takes long enough to hide its launches."""
 EXACT = 128
 """Rows of the largest step that a CPU replays, each size from a recording of its own."""
+MOST = 512
+"""Recordings that a CPU keeps: with drafts, steps differ by rows and by sequences. One is some 100 KB for 16 layers."""
 
 
 def graph_sizes(max_tokens: int, max_seqs: int) -> tuple[int, ...]:
@@ -22,12 +24,14 @@ def graph_bytes(sizes: tuple[int, ...], vocabulary: int) -> int:
     return 4 * vocabulary * max(sizes, default=0)
 
 
-def fitting(sizes: tuple[int, ...], tokens: int, seqs: int, logits: int, exact: bool) -> int:
-    """The size whose recording computes a step of `tokens` rows, or 0 where none does.
+def fitting(sizes: tuple[int, ...], tokens: int, seqs: int, logits: int, exact: bool) -> tuple[int, int]:
+    """(rows, sequences) of the recording that computes a step of `tokens` rows; (0, 0) where none does.
 
-    `exact`: only a pure decode step, as it is. Otherwise the smallest of `sizes` that holds it; decodes and chunks of
-    prompts may be mixed, as a graph has room for as many sequences, and rows of logits, as rows.
+    `exact`: only decodes and the rows of drafts, all of which want logits, as they are. Otherwise the smallest of `sizes`
+    that holds it; decodes and chunks of prompts may be mixed, as a graph has room for as many sequences, and rows of
+    logits, as rows.
     """
     if exact:
-        return tokens if tokens == seqs == logits <= EXACT else 0
-    return next((size for size in sizes if size >= tokens), 0)
+        return (tokens, seqs) if tokens == logits <= EXACT else (0, 0)
+    size = next((size for size in sizes if size >= tokens), 0)
+    return size, size

@@ -18,7 +18,7 @@ from quire.run.arrays import Arrays, DeviceArrays, Sizes
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
-from quire.run.shapes import fitting, graph_sizes
+from quire.run.shapes import MOST, fitting, graph_sizes
 
 
 class Recording(Protocol):
@@ -47,17 +47,20 @@ class Step:
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
         self.arrays = Arrays(sizes, rows) if ops.gpu is None else DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device)
-        self.recorded: dict[int, Recording] = {}
+        self.recorded: dict[tuple[int, int], Recording] = {}
         self._logits = torch.empty(0)
 
     def forward(self, shape: Shape) -> torch.Tensor:
         """Logits f32 [shape.logits, V] of the step whose arrays are filled. A GPU is only told what to do."""
         tokens, seqs, logits, blocks = shape
-        size = fitting(self.graph_sizes, tokens, seqs, logits, exact=self.ops.gpu is None) if self.capture else 0
-        if size:
-            self._pad(tokens, seqs, logits, size)
-            self.arrays.send(size, blocks)
-            return self._replay(size)[:logits]
+        exact = self.ops.gpu is None
+        fixed = self.capture and (tokens == seqs or not exact or self.model.encoder is None)  # what it reads is copied
+        size = fitting(self.graph_sizes, tokens, seqs, logits, exact) if fixed else (0, 0)
+        if size in self.recorded or (size[0] and len(self.recorded) < MOST):
+            if not exact:
+                self._pad(tokens, seqs, logits, size[0])
+            self.arrays.send(size[1], blocks)
+            return self._replay(*size)[:logits]
         self.arrays.send(seqs, blocks)
         batches = self.arrays.batches(tokens, seqs, logits)
         return self.ops.compute(lambda: self._decode(batches), together=self.capture)
@@ -80,7 +83,7 @@ class Step:
             self.arrays.begin()
             self._pad(0, 0, 0, size)
             self.arrays.send(size, 1)
-            self._replay(size)
+            self._replay(size, size)
 
     def profile(self, tokens: int = 0, seqs: int = 0) -> None:
         """Run a step of `tokens` of `seqs` sequences (0: as many as fit) in the spare block. GPU only."""
@@ -125,7 +128,7 @@ class Step:
         arrays.logit_rows[:rows] = np.arange(rows)
         arrays.cu_q[: rows + 1] = np.arange(rows + 1)
         arrays.context[:rows] = 1
-        return lambda: self._replay(rows)
+        return lambda: self._replay(rows, rows)
 
     def forget_made_up(self) -> None:
         """Zero the block that made-up steps wrote."""
@@ -136,19 +139,19 @@ class Step:
         views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
         return self.model.decoder(batches[0], self.caches.of_layer, views)
 
-    def _replay(self, size: int) -> torch.Tensor:
-        """Logits of the step of `size` rows whose arrays were sent: replayed, or recorded the first time."""
-        found = self.recorded.get(size)
-        return found.run() if found is not None else self.record(size).output
+    def _replay(self, rows: int, seqs: int) -> torch.Tensor:
+        """Logits of the step of so many rows whose arrays were sent: replayed, or recorded the first time."""
+        found = self.recorded.get((rows, seqs))
+        return found.run() if found is not None else self.record(rows, seqs).output
 
-    def record(self, size: int) -> Replay[torch.Tensor] | Captured:
-        """Compute the step of `size` rows whose arrays were sent, and keep its recording."""
-        batches, target = self.arrays.batches(size, size, size), self._logits[:size]
+    def record(self, rows: int, seqs: int) -> Replay[torch.Tensor] | Captured:
+        """Compute the step of `rows` rows of `seqs` sequences whose arrays were sent, and keep its recording."""
+        batches, target = self.arrays.batches(rows, seqs, rows), self._logits[:rows]
         if self.ops.gpu is None:
             found = self.ops.capture(lambda: self._decode(batches))
         else:  # one place for the logits of all graphs: a graph's own would stay taken, 131 MB for 256 rows of 128 k
             found = self.ops.capture(lambda: target.copy_(self._decode(batches)))
-        self.recorded[size] = found
+        self.recorded[rows, seqs] = found
         return found
 
     def _pad(self, tokens: int, seqs: int, logits: int, size: int) -> None:

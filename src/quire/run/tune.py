@@ -67,7 +67,7 @@ def tune(step: Step, config: EngineConfig, weight_bytes: int) -> None:
         ops.cpu.native.set_tuning(found)
         keep(key, found)
     else:
-        step.recorded[1] = Trial(step, lambda tuning: keep(key, tuning))
+        step.recorded[1, 1] = Trial(step, lambda tuning: keep(key, tuning))
 
 
 class Trial:
@@ -85,8 +85,8 @@ class Trial:
     def run(self) -> Tensor:
         """Logits of the step whose arrays are filled, under the setting whose turn it is."""
         if self._recording is None:
-            self._recording = self._step.record(1)
-            self._step.recorded[1] = self
+            self._recording = self._step.record(1, 1)
+            self._step.recorded[1, 1] = self
             return self._recording.output
         setting = min(self._seconds, key=lambda setting: len(self._seconds[setting]))
         self._native.set_tuning(setting)
@@ -94,7 +94,7 @@ class Trial:
         logits = self._recording.run()
         self._seconds[setting].append(time.perf_counter() - begin)
         if min(map(len, self._seconds.values())) == TURNS:
-            self._step.recorded[1] = self._recording
+            self._step.recorded[1, 1] = self._recording
             best = _best(self._seconds)
             self._native.set_tuning(best)
             self._chosen(best)
