@@ -1,0 +1,326 @@
+"""What speculation buys: tokens a second beside plain decoding of the same engine, in turns.
+
+    python benchmarks/speculation.py coupling      how often two models draw the same token, beside the most possible
+    python benchmarks/speculation.py chain         8 bits, chains of 7 of which each token is right with probability 0.8
+    python benchmarks/speculation.py self          int4 drafts for bf16, right as often as on the embedded model
+    python benchmarks/speculation.py lookup        prompt look-up on a task that quotes its prompt, embedded model
+    python benchmarks/speculation.py batches       16 and 64 sequences with the cost model on, every method
+    python benchmarks/speculation.py kept          drafts kept under sampling beside 1 - TV, embedded model
+
+Random weights have no text to guess, so `chain` and `self` take what plain decoding gave and say it, each token with
+the given probability (--synthetic-acceptance); passes of the drafting model run and are paid for all the same. What
+comes out is compared with plain decoding, token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peers import HERE
+from shapes import SHAPES, write_config
+
+from quire.bench.quality import heldout_texts
+from quire.core.config import flat_config
+from quire.core.params import SamplingParams
+from quire.core.plan import StepPlan
+from quire.core.request import Request
+from quire.core.sequence import Sequence
+from quire.engine.engine import Engine
+from quire.speculate.proposer import Proposer
+from quire.text.tokenizer import Tokenizer
+
+PYDOC = HERE.parent / "src" / "quire" / "assets" / "pydoc"
+
+
+@dataclass
+class Told:
+    """Drafts of what is known to come, each token with probability `rate`; `inner` drafts as well, and is overruled."""
+
+    rate: float
+    inner: Proposer | None = None
+    known: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    weight_bytes: int = 0
+    longest: int = sys.maxsize
+
+    @property
+    def passes(self) -> bool:
+        """As the method it stands for."""
+        return self.inner is not None and self.inner.passes
+
+    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+        """The next tokens of the plain run, or others."""
+        if self.inner is not None:
+            self.inner.propose(seqs, limits)
+        for seq, limit in zip(seqs, limits, strict=True):
+            says = self.known.get((seq.request.id, seq.index), [])[len(seq.output) :][:limit]
+            seq.draft = [token if self.rng.random() < self.rate else token ^ 1 for token in says]
+
+    def computed(self, plan: StepPlan, follow: bool) -> None:
+        """As `inner` does."""
+        if self.inner is not None:
+            self.inner.computed(plan, follow)
+
+
+def engine_of(folder: Path | str, asked: dict[str, Any] | None, **options: Any) -> Engine:
+    """An engine that speculates as asked; None = not at all."""
+    more = {} if asked is None else {"speculative_config": json.dumps(asked)}
+    return Engine(flat_config(model=str(folder), max_num_seqs=64, **options, **more))
+
+
+def requests_of(prompts: Rows[Rows[int]], tokens: int, **params: Any) -> list[Request]:
+    """Requests that run to their limit."""
+    asked = SamplingParams(max_tokens=tokens, ignore_eos=True, **({"temperature": 0.0} | params))
+    return [Request(id=f"r{i}", prompt=tuple(p), params=asked, seed=i, arrival=0.0) for i, p in enumerate(prompts)]
+
+
+def decode(engine: Engine, requests: list[Request]) -> tuple[dict[tuple[str, int], list[int]], float, int]:
+    """What came out; seconds and steps once every prompt is computed."""
+    out: dict[tuple[str, int], list[int]] = {(r.id, 0): [] for r in requests}
+    for request in requests:
+        engine.submit(request)
+    begin, steps = 0.0, 0
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None, output.error
+            out[output.request_id, output.index] += output.tokens
+        steps += begin > 0
+        if not begin and all(out.values()):
+            begin = time.perf_counter()
+    return out, time.perf_counter() - begin, steps
+
+
+def compare(
+    plain: Engine, drafting: Engine, requests: list[Request], rounds: int, told: Told | None = None
+) -> dict[str, Any]:
+    """Both in turns; the ratio is of medians of tokens a second while decoding."""
+    seconds: dict[str, list[float]] = {"off": [], "on": []}
+    want, _, plain_steps = decode(plain, requests)
+    if told is not None:
+        told.known = want
+    got, _, steps = decode(drafting, requests)
+    assert got == want, "speculation changed what came out"
+    totals = drafting.speculator.totals if drafting.speculator is not None else None
+    for _ in range(rounds):
+        for name, engine in (("off", plain), ("on", drafting)):
+            seconds[name].append(decode(engine, requests)[1])
+    tokens = sum(len(row) - 1 for row in want.values())
+    rates = {name: tokens / statistics.median(times) for name, times in seconds.items()}
+    return {
+        "off_tokens_per_s": rates["off"], "on_tokens_per_s": rates["on"], "ratio": rates["on"] / rates["off"],
+        "tokens_per_step": plain_steps / steps,
+        "acceptance": totals.accepted / max(1, totals.tokens) if totals is not None else None,
+        "rounds": [min(a / b for a, b in zip(seconds["off"], seconds["on"], strict=True)),
+                   max(a / b for a, b in zip(seconds["off"], seconds["on"], strict=True))],
+    }  # fmt: skip
+
+
+def texts(count: int, length: int) -> list[list[int]]:
+    """Beginnings of modules that the embedded model was not trained on."""
+    tokenizer = Tokenizer.from_folder(PYDOC)
+    rows = [tokenizer.encode(text, add_special_tokens=False) for text in heldout_texts(PYDOC).values()]
+    cut = [row[at : at + length] for row in rows for at in range(0, len(row) - length, length)]
+    return cut[:: max(1, len(cut) // count)][:count]
+
+
+def noise(count: int, length: int, vocabulary: int) -> list[list[int]]:
+    """Made-up prompts."""
+    rng = random.Random(1)
+    return [[rng.randrange(3, vocabulary) for _ in range(length)] for _ in range(count)]
+
+
+def folder_of(args: argparse.Namespace) -> Path:
+    return write_config(args.shape, args.work.absolute() / args.shape)
+
+
+def tell(engine: Engine, rate: float) -> Told:
+    """Put `Told` before the engine's proposer."""
+    assert engine.speculator is not None
+    inner = engine.speculator.proposer
+    told = Told(rate, inner if inner.passes else None)
+    engine.speculator.proposer = told
+    return told
+
+
+def chain(args: argparse.Namespace) -> dict[str, Any]:
+    """Free drafts of 7: what verification alone allows."""
+    options = {"load_format": "dummy", "max_model_len": 1024, "quantization": "int8", "group_size": args.group_size}
+    asked = {"method": "ngram", "num_speculative_tokens": 7, "adaptive": False}
+    plain, drafting = engine_of(folder_of(args), None, **options), engine_of(folder_of(args), asked, **options)
+    told = tell(drafting, args.synthetic_acceptance)
+    requests = requests_of(noise(1, 64, SHAPES[args.shape]["vocab_size"]), args.tokens)
+    return compare(plain, drafting, requests, args.rounds, told)
+
+
+def accepted_by_the_embedded_model(tokens: int) -> float:
+    """The share of guesses by int4 that bf16 keeps, of those whose predecessors were kept."""
+    asked = {"method": "self", "quantization": "int4", "num_speculative_tokens": tokens, "adaptive": False}
+    engine = engine_of(PYDOC, asked)
+    decode(engine, requests_of(texts(16, 64), 128))
+    assert engine.speculator is not None
+    totals = engine.speculator.totals
+    tried = totals.drafts + sum(totals.accepted_per_pos[:-1])
+    return totals.accepted / tried
+
+
+def self_drafts(args: argparse.Namespace) -> dict[str, Any]:
+    """int4 passes drafted and paid for; kept as often as the embedded model's."""
+    options = {"load_format": "dummy", "max_model_len": 1024, "dtype": "bfloat16"}
+    asked = {"method": "self", "quantization": "int4", "adaptive": True, "num_speculative_tokens": args.drafts}
+    rate = accepted_by_the_embedded_model(args.drafts)
+    plain, drafting = engine_of(folder_of(args), None, **options), engine_of(folder_of(args), asked, **options)
+    told = tell(drafting, rate)
+    requests = requests_of(noise(1, 64, SHAPES[args.shape]["vocab_size"]), args.tokens)
+    return compare(plain, drafting, requests, args.rounds, told) | {"rate": rate}
+
+
+def lookup(args: argparse.Namespace) -> dict[str, Any]:
+    """Text that the model goes on repeating: a module's beginning, twice, and the first half of a third time."""
+    requests = requests_of([row + row + row[: len(row) // 2] for row in texts(8, 160)], 70)
+    found = []
+    for request in requests:
+        plain, drafting = engine_of(PYDOC, None), engine_of(PYDOC, {"method": "ngram"})
+        found.append(compare(plain, drafting, [request], args.rounds))
+    return {
+        name: statistics.median(row[name] for row in found) for name in ("ratio", "tokens_per_step", "acceptance")
+    } | {"least_ratio": min(row["ratio"] for row in found), "all": found}
+
+
+def batches(args: argparse.Namespace) -> dict[str, Any]:
+    """The cost model beside none, where a step may be bound by arithmetic: llama-1b in int4 and the embedded model."""
+    found: dict[str, Any] = {}
+    methods = {"ngram": {"method": "ngram"}, "self": {"method": "self", "quantization": "int4"},
+               "draft_model": {"method": "draft_model", "model": str(PYDOC)}}  # fmt: skip
+    for count in args.batch:
+        requests = requests_of(texts(count, 64), args.tokens)
+        for name, asked in methods.items():
+            found[f"{name} {count}"] = compare(engine_of(PYDOC, None), engine_of(PYDOC, asked), requests, args.rounds)
+    big = {"ngram": methods["ngram"], "self": {"method": "self", "quantization": "int4"}}
+    options = {"load_format": "dummy", "max_model_len": 1024, "dtype": "bfloat16"}
+    for count in args.batch:
+        requests = requests_of(noise(count, 32, SHAPES[args.shape]["vocab_size"]), args.tokens)
+        for name, asked in big.items():
+            plain, drafting = engine_of(folder_of(args), None, **options), engine_of(folder_of(args), asked, **options)
+            told = tell(drafting, args.synthetic_acceptance)
+            found[f"{args.shape} {name} {count}"] = compare(plain, drafting, requests, args.rounds, told)
+    return found
+
+
+def model_logits(folder: Path, rows: list[list[int]], quantization: str | None) -> torch.Tensor:
+    """Logits f64 [all rows, V] of every position, by log-probabilities of the whole vocabulary."""
+    engine = engine_of(folder, None, **({"quantization": quantization} if quantization else {}))
+    kept: list[torch.Tensor] = []
+    sampler = engine.runner.sampler
+    plain = sampler.__call__
+
+    def keep(logits: torch.Tensor, rows: Any, scores: bool = True) -> Any:
+        kept.append(logits.double().clone())
+        return plain(logits, rows, scores)
+
+    engine.runner.sampler = keep  # type: ignore[assignment]
+    for i, row in enumerate(rows):
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0)
+        engine.submit(Request(id=f"r{i}", prompt=tuple(row), params=params, seed=0, arrival=0.0))
+        while engine.has_work:
+            engine.step()
+    return torch.cat(kept)
+
+
+def coupling(args: argparse.Namespace) -> dict[str, Any]:
+    """Probability of equal draws: inverse of the cumulative sum in ascending id, the race, and 1 - TV.
+
+    Both are exact: intervals of the unit line that overlap; Daliri et al. 2024, 1 / sum_j max(p_j / p_i, q_j / q_i).
+    """
+    rows = texts(8, 256)
+    target, draft = (model_logits(PYDOC, rows, q) for q in (None, "int4"))
+    found = {}
+    for temperature in (0.7, 1.0):
+        p, q = ((x / temperature).softmax(1)[::4] for x in (target, draft))
+        most = 1 - (p - q).abs().sum(1) / 2
+        ends, others = p.cumsum(1), q.cumsum(1)
+        overlap = torch.minimum(ends, others) - torch.maximum(ends - p, others - q)
+        race = [_race(a, b) for a, b in zip(p, q, strict=True)]
+        found[f"temperature {temperature}"] = {
+            "optimum": float(most.mean()),
+            "inverse_cdf": float(overlap.clamp(min=0).sum(1).mean()),
+            "race": float(np.mean(race)),
+        }
+    return found
+
+
+def _race(p: torch.Tensor, q: torch.Tensor) -> float:
+    likely = (p > 1e-7) | (q > 1e-7)
+    p, q = p[likely] + 1e-30, q[likely] + 1e-30
+    return float((1 / torch.maximum(p / p[:, None], q / q[:, None]).sum(1)).sum())
+
+
+def kept(args: argparse.Namespace) -> dict[str, Any]:
+    """Of first guesses, the share that was kept, beside the mean of 1 - TV at the same positions."""
+    found = {}
+    drafts: dict[str, dict[str, Any]] = {
+        "self": {"method": "self", "quantization": "int4"},
+        "draft_model": {"method": "draft_model", "model": str(PYDOC), "quantization": "int4"},
+    }
+    for temperature in (0.7, 1.0):
+        for name, asked in drafts.items():
+            engine = engine_of(PYDOC, asked | {"adaptive": False, "num_speculative_tokens": 1})
+            requests = requests_of(texts(48, 64), 96, temperature=temperature)
+            out, _, _ = decode(engine, requests)
+            assert engine.speculator is not None
+            totals = engine.speculator.totals
+            rows = [[*r.prompt, *out[r.id, 0]] for r in requests]
+            parts = [model_logits(PYDOC, rows, q).split([len(r) for r in rows]) for q in (None, "int4")]
+            spans = [(len(r.prompt), len(row) - 1) for r, row in zip(requests, rows, strict=True)]
+            p, q = (
+                (torch.cat([x[a:b] for x, (a, b) in zip(part, spans, strict=True)]) / temperature).softmax(1)
+                for part in parts
+            )
+            most = float((1 - (p - q).abs().sum(1) / 2).mean())
+            share = totals.accepted / totals.tokens
+            found[f"{name} temperature {temperature}"] = {"kept": share, "optimum": most, "ratio": share / most}
+    return found
+
+
+WORK: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "coupling": coupling, "chain": chain, "self": self_drafts, "lookup": lookup, "batches": batches, "kept": kept,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run some of them, print and keep what they found."""
+    about, _, more = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        description=about, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=WORK, nargs="+")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
+    parser.add_argument("--group-size", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--drafts", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--synthetic-acceptance", type=float, default=0.8, metavar="R")
+    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "quire-peers")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "speculation.json")
+    args = parser.parse_args()
+    rows = json.loads(args.output.read_text()) if args.output.exists() else {}
+    for what in args.what:
+        rows[what] = {"command": f"python benchmarks/speculation.py {what}"} | WORK[what](args)
+        print(what, json.dumps(rows[what], indent=1))
+        args.output.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

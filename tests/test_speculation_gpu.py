@@ -1,0 +1,105 @@
+"""Speculation on a device that pretends, and by the GPU's kernels under Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.core.config import flat_config
+from quire.core.request import Request
+from quire.engine.engine import Engine
+from test_ahead import BROKEN, ROOMY, SHORT, build, folder, joined, make_requests, run
+from test_gpu_frame import MISSING, SMALL, request
+from tiny_model import OPTIONS
+from triton_ops import needs_triton
+
+__all__ = ["folder"]
+WAYS = ("ngram", "layers", "model")
+
+
+def asked(way: str, folder: Path, adaptive: bool = False) -> str:
+    """What `speculative_config` says; the draft model is the same folder, whose embedding of BROKEN is whole."""
+    ways: dict[str, dict[str, Any]] = {
+        "ngram": {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3},
+        "layers": {"method": "self", "layers": 1, "num_speculative_tokens": 2},
+        "model": {"model": str(folder), "num_speculative_tokens": 3},
+    }
+    return json.dumps(ways[way] | {"adaptive": adaptive})
+
+
+@pytest.mark.parametrize("adaptive", [False, True], ids=["pinned", "adaptive"])
+@pytest.mark.parametrize("eager", ["side", "main"])
+@pytest.mark.parametrize("room", [SHORT, ROOMY], ids=["short", "roomy"])
+@pytest.mark.parametrize("way", WAYS)
+def test_drafts_give_the_same_answers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, way: str, room: dict[str, int], eager: str, adaptive: bool
+) -> None:
+    plain = build(folder, monkeypatch, **ROOMY)
+    late = build(folder, monkeypatch, eager, max_model_len=60, speculative_config=asked(way, folder, adaptive), **room)
+    for seed in range(2):
+        requests = make_requests(27, seed, kinds=(1, 4))
+        expected, _ = run(plain, requests, random.Random(seed))
+        found, _ = run(late, requests, random.Random(seed + 50))
+        assert found.keys() == expected.keys()
+        for key, outputs in found.items():
+            *mine, numbers = joined(outputs)
+            *theirs, wanted = joined(expected[key])
+            assert mine == theirs, key
+            assert numbers == pytest.approx(wanted, abs=1e-4), key
+    assert late.speculator is not None
+    totals = late.speculator.totals
+    assert adaptive or totals.tokens > totals.accepted > 0
+    assert plain.runner.numeric_errors == late.runner.numeric_errors, "a guess that gives no numbers is no error"
+
+
+def test_a_guess_that_gives_no_numbers_harms_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts of the token whose embedding is NaN: its keys and values reach no answer, nor does its error."""
+    plain = build(folder, monkeypatch, **ROOMY)
+    engine = build(folder, monkeypatch, speculative_config=asked("ngram", folder), **ROOMY)
+    assert engine.speculator is not None
+
+    class Wrong:
+        """Says BROKEN at every second place."""
+
+        passes, longest, weight_bytes = False, 10**9, 0
+
+        def propose(self, seqs: Any, limits: Any) -> None:
+            for seq, limit in zip(seqs, limits, strict=True):
+                seq.draft = [9, BROKEN, 9][:limit]
+
+        def computed(self, plan: Any, follow: bool) -> None:
+            pass
+
+    engine.speculator.proposer = Wrong()
+    requests = [r for r in make_requests(20, 3) if BROKEN not in r.prompt]
+    expected, _ = run(plain, requests, random.Random(1))
+    found, _ = run(engine, requests, random.Random(2))
+    assert {key: joined(outputs)[:5] for key, outputs in found.items()} == {
+        key: joined(outputs)[:5] for key, outputs in expected.items()
+    }
+    assert engine.scheduler.preemptions > 0 and engine.runner.numeric_errors == 0
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_drafts_by_the_kernels_of_a_gpu_give_the_same_tokens(folder: Path, way: str) -> None:
+    answers = []
+    for more in ({}, {"speculative_config": asked(way, folder)}):
+        options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder)} | SMALL | more
+        engine = Engine(flat_config(**options))
+        requests: list[Request] = [request(i, p) for i, p in enumerate(((5, 6, 7, 5, 6, 7), (9,) * 20, (8, 4)))]
+        for each in requests:
+            engine.submit(each)
+        tokens: dict[str, list[int]] = {}
+        while engine.has_work:
+            for out in engine.step():
+                tokens.setdefault(out.request_id, []).extend(out.tokens)
+        answers.append(tokens)
+        if engine.speculator is not None:
+            assert engine.speculator.totals.tokens > 0
+    assert answers[0] == answers[1]
