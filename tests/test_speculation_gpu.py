@@ -12,7 +12,7 @@ import pytest
 from quire.core.config import flat_config
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from test_ahead import BROKEN, ROOMY, SHORT, build, folder, joined, make_requests, run
+from test_ahead import BROKEN, ROOMY, SHORT, Answers, build, folder, joined, make_requests, run
 from test_gpu_frame import MISSING, SMALL, request
 from tiny_model import OPTIONS
 from triton_ops import needs_triton
@@ -31,29 +31,40 @@ def asked(way: str, folder: Path, adaptive: bool = False) -> str:
     return json.dumps(ways[way] | {"adaptive": adaptive})
 
 
-@pytest.mark.parametrize("adaptive", [False, True], ids=["pinned", "adaptive"])
-@pytest.mark.parametrize("eager", ["side", "main"])
-@pytest.mark.parametrize("room", [SHORT, ROOMY], ids=["short", "roomy"])
+REQUESTS = make_requests(18, 4, kinds=(1, 4))
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> tuple[Answers, int]:
+    """Answers of plain decoding by the definitions, and how many rows gave no numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        plain = build(folder, patch, **ROOMY)
+    return run(plain, REQUESTS, random.Random(1))[0], plain.runner.numeric_errors
+
+
+CASES = {"short": ("side", SHORT, False), "roomy": ("main", ROOMY, False), "adaptive": ("side", ROOMY, True)}
+"""Which queue is eager, how many blocks there are, and whether the cost model decides."""
+
+
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("way", WAYS)
 def test_drafts_give_the_same_answers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, way: str, room: dict[str, int], eager: str, adaptive: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch, expected: tuple[Answers, int], way: str, case: str
 ) -> None:
-    plain = build(folder, monkeypatch, **ROOMY)
+    eager, room, adaptive = CASES[case]
     late = build(folder, monkeypatch, eager, max_model_len=60, speculative_config=asked(way, folder, adaptive), **room)
-    for seed in range(2):
-        requests = make_requests(27, seed, kinds=(1, 4))
-        expected, _ = run(plain, requests, random.Random(seed))
-        found, _ = run(late, requests, random.Random(seed + 50))
-        assert found.keys() == expected.keys()
-        for key, outputs in found.items():
-            *mine, numbers = joined(outputs)
-            *theirs, wanted = joined(expected[key])
-            assert mine == theirs, key
-            assert numbers == pytest.approx(wanted, abs=1e-4), key
+    answers, errors = expected
+    found, _ = run(late, REQUESTS, random.Random(50))
+    assert found.keys() == answers.keys()
+    for key, outputs in found.items():
+        *mine, numbers = joined(outputs)
+        *theirs, wanted = joined(answers[key])
+        assert mine == theirs, key
+        assert numbers == pytest.approx(wanted, abs=1e-4), key
     assert late.speculator is not None
     totals = late.speculator.totals
-    assert adaptive or totals.tokens > totals.accepted > 0
-    assert plain.runner.numeric_errors == late.runner.numeric_errors, "a guess that gives no numbers is no error"
+    assert adaptive or totals.tokens >= totals.accepted > 0
+    assert errors == late.runner.numeric_errors > 0, "a guess that gives no numbers is no error"
 
 
 def test_a_guess_that_gives_no_numbers_harms_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
