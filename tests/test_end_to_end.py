@@ -163,3 +163,18 @@ def test_a_gguf_file_is_served(tmp_path: Path) -> None:
             model="tiny", messages=[{"role": "user", "content": "on the"}], temperature=0, max_tokens=5
         )
         assert chat.usage.completion_tokens > 0
+
+
+def test_a_server_that_speculates_says_so_in_usage_and_metrics(client: OpenAI) -> None:
+    drafts = '{"method": "self", "quantization": "int4", "num_speculative_tokens": 3, "adaptive": false}'
+    asked = {"model": "pydoc", "prompt": "def read(self, n):\n", "max_tokens": 40, "temperature": 0.7, "seed": 3}
+    want = client.completions.create(**asked)  # type: ignore[call-overload]
+    with serving("--speculative-config", drafts) as url, OpenAI(base_url=url + "/v1", api_key="none") as openai:
+        got = openai.completions.create(**asked)  # type: ignore[call-overload]
+        assert got.choices[0].text == want.choices[0].text
+        details = got.usage.completion_tokens_details
+        assert details.accepted_prediction_tokens > 5 and details.rejected_prediction_tokens > 0
+        assert want.usage.completion_tokens_details is None
+        accepted = gauge(url, "vllm:spec_decode_num_accepted_tokens_total")
+        assert details.accepted_prediction_tokens <= accepted < gauge(url, "vllm:spec_decode_num_draft_tokens_total")
+        assert gauge(url, "vllm:spec_decode_num_accepted_tokens_per_pos") == accepted

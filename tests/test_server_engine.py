@@ -99,7 +99,9 @@ def test_unread_outputs_merge_into_one_per_sequence() -> None:
 
 def test_merge_keeps_everything() -> None:
     old = Output(request_id="a", tokens=[1], cached_tokens=5)
-    _merge(old, Output(request_id="a", tokens=[2, 3], finish_reason="stop", stop_token=3))
+    _merge(old, Output(request_id="a", tokens=[2], drafted=4, accepted=1))
+    _merge(old, Output(request_id="a", tokens=[3], finish_reason="stop", stop_token=3))
+    assert (old.drafted, old.accepted) == (4, 1)
     assert old.tokens == [1, 2, 3] and old.finish_reason == "stop" and old.stop_token == 3 and old.cached_tokens == 5
 
 

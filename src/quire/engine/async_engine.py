@@ -35,6 +35,7 @@ def _merge(old: Output, new: Output) -> None:
     old.finish_reason = new.finish_reason
     old.stop_token = new.stop_token
     old.cached_tokens = max(old.cached_tokens, new.cached_tokens)
+    old.drafted, old.accepted = max(old.drafted, new.drafted), max(old.accepted, new.accepted)
     old.error = new.error
     old.timing = new.timing
 
