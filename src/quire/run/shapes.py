@@ -27,9 +27,9 @@ def graph_bytes(sizes: tuple[int, ...], vocabulary: int) -> int:
 def fitting(sizes: tuple[int, ...], tokens: int, seqs: int, logits: int, exact: bool) -> tuple[int, int]:
     """(rows, sequences) of the recording that computes a step of `tokens` rows; (0, 0) where none does.
 
-    `exact`: only decodes and the rows of drafts, all of which want logits, as they are. Otherwise the smallest of `sizes`
-    that holds it; decodes and chunks of prompts may be mixed, as a graph has room for as many sequences, and rows of
-    logits, as rows.
+    `exact`: only decodes and the rows of drafts, all of which want logits, as they are. Otherwise the smallest of
+    `sizes` that holds it; decodes and chunks of prompts may be mixed, as a graph has room for as many sequences, and
+    rows of logits, as rows.
     """
     if exact:
         return (tokens, seqs) if tokens == logits <= EXACT else (0, 0)
