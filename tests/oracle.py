@@ -127,6 +127,7 @@ MODEL_OPS = {
     "add_layernorm",
     "norm_spans",
     "join_columns",
+    "place_columns",
     "add",
     "add_positions",
     "scale",

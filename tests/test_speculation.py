@@ -11,9 +11,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
+from head_folders import write_medusa
 from oracle import BACKENDS, write
 from quire.core.params import SamplingParams
 from quire.core.request import Request
+from quire.core.speculation import HEADS
 from quire.engine.local import LocalEngine
 from test_bit_equality import Answer, engine_of
 from test_lora import write_adapter
@@ -28,6 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "self_int4": {"method": "self", "quantization": "int4", "num_speculative_tokens": 3},
     "self_layers": {"method": "self", "layers": 1, "num_speculative_tokens": 2},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
+    "medusa": {"method": "medusa"},
 }
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "windows": ("gemma3_text", {"head_dim": 16, "num_hidden_layers": 3, "sliding_window": 20,
@@ -76,6 +79,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     path = tmp_path_factory.mktemp("draft")
     write(path, "llama", 3, num_hidden_layers=1, max_position_embeddings=64, vocab_size=104, dtype=torch.bfloat16)
     made["draft"] = str(write_words(path, 99))
+    wide = {"windows": 64, "experts": 64, "latents": 64, "all_windows": 64, "embedded": 256}
+    for name, hidden in wide.items():
+        vocab = 6144 if name == "embedded" else 99
+        made[f"medusa {name}"] = str(write_medusa(tmp_path_factory.mktemp("medusa"), hidden, vocab, own=hidden == 64))
     made["adapter"] = str(tmp_path_factory.mktemp("adapter"))
     embedded = write_adapter_of_the_embedded(Path(made["adapter"]))
     return made | {"lora": embedded}
@@ -174,6 +181,8 @@ def test_the_bits_are_those_of_plain_decoding(
     asked = METHODS[method] | {"adaptive": adaptive}
     if method == "draft_model":
         asked["model"] = folders["draft"] if tiny else PYDOC
+    if method in HEADS:
+        asked["model"] = folders[f"{method} {FEATURES[feature].get('model', 'embedded')}"]
     engine = engine_of(**options, speculative_config=json.dumps(asked))
     got = answers(engine, requests)
     different = [
@@ -186,7 +195,7 @@ def test_the_bits_are_those_of_plain_decoding(
     assert engine.engine.speculator is not None
     totals = engine.engine.speculator.totals
     if not adaptive and feature != "chunks_1":
-        assert totals.tokens > totals.accepted > 0 or method == "draft_model"
+        assert totals.tokens > totals.accepted > 0 or method == "draft_model" or (method in HEADS and totals.tokens)
     if feature == "preempted" and method == "ngram":
         assert engine.engine.scheduler.preemptions > 0
     if method == "draft_model" and feature in ("plain", "no_prefix", "eager"):

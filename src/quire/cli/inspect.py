@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.cli.flags import ENGINE, to_engine, with_flags
 from quire.cli.show import Rows, show, size
+from quire.core.speculation import HEADS
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.core.speculation import Speculation
     from quire.model.describe import ModelFacts
+    from quire.model.disk.checkpoint import Checkpoint
     from quire.ops.choice import Choice
     from quire.run.budget import KVPlan
 
@@ -113,7 +115,16 @@ def _drafting_model(config: EngineConfig) -> ModelFacts | None:
     from quire.model.describe import describe
 
     asked = config.speculation.asked
-    return describe(asked.model, config.model.load_format) if asked is not None and asked.model else None
+    if asked is None or not asked.model or asked.method in HEADS:
+        return None
+    return describe(asked.model, config.model.load_format)
+
+
+def _heads(asked: Speculation) -> Checkpoint:
+    """What the folder of heads holds."""
+    from quire.model.disk.checkpoint import Checkpoint, resolve
+
+    return Checkpoint(resolve(asked.model or ""))
 
 
 def _speculation_rows(asked: Speculation, drafts: ModelFacts | None) -> Rows:
@@ -121,9 +132,10 @@ def _speculation_rows(asked: Speculation, drafts: ModelFacts | None) -> Rows:
         "ngram": f"prompt look-up by the last {asked.prompt_lookup_min} to {asked.prompt_lookup_max} tokens",
         "self": f"its first {asked.layers} layers" if asked.layers else f"the same model in {asked.quantization}",
         "draft_model": "" if drafts is None else f"{drafts.folder} ({drafts.parameters:,} parameters)",
-    }[asked.method]
+    }.get(asked.method) or f"{asked.method} heads of {asked.model} ({len(_heads(asked).infos)} tensors)"
     when = "as many as pay, by measured step times and acceptance" if asked.adaptive else "always"
-    return [("drafts by", who), ("tokens a draft", f"{asked.tokens} at most, {when}")]
+    most = f"{asked.tokens} at most" if asked.tokens else "one a head"
+    return [("drafts by", who), ("tokens a draft", f"{most}, {when}")]
 
 
 def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | None, choice: Choice) -> Rows:
@@ -133,6 +145,8 @@ def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | 
     asked = config.speculation.asked
     if asked is None or asked.method == "ngram" or asked.layers:
         return []
+    if asked.method in HEADS:
+        return [("weights that draft", "about " + size(_heads(asked).nbytes))]
     own = replace(config, model=replace(config.model, quantization=asked.quantization))
     return [("weights that draft", "about " + size(_weights(own, drafts or found, choice)))]
 

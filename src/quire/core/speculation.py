@@ -8,19 +8,24 @@ import msgspec
 
 from quire.core.errors import ConfigError
 
-METHODS = ("ngram", "draft_model", "self")
+METHODS = ("ngram", "draft_model", "self", "medusa")
+WITH_MODEL = ("draft_model", "medusa")
+"""Methods that `model` names a folder for."""
+HEADS = ("medusa",)
+"""Those whose folder holds heads of the target, not a model."""
 MOST_TOKENS = 32
 """Drafted tokens of a sequence and step; a tree has room for twice as many."""
-DEFAULT_TOKENS = {"ngram": 8, "draft_model": 5, "self": 5}
+DEFAULT_TOKENS = {"ngram": 8, "draft_model": 5, "self": 5, "medusa": 0}
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tokens are guessed ahead. What comes out does not depend on any of it.
 
     `num_speculative_tokens`: most drafted tokens of a sequence and step. `prompt_lookup_min`, `prompt_lookup_max`: how
-    many last tokens must be found earlier, and how many are compared (ngram). `model`: the draft model's folder, and
-    `quantization` what its 16-bit weights become; with `self` it is the same checkpoint, of which only the first
-    `layers` run if that is not 0. `adaptive`: each step drafts as many as pay; otherwise always all.
+    many last tokens must be found earlier, and how many are compared (ngram). `model`: the folder of the draft
+    model, or of heads (medusa: one a token), and `quantization` what a model's 16-bit weights become; with `self` it is
+    the same checkpoint, of which only the first `layers` run if that is not 0. `adaptive`: each step drafts as many as
+    pay; otherwise always all.
     """
 
     method: str = ""
@@ -76,14 +81,14 @@ def _check(asked: Speculation) -> None:
         raise _error(f"num_speculative_tokens {asked.num_speculative_tokens} must lie in [1, {MOST_TOKENS}]")
     if not 1 <= asked.prompt_lookup_min <= asked.prompt_lookup_max <= 256:
         raise _error("1 <= prompt_lookup_min <= prompt_lookup_max <= 256 must hold")
-    if (asked.method == "draft_model") != (asked.model is not None):
-        raise _error("model names the draft model's folder: method draft_model needs it, and no other takes it")
+    if (asked.method in WITH_MODEL) != (asked.model is not None):
+        raise _error(f"model names the folder of what drafts: {', '.join(WITH_MODEL)} need it, and no other takes it")
     if asked.method == "self" and (asked.quantization is None) == (asked.layers == 0):
         raise _error("method self needs quantization (the same checkpoint at fewer bits) or layers (its first ones)")
     if asked.layers and asked.method != "self":
         raise _error("layers needs method self")
-    if asked.quantization is not None and asked.method == "ngram":
-        raise _error("quantization needs a model that drafts")
+    if asked.quantization is not None and asked.method in ("ngram", *HEADS):
+        raise _error("quantization needs a model that drafts; heads stay in the bits of the target's 16-bit weights")
     if asked.layers < 0:
         raise _error("layers must not be negative")
     if asked.draft_tensor_parallel_size != 1:

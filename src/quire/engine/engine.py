@@ -59,7 +59,8 @@ class Engine:
         tables = BlockTables(self.pool, self.prefix, plan.kv.sizes)
         self.opening = None if encoder is None else Opening(size, self.model.decoder_start)
         self.scheduler = Scheduler(plan.limits, tables, self.max_model_len)
-        self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside)
+        taps = None if self.drafting is None else self.drafting.taps
+        self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps)
         warm_up(self.runner.step)
         tune(self.runner.step, self.config, self.model.weight_bytes)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
@@ -75,7 +76,7 @@ class Engine:
             part = caches.part(1) if drafting.keeps else caches.part(0, drafting.asked.layers or None)
             step = Step(model, self.ops, plan.kv, plan.limits, part, plan.capture)
             warm_up(step)
-        proposer = drafting.proposer(step, self.model.spec.vocab_size)
+        proposer = drafting.proposer(step, self.runner.step)
         return Speculator(drafting.asked, proposer, self.scheduler, caches)
 
     def submit(self, request: Request) -> Output | None:
@@ -157,7 +158,8 @@ class Engine:
         self._next = self._forward() if self._may_go_ahead() else None
         results = self.runner.results(step)
         if self.speculator is not None:
-            self.speculator.learn(plan, results, time.perf_counter() - drafted)
+            fresh = self._next is None
+            self.speculator.learn(plan, results, time.perf_counter() - drafted, fresh)
         outputs = self.scheduler.commit(plan, results)
         if self._next is not None:
             self.runner.sample(self._next)

@@ -48,6 +48,16 @@ def join_columns(parts: tuple[Tensor, ...]) -> Tensor:
 
 
 @op(tolerance=0.0)
+def place_columns(out: Tensor, x: Tensor, at: int) -> Tensor:
+    """out[:T, at : at + d] = x [T, d] f32, the rest of out [N, width] f32 as it is; returns out.
+
+    What a step leaves at a fixed address for who reads it after the step.
+    """
+    out[: len(x), at : at + x.shape[1]] = x
+    return out
+
+
+@op(tolerance=0.0)
 def add(x: Tensor, delta: Tensor) -> Tensor:
     """x += delta in place, both [T, d] f32; returns x."""
     return x.add_(delta)
@@ -125,6 +135,13 @@ def norm_spans_cases(g: Generator) -> Iterator[Case]:
 def join_columns_cases(g: Generator) -> Iterator[Case]:
     for t, d in SHAPES:
         yield {"parts": (normal(g, t, d), normal(g, t, 7), normal(g, t, 32))}
+
+
+@cases("place_columns")
+def place_columns_cases(g: Generator) -> Iterator[Case]:
+    for t, d in SHAPES:
+        yield {"out": normal(g, t + 2, d + 9), "x": normal(g, t, d), "at": t % 9}
+        yield {"out": normal(g, t, d), "x": normal(g, t, d), "at": 0}
 
 
 @cases("add")

@@ -55,6 +55,17 @@ def join_columns(cpu: Cpu, parts: tuple[Tensor, ...]) -> Tensor:
     return out
 
 
+@impl("place_columns", "cpu")
+def place_columns(cpu: Cpu, out: Tensor, x: Tensor, at: int) -> Tensor:
+    total, width = check(out, "place_columns out", F32, -1, -1).shape
+    rows, d = check(x, "place_columns x", F32, -1, -1).shape
+    if rows > total or at < 0 or at + d > width:
+        raise ValueError(f"place_columns: [{rows}, {d}] from column {at} on is no part of [{total}, {width}]")
+    if rows:
+        cpu.call("place_columns", out.data_ptr(), x.data_ptr(), rows, d, width, at)
+    return out
+
+
 @impl("add", "cpu")
 def add(cpu: Cpu, x: Tensor, delta: Tensor) -> Tensor:
     rows, d = check(x, "add x", F32, -1, -1).shape

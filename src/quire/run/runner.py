@@ -8,6 +8,7 @@ from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
 from quire.model.build import Model
+from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
 from quire.run.budget import KVPlan
 from quire.run.builder import BatchBuilder
@@ -34,11 +35,18 @@ class Runner:
     """
 
     def __init__(
-        self, model: Model, ops: Ops, kv: KVPlan, limits: SchedulerConfig, capture: bool, beside: tuple[Model, ...] = ()
+        self,
+        model: Model,
+        ops: Ops,
+        kv: KVPlan,
+        limits: SchedulerConfig,
+        capture: bool,
+        beside: tuple[Model, ...] = (),
+        taps: Taps | None = None,
     ) -> None:
-        """`beside`: models that keep keys and values in the same blocks."""
+        """`beside`: models that keep keys and values in the same blocks; `taps`: hidden rows that each step leaves."""
         self.caches = Caches((model, *beside), ops, kv)
-        self.step = Step(model, ops, kv, limits, self.caches.part(0), capture)
+        self.step = Step(model, ops, kv, limits, self.caches.part(0), capture, taps)
         self.builder = BatchBuilder(self.step.arrays, self.caches.block_size, model.adapters)
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.numeric_errors = 0

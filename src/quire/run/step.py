@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from quire.core.config import SchedulerConfig
 from quire.model.batch import Batch
 from quire.model.build import Model
+from quire.model.net.decoder import Decoder
 from quire.model.net.lora import NONE
+from quire.model.net.tapped import TappedDecoder, Taps, tapped
 from quire.ops.backend import Captured, Ops, Replay
 from quire.run.arrays import Arrays, DeviceArrays, Sizes
 from quire.run.budget import KVPlan
@@ -34,10 +36,19 @@ class Step:
 
     On a GPU these are padded to one of few sizes, each a graph captured at the start. Rows that pad are sequences of
     one token in a block of their own behind the cache's: they compute like others and nothing reads them.
+
+    `hidden` [rows, width] f32, at one address: what `taps` say of the last step's rows, where there are any.
     """
 
     def __init__(
-        self, model: Model, ops: Ops, kv: KVPlan, limits: SchedulerConfig, caches: Caches, capture: bool
+        self,
+        model: Model,
+        ops: Ops,
+        kv: KVPlan,
+        limits: SchedulerConfig,
+        caches: Caches,
+        capture: bool,
+        taps: Taps | None = None,
     ) -> None:
         self.model, self.ops, self.caches = model, ops, caches
         max_tokens, max_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
@@ -47,8 +58,16 @@ class Step:
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
         self.arrays = Arrays(sizes, rows) if ops.gpu is None else DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device)
+        self.hidden = torch.empty(0)
+        self._decoder = model.decoder if taps is None else self._tapped(taps)
         self.recorded: dict[tuple[int, int], Recording] = {}
         self._logits = torch.empty(0)
+
+    def _tapped(self, taps: Taps) -> TappedDecoder:
+        decoder, rows = self.model.decoder, max((self.arrays.sizes.rows, *self.graph_sizes))
+        assert isinstance(decoder, Decoder), "others have no layers to stop between"
+        self.hidden = torch.zeros(rows, taps.width(self.model.spec.hidden), device=self.ops.device)
+        return tapped(decoder, taps, self.hidden)
 
     def forward(self, shape: Shape) -> torch.Tensor:
         """Logits f32 [shape.logits, V] of the step whose arrays are filled. A GPU is only told what to do."""
@@ -137,7 +156,7 @@ class Step:
     def _decode(self, batches: list[Batch]) -> torch.Tensor:
         self.arrays.complete(len(batches[0].tokens))
         views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
-        return self.model.decoder(batches[0], self.caches.of_layer, views)
+        return self._decoder(batches[0], self.caches.of_layer, views)
 
     def _replay(self, rows: int, seqs: int) -> torch.Tensor:
         """Logits of the step of so many rows whose arrays were sent: replayed, or recorded the first time."""

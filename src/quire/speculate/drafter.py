@@ -13,7 +13,7 @@ from collections.abc import Sequence as Rows
 import numpy as np
 from torch.nn.functional import pad
 
-from quire.core.plan import Chunk, StepPlan
+from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.run.builder import BatchBuilder
 from quire.run.step import Step
@@ -74,7 +74,11 @@ class Drafter:
     def _wrote(self, chunks: tuple[Chunk, ...]) -> None:
         """Keys and values of `chunks` are there."""
 
-    def computed(self, plan: StepPlan, follow: bool) -> None:
+    def ready(self, seq: Sequence) -> bool:
+        """Always: what it lacks it computes."""
+        return True
+
+    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
         """The target's step wrote over all that was drafted."""
 
 
@@ -92,7 +96,7 @@ class ModelDrafter(Drafter):
         self._through = np.zeros(step.caches.blocks + 1, np.int32)
         self._through[-1] = self._size  # SLID_OUT: nobody reads it
 
-    def computed(self, plan: StepPlan, follow: bool) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
         """What the target wrote and no draft said is not there yet; prompts are computed beside the target's."""
         for source, copy in plan.copies:
             self._through[copy] = self._through[source]

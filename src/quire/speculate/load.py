@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from dataclasses import replace as changed
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from quire.core.config import EngineConfig, LoraConfig, SpeculationConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.core.progress import LoadProgress
-from quire.core.speculation import Speculation
+from quire.core.speculation import HEADS, Speculation
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import resolve
 from quire.model.net.decoder import Decoder
+from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
 from quire.run.step import Step
 from quire.speculate.drafter import Drafter, ModelDrafter
+from quire.speculate.medusa import load_medusa
 from quire.speculate.ngram import NGram
 from quire.speculate.proposer import Proposer
 from quire.text.tokenizer import Tokenizer
@@ -25,25 +28,54 @@ from quire.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 
+class Heads(Protocol):
+    """What drafts from hidden rows of the target, which it says in `taps`."""
+
+    @property
+    def taps(self) -> Taps:
+        """The rows."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights."""
+        ...
+
+    def proposer(self, target: Step, step: Step | None) -> Proposer:
+        """Who drafts with them; `step` runs them where they have layers of their own."""
+        ...
+
+
 @dataclass(frozen=True)
 class Drafting:
-    """What was asked, and the model that drafts; None where none does. `keeps`: it has keys and values of its own."""
+    """What was asked, and the model that drafts; None where none does. `keeps`: it has keys and values of its own.
+
+    `heads` that draft from the target's hidden rows.
+    """
 
     asked: Speculation
     model: Model | None = None
     keeps: bool = False
+    heads: Heads | None = None
+
+    @property
+    def taps(self) -> Taps | None:
+        """The hidden rows that each step of the target must leave."""
+        return None if self.heads is None else self.heads.taps
 
     @property
     def beside(self) -> tuple[Model, ...]:
         """The model, where it needs room in the blocks."""
         return (self.model,) if self.model is not None and self.keeps else ()
 
-    def proposer(self, step: Step | None, vocab_size: int) -> Proposer:
-        """`step` runs the model; its target has `vocab_size` tokens."""
+    def proposer(self, step: Step | None, target: Step) -> Proposer:
+        """`step` runs the model, `target` the target."""
+        if self.heads is not None:
+            return self.heads.proposer(target, step)
         if step is None or self.model is None:
             return NGram(self.asked.prompt_lookup_min, self.asked.prompt_lookup_max)
         kind = ModelDrafter if self.keeps else Drafter
-        return kind(step, vocab_size, 0 if self.asked.layers else self.model.weight_bytes)
+        return kind(step, target.model.spec.vocab_size, 0 if self.asked.layers else self.model.weight_bytes)
 
 
 def load_drafting(config: EngineConfig, target: Model, ops: Ops, progress: LoadProgress | None) -> Drafting | None:
@@ -55,6 +87,8 @@ def load_drafting(config: EngineConfig, target: Model, ops: Ops, progress: LoadP
         raise _error("encoder-decoder models are not drafted for: their cross attention is of rows that are no chunk")
     if asked.method == "ngram":
         return Drafting(asked)
+    if asked.method in HEADS:
+        return _load_heads(asked, target, ops)
     if asked.layers:
         return Drafting(asked, _first_layers(target, asked.layers))
     if asked.method == "self":
@@ -72,6 +106,23 @@ def _load(config: EngineConfig, model: str, quantization: str | None, ops: Ops, 
         return load_model(own, ops, progress)
     except (ConfigError, ModelError) as error:
         raise _error(f"the drafting model: {error.message}") from None
+
+
+def _load_heads(asked: Speculation, target: Model, ops: Ops) -> Drafting:
+    """Heads, and as many tokens a draft as they give at most."""
+    if not isinstance(target.decoder, Decoder):
+        raise _error(f"{target.spec.family!r} runs by the code of transformers, which leaves no hidden rows to heads")
+    if target.spec.embed_width != target.spec.hidden:
+        raise _error(f"{target.name} projects its last hidden rows before the head; heads of such models are not known")
+    assert asked.model is not None
+    try:
+        heads = load_medusa(asked.model, target, ops)
+    except ModelError as error:
+        raise _error(f"the heads: {error.message}") from None
+    most = len(heads.heads)
+    if asked.num_speculative_tokens > most:
+        raise _error(f"num_speculative_tokens {asked.num_speculative_tokens}: {asked.model} has {most} heads")
+    return Drafting(replace(asked, num_speculative_tokens=asked.num_speculative_tokens or most), heads=heads)
 
 
 def _first_layers(target: Model, layers: int) -> Model:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence as Rows
 
-from quire.core.plan import StepPlan
+from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 
 CANDIDATES = 8
@@ -84,5 +84,9 @@ class NGram:
                     follows += follows[: limit - len(follows)]
                 seq.draft = follows
 
-    def computed(self, plan: StepPlan, follow: bool) -> None:
+    def ready(self, seq: Sequence) -> bool:
+        """Always: it needs the tokens alone."""
+        return True
+
+    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
         """Nothing is kept of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from typing import Protocol
 
-from quire.core.plan import StepPlan
+from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 
 
@@ -27,9 +27,14 @@ class Proposer(Protocol):
         """
         ...
 
-    def computed(self, plan: StepPlan, follow: bool) -> None:
+    def ready(self, seq: Sequence) -> bool:
+        """Whether there is what a draft of `seq` begins with."""
+        ...
+
+    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
         """A step was launched: its copies are made, its keys and values are there.
 
-        `follow`: drafts of its sequences are likely to come.
+        `follow`: drafts of its sequences are likely to come. `results`: of its chunks, not committed yet, while its
+        hidden rows are there; otherwise none.
         """
         ...

@@ -42,7 +42,7 @@ class Speculator:
     def draft(self) -> None:
         """Set `Sequence.draft` where that is expected to pay."""
         scheduler, asked, proposer = self._scheduler, self._asked, self.proposer
-        seqs = undrafted(scheduler)
+        seqs = [seq for seq in undrafted(scheduler) if proposer.ready(seq)]
         rows = len(scheduler.running)
         spare = scheduler.config.max_num_batched_tokens - rows
         if not seqs or spare < len(seqs):
@@ -65,9 +65,12 @@ class Speculator:
         for seq in seqs:
             scheduler.tables.trim(seq)
 
-    def learn(self, plan: StepPlan, results: Rows[ChunkResult], seconds: float) -> None:
-        """What a step gave, before it is committed, and how long it took. A model that drafts follows its prompts."""
-        self.proposer.computed(plan, self.likely)
+    def learn(self, plan: StepPlan, results: Rows[ChunkResult], seconds: float, fresh: bool) -> None:
+        """What a step gave, before it is committed, and how long it took. A model that drafts follows its prompts.
+
+        `fresh`: no other step was launched since, so that its hidden rows are there.
+        """
+        self.proposer.computed(plan, self.likely, results if fresh else ())
         if plan.chunks and all(chunk.count == 1 + len(chunk.seq.draft) for chunk in plan.chunks):
             self._cost.stepped(plan.num_tokens, seconds)
         for chunk, result in zip(plan.chunks, results, strict=True):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
-from quire.core.dtypes import BF16, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype
+from quire.core.dtypes import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype
 from quire.core.errors import ModelError
 from quire.gguf.file import is_gguf
 from quire.model.disk.hf_config import read_json
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EMBEDDED = Path(__file__).resolve().parents[2] / "assets" / "pydoc"
 HUB_FILES = ["*.safetensors", "*.json"]
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16, "F64": F64, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8,
-          "F8_E4M3": F8}  # fmt: skip
+          "F8_E4M3": F8, "BOOL": BOOL}  # fmt: skip
 PICKLED = ("*.bin", "*.pt", "*.pth")
 
 

@@ -208,12 +208,17 @@ class Decoder:
 
     def leave(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
         """Logits f32 [R, V] of the rows `batch.logit_rows`. x, delta: past the last layer, of the rows `wanted`."""
-        ops, count = self.ops, len(batch.logit_rows)
-        rows = (x, delta, batch.logit_rows) if wanted is None else (x[:count], delta[:count], None)
-        logits = self.head(ops, self.final_norm(ops, ops.take_rows(*rows)))
+        ops = self.ops
+        logits = self.head(ops, self.last(x, delta, batch, wanted))
         for step in self.head_steps:
             logits = step(ops, logits, batch)
         return logits
+
+    def last(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
+        """What the head reads of the rows `batch.logit_rows`, [R, hidden]; arguments as of `leave`."""
+        ops, count = self.ops, len(batch.logit_rows)
+        rows = (x, delta, batch.logit_rows) if wanted is None else (x[:count], delta[:count], None)
+        return self.final_norm(ops, ops.take_rows(*rows))
 
     def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
         """Run `batch` through two layers, which take the same memory between ops as all do."""

@@ -191,6 +191,18 @@ def join_columns(gpu: Gpu, parts: tuple[Tensor, ...]) -> Tensor:
     return out
 
 
+@impl("place_columns", "triton")
+def place_columns(gpu: Gpu, out: Tensor, x: Tensor, at: int) -> Tensor:
+    total, width = tensor(out, "place_columns out", F32, -1, -1).shape
+    rows, d = activations(x, "place_columns x")
+    if rows > total or at < 0 or at + d > width:
+        raise ValueError(f"place_columns: [{rows}, {d}] from column {at} on is no part of [{total}, {width}]")
+    if rows:
+        size = _columns(gpu, d)
+        kernels.place_kernel[(rows, cdiv(d, size))](out, x, d, width, at, BD=size)
+    return out
+
+
 @impl("lora", "triton")
 def lora(gpu: Gpu, x: Tensor, y: Tensor, a: Tensor, b: Tensor, rows: Tensor, start: int) -> Tensor:
     count, k = activations(x, "lora x")

@@ -1,0 +1,193 @@
+"""Heads that guess one token each from one hidden row: Medusa as a chain.
+
+Cai et al. 2024, "Medusa: simple LLM inference acceleration framework with multiple decoding heads". A chain of such
+heads is blockwise parallel decoding (Stern et al. 2018, "Blockwise parallel decoding for deep autoregressive models"):
+head i says which token comes i + 1 places after the one that the model itself says, and the model's draws verify it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.core.plan import Chunk, ChunkResult, StepPlan
+from quire.core.sequence import Sequence
+from quire.model.build import Model
+from quire.model.net.decoder import Decoder
+from quire.model.net.linear import Linear
+from quire.model.net.tapped import Taps
+from quire.ops.backend import Ops
+from quire.run.step import Step
+from quire.sample.sampler import LogitRow, Sampler
+from quire.speculate.head_file import HeadFile
+
+
+@dataclass(frozen=True)
+class Head:
+    """Residual blocks x + silu(linear(x)), and a matrix to logits."""
+
+    blocks: tuple[Linear, ...]
+    out: Linear
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [n, hidden] f32, past the target's last norm -> logits f32 [n, tokens that the head knows]."""
+        for block in self.blocks:
+            x = ops.take_rows(x, ops.activation(block(ops, x), "silu"), None)
+        return self.out(ops, x)
+
+
+@dataclass(frozen=True)
+class Medusa:
+    """The heads. `ids` [tokens that they know] int64: the target's id of each, or None: the same."""
+
+    heads: tuple[Head, ...]
+    ids: Tensor | None
+    weight_bytes: int
+
+    @property
+    def taps(self) -> Taps:
+        """What the target's own head reads, of rows that want logits."""
+        return Taps()
+
+    def proposer(self, target: Step, step: Step | None) -> MedusaDrafter:
+        """Who drafts with them for `target`."""
+        return MedusaDrafter(self, target)
+
+
+def load_medusa(folder: str, target: Model, ops: Ops) -> Medusa:
+    """Heads as their authors publish them ("0.0.linear.weight", "0.1.weight"), or as vLLM keeps them:
+    "blocks.0.layers.0.weight", "lm_heads.0.weight" (or one "lm_head.weight"), "token_map" of the tokens they know.
+
+    `ModelError` naming what does not fit `target`.
+    """
+    assert isinstance(target.decoder, Decoder)
+    file = HeadFile(folder, ops, getattr(torch, target.dtype), lambda name: name.removeprefix("medusa_heads."))
+    hidden, vocab = target.spec.hidden, target.spec.vocab_size
+    said = file.config.integer("hidden_size", hidden)
+    if said != hidden:
+        raise file.config.fail("hidden_size", f"is {said}, that of {target.name} is {hidden}")
+    if file.find(r"blocks\..*"):
+        heads, ids = _of_vllm(file, hidden, vocab, target.decoder.head)
+    else:
+        heads, ids = _of_authors(file, hidden, vocab), None
+    file.finish()
+    if not heads:
+        raise ModelError(f"{file.folder}: there is no head: neither 0.0.linear.weight nor blocks.0.layers.0.weight")
+    return Medusa(heads, None if ids is None else ids.to(ops.device), file.nbytes)
+
+
+def _count(file: HeadFile, pattern: str) -> int:
+    """How many tensors are named so."""
+    return len(file.find(pattern))
+
+
+def _of_authors(file: HeadFile, hidden: int, vocab: int) -> tuple[Head, ...]:
+    heads = []
+    for i in range(_count(file, r"\d+\.0\.linear\.weight")):
+        depth = _count(file, rf"{i}\.\d+\.linear\.weight")
+        blocks = tuple(file.linear({f"{i}.{j}.linear": hidden}, hidden) for j in range(depth))
+        heads.append(Head(blocks, file.linear({f"{i}.{depth}": vocab}, hidden)))
+    return tuple(heads)
+
+
+def _of_vllm(file: HeadFile, hidden: int, vocab: int, own: Linear) -> tuple[tuple[Head, ...], Tensor | None]:
+    """`own`: the target's matrix to logits, for heads that bring none."""
+    ids = file.tensor("token_map", file.config.integer("truncated_vocab_size", vocab)) if "token_map" in file else None
+    if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+        raise ModelError(f"{file.folder}: token_map names tokens that the target does not have")
+    ids = None if ids is None else ids.long().clone()
+    known = vocab if ids is None else len(ids)
+    shared = "lm_head" if "lm_head.weight" in file else "lm_heads.0"
+    one = file.config.flag("original_lm_head", False) or "lm_head.weight" in file
+
+    def out(name: str) -> Linear:
+        whole = file.rows(f"{name}.weight") != known  # rows of all tokens, of which those in token_map are taken
+        return file.linear({name: vocab if whole else known}, hidden, ids if whole else None)
+
+    if one:
+        common = out(shared) if f"{shared}.weight" in file else own
+        ids = ids if f"{shared}.weight" in file else None
+    heads = []
+    for i in range(_count(file, r"blocks\.\d+\.layers\.0\.weight")):
+        depth = _count(file, rf"blocks\.{i}\.layers\.\d+\.weight")
+        blocks = tuple(file.linear({f"blocks.{i}.layers.{j}": hidden}, hidden) for j in range(depth))
+        heads.append(Head(blocks, common if one else out(f"lm_heads.{i}")))
+    return tuple(heads), ids
+
+
+class Kept(NamedTuple):
+    """The hidden row that position `position` of a sequence gave: rows[at]."""
+
+    position: int
+    rows: Tensor
+    at: int
+
+
+class MedusaDrafter:
+    """Drafts from the hidden row of the last step that gave a sequence its last token; a head is a pass."""
+
+    passes = True
+    longest = sys.maxsize
+
+    def __init__(self, medusa: Medusa, target: Step) -> None:
+        self.weight_bytes = medusa.weight_bytes
+        self._medusa, self._hidden, self._ops = medusa, target.hidden, target.ops
+        self._vocab_size = target.model.spec.vocab_size
+        self._sampler = Sampler(target.ops, self._vocab_size)
+
+    def ready(self, seq: Sequence) -> bool:
+        """Whether the row of its last token is there: not where a step ahead took its place."""
+        kept = seq.lookup
+        return isinstance(kept, Kept) and kept.position == len(seq.tokens) - 2
+
+    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+        """Keep, for each sequence that got tokens, the row that the last of them was drawn from."""
+        places, owners, at = [], [], 0
+        for chunk, result in zip(plan.chunks, results, strict=False):
+            count, first = _rows_of(chunk)
+            if result.tokens and not result.again and result.error is None:
+                places.append(at + first + len(result.tokens) - 1)
+                owners.append((chunk.seq, len(chunk.seq.tokens) + len(result.tokens) - 2))
+            at += count
+        if places:
+            rows = self._hidden[torch.tensor(places, device=self._hidden.device)]
+            for i, (seq, position) in enumerate(owners):
+                seq.lookup = Kept(position, rows, i)
+
+    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+        """One token a head; each is drawn like that of a row of the target's."""
+        wanting = [(seq, limit, seq.lookup) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
+        rows = [kept.rows[kept.at] for _, _, kept in wanting if isinstance(kept, Kept)]
+        for i, head in enumerate(self._medusa.heads):
+            going = [k for k, (seq, limit, _) in enumerate(wanting) if limit > i == len(seq.draft)]
+            if not going:
+                break
+            logits = self._logits(head, torch.stack([rows[k] for k in going]))
+            drawn = [wanting[k][0] for k in going]
+            tokens = self._sampler.tokens(logits, [LogitRow(seq, len(seq.tokens) + i) for seq in drawn])
+            for seq, token in zip(drawn, tokens, strict=True):
+                if token >= 0:
+                    seq.draft.append(token)
+
+    def _logits(self, head: Head, x: Tensor) -> Tensor:
+        """Of all tokens of the target, [n, V]."""
+        ops, ids = self._ops, self._medusa.ids
+        logits = ops.compute(lambda: head(ops, x), together=False)
+        if ids is None:
+            return logits
+        full = torch.full((len(x), self._vocab_size), -math.inf, device=x.device)
+        return full.index_copy_(1, ids, logits.float())
+
+
+def _rows_of(chunk: Chunk) -> tuple[int, int]:
+    """How many rows of a chunk want logits, and the first of them that gives a token."""
+    seq, end = chunk.seq, chunk.start + chunk.count
+    wanted = [p for p in range(end - chunk.logits + 1, end + 1) if p >= len(seq.tokens) or p < seq.prompt_len]
+    return len(wanted), sum(p < len(seq.tokens) for p in wanted)
