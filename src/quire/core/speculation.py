@@ -82,7 +82,9 @@ def _check(asked: Speculation) -> None:
     if not 1 <= asked.prompt_lookup_min <= asked.prompt_lookup_max <= 256:
         raise _error("1 <= prompt_lookup_min <= prompt_lookup_max <= 256 must hold")
     if (asked.method in WITH_MODEL) != (asked.model is not None):
-        raise _error(f"model names the folder of what drafts: {', '.join(WITH_MODEL)} need it, and no other takes it")
+        raise _error(
+            f"model names the folder of what drafts: each of {', '.join(WITH_MODEL)} needs it, and no other takes it"
+        )
     if asked.method == "self" and (asked.quantization is None) == (asked.layers == 0):
         raise _error("method self needs quantization (the same checkpoint at fewer bits) or layers (its first ones)")
     if asked.layers and asked.method != "self":

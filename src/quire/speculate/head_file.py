@@ -29,8 +29,8 @@ class HeadFile:
         pickled = next((p.name for pattern in PICKLED for p in self.folder.glob(pattern)), None)
         if pickled is not None and not any(self.folder.glob("*.safetensors")):
             raise ModelError(
-                f"{self.folder} has only pickled weights ({pickled}), which can run code when read; where you trust "
-                "them, write them anew: safetensors.torch.save_file(torch.load(file), 'model.safetensors')"
+                f"{self.folder} has only pickled weights ({pickled}), which can run code when read; read them where "
+                "you trust them, and write the tensors with safetensors.torch.save_file"
             )
         self.config = HfConfig(read_json(self.folder / "config.json"), str(self.folder / "config.json"))
         self.nbytes = 0
