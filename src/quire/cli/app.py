@@ -14,6 +14,7 @@ from quire.cli.evaluate import evaluate
 from quire.cli.inspect import inspect
 from quire.cli.serve import serve
 from quire.cli.talk import chat, generate
+from quire.cli.train_heads import train_heads
 
 app = typer.Typer(
     name="quire",
@@ -48,4 +49,5 @@ app.add_typer(bench, name="bench")
 app.command("eval")(evaluate)
 app.command("inspect")(inspect)
 app.command("doctor")(doctor)
+app.command("train-heads")(train_heads)
 app.command("demo")(demo)

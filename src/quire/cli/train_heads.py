@@ -1,0 +1,118 @@
+"""`quire train-heads`: heads that guess ahead for a model, from text; the model stays as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.cli.flags import ENGINE, set_model, to_engine, with_flags
+from quire.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.core.config import EngineConfig
+    from quire.speculate.train.loop import Plan, Run
+
+HELD_OUT = 20
+"""Every so many rows one is not learned from."""
+PROMPT, MORE = 64, 64
+"""Tokens of a held-out row that are given, and those that are then made by the model."""
+BATCH, RATE = 4, 1e-3
+METHODS = ("medusa",)
+
+
+@with_flags(ENGINE, model_argument=False)
+def train_heads(
+    options: dict[str, Any],
+    target: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub name; pydoc is the embedded model.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a run that stopped goes on there.")],
+    data: Annotated[list[Path], typer.Option(help="Text file to learn from; may be given several times.")],
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = METHODS[0],
+    steps: Annotated[int, typer.Option(help="Steps of training, of four rows each.", min=1)] = 1000,
+    length: Annotated[int, typer.Option(help="Tokens of a row.", min=16)] = 256,
+    heads: Annotated[int, typer.Option(help="Tokens to guess ahead.", min=1, max=16)] = 4,
+) -> None:
+    """Train heads that draft for MODEL, and write them to OUT in their public layout."""
+    if method not in METHODS:
+        raise ConfigError(f"--method {method!r} is not one of {', '.join(METHODS)}", param="method")
+    set_model(options, target)
+    config = to_engine(options)
+    from quire.speculate.train.loop import Plan
+
+    run, held = _run(config, Plan(method, heads, steps, BATCH, length, RATE, config.model.seed), data, out)
+    if run.resume():
+        print(f"going on after step {run.step} of {steps}")
+    _go(run)
+    import torch
+
+    run.write(getattr(torch, run.target.model.dtype))
+    last = run.losses[-20:]
+    print(f"{out}: {method} heads, {run.step} steps, loss {sum(last) / len(last):.3f}")
+    _measure(config, method, out, held, heads)
+
+
+def _run(config: EngineConfig, plan: Plan, data: list[Path], out: Path) -> tuple[Run, list[list[int]]]:
+    """The run, and the rows it does not learn from."""
+    import torch
+
+    from quire.model.disk.checkpoint import resolve
+    from quire.speculate.train.loop import Run
+    from quire.speculate.train.medusa import MedusaHeads
+    from quire.speculate.train.target import Target
+    from quire.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(config.model.tokenizer or resolve(config.model.model))
+    rows: list[list[int]] = []
+    for path in data:
+        try:
+            tokens = tokenizer.encode(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--data {path}: cannot be read as UTF-8 text: {error}", param="data") from None
+        rows += [tokens[at : at + plan.length] for at in range(0, len(tokens) - plan.length + 1, plan.length)]
+    if len(rows) < 2:
+        raise ConfigError(f"--data holds {len(rows)} rows of {plan.length} tokens; two are needed", param="data")
+    torch.manual_seed(plan.seed)
+    target = Target(config, plan.length, lambda spec: MedusaHeads.taps)
+    learned = [row for i, row in enumerate(rows) if i % HELD_OUT]
+    return Run(plan, MedusaHeads(target, plan.heads), target, learned, out), rows[::HELD_OUT]
+
+
+def _go(run: Run) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("steps", total=run.plan.steps, completed=run.step, loss=0.0)
+        run.go(lambda step, loss: bar.update(task, completed=step, loss=loss))
+
+
+def _measure(config: EngineConfig, method: str, out: Path, held: list[list[int]], heads: int) -> None:
+    """Load what was written, let it draft for greedy continuations of held-out rows, and print what was kept."""
+    from msgspec.structs import replace
+
+    from quire.core.config import SpeculationConfig
+    from quire.core.params import SamplingParams
+    from quire.core.request import Request
+    from quire.engine.engine import Engine
+
+    asked = {"method": method, "model": str(out), "num_speculative_tokens": heads, "adaptive": False}
+    speculation = SpeculationConfig(speculative_config=json.dumps(asked))
+    engine = Engine(replace(config, speculation=speculation))
+    for i, row in enumerate(held[:64]):
+        params = SamplingParams(max_tokens=MORE, temperature=0.0, ignore_eos=True)
+        engine.submit(Request(id=str(i), prompt=tuple(row[:PROMPT]), params=params, seed=0, arrival=0.0))
+    while engine.has_work:
+        engine.step()
+    assert engine.speculator is not None
+    totals = engine.speculator.totals
+    drafts = max(1, totals.drafts)
+    print(f"held out: {1 + totals.accepted / drafts:.2f} tokens a step over {totals.drafts} drafts")
+    for place, kept in enumerate(totals.accepted_per_pos, 1):
+        print(f"  guess {place} kept: {100 * kept / drafts:.1f} %")

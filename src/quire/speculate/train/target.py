@@ -1,0 +1,68 @@
+"""What heads learn from: hidden rows and logits of the target, computed as a step of the engine computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ConfigError
+from quire.core.params import SamplingParams
+from quire.core.plan import Chunk
+from quire.core.request import Request
+from quire.core.sequence import Sequence
+from quire.model.build import load_model
+from quire.model.describe import open_model
+from quire.model.load.reader import Form, Reader
+from quire.model.load.roles import Share
+from quire.model.net.decoder import Decoder
+from quire.model.net.tapped import Taps
+from quire.model.spec import ModelSpec
+from quire.ops.backend import select
+from quire.run.budget import plan_kv, shape_kv
+from quire.run.builder import BatchBuilder
+from quire.run.caches import Caches, kept_layers
+from quire.run.step import Step
+
+
+class Target:
+    """The frozen model, at most `length` tokens at a time. `taps`: the hidden rows that are kept, by its spec."""
+
+    def __init__(self, config: EngineConfig, length: int, taps: Callable[[ModelSpec], Taps]) -> None:
+        """`ConfigError` where the model has no such rows, or not as many positions."""
+        limits = replace(config.scheduler, max_num_batched_tokens=length, max_num_seqs=1)
+        ops = select(config.device)
+        self.model = load_model(replace(config, scheduler=limits), ops)
+        if not isinstance(self.model.decoder, Decoder) or self.model.encoder is not None:
+            raise ConfigError(f"{self.model.name}: heads are trained for decoders of the table of families only")
+        if length > self.model.max_model_len:
+            raise ConfigError(f"--length {length}: {self.model.name} has {self.model.max_model_len} positions")
+        self.spec = self.model.spec
+        shape = shape_kv(config, *kept_layers((self.model,)), self.model.max_model_len)
+        blocks = -(-length // config.cache.block_size)
+        groups = len(shape.sizes.windows)
+        kv = plan_kv(replace(config, cache=replace(config.cache, num_blocks=2 + blocks * groups)), shape)
+        caches = Caches((self.model,), ops, kv)
+        self._step = Step(self.model, ops, kv, limits, caches.part(0), False, taps(self.spec))
+        self._builder = BatchBuilder(self._step.arrays, caches.block_size, None)
+        self._blocks = [list(range(g * blocks, (g + 1) * blocks)) for g in range(groups)]
+        self._config = config
+
+    def read(self, tokens: list[int]) -> tuple[Tensor, Tensor]:
+        """Hidden rows [n, width] and logits [n, V], f32 on the host, of `tokens` [n]."""
+        params = SamplingParams(prompt_logprobs=1)
+        seq = Sequence(Request(id="row", prompt=tuple(tokens), params=params, seed=0, arrival=0.0))
+        seq.blocks, seq.slid = [list(table) for table in self._blocks], [0] * len(self._blocks)
+        shape, _ = self._builder.fill((Chunk(seq, 0, len(tokens), len(tokens)),))
+        logits = self._step.forward(shape).float().cpu().clone()
+        return self._step.hidden[: len(tokens)].float().cpu().clone(), logits
+
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        """The table of tokens and the output head as numbers, [V, hidden] f32 each."""
+        options = self._config.model
+        opened = open_model(options.model, options.load_format, options.seed)
+        reader = Reader(opened, self._step.ops, Form(torch.float32), Share(), None)
+        return reader.table("embed"), reader.matrix(("head",), None)[0].dequantize()
