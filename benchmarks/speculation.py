@@ -4,7 +4,8 @@
     python benchmarks/speculation.py chain         8 bits, chains of 7 of which each token is right with probability 0.8
     python benchmarks/speculation.py self          int4 drafts for bf16, right as often as on the embedded model
     python benchmarks/speculation.py lookup        prompt look-up on a task that quotes its prompt, embedded model
-    python benchmarks/speculation.py batches       16 and 64 sequences with the cost model on, every method
+    python benchmarks/speculation.py batches       16 and 64 sequences with the cost model on, embedded model
+    python benchmarks/speculation.py large-batches --tokens 24    the same on the large shape
     python benchmarks/speculation.py kept          drafts kept under sampling beside 1 - TV, embedded model
 
 Random weights have no text to guess, so `chain` and `self` take what plain decoding gave and say it, each token with
@@ -15,6 +16,7 @@ comes out is compared with plain decoding, token by token.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -34,11 +36,12 @@ from shapes import SHAPES, write_config
 from quire.bench.quality import heldout_texts
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
-from quire.core.plan import StepPlan
+from quire.core.plan import ChunkResult, StepPlan
 from quire.core.request import Request
 from quire.core.sequence import Sequence
 from quire.engine.engine import Engine
 from quire.speculate.proposer import Proposer
+from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 PYDOC = HERE.parent / "src" / "quire" / "assets" / "pydoc"
@@ -56,6 +59,11 @@ class Told:
     longest: int = sys.maxsize
 
     @property
+    def seconds(self) -> float:
+        """Of `inner`."""
+        return 0.0 if self.inner is None else self.inner.seconds
+
+    @property
     def passes(self) -> bool:
         """As the method it stands for."""
         return self.inner is not None and self.inner.passes
@@ -68,16 +76,20 @@ class Told:
             says = self.known.get((seq.request.id, seq.index), [])[len(seq.output) :][:limit]
             seq.draft = [token if self.rng.random() < self.rate else token ^ 1 for token in says]
 
-    def computed(self, plan: StepPlan, follow: bool) -> None:
+    def ready(self, seq: Sequence) -> bool:
+        """As `inner` is."""
+        return self.inner is None or self.inner.ready(seq)
+
+    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
         """As `inner` does."""
         if self.inner is not None:
-            self.inner.computed(plan, follow)
+            self.inner.computed(plan, follow, results)
 
 
 def engine_of(folder: Path | str, asked: dict[str, Any] | None, **options: Any) -> Engine:
     """An engine that speculates as asked; None = not at all."""
     more = {} if asked is None else {"speculative_config": json.dumps(asked)}
-    return Engine(flat_config(model=str(folder), max_num_seqs=64, **options, **more))
+    return Engine(flat_config(**({"model": str(folder), "max_num_seqs": 64} | options | more)))
 
 
 def requests_of(prompts: Rows[Rows[int]], tokens: int, **params: Any) -> list[Request]:
@@ -87,11 +99,12 @@ def requests_of(prompts: Rows[Rows[int]], tokens: int, **params: Any) -> list[Re
 
 
 def decode(engine: Engine, requests: list[Request]) -> tuple[dict[tuple[str, int], list[int]], float, int]:
-    """What came out; seconds and steps once every prompt is computed."""
+    """What came out; seconds and steps once every prompt is computed, or of all where not all run at once."""
     out: dict[tuple[str, int], list[int]] = {(r.id, 0): [] for r in requests}
     for request in requests:
         engine.submit(request)
-    begin, steps = 0.0, 0
+    at_once = len(requests) <= engine.config.scheduler.max_num_seqs
+    begin, steps = 0.0 if at_once else time.perf_counter(), 0
     while engine.has_work:
         for output in engine.step():
             assert output.error is None, output.error
@@ -186,35 +199,67 @@ def self_drafts(args: argparse.Namespace) -> dict[str, Any]:
     return compare(plain, drafting, requests, args.rounds, told) | {"rate": rate}
 
 
+def asked_again(count: int) -> list[list[int]]:
+    """Conversations in which a question was answered, then another, and the first is asked once more."""
+    lines = (PYDOC / "questions.jsonl").read_text().splitlines()
+    rows = sorted((json.loads(line) for line in lines), key=lambda row: -len(row["answer"]))
+    long = [row for row in rows if len(row["answer"]) < 400][: 8 * count : 8]
+    template = ChatTemplate.from_folder(PYDOC, Tokenizer.from_folder(PYDOC))
+    said = [[(row["question"], row["answer"]) for row in pair] for pair in itertools.pairwise([*long, long[0]])]
+    return [
+        template.encode(
+            [
+                {"role": role, "content": text}
+                for turn in turns
+                for role, text in zip(("user", "assistant"), turn, strict=True)
+            ]
+            + [{"role": "user", "content": turns[0][0]}]
+        )
+        for turns in said
+    ]
+
+
 def lookup(args: argparse.Namespace) -> dict[str, Any]:
-    """Text that the model goes on repeating: a module's beginning, twice, and the first half of a third time."""
-    requests = requests_of([row + row + row[: len(row) // 2] for row in texts(8, 160)], 70)
+    """Answers that stand in the prompt: questions that were answered before, to the model's own end of the text."""
     found = []
-    for request in requests:
-        plain, drafting = engine_of(PYDOC, None), engine_of(PYDOC, {"method": "ngram"})
-        found.append(compare(plain, drafting, [request], args.rounds))
+    for prompt in asked_again(12):
+        asked = SamplingParams(max_tokens=120, temperature=0.0)
+        request = Request(id="r", prompt=tuple(prompt), params=asked, seed=0, arrival=0.0, eos_token_ids=(4,))
+        found.append(compare(engine_of(PYDOC, None), engine_of(PYDOC, {"method": "ngram"}), [request], args.rounds))
     return {
         name: statistics.median(row[name] for row in found) for name in ("ratio", "tokens_per_step", "acceptance")
     } | {"least_ratio": min(row["ratio"] for row in found), "all": found}
 
 
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram"},
+    "self": {"method": "self", "quantization": "int4"},
+    "draft_model": {"method": "draft_model", "model": str(PYDOC)},
+}
+
+
 def batches(args: argparse.Namespace) -> dict[str, Any]:
-    """The cost model beside none, where a step may be bound by arithmetic: llama-1b in int4 and the embedded model."""
+    """The cost model beside none on the embedded model; as many sequences run at any time as there are places."""
     found: dict[str, Any] = {}
-    methods = {"ngram": {"method": "ngram"}, "self": {"method": "self", "quantization": "int4"},
-               "draft_model": {"method": "draft_model", "model": str(PYDOC)}}  # fmt: skip
     for count in args.batch:
-        requests = requests_of(texts(count, 64), args.tokens)
-        for name, asked in methods.items():
-            found[f"{name} {count}"] = compare(engine_of(PYDOC, None), engine_of(PYDOC, asked), requests, args.rounds)
-    big = {"ngram": methods["ngram"], "self": {"method": "self", "quantization": "int4"}}
+        requests = requests_of(texts(4 * count, 32), args.tokens)
+        for name, asked in METHODS.items():
+            plain, drafting = (engine_of(PYDOC, way, max_num_seqs=count) for way in (None, asked))
+            found[f"{name} {count}"] = compare(plain, drafting, requests, args.rounds)
+    return found
+
+
+def large_batches(args: argparse.Namespace) -> dict[str, Any]:
+    """The cost model beside none on a model whose steps are bound by memory first, then by arithmetic."""
+    found: dict[str, Any] = {}
     options = {"load_format": "dummy", "max_model_len": 1024, "dtype": "bfloat16"}
     for count in args.batch:
-        requests = requests_of(noise(count, 32, SHAPES[args.shape]["vocab_size"]), args.tokens)
-        for name, asked in big.items():
-            plain, drafting = engine_of(folder_of(args), None, **options), engine_of(folder_of(args), asked, **options)
+        requests = requests_of(noise(count, 16, SHAPES[args.shape]["vocab_size"]), args.tokens)
+        for name in ("ngram", "self"):
+            plain = engine_of(folder_of(args), None, **options)
+            drafting = engine_of(folder_of(args), METHODS[name], **options)
             told = tell(drafting, args.synthetic_acceptance)
-            found[f"{args.shape} {name} {count}"] = compare(plain, drafting, requests, args.rounds, told)
+            found[f"{name} {count}"] = compare(plain, drafting, requests, args.rounds, told)
     return found
 
 
@@ -247,7 +292,7 @@ def coupling(args: argparse.Namespace) -> dict[str, Any]:
     target, draft = (model_logits(PYDOC, rows, q) for q in (None, "int4"))
     found = {}
     for temperature in (0.7, 1.0):
-        p, q = ((x / temperature).softmax(1)[::4] for x in (target, draft))
+        p, q = ((x / temperature).softmax(1)[::8] for x in (target, draft))
         most = 1 - (p - q).abs().sum(1) / 2
         ends, others = p.cumsum(1), q.cumsum(1)
         overlap = torch.minimum(ends, others) - torch.maximum(ends - p, others - q)
@@ -261,7 +306,7 @@ def coupling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _race(p: torch.Tensor, q: torch.Tensor) -> float:
-    likely = (p > 1e-7) | (q > 1e-7)
+    likely = (p > 1e-5) | (q > 1e-5)
     p, q = p[likely] + 1e-30, q[likely] + 1e-30
     return float((1 / torch.maximum(p / p[:, None], q / q[:, None]).sum(1)).sum())
 
@@ -294,7 +339,8 @@ def kept(args: argparse.Namespace) -> dict[str, Any]:
 
 
 WORK: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "coupling": coupling, "chain": chain, "self": self_drafts, "lookup": lookup, "batches": batches, "kept": kept,
+    "coupling": coupling, "chain": chain, "self": self_drafts, "lookup": lookup, "batches": batches,
+    "large-batches": large_batches, "kept": kept,
 }  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def test_a_guess_that_gives_no_numbers_harms_nobody(folder: Path, monkeypatch: p
     class Wrong:
         """Says BROKEN at every second place."""
 
-        passes, longest, weight_bytes = False, 10**9, 0
+        passes, longest, weight_bytes, seconds = False, 10**9, 0, 0.0
 
         def propose(self, seqs: Any, limits: Any) -> None:
             for seq, limit in zip(seqs, limits, strict=True):

@@ -6,7 +6,9 @@ Memory-bound steps take hardly longer for more rows; once they do, drafts stop p
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence as Rows
 
 import numpy as np
@@ -16,40 +18,55 @@ from quire.core.sequence import Sequence
 
 SIZES = (*range(1, 9), 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024, 2048)
 """Rows of a step that are timed apart."""
-RECENT = 0.8
-"""Weight of what was known beside a new time."""
+RECENT = 7
+"""Times of a size that count, by their median: a step that was held up (another process, a page fault) does not."""
 MEMORY = 0.9
 """The same of a sequence's kept and lost tokens, a verification at a time."""
 PRIOR = 2.0
 """Tokens that what all sequences did counts for in one that is new."""
 START = (2.8, 4.0)
 """Kept and tried tokens before anything is known: 0.7."""
-MARGIN = 1.02
+MARGIN = 1.03
 """Drafts must promise that much more than none: figures are noisy, and drafting has costs that are not seen here."""
 PAUSE, LONGEST_PAUSE = 8, 256
 """Steps without drafts before they are tried again, doubled each time it did not pay."""
+TRIED = 2
+"""Sequences, and tokens of each, that are drafted for in a trial."""
+REFRESH = 32
+"""Every so many steps with drafts one goes without, so that what such a step takes stays known."""
 
 
 class Times:
-    """Seconds of a step by its rows, forgetting slowly. Sizes never seen are taken for as fast as the next smaller."""
+    """Seconds of a step by its rows, forgetting slowly. Sizes never seen are taken for as fast as the next smaller.
+
+    The first step of a size does not count: it is recorded then, which takes longer than many replays.
+    """
 
     def __init__(self) -> None:
-        self._seconds = np.full(len(SIZES), np.nan)
-        self._filled = np.zeros(SIZES[-1] + 1)
+        self._recorded: set[int] = set()
+        self._recent: dict[int, deque[float]] = {}
+        self._filled, self._stale = np.zeros(SIZES[-1] + 1), False
 
     def add(self, rows: int, seconds: float) -> None:
         """A step of `rows` rows took so long."""
-        place = min(bisect_right(SIZES, rows) - 1, len(SIZES) - 1)
-        old = self._seconds[place]
-        # A single step that was held up (a page fault, another process) must not count as what such steps cost.
-        seconds = seconds if np.isnan(old) else min(seconds, 4 * float(old))
-        self._seconds[place] = seconds if np.isnan(old) else RECENT * old + (1 - RECENT) * seconds
-        known = ~np.isnan(self._seconds)
-        sizes, times = np.array(SIZES)[known], np.maximum.accumulate(self._seconds[known])
-        self._filled = np.interp(np.arange(SIZES[-1] + 1), sizes, times)
+        if rows not in self._recorded:
+            self._recorded.add(rows)
+            return
+        size = SIZES[bisect_right(SIZES, rows) - 1]
+        self._recent.setdefault(size, deque(maxlen=RECENT)).append(seconds)
+        self._stale = True
+
+    @property
+    def known(self) -> bool:
+        """Whether there is any."""
+        return bool(self._recent)
 
     def of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds of steps of so many rows [n]; zeros while nothing is known."""
+        if self._stale:
+            sizes = sorted(self._recent)
+            times = np.maximum.accumulate([statistics.median(self._recent[size]) for size in sizes])
+            self._filled, self._stale = np.interp(np.arange(SIZES[-1] + 1), sizes, times), False
         found: NDArray[np.float64] = self._filled[np.minimum(rows, SIZES[-1])]
         return found
 
@@ -61,15 +78,26 @@ class CostModel:
         self._passes, self._most = passes, most
         self._step, self._pass = Times(), Times()
         self._all = START
-        self._pause, self._idle = PAUSE, 0
+        self._pause, self._resting, self._tried, self._turns = PAUSE, 0, False, 0
 
-    def depth(self, seqs: Rows[Sequence], rows: int) -> int:
-        """How many tokens to draft for each of `seqs`, in a step that has `rows` rows without drafts."""
+    def turn(self) -> bool:
+        """Whether this step may have drafts; while they do not pay, nobody even looks."""
+        if self._resting:
+            self._resting -= 1
+            return False
+        self._turns += 1
+        return self._turns % REFRESH > 0
+
+    def depth(self, seqs: Rows[Sequence], rows: int) -> tuple[int, int]:
+        """(For how many of `seqs` to draft, how many tokens each), in a step that has `rows` rows without drafts."""
         p = self._acceptance(seqs)
         depths = np.arange(self._most + 1)
         gained = (p[:, None] ** depths).cumsum(1).sum(0) - len(seqs)
         seconds = self._step.of(rows + len(seqs) * depths) + depths * self._pass.of(np.array(len(seqs)))
-        return self._best(rows + gained, seconds)
+        best = self._best(rows + gained, seconds)
+        if best or not self._tries():
+            return len(seqs) if best else 0, best
+        return TRIED, min(TRIED, self._most)
 
     def cut(self, seqs: Rows[Sequence], rows: int) -> None:
         """Cut drafts that cost nothing to make to what is worth verifying; the likeliest tokens stay."""
@@ -81,6 +109,8 @@ class CostModel:
         order = np.argsort(-chances, kind="stable")
         gained = np.concatenate(([0.0], chances[order].cumsum()))
         count = self._best(rows + gained, self._step.of(rows + np.arange(len(gained))))
+        if not count and self._tries():
+            count = TRIED
         kept = [0] * len(seqs)
         for at in order[:count].tolist():
             kept[places[at][0]] += 1
@@ -88,19 +118,26 @@ class CostModel:
             del seq.draft[length:]
 
     def _best(self, tokens: NDArray[np.float64], seconds: NDArray[np.float64]) -> int:
-        """The place of the highest rate; 0 unless it is worth it, but now and then another is tried."""
+        """The place of the highest rate; 0 unless it is worth it, or while nothing is known."""
         if not seconds[0]:
             return 0
         rates = tokens / seconds
         best = int(rates.argmax())
-        if rates[best] >= MARGIN * rates[0]:
-            self._idle, self._pause = 0, PAUSE
-            return best
-        self._idle += 1
-        if self._idle < self._pause:
+        if rates[best] < MARGIN * rates[0]:
             return 0
-        self._idle, self._pause = 0, min(2 * self._pause, LONGEST_PAUSE)
-        return min(2, len(rates) - 1)
+        self._pause, self._tried = PAUSE, True
+        return best
+
+    def _tries(self) -> bool:
+        """Whether drafts that do not promise to pay are made once, to see; after that they rest for longer."""
+        if not self._step.known:
+            return False
+        if not self._tried:
+            self._tried = True
+            return True
+        self._tried, self._resting = False, self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        return False
 
     def _acceptance(self, seqs: Rows[Sequence]) -> NDArray[np.float64]:
         kept, tried = np.array([seq.acceptance for seq in seqs]).T
@@ -111,7 +148,7 @@ class CostModel:
     @property
     def likely(self) -> bool:
         """Whether drafts of the next steps are likely."""
-        return self._idle < PAUSE
+        return not self._resting
 
     def verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
         """Of `drafted` tokens `accepted` were kept."""
@@ -124,7 +161,6 @@ class CostModel:
         """A step of decodes and drafts, `rows` in all, took so long."""
         self._step.add(rows, seconds)
 
-    def drafted(self, seqs: int, passes: int, seconds: float) -> None:
-        """Drafts of `seqs` sequences took `passes` passes."""
-        if passes:
-            self._pass.add(seqs, seconds / passes)
+    def drafted(self, seqs: int, seconds: float) -> None:
+        """A pass of the drafting model over `seqs` sequences took so long."""
+        self._pass.add(seqs, seconds)

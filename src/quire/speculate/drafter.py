@@ -8,6 +8,7 @@ draft that is right about the distribution says the token that the target will d
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence as Rows
 
 import numpy as np
@@ -28,6 +29,7 @@ class Drafter:
     """
 
     passes = True
+    seconds = 0.0
 
     def __init__(self, step: Step, vocab_size: int, weight_bytes: int) -> None:
         """`vocab_size`: of the target."""
@@ -40,6 +42,7 @@ class Drafter:
         """One pass a token, of those that still want one."""
         wanting = [(seq, limit) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
         self._catch_up([seq for seq, _ in wanting])
+        begin = time.perf_counter()
         while wanting:
             starts = [self._first(seq) if not seq.draft else len(seq.tokens) - 1 + len(seq.draft) for seq, _ in wanting]
             chunks = tuple(
@@ -51,6 +54,7 @@ class Drafter:
                     seq.draft.append(token)
             self._wrote(chunks)
             wanting = [(seq, limit) for seq, limit in wanting if len(seq.draft) < limit and len(seq.draft)]
+        self.seconds = time.perf_counter() - begin
 
     def _draw(self, chunks: tuple[Chunk, ...]) -> list[int]:
         """The token after each chunk; -1 where the logits are no numbers.
@@ -103,7 +107,8 @@ class ModelDrafter(Drafter):
         for chunk in plan.chunks:
             first = chunk.start + len(chunk.seq.draft)
             for i, block in self._blocks(chunk.seq, first, chunk.start + chunk.count):
-                self._through[block] = min(self._through[block], max(0, first - i * self._size))
+                if self._through[block] > (held := max(0, first - i * self._size)):
+                    self._through[block] = held
         if follow:
             self._catch_up([c.seq for c in plan.chunks if c.start + c.count < c.seq.prompt_len], plan)
 
@@ -141,5 +146,5 @@ class ModelDrafter(Drafter):
 
     def _blocks(self, seq: Sequence, start: int, end: int) -> list[tuple[int, int]]:
         """(index, block) of those that hold positions start .. end - 1."""
-        table = seq.blocks[0] if seq.blocks else []
-        return list(enumerate(table))[start // self._size : -(-end // self._size)]
+        first, table = start // self._size, seq.blocks[0] if seq.blocks else []
+        return list(enumerate(table[first : -(-end // self._size)], first))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -134,6 +135,7 @@ class MedusaDrafter:
     """Drafts from the hidden row of the last step that gave a sequence its last token; a head is a pass."""
 
     passes = True
+    seconds = 0.0
     longest = sys.maxsize
 
     def __init__(self, medusa: Medusa, target: Step) -> None:
@@ -165,6 +167,7 @@ class MedusaDrafter:
         """One token a head; each is drawn like that of a row of the target's."""
         wanting = [(seq, limit, seq.lookup) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
         rows = [kept.rows[kept.at] for _, _, kept in wanting if isinstance(kept, Kept)]
+        begin = time.perf_counter()
         for i, head in enumerate(self._medusa.heads):
             going = [k for k, (seq, limit, _) in enumerate(wanting) if limit > i == len(seq.draft)]
             if not going:
@@ -175,6 +178,7 @@ class MedusaDrafter:
             for seq, token in zip(drawn, tokens, strict=True):
                 if token >= 0:
                     seq.draft.append(token)
+        self.seconds = time.perf_counter() - begin
 
     def _logits(self, head: Head, x: Tensor) -> Tensor:
         """Of all tokens of the target, [n, V]."""

@@ -67,6 +67,7 @@ class NGram:
     passes = False
     longest = sys.maxsize
     weight_bytes = 0
+    seconds = 0.0
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most

@@ -13,12 +13,14 @@ class Proposer(Protocol):
     """Writes `Sequence.draft`. Output never depends on what it says, only how many tokens a step gives.
 
     `passes`: a draft of n tokens takes n passes of a model over the batch; otherwise it is free. `longest`: drafted
-    tokens lie before that position. `weight_bytes`: memory of its own weights.
+    tokens lie before that position. `weight_bytes`: memory of its own weights. `seconds`: what the passes of the last
+    `propose` took, beside what it computed of tokens that it had not seen.
     """
 
     passes: bool
     longest: int
     weight_bytes: int
+    seconds: float
 
     def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
         """Set `draft` of each of `seqs` to at most as many tokens as `limits` says, for positions len(tokens) on.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
@@ -42,15 +41,17 @@ class Speculator:
     def draft(self) -> None:
         """Set `Sequence.draft` where that is expected to pay."""
         scheduler, asked, proposer = self._scheduler, self._asked, self.proposer
+        if asked.adaptive and not self._cost.turn():
+            return
         seqs = [seq for seq in undrafted(scheduler) if proposer.ready(seq)]
         rows = len(scheduler.running)
         spare = scheduler.config.max_num_batched_tokens - rows
         if not seqs or spare < len(seqs):
             return
-        begin = time.perf_counter()
         deepest = min(asked.tokens, spare // len(seqs))
         if asked.adaptive and proposer.passes:
-            deepest = min(deepest, self._cost.depth(seqs, rows))
+            count, depth = self._cost.depth(seqs, rows)
+            seqs, deepest = seqs[:count], min(deepest, depth)
         if not deepest:
             return
         wanted = [(seq, min(deepest, proposer.longest - len(seq.tokens))) for seq in seqs]
@@ -58,9 +59,9 @@ class Speculator:
         self._caches.prepare(before)
         proposer.computed(before, follow=False)
         proposer.propose(seqs, limits)
-        if proposer.passes:
-            self._cost.drafted(len(seqs), max(limits), time.perf_counter() - begin)
-        elif asked.adaptive:
+        if proposer.passes and max(limits) > 0:
+            self._cost.drafted(len(seqs), proposer.seconds / max(limits))
+        elif asked.adaptive and not proposer.passes:
             self._cost.cut(seqs, rows)
         for seq in seqs:
             scheduler.tables.trim(seq)
