@@ -51,3 +51,46 @@ def write_medusa(folder: Path, hidden: int, vocab: int, heads: int = 3, blocks: 
         "truncated_vocab_size": vocab // 2,
     }
     return saved(folder, config, tensors)
+
+
+def write_eagle(folder: Path, method: str, hidden: int, vocab: int, known: int = 0, **config: Any) -> Path:
+    """The layer of EAGLE ("eagle", with the bias of its authors' fc) or of EAGLE-3, which knows `known` tokens."""
+    g = torch.Generator().manual_seed(vocab + known)
+    heads, head_dim, inner = 4, hidden // 4, hidden + 32
+
+    def normal(n: int, k: int) -> Tensor:
+        return torch.randn(n, k, generator=g) * k**-0.5
+
+    base, width = ("midlayer", 2 * hidden) if method == "eagle3" else ("layers.0", hidden)
+    tensors = {
+        f"{base}.self_attn.q_proj.weight": normal(heads * head_dim, width),
+        f"{base}.self_attn.k_proj.weight": normal(2 * head_dim, width),
+        f"{base}.self_attn.v_proj.weight": normal(2 * head_dim, width),
+        f"{base}.self_attn.o_proj.weight": normal(hidden, heads * head_dim),
+        f"{base}.mlp.gate_proj.weight": normal(inner, hidden),
+        f"{base}.mlp.up_proj.weight": normal(inner, hidden),
+        f"{base}.mlp.down_proj.weight": normal(hidden, inner),
+        f"{base}.post_attention_layernorm.weight": 1 + normal(1, hidden)[0],
+        "fc.weight": normal(hidden, (3 if method == "eagle3" else 2) * hidden),
+    }
+    facts: dict[str, Any] = {
+        "model_type": "llama", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 1,
+        "num_attention_heads": heads, "num_key_value_heads": 2, "vocab_size": vocab, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "hidden_act": "silu", "max_position_embeddings": 1024, "tie_word_embeddings": False,
+    }  # fmt: skip
+    if method == "eagle":
+        tensors |= {"fc.bias": normal(1, hidden)[0], "embed_tokens.weight": normal(vocab, hidden)}
+        return saved(folder, facts | config, tensors)
+    tensors |= {
+        "midlayer.hidden_norm.weight": 1 + normal(1, hidden)[0],
+        "midlayer.input_layernorm.weight": 1 + normal(1, hidden)[0],
+        "norm.weight": 1 + normal(1, hidden)[0],
+        "lm_head.weight": normal(known or vocab, hidden),
+    }
+    if known:
+        ids = torch.randperm(vocab, generator=g)[:known].sort().values
+        t2d = torch.zeros(vocab, dtype=torch.bool)
+        t2d[ids] = True
+        tensors |= {"d2t": ids - torch.arange(known), "t2d": t2d}
+        facts["draft_vocab_size"] = known
+    return saved(folder, facts | {"architectures": ["LlamaForCausalLMEagle3"]} | config, tensors)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-from head_folders import write_medusa
+from head_folders import write_eagle, write_medusa
 from oracle import BACKENDS, write
 from quire.core.params import SamplingParams
 from quire.core.request import Request
@@ -31,6 +31,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "self_layers": {"method": "self", "layers": 1, "num_speculative_tokens": 2},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
     "medusa": {"method": "medusa"},
+    "eagle": {"method": "eagle", "num_speculative_tokens": 3},
+    "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
 }
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "windows": ("gemma3_text", {"head_dim": 16, "num_hidden_layers": 3, "sliding_window": 20,
@@ -83,6 +85,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name, hidden in wide.items():
         vocab = 6144 if name == "embedded" else 99
         made[f"medusa {name}"] = str(write_medusa(tmp_path_factory.mktemp("medusa"), hidden, vocab, own=hidden == 64))
+        for method, known in (("eagle", 0), ("eagle3", vocab // 2)):
+            path = tmp_path_factory.mktemp(method)
+            made[f"{method} {name}"] = str(write_eagle(path, method, hidden, vocab, known))
     made["adapter"] = str(tmp_path_factory.mktemp("adapter"))
     embedded = write_adapter_of_the_embedded(Path(made["adapter"]))
     return made | {"lora": embedded}

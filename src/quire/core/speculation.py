@@ -8,14 +8,14 @@ import msgspec
 
 from quire.core.errors import ConfigError
 
-METHODS = ("ngram", "draft_model", "self", "medusa")
-WITH_MODEL = ("draft_model", "medusa")
+METHODS = ("ngram", "draft_model", "self", "medusa", "eagle", "eagle3")
+WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
 """Methods that `model` names a folder for."""
-HEADS = ("medusa",)
+HEADS = ("medusa", "eagle", "eagle3")
 """Those whose folder holds heads of the target, not a model."""
 MOST_TOKENS = 32
 """Drafted tokens of a sequence and step; a tree has room for twice as many."""
-DEFAULT_TOKENS = {"ngram": 8, "draft_model": 5, "self": 5, "medusa": 0}
+DEFAULT_TOKENS = {"ngram": 8, "draft_model": 5, "self": 5, "medusa": 0, "eagle": 4, "eagle3": 4}
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,9 +23,9 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     `num_speculative_tokens`: most drafted tokens of a sequence and step. `prompt_lookup_min`, `prompt_lookup_max`: how
     many last tokens must be found earlier, and how many are compared (ngram). `model`: the folder of the draft
-    model, or of heads (medusa: one a token), and `quantization` what a model's 16-bit weights become; with `self` it is
-    the same checkpoint, of which only the first `layers` run if that is not 0. `adaptive`: each step drafts as many as
-    pay; otherwise always all.
+    model, or of heads (medusa, eagle, eagle3), and `quantization` what a model's 16-bit weights become; with `self` it
+    is the same checkpoint, of which only the first `layers` run if that is not 0. `adaptive`: each step drafts as many
+    as pay; otherwise always all.
     """
 
     method: str = ""

@@ -105,12 +105,16 @@ class ModelDrafter(Drafter):
         for source, copy in plan.copies:
             self._through[copy] = self._through[source]
         for chunk in plan.chunks:
-            first = chunk.start + len(chunk.seq.draft)
+            first = self._stale(chunk)
             for i, block in self._blocks(chunk.seq, first, chunk.start + chunk.count):
                 if self._through[block] > (held := max(0, first - i * self._size)):
                     self._through[block] = held
         if follow:
             self._catch_up([c.seq for c in plan.chunks if c.start + c.count < c.seq.prompt_len], plan)
+
+    def _stale(self, chunk: Chunk) -> int:
+        """The first position of a chunk of the target whose keys and values no draft wrote as they are to be."""
+        return chunk.start + len(chunk.seq.draft)
 
     def _catch_up(self, seqs: Rows[Sequence], plan: StepPlan | None = None) -> None:
         """In pieces that fit a step; up to what `plan` computes, or to the last token, which `propose` begins with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 
@@ -95,3 +96,11 @@ class HeadFile:
         if self._left:
             raise ModelError(f"{self.folder}: nothing reads the tensor {min(self._left)}")
         self._source.give_back()
+
+
+def spread(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits [n, tokens that heads know] as [n, vocab_size], -inf where they know none; ids None: they know all."""
+    if ids is None:
+        return logits
+    full = torch.full((len(logits), vocab_size), -math.inf, device=logits.device)
+    return full.index_copy_(1, ids, logits.float())

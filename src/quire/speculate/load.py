@@ -20,6 +20,7 @@ from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
 from quire.run.step import Step
 from quire.speculate.drafter import Drafter, ModelDrafter
+from quire.speculate.eagle import load_eagle
 from quire.speculate.medusa import load_medusa
 from quire.speculate.ngram import NGram
 from quire.speculate.proposer import Proposer
@@ -88,7 +89,7 @@ def load_drafting(config: EngineConfig, target: Model, ops: Ops, progress: LoadP
     if asked.method == "ngram":
         return Drafting(asked)
     if asked.method in HEADS:
-        return _load_heads(asked, target, ops)
+        return _load_heads(config, asked, target, ops)
     if asked.layers:
         return Drafting(asked, _first_layers(target, asked.layers))
     if asked.method == "self":
@@ -108,7 +109,7 @@ def _load(config: EngineConfig, model: str, quantization: str | None, ops: Ops, 
         raise _error(f"the drafting model: {error.message}") from None
 
 
-def _load_heads(asked: Speculation, target: Model, ops: Ops) -> Drafting:
+def _load_heads(config: EngineConfig, asked: Speculation, target: Model, ops: Ops) -> Drafting:
     """Heads, and as many tokens a draft as they give at most."""
     if not isinstance(target.decoder, Decoder):
         raise _error(f"{target.spec.family!r} runs by the code of transformers, which leaves no hidden rows to heads")
@@ -116,6 +117,9 @@ def _load_heads(asked: Speculation, target: Model, ops: Ops) -> Drafting:
         raise _error(f"{target.name} projects its last hidden rows before the head; heads of such models are not known")
     assert asked.model is not None
     try:
+        if asked.method != "medusa":
+            eagle = load_eagle(config, asked.model, asked.method, target, ops)
+            return Drafting(asked, eagle.model, keeps=True, heads=eagle)
         heads = load_medusa(asked.model, target, ops)
     except ModelError as error:
         raise _error(f"the heads: {error.message}") from None

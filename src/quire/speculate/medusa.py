@@ -7,7 +7,6 @@ head i says which token comes i + 1 places after the one that the model itself s
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Sequence as Rows
@@ -27,7 +26,7 @@ from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
 from quire.run.step import Step
 from quire.sample.sampler import LogitRow, Sampler
-from quire.speculate.head_file import HeadFile
+from quire.speculate.head_file import HeadFile, spread
 
 
 @dataclass(frozen=True)
@@ -182,12 +181,8 @@ class MedusaDrafter:
 
     def _logits(self, head: Head, x: Tensor) -> Tensor:
         """Of all tokens of the target, [n, V]."""
-        ops, ids = self._ops, self._medusa.ids
-        logits = ops.compute(lambda: head(ops, x), together=False)
-        if ids is None:
-            return logits
-        full = torch.full((len(x), self._vocab_size), -math.inf, device=x.device)
-        return full.index_copy_(1, ids, logits.float())
+        logits = self._ops.compute(lambda: head(self._ops, x), together=False)
+        return spread(logits, self._medusa.ids, self._vocab_size)
 
 
 def _rows_of(chunk: Chunk) -> tuple[int, int]:

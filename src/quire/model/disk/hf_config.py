@@ -86,6 +86,13 @@ class HfConfig:
             raise self.fail(name, "needs a list of strings")
         return tuple(values)
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers, empty when absent."""
+        values = self._get(name, [], (list,), "a list of integers")
+        if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+            raise self.fail(name, "needs a list of integers")
+        return tuple(values)
+
     def numbers(self, name: str, length: int) -> tuple[float, ...]:
         """A list of `length` positive numbers."""
         values = self._get(name, ..., (list,), f"a list of {length} numbers")

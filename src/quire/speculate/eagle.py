@@ -1,0 +1,174 @@
+"""One decoder layer that continues the target's own hidden rows: EAGLE and EAGLE-3.
+
+Li et al. 2024, "EAGLE: speculative sampling requires rethinking feature uncertainty"; Li et al. 2025, "EAGLE-3: scaling
+up inference acceleration of large language models via training-time test". The row of position p reads the target's
+hidden row of p and the token after it, and says the token after that; further rows read the layer's own output instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ModelError
+from quire.model.build import Model, kv_layout
+from quire.model.describe import KV_TYPES
+from quire.model.families.rope import shared_tables
+from quire.model.families.table import read_spec
+from quire.model.load.place import placed
+from quire.model.net.decoder import Decoder, Layer, own_attention
+from quire.model.net.linear import Linear
+from quire.model.net.parts import FusedGatedMlp, GatedMlp, NoNorm, Norm, RmsNorm
+from quire.model.net.tapped import Taps
+from quire.model.spec import ModelSpec
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.backend import Ops
+from quire.run.step import Step
+from quire.speculate.eagle_decoder import Beside, EagleDecoder, Entry, Mixed
+from quire.speculate.eagle_drafter import EagleDrafter
+from quire.speculate.head_file import HeadFile
+
+
+def usual_layers(layers: int) -> tuple[int, int, int]:
+    """Before which layers of the target EAGLE-3 reads its stream, where the file does not say: early, middle, late."""
+    early, middle, late = (min(max(i, 1), layers - 1) for i in (2, layers // 2, layers - 3))
+    return early, middle, late
+
+
+@dataclass(frozen=True)
+class Eagle:
+    """The layer as a `model` of its own. `fuse`: from the tapped rows to a hidden row, or None: they are it.
+
+    `ids` [tokens that it knows] int64: the target's id of each, or None: the same.
+    """
+
+    model: Model
+    taps: Taps
+    fuse: Linear | None
+    ids: Tensor | None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights."""
+        return self.model.weight_bytes
+
+    def proposer(self, target: Step, step: Step | None) -> EagleDrafter:
+        """Who drafts with it for `target`; `step` runs `model`."""
+        assert step is not None and isinstance(self.model.decoder, EagleDecoder)
+        return EagleDrafter(step, self.model.decoder, target, self.fuse, self.ids)
+
+
+def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, ops: Ops) -> Eagle:
+    """The public layouts of both: method "eagle" has layers.0.* and fc.*, "eagle3" midlayer.*, fc.weight, norm.weight,
+    lm_head.weight over `draft_vocab_size` tokens with d2t (the target's id less its own) and t2d. The table of tokens
+    is the target's where there is none.
+
+    `ModelError` naming what does not fit `target`.
+    """
+    assert isinstance(target.decoder, Decoder)
+    file = HeadFile(folder, ops, getattr(torch, target.dtype), lambda name: name.removeprefix("model."))
+    spec = _spec(file, target)
+    ids = _ids(file, spec, target.spec.vocab_size) if method == "eagle3" else None
+    spec = replace(spec, vocab_size=target.spec.vocab_size if ids is None else len(ids))
+    made = _Loader(file, spec, target, ops)
+    (rope,) = shared_tables(spec.rope, target.max_model_len).values()
+    layers = file.config.child("eagle_config").integers("eagle_aux_hidden_state_layer_ids")
+    if method == "eagle3":
+        taps = Taps(layers or usual_layers(target.spec.layers), every=True)
+        if not all(0 < i < target.spec.layers for i in taps.layers):
+            raise ModelError(f"{file.folder}: layers {taps.layers} of {target.name}, which has {target.spec.layers}")
+        fuse = file.linear({"fc": spec.hidden}, taps.width(spec.hidden))
+        entry: Entry = Beside(made.norm("midlayer.input_layernorm"), made.norm("midlayer.hidden_norm"))
+        layer, norm = made.layer("midlayer", 2 * spec.hidden, placed(rope, ops.device)), made.norm("norm")
+        head = file.linear({"lm_head": spec.vocab_size}, spec.hidden) if "lm_head.weight" in file else None
+    else:
+        taps, fuse, norm, head = Taps(every=True), None, NoNorm(), None
+        entry = Mixed(file.linear({"fc": spec.hidden}, 2 * spec.hidden))
+        layer = made.layer("layers.0", spec.hidden, placed(rope, ops.device))
+        if "lm_head.weight" in file:
+            head = file.linear({"lm_head": spec.vocab_size}, spec.hidden)
+    own = "embed_tokens.weight" in file
+    embed = file.table("embed_tokens.weight", target.spec.vocab_size, spec.hidden) if own else target.decoder.embed
+    if head is None and ids is not None:
+        raise ModelError(f"{file.folder}: lm_head.weight is missing, and d2t names tokens of its own")
+    file.finish()
+    limits = config.scheduler
+    rows = max(limits.max_num_batched_tokens, limits.max_num_seqs)
+    given, kept = (torch.zeros(rows, spec.hidden, device=ops.device) for _ in range(2))
+    decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
+    layout = kv_layout(config.cache, spec, KV_TYPES[target.dtype], ops.layout)
+    model = replace(target, name=file.folder.name, spec=spec, decoder=decoder, layouts=(layout,), adapters=None,
+                    weight_bytes=file.nbytes, report={}, folder=file.folder, notes=(), writing=None)  # fmt: skip
+    return Eagle(model, taps, fuse, None if ids is None else ids.to(ops.device))
+
+
+def _spec(file: HeadFile, target: Model) -> ModelSpec:
+    """The shape of the layer, from its config.json."""
+    raw = {"model_type": "llama", "vocab_size": target.spec.vocab_size, **file.config.raw, "num_hidden_layers": 1}
+    raw.pop("layer_types", None)
+    spec, _, config = read_spec(raw, file.config.where)
+    for name, said, own in (("hidden_size", spec.hidden, target.spec.hidden),
+                            ("vocab_size", spec.vocab_size, target.spec.vocab_size)):  # fmt: skip
+        if said != own:
+            raise config.fail(name, f"is {said}, that of {target.name} is {own}")
+    return spec
+
+
+def _ids(file: HeadFile, spec: ModelSpec, vocab: int) -> Tensor | None:
+    """The target's id of each token that the head knows; d2t holds how far it lies from its own."""
+    known = file.config.integer("draft_vocab_size", vocab)
+    if "d2t" not in file:
+        if known != vocab:
+            raise ModelError(f"{file.folder}: d2t is missing, and draft_vocab_size {known} is not the target's {vocab}")
+        return None
+    ids = torch.arange(known) + file.tensor("d2t", known).long()
+    if not 0 <= int(ids.min()) <= int(ids.max()) < vocab or len(set(ids.tolist())) != known:
+        raise ModelError(f"{file.folder}: d2t names tokens that the target does not have, or one of them twice")
+    if "t2d" in file and not torch.equal(file.tensor("t2d", vocab).bool().nonzero()[:, 0], ids.sort().values):
+        raise ModelError(f"{file.folder}: t2d does not say the tokens that d2t says")
+    return ids
+
+
+@dataclass(frozen=True)
+class _Loader:
+    """Parts of the layer from its tensors."""
+
+    file: HeadFile
+    spec: ModelSpec
+    target: Model
+    ops: Ops
+
+    def norm(self, name: str) -> Norm:
+        return RmsNorm(self.file.vector(f"{name}.weight", self.spec.hidden), self.spec.norm_eps)
+
+    def layer(self, base: str, width: int, rope: Tensor) -> Layer:
+        """`width`: columns of queries, keys and values."""
+        spec, at = self.spec, f"{base}.self_attn"
+        q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        return Layer(
+            attn_norm=NoNorm(),
+            qkv=self.file.linear({f"{at}.q_proj": q, f"{at}.k_proj": kv, f"{at}.v_proj": kv}, width),
+            qkv_steps=(),
+            qk_norms=None,
+            eps=spec.norm_eps,
+            rope=rope,
+            attend=AttentionSpec(spec.attention_scale),
+            o=self.file.linear({f"{at}.o_proj": spec.hidden}, q),
+            attn_post_norm=NoNorm(),
+            mlp_norm=self.norm(f"{base}.post_attention_layernorm"),
+            mlp=self._mlp(f"{base}.mlp"),
+            mlp_post_norm=NoNorm(),
+            attention=own_attention,
+        )
+
+    def _mlp(self, at: str) -> GatedMlp | FusedGatedMlp:
+        spec = self.spec
+        names: Rows[str] = (f"{at}.gate_proj", f"{at}.up_proj")
+        gate_up = self.file.linear(dict.fromkeys(names, spec.intermediate), spec.hidden)
+        down = self.file.linear({f"{at}.down_proj": spec.hidden}, spec.intermediate)
+        fused = self.ops.fuses_mlp(gate_up.weight, down.weight)
+        return (FusedGatedMlp if fused else GatedMlp)(gate_up, down, spec.activation)

@@ -1,0 +1,82 @@
+"""The decoder of one layer that EAGLE drafts with, as any model's: tokens to logits, keys and values in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.model.batch import Batch
+from quire.model.net.decoder import Layer, sequential_block
+from quire.model.net.linear import Linear
+from quire.model.net.parts import Norm
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache
+from quire.ops.weights import PackedTable
+
+
+class Entry(Protocol):
+    """How embedded tokens and hidden rows, [T, hidden] both, become the stream x and what the layer reads, h."""
+
+    def __call__(self, ops: Ops, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(x [T, hidden], h [T, columns of the layer's qkv])."""
+        ...
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """x = h = fc([embedding, hidden]) (EAGLE), whose layer has no norm before attention."""
+
+    fc: Linear
+
+    def __call__(self, ops: Ops, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Both are one tensor."""
+        x = self.fc(ops, ops.join_columns((embedded, hidden)))
+        return x, x
+
+
+@dataclass(frozen=True)
+class Beside:
+    """x = hidden, h = [norm(embedding), norm(hidden)] (EAGLE-3)."""
+
+    token_norm: Norm
+    hidden_norm: Norm
+
+    def __call__(self, ops: Ops, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """x is a copy: blocks change the stream in place."""
+        h = ops.join_columns((self.token_norm(ops, embedded), self.hidden_norm(ops, hidden)))
+        return ops.join_columns((hidden,)), h
+
+
+@dataclass(frozen=True)
+class EagleDecoder:
+    """Reads the first rows of `given`, a hidden row for each of the batch, and leaves its own in `kept` [rows, hidden].
+
+    `norm`: of what `head` reads.
+    """
+
+    ops: Ops
+    embed: Tensor | PackedTable
+    entry: Entry
+    layer: Layer
+    norm: Norm
+    head: Linear
+    given: Tensor
+    kept: Tensor
+    recordable: bool = True
+
+    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
+        """Logits f32 [R, tokens it knows] of the rows `batch.logit_rows`."""
+        ops, count = self.ops, len(batch.tokens)
+        x, h = self.entry(ops, ops.embedding(batch.tokens, self.embed), self.given[:count])
+        ops.next_layer()
+        x, delta = sequential_block(ops, self.layer, x, h, views[0] if views else batch, caches[0], None)
+        ops.place_columns(self.kept, ops.take_rows(x, delta, None), 0)
+        logits: Tensor = self.head(ops, self.norm(ops, ops.take_rows(x, delta, batch.logit_rows)))
+        return logits
+
+    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
+        """All of it: it has one layer."""
+        self(batch, caches)

@@ -1,0 +1,161 @@
+"""Drafts by one layer over the target's hidden rows; see `eagle` for what it is and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.core.plan import Chunk, ChunkResult, StepPlan
+from quire.core.sequence import Sequence
+from quire.model.net.linear import Linear
+from quire.run.builder import Shape
+from quire.run.step import Step
+from quire.sample.sampler import LogitRow
+from quire.speculate.drafter import ModelDrafter
+from quire.speculate.eagle_decoder import EagleDecoder
+from quire.speculate.head_file import spread
+
+MOST_KEPT = 64
+"""Hidden rows of a sequence that wait for a draft; with more, their keys are computed without one."""
+HOLES = 32
+"""Positions whose keys may be missing: those of rows that nobody waited for. With more a draft is not worth it."""
+
+
+class Ahead(NamedTuple):
+    """Hidden rows [n, width] of a sequence's positions from `start` on, whose keys the layer does not have yet."""
+
+    start: int
+    rows: Tensor
+
+    @property
+    def end(self) -> int:
+        """The position after the last."""
+        return self.start + len(self.rows)
+
+
+Work = list[tuple[Sequence, int, Tensor]]
+"""Sequences, positions their rows begin at, and the rows."""
+
+
+class EagleDrafter(ModelDrafter):
+    """The layer's keys of position p are made of the target's hidden row of p and of token p + 1.
+
+    What the target computes is kept until the tokens after it are known: those of prompts are computed at once, those
+    of decodes with the next draft, in the pass that gives its first token.
+    """
+
+    def __init__(
+        self, step: Step, decoder: EagleDecoder, target: Step, fuse: Linear | None, ids: Tensor | None
+    ) -> None:
+        super().__init__(step, target.model.spec.vocab_size, step.model.weight_bytes)
+        self._decoder, self._fuse, self._ids = decoder, fuse, ids
+        self._hidden = target.hidden
+
+    def ready(self, seq: Sequence) -> bool:
+        """Whether the hidden row before its last token is there, and the keys of nearly all before."""
+        found = seq.lookup
+        if not isinstance(found, Ahead) or found.start > len(seq.tokens) - 2 or found.end != len(seq.tokens) - 1:
+            return False
+        return self._missing(seq, found.start) <= HOLES
+
+    def _missing(self, seq: Sequence, end: int) -> int:
+        """How many positions before `end` have no keys of the layer."""
+        blocks = seq.blocks[0][: -(-end // self._size)]
+        return end - min(end, int(self._through[blocks].sum()))
+
+    def _stale(self, chunk: Chunk) -> int:
+        """All of it: what a draft wrote came of the layer's own rows."""
+        return chunk.start
+
+    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+        """Keep the hidden rows of `plan` that stand, where a draft is likely to come."""
+        super().computed(plan, follow=False)
+        at, work = 0, Work()
+        for i, chunk in enumerate(plan.chunks):
+            seq, result = chunk.seq, results[i] if follow and results else None
+            before, seq.lookup = seq.lookup, None
+            if result is not None and result.error is None and not result.again:
+                count = len(result.tokens) if seq.draft else chunk.count
+                kept = Ahead(chunk.start, self._hidden[at : at + count].clone())
+                if isinstance(before, Ahead) and before.end == chunk.start:
+                    kept = Ahead(before.start, torch.cat((before.rows, kept.rows)))
+                known = len(seq.tokens) - 1 - kept.start  # rows of a prompt, whose next tokens are known
+                if known > 0 and (chunk.start < seq.prompt_len or len(kept.rows) > MOST_KEPT):
+                    work.append((seq, kept.start, kept.rows[:known]))
+                    kept = Ahead(kept.start + len(kept.rows[:known]), kept.rows[known:])
+                seq.lookup = kept
+            at += chunk.count
+        self._write(work)
+
+    def _write(self, work: Work) -> None:
+        """Compute the layer's keys of `work`, in pieces that fit a step."""
+        while work:
+            now, later, room = Work(), Work(), self._room
+            for seq, start, rows in work:
+                take = min(room, len(rows))
+                if take:
+                    now.append((seq, start, rows[:take]))
+                if take < len(rows):
+                    later.append((seq, start + take, rows[take:]))
+                room -= take
+            self._pass(now, self._fused(torch.cat([rows for _, _, rows in now])), 0)
+            work = later
+
+    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+        """The first token with what the target computed last, the others a pass each of those that still want one."""
+        wanting = [(seq, limit) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
+        work: Work = []
+        for seq, _ in wanting:
+            assert isinstance(seq.lookup, Ahead), "they are ready"
+            work.append((seq, seq.lookup.start, seq.lookup.rows))
+            seq.lookup = None
+        if not work:
+            return
+        if sum(len(rows) for _, _, rows in work) > self._room:
+            self._write([(seq, start, rows[:-1]) for seq, start, rows in work if len(rows) > 1])
+            work = [(seq, start + len(rows) - 1, rows[-1:]) for seq, start, rows in work]
+        last = torch.tensor([len(rows) for _, _, rows in work]).cumsum(0) - 1
+        given = self._fused(torch.cat([rows for _, _, rows in work]))
+        while True:
+            logits = spread(self._pass(work, given, len(work)), self._ids, self._vocab_size)
+            asked = [LogitRow(seq, len(seq.tokens) + len(seq.draft)) for seq, _ in wanting]
+            left = []
+            for i, token in enumerate(self._sampler.tokens(logits, asked)):
+                seq, limit = wanting[i]
+                if token >= 0:
+                    seq.draft.append(token)
+                    if len(seq.draft) < limit:
+                        left.append(i)
+            if not left:
+                return
+            given = self._decoder.kept[last[left].to(self._decoder.kept.device)]
+            wanting = [wanting[i] for i in left]
+            work = [(seq, len(seq.tokens) - 2 + len(seq.draft), given[i : i + 1]) for i, (seq, _) in enumerate(wanting)]
+            last = torch.arange(len(left))
+
+    def _fused(self, rows: Tensor) -> Tensor:
+        """Hidden rows [n, hidden] of tapped ones [n, width]."""
+        fuse = self._fuse
+        return rows if fuse is None else self._step.ops.compute(lambda: fuse(self._step.ops, rows), together=False)
+
+    def _pass(self, work: Work, given: Tensor, wanted: int) -> Tensor:
+        """The layer over `work`, reading `given` [T, hidden]: logits of the last row of the first `wanted` sequences.
+
+        Keys from the target's rows stand; those of positions that a draft says are written over.
+        """
+        chunks = tuple(Chunk(seq, start, len(rows), 0) for seq, start, rows in work)
+        shape, _ = self._builder.fill(chunks)
+        arrays, at = self._step.arrays, 0
+        for s, (seq, start, rows) in enumerate(work):
+            stop = at + len(rows)
+            arrays.tokens[at:stop] = (seq.tokens + seq.draft)[start + 1 : start + 1 + len(rows)]
+            if wanted:
+                arrays.logit_rows[s] = stop - 1
+            at = stop
+        self._decoder.given[:at] = given
+        logits = self._step.forward(Shape(shape.tokens, shape.seqs, wanted, shape.blocks))
+        self._wrote(tuple(c for c in chunks if c.start + c.count < len(c.seq.tokens)))
+        return logits
