@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import silu
 
-from head_folders import saved, write_medusa
+from head_folders import saved, write_eagle, write_medusa
 from oracle import BACKENDS, write
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
@@ -132,6 +132,90 @@ def test_medusa_drafts_from_the_row_of_the_last_token(tmp_path: Path) -> None:
     assert seq.draft == by_hand
 
 
+def turned(x: Tensor) -> Tensor:
+    """x [n, heads, d] with rotary positions 0.. of base 10,000."""
+    n, _, d = x.shape
+    angles = torch.arange(n)[:, None] / 10000.0 ** (torch.arange(0, d, 2) / d)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+
+
+def layer_by_hand(w: dict[str, Tensor], base: str, x: Tensor, h: Tensor) -> Tensor:
+    """A Llama layer over rows h, added to the stream x [n, hidden]."""
+    n, hidden = x.shape
+    q, k, v = ((h @ w[f"{base}.self_attn.{name}_proj.weight"].T).view(n, -1, hidden // 4) for name in ("q", "k", "v"))
+    q, k, v = (t.transpose(0, 1) for t in (turned(q), turned(k).repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
+    attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    x = x + attended.transpose(0, 1).reshape(n, hidden) @ w[f"{base}.self_attn.o_proj.weight"].T
+    h = rms(x, w[f"{base}.post_attention_layernorm.weight"])
+    gate, up = (h @ w[f"{base}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    return x + (silu(gate) * up) @ w[f"{base}.mlp.down_proj.weight"].T
+
+
+def eagle_by_hand(folder: Path, method: str, tokens: list[int], states: tuple[Tensor, ...], count: int) -> list[int]:
+    """The next `count` drafted tokens, everything computed anew for each."""
+    w = {k: t.float() if t.is_floating_point() else t for k, t in load_file(folder / "model.safetensors").items()}
+    own = load_file(Path(PYDOC) / "model.safetensors")["model.embed_tokens.weight"].float()
+    embed = w.get("embed_tokens.weight", own)
+    three = method == "eagle3"
+    hidden = torch.cat([states[i] for i in (2, 3, 3)], 1) @ w["fc.weight"].T if three else states[-1]
+    drafted: list[int] = []
+    for _ in range(count):
+        e = embed[torch.tensor((tokens + drafted)[1:])]
+        if three:
+            h = torch.cat(
+                (rms(e, w["midlayer.input_layernorm.weight"]), rms(hidden, w["midlayer.hidden_norm.weight"])), 1
+            )
+            out = layer_by_hand(w, "midlayer", hidden, h)
+            best = int((rms(out[-1], w["norm.weight"]) @ w["lm_head.weight"].T).argmax())
+            best += int(w["d2t"][best]) if "d2t" in w else 0
+        else:
+            x = torch.cat((e, hidden), 1) @ w["fc.weight"].T + w["fc.bias"]
+            out = layer_by_hand(w, "layers.0", x, x)
+            best = int((out[-1] @ own.T).argmax())
+        drafted.append(best)
+        hidden = torch.cat((hidden, out[-1:]))
+    return drafted
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_eagle_drafts_what_its_formula_says(method: str, tmp_path: Path) -> None:
+    """In the middle of an answer, over a prompt that was cut into chunks, after drafts that were kept and lost."""
+    folder = write_eagle(tmp_path / "e", method, 256, 6144, 3000 if method == "eagle3" else 0)
+    engine = engine_with(folder, method, max_num_batched_tokens=16, max_num_seqs=4)
+    start(engine, PROMPT * 4, 30)
+    seen = 0
+    while engine.has_work:
+        engine.step()
+        for seq in engine.scheduler.running:
+            if len(seq.tokens) <= seq.prompt_len:
+                continue
+            assert engine.speculator is not None
+            engine.speculator.draft()
+            by_hand = eagle_by_hand(folder, method, seq.tokens, hidden_states(seq.tokens[:-1]), 4)
+            assert seq.draft == by_hand[: len(seq.draft)] and (len(seq.draft) == 4 or len(seq.output) > 24)
+            seen += 1
+            if seen == 2:  # what the target says next takes the place of the draft: kept, as it is right
+                seq.draft[:] = right_ahead(seq.tokens, 3)
+        if seen > 4:
+            return
+    assert seen > 3
+
+
+def right_ahead(tokens: list[int], count: int) -> list[int]:
+    """What the embedded model says next."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(PYDOC, dtype=torch.float32)
+    made = model.generate(torch.tensor([tokens]), max_new_tokens=count, do_sample=False)
+    return [int(t) for t in made[0, len(tokens) :]]
+
+
 def refusal(folder: Path, method: str, **options: Any) -> str:
     with pytest.raises(ConfigError) as error:
         engine_with(folder, method, **options)
@@ -166,3 +250,24 @@ def test_models_without_hidden_rows_take_no_heads(tmp_path: Path) -> None:
     t5 = tmp_path / "t5"
     write(t5, "t5", decoder_start_token_id=0)
     assert "encoder-decoder models are not drafted for" in refusal(folder, "medusa", model=str(t5))
+
+
+def test_eagle_layers_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    assert "hidden_size: is 64" in refusal(write_eagle(tmp_path / "a", "eagle", 64, 6144), "eagle")
+    assert "vocab_size: is 99" in refusal(write_eagle(tmp_path / "b", "eagle3", 256, 99), "eagle3")
+    good = write_eagle(tmp_path / "c", "eagle3", 256, 6144, 3000)
+    config = json.loads((good / "config.json").read_text())
+    tensors = load_file(good / "model.safetensors")
+    for changes, says in (
+        ({"d2t": tensors["d2t"] + 5000}, "d2t names tokens that the target does not have"),
+        ({"t2d": tensors["t2d"].roll(1)}, "t2d does not say the tokens that d2t says"),
+        ({"fc.weight": tensors["fc.weight"][:, :512]}, "fc.weight is [256, 512], the target needs [256, 768]"),
+        ({"midlayer.extra.weight": torch.zeros(3)}, "nothing reads the tensor midlayer.extra.weight"),
+    ):
+        assert says in refusal(saved(good, config, tensors | changes), "eagle3")
+    without = {k: t for k, t in tensors.items() if k != "d2t"}
+    assert "d2t is missing, and draft_vocab_size 3000" in refusal(saved(good, config, without), "eagle3")
+    other = config | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}}
+    assert "layers (1, 2, 9) of pydoc, which has 6" in refusal(saved(good, other, tensors), "eagle3")
+    one = write_eagle(tmp_path / "d", "eagle", 256, 6144)
+    assert "fc.weight is [256, 512], the target needs [256, 768]" in refusal(one, "eagle3")
