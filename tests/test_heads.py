@@ -145,10 +145,10 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
 
 
-def layer_by_hand(w: dict[str, Tensor], base: str, x: Tensor, h: Tensor) -> Tensor:
-    """A Llama layer over rows h, added to the stream x [n, hidden]."""
+def layer_by_hand(w: dict[str, Tensor], base: str, x: Tensor, h: Tensor, head_dim: int = 64) -> Tensor:
+    """A Llama layer with two queries a key over rows h, added to the stream x [n, hidden]."""
     n, hidden = x.shape
-    q, k, v = ((h @ w[f"{base}.self_attn.{name}_proj.weight"].T).view(n, -1, hidden // 4) for name in ("q", "k", "v"))
+    q, k, v = ((h @ w[f"{base}.self_attn.{name}_proj.weight"].T).view(n, -1, head_dim) for name in ("q", "k", "v"))
     q, k, v = (t.transpose(0, 1) for t in (turned(q), turned(k).repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
     attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     x = x + attended.transpose(0, 1).reshape(n, hidden) @ w[f"{base}.self_attn.o_proj.weight"].T

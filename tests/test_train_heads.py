@@ -14,16 +14,19 @@ from typer.testing import CliRunner, Result
 
 from oracle import BACKENDS
 from quire.cli.app import app
+from quire.cli.train_heads import METHODS
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.model.net.tapped import Taps
+from quire.speculate.train import methods
+from quire.speculate.train.eagle3 import Eagle3Layer
 from quire.speculate.train.loop import Plan, Run
 from quire.speculate.train.medusa import MedusaHeads
 from quire.speculate.train.target import Target
-from test_heads import hidden_states, relative
+from test_heads import hidden_states, layer_by_hand, relative, rms
+from test_speculation import PYDOC
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-METHODS = ("medusa",)
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +101,38 @@ def test_what_cannot_be_trained_says_why(text: Path, tmp_path: Path) -> None:
     assert "has 1024 positions" in str(train(tmp_path, text, "--length", "1025").exception)
     (tmp_path / "short").write_text("import os\n")
     assert "holds 0 rows of 128 tokens; two are needed" in str(train(tmp_path, tmp_path / "short").exception)
+
+
+def chain_loss(folder: Path, tokens: list[int], passes: int) -> float:
+    """The loss as the formula of drafting has it: every position's chain of `passes` drafts by itself."""
+    w = {k: t.float() for k, t in load_file(folder / "model.safetensors").items()}
+    states = hidden_states(tokens)
+    head = load_file(Path(PYDOC) / "model.safetensors")["model.embed_tokens.weight"].float()
+    wanted = (states[-1] @ head.T).softmax(-1)
+    fused = torch.cat([states[i] for i in (2, 3, 3)], 1) @ w["fc.weight"].T
+    lost: list[list[float]] = [[] for _ in range(passes)]
+    for root in range(len(tokens) - 1):
+        hidden = fused[: root + 1]
+        for j in range(min(passes, len(tokens) - 1 - root)):
+            e = head[torch.tensor(tokens[1 : root + j + 2])]
+            norms = rms(e, w["midlayer.input_layernorm.weight"]), rms(hidden, w["midlayer.hidden_norm.weight"])
+            out = layer_by_hand(w, "midlayer", hidden, torch.cat(norms, 1), 32)[-1:]
+            said = (rms(out, w["norm.weight"]) @ w["lm_head.weight"].T).log_softmax(-1)
+            lost[j].append(-float((wanted[root + j + 1] * said[0]).sum()))
+            hidden = torch.cat((hidden, out))
+    return sum(0.8**j * sum(each) / len(each) for j, each in enumerate(lost))
+
+
+def test_eagle3_learns_what_its_drafts_are(tmp_path: Path) -> None:
+    """The passes over all positions at once are the chains that drafting makes, one position at a time."""
+    torch.manual_seed(1)
+    made = methods.METHODS["eagle3"]
+    target = Target(flat_config(device="cpu", dtype="float32"), 32, made.taps)
+    tokens = [9, 300, 41, 7, 1200, 33, 5, 78, 2024, 17]
+    heads = made.heads(target, 4, [tokens])
+    assert isinstance(heads, Eagle3Layer)
+    run = Run(Plan("eagle3", 4, 1, 1, 32, 1e-3, 0), heads, target, [tokens], tmp_path)
+    run.write(torch.float32)
+    with torch.no_grad():
+        loss = float(heads.loss(*target.read(tokens), torch.tensor(tokens)))
+    assert loss == pytest.approx(chain_loss(tmp_path, tokens, 4), rel=1e-4)

@@ -20,7 +20,7 @@ HELD_OUT = 20
 PROMPT, MORE = 64, 64
 """Tokens of a held-out row that are given, and those that are then made by the model."""
 BATCH, RATE = 4, 1e-3
-METHODS = ("medusa",)
+METHODS = ("eagle3", "medusa")
 
 
 @with_flags(ENGINE, model_argument=False)
@@ -58,8 +58,8 @@ def _run(config: EngineConfig, plan: Plan, data: list[Path], out: Path) -> tuple
     import torch
 
     from quire.model.disk.checkpoint import resolve
+    from quire.speculate.train import methods
     from quire.speculate.train.loop import Run
-    from quire.speculate.train.medusa import MedusaHeads
     from quire.speculate.train.target import Target
     from quire.text.tokenizer import Tokenizer
 
@@ -74,9 +74,10 @@ def _run(config: EngineConfig, plan: Plan, data: list[Path], out: Path) -> tuple
     if len(rows) < 2:
         raise ConfigError(f"--data holds {len(rows)} rows of {plan.length} tokens; two are needed", param="data")
     torch.manual_seed(plan.seed)
-    target = Target(config, plan.length, lambda spec: MedusaHeads.taps)
+    made = methods.METHODS[plan.method]
+    target = Target(config, plan.length, made.taps)
     learned = [row for i, row in enumerate(rows) if i % HELD_OUT]
-    return Run(plan, MedusaHeads(target, plan.heads), target, learned, out), rows[::HELD_OUT]
+    return Run(plan, made.heads(target, plan.heads, learned), target, learned, out), rows[::HELD_OUT]
 
 
 def _go(run: Run) -> None:
