@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import silu
+from typer.testing import CliRunner
 
 from head_folders import saved, write_eagle, write_medusa
 from oracle import BACKENDS, write
+from quire.cli.app import app
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
@@ -271,3 +273,22 @@ def test_eagle_layers_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> Non
     assert "layers (1, 2, 9) of pydoc, which has 6" in refusal(saved(good, other, tensors), "eagle3")
     one = write_eagle(tmp_path / "d", "eagle", 256, 6144)
     assert "fc.weight is [256, 512], the target needs [256, 768]" in refusal(one, "eagle3")
+
+
+@pytest.mark.parametrize(
+    ("method", "rows"),
+    [
+        ("medusa", ("3.0 KiB\n", "medusa heads of", "(9 tensors)", "one a head, as many as pay")),
+        ("eagle3", ("3.5 KiB, what drafts included", "eagle3 heads of", "4 at most")),
+        ("eagle", ("3.5 KiB, what drafts included", "eagle heads of", "weights that draft  about")),
+    ],
+)
+def test_inspect_shows_what_heads_take(method: str, rows: tuple[str, ...], tmp_path: Path) -> None:
+    if method == "medusa":
+        write_medusa(tmp_path, 256, 6144)
+    else:
+        write_eagle(tmp_path, method, 256, 6144)
+    asked = json.dumps({"method": method, "model": str(tmp_path)})
+    shown = CliRunner().invoke(app, ["inspect", "--speculative-config", asked])
+    assert shown.exit_code == 0, shown.output
+    assert all(row in shown.output for row in rows), shown.output

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from head_folders import write_medusa
+from head_folders import write_eagle, write_medusa
 from quire.core.config import flat_config
 from quire.core.request import Request
 from quire.core.speculation import HEADS
@@ -20,7 +20,7 @@ from tiny_model import OPTIONS
 from triton_ops import needs_triton
 
 __all__ = ["folder"]
-WAYS = ("ngram", "layers", "model", "medusa")
+WAYS = ("ngram", "layers", "model", "medusa", "eagle3")
 
 
 def asked(way: str, folder: Path, adaptive: bool = False) -> str:
@@ -30,10 +30,15 @@ def asked(way: str, folder: Path, adaptive: bool = False) -> str:
         "layers": {"method": "self", "layers": 1, "num_speculative_tokens": 2},
         "model": {"model": str(folder), "num_speculative_tokens": 3},
         "medusa": {"method": "medusa", "model": str(folder / "medusa")},
+        "eagle3": {"method": "eagle3", "model": str(folder / "eagle3"), "num_speculative_tokens": 3},
     }
+    config = json.loads((folder / "config.json").read_text())
+    sizes = config["hidden_size"], config["vocab_size"]
     if way == "medusa":
-        config = json.loads((folder / "config.json").read_text())
-        write_medusa(folder / "medusa", config["hidden_size"], config["vocab_size"])
+        write_medusa(folder / "medusa", *sizes)
+    if way == "eagle3":
+        ours = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 1, 1]}}
+        write_eagle(folder / "eagle3", "eagle3", *sizes, 100, **ours)
     return json.dumps(ways[way] | {"adaptive": adaptive})
 
 

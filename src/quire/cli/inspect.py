@@ -14,9 +14,11 @@ from quire.core.speculation import HEADS
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
+    from quire.core.dtypes import Dtype
     from quire.core.speculation import Speculation
     from quire.model.describe import ModelFacts
     from quire.model.disk.checkpoint import Checkpoint
+    from quire.model.spec import ModelSpec
     from quire.ops.choice import Choice
     from quire.run.budget import KVPlan
 
@@ -127,6 +129,23 @@ def _heads(asked: Speculation) -> Checkpoint:
     return Checkpoint(resolve(asked.model or ""))
 
 
+def _drafting_layers(
+    config: EngineConfig, found: ModelFacts, drafts: ModelFacts | None
+) -> list[tuple[ModelSpec, Dtype]]:
+    """What keeps keys and values beside the model: a draft model, or the layer of EAGLE."""
+    asked = config.speculation.asked
+    if drafts is not None:
+        return [(drafts.spec, drafts.dtype)]
+    if asked is None or asked.method not in ("eagle", "eagle3"):
+        return []
+    from quire.model.disk.checkpoint import resolve
+    from quire.model.disk.hf_config import HfConfig, read_json
+    from quire.speculate.eagle_spec import layer_spec
+
+    path = resolve(asked.model or "") / "config.json"
+    return [(layer_spec(HfConfig(read_json(path), str(path)), found.spec, found.name), found.dtype)]
+
+
 def _speculation_rows(asked: Speculation, drafts: ModelFacts | None) -> Rows:
     who = {
         "ngram": f"prompt look-up by the last {asked.prompt_lookup_min} to {asked.prompt_lookup_max} tokens",
@@ -159,18 +178,19 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
     windows: dict[int, int] = {}
     layouts: dict[int, Bytes] = {}
     per_token = 0
-    for facts in (found, drafts) if drafts is not None else (found,):
-        dtype, _ = compute_dtype(config.model.dtype, facts.dtype, choice.backend)
-        kept, first = kv_dtype(config.cache, facts.spec, dtype), len(windows)
-        windows |= {first + i: window for i, window in facts.spec.own_windows.items()}
-        layouts |= {first + i: Bytes(layer_kv_bytes(facts.spec, kept)) for i in facts.spec.own_windows}
-        per_token += kv_bytes_per_token(facts.spec, kept)
+    models = [(found.spec, found.dtype), *_drafting_layers(config, found, drafts)]
+    for spec, on_disk in models:
+        dtype, _ = compute_dtype(config.model.dtype, on_disk, choice.backend)
+        kept, first = kv_dtype(config.cache, spec, dtype), len(windows)
+        windows |= {first + i: window for i, window in spec.own_windows.items()}
+        layouts |= {first + i: Bytes(layer_kv_bytes(spec, kept)) for i in spec.own_windows}
+        per_token += kv_bytes_per_token(spec, kept)
     length = max_model_len(config.model.max_model_len, found.spec)
     kv = plan_kv(config, shape_kv(config, windows, layouts, length))
     return [
         ("weights on disk", size(found.bytes_on_disk)),
         ("weights in memory", "about " + size(_weights(config, found, choice))),
-        ("KV cache per token", size(per_token) + (", the draft model's included" if drafts is not None else "")),
+        ("KV cache per token", size(per_token) + (", what drafts included" if len(models) > 1 else "")),
         ("KV cache", f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}"),
         *_window_rows(kv, per_token),
         ("longest sequence", f"{kv.max_model_len:,} tokens"),

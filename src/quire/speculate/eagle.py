@@ -18,7 +18,6 @@ from quire.core.errors import ModelError
 from quire.model.build import Model, kv_layout
 from quire.model.describe import KV_TYPES
 from quire.model.families.rope import shared_tables
-from quire.model.families.table import read_spec
 from quire.model.load.place import placed
 from quire.model.net.decoder import Decoder, Layer, own_attention
 from quire.model.net.linear import Linear
@@ -30,6 +29,7 @@ from quire.ops.backend import Ops
 from quire.run.step import Step
 from quire.speculate.eagle_decoder import Beside, EagleDecoder, Entry, Mixed
 from quire.speculate.eagle_drafter import EagleDrafter
+from quire.speculate.eagle_spec import layer_spec
 from quire.speculate.head_file import HeadFile
 
 
@@ -71,7 +71,7 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     """
     assert isinstance(target.decoder, Decoder)
     file = HeadFile(folder, ops, getattr(torch, target.dtype), lambda name: name.removeprefix("model."))
-    spec = _spec(file, target)
+    spec = layer_spec(file.config, target.spec, target.name)
     ids = _ids(file, spec, target.spec.vocab_size) if method == "eagle3" else None
     spec = replace(spec, vocab_size=target.spec.vocab_size if ids is None else len(ids))
     made = _Loader(file, spec, target, ops)
@@ -104,18 +104,6 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     model = replace(target, name=file.folder.name, spec=spec, decoder=decoder, layouts=(layout,), adapters=None,
                     weight_bytes=file.nbytes, report={}, folder=file.folder, notes=(), writing=None)  # fmt: skip
     return Eagle(model, taps, fuse, None if ids is None else ids.to(ops.device))
-
-
-def _spec(file: HeadFile, target: Model) -> ModelSpec:
-    """The shape of the layer, from its config.json."""
-    raw = {"model_type": "llama", "vocab_size": target.spec.vocab_size, **file.config.raw, "num_hidden_layers": 1}
-    raw.pop("layer_types", None)
-    spec, _, config = read_spec(raw, file.config.where)
-    for name, said, own in (("hidden_size", spec.hidden, target.spec.hidden),
-                            ("vocab_size", spec.vocab_size, target.spec.vocab_size)):  # fmt: skip
-        if said != own:
-            raise config.fail(name, f"is {said}, that of {target.name} is {own}")
-    return spec
 
 
 def _ids(file: HeadFile, spec: ModelSpec, vocab: int) -> Tensor | None:
