@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import silu, softmax
 
 from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
@@ -53,7 +53,7 @@ class Eagle3Layer(nn.Module):
 
         A pass at p begins at p - j with the target's row; keys of later positions are those of the passes since.
         """
-        wanted = logits[1:, self.ids]
+        wanted = softmax(logits[1:, self.ids], -1)
         embedded = self.embed[tokens[1:]]
         x = hidden[:-1] @ self.w["fc"].T
         keys, values = list[Tensor](), list[Tensor]()

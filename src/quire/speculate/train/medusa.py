@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import silu, softmax
 
 from quire.model.net.tapped import Taps
 from quire.speculate.train.target import Target
@@ -30,10 +30,10 @@ class MedusaHeads(nn.Module):
 
     def loss(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
         """hidden [n, hidden], logits [n, V] of the target's rows: head i at row t says what row t + 1 + i says."""
-        total = torch.zeros(())
+        wanted, total = softmax(logits, -1), torch.zeros(())
         for i, (block, bias, out) in enumerate(zip(self.blocks, self.biases, self.outs, strict=True)):
             x = hidden[: len(hidden) - 1 - i]
-            total = total + DECAY**i * divergence((x + silu(x @ block.T + bias)) @ out.T, logits[1 + i :])
+            total = total + DECAY**i * divergence((x + silu(x @ block.T + bias)) @ out.T, wanted[1 + i :])
         return total
 
     def layout(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

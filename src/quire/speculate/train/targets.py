@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import log_softmax, softmax
+from torch.nn.functional import log_softmax
 
 
 def divergence(said: Tensor, wanted: Tensor) -> Tensor:
-    """Cross entropy of distributions, logits [n, V] both, the mean over rows."""
-    return -(softmax(wanted, -1) * log_softmax(said, -1)).sum(-1).mean()
+    """Cross entropy of logits `said` [n, V] and probabilities `wanted` [n, V], the mean over rows."""
+    return -(wanted * log_softmax(said, -1)).sum(-1).mean()
