@@ -111,11 +111,13 @@ def test_a_guess_that_gives_no_numbers_harms_nobody(folder: Path, monkeypatch: p
 
 @needs_triton
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-@pytest.mark.parametrize("way", WAYS)
-def test_drafts_by_the_kernels_of_a_gpu_give_the_same_tokens(folder: Path, way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "dtype"), [*((way, "auto") for way in WAYS), ("medusa", "bfloat16"), ("eagle3", "bfloat16")]
+)
+def test_drafts_by_the_kernels_of_a_gpu_give_the_same_tokens(folder: Path, way: str, dtype: str) -> None:
     answers = []
     for more in ({}, {"speculative_config": asked(way, folder)}):
-        options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder)} | SMALL | more
+        options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder), "dtype": dtype} | SMALL | more
         engine = Engine(flat_config(**options))
         requests: list[Request] = [request(i, p) for i, p in enumerate(((5, 6, 7, 5, 6, 7), (9,) * 20, (8, 4)))]
         for each in requests:

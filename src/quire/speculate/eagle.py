@@ -98,7 +98,9 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     file.finish()
     limits = config.scheduler
     rows = max(limits.max_num_batched_tokens, limits.max_num_seqs)
-    given, kept = (torch.zeros(rows, spec.hidden, device=ops.device) for _ in range(2))
+    # Where rows are kept in 16 bits (GPUs), those of both kinds are joined as they are.
+    dtype = embed.dtype if ops.gpu is not None and isinstance(embed, Tensor) else torch.float32
+    given, kept = (torch.zeros(rows, spec.hidden, dtype=dtype, device=ops.device) for _ in range(2))
     decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
     layout = kv_layout(config.cache, spec, KV_TYPES[target.dtype], ops.layout)
     model = replace(target, name=file.folder.name, spec=spec, decoder=decoder, layouts=(layout,), adapters=None,

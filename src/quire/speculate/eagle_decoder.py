@@ -52,9 +52,9 @@ class Beside:
 
 @dataclass(frozen=True)
 class EagleDecoder:
-    """Reads the first rows of `given`, a hidden row for each of the batch, and leaves its own in `kept` [rows, hidden].
+    """Reads the first rows of `given`, a hidden row for each of the batch, and leaves its own in `kept`.
 
-    `norm`: of what `head` reads.
+    Both are [rows, hidden]. `norm`: of what `head` reads.
     """
 
     ops: Ops

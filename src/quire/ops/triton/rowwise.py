@@ -193,7 +193,7 @@ def join_columns(gpu: Gpu, parts: tuple[Tensor, ...]) -> Tensor:
 
 @impl("place_columns", "triton")
 def place_columns(gpu: Gpu, out: Tensor, x: Tensor, at: int) -> Tensor:
-    total, width = tensor(out, "place_columns out", F32, -1, -1).shape
+    total, width = activations(out, "place_columns out")
     rows, d = activations(x, "place_columns x")
     if rows > total or at < 0 or at + d > width:
         raise ValueError(f"place_columns: [{rows}, {d}] from column {at} on is no part of [{total}, {width}]")
