@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
@@ -117,6 +118,7 @@ class EagleDrafter(ModelDrafter):
         if sum(len(rows) for _, _, rows in work) > self._room:
             self._write([(seq, start, rows[:-1]) for seq, start, rows in work if len(rows) > 1])
             work = [(seq, start + len(rows) - 1, rows[-1:]) for seq, start, rows in work]
+        begin = time.perf_counter()
         last = torch.tensor([len(rows) for _, _, rows in work]).cumsum(0) - 1
         given = self._fused(torch.cat([rows for _, _, rows in work]))
         while True:
@@ -130,11 +132,12 @@ class EagleDrafter(ModelDrafter):
                     if len(seq.draft) < limit:
                         left.append(i)
             if not left:
-                return
+                break
             given = self._decoder.kept[last[left].to(self._decoder.kept.device)]
             wanting = [wanting[i] for i in left]
             work = [(seq, len(seq.tokens) - 2 + len(seq.draft), given[i : i + 1]) for i, (seq, _) in enumerate(wanting)]
             last = torch.arange(len(left))
+        self.seconds = time.perf_counter() - begin
 
     def _fused(self, rows: Tensor) -> Tensor:
         """Hidden rows [n, hidden] of tapped ones [n, width]."""
