@@ -72,11 +72,12 @@ class EagleDrafter(ModelDrafter):
         return chunk.start
 
     def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
-        """Keep the hidden rows of `plan` that stand, where a draft is likely to come."""
+        """Keep the hidden rows of `plan` that stand; those of prompts only where drafts are likely to come."""
         super().computed(plan, follow=False)
         at, work = 0, Work()
         for i, chunk in enumerate(plan.chunks):
-            seq, result = chunk.seq, results[i] if follow and results else None
+            seq, wanted = chunk.seq, follow or chunk.start >= chunk.seq.prompt_len
+            result = results[i] if results and wanted else None
             before, seq.lookup = seq.lookup, None
             if result is not None and result.error is None and not result.again:
                 count = len(result.tokens) if seq.draft else chunk.count
