@@ -13,6 +13,7 @@ from quire.core.errors import ConfigError
 from quire.core.plan import ChunkResult
 from quire.core.sequence import Sequence
 from quire.core.speculation import parse_speculation
+from quire.sched.drafts import room_for_drafts
 from quire.speculate.cost import CostModel
 from quire.speculate.ngram import Index, NGram
 from test_scheduler import assert_golden
@@ -38,6 +39,15 @@ def test_a_draft_takes_no_block_that_others_need() -> None:
         engine.submit(req)
     engine.drain()
     assert_golden(engine, requests)
+
+
+def test_blocks_for_a_draft_that_the_budget_cuts_are_given_back() -> None:
+    engine, seq = drafted(1, 0)
+    limits, before = room_for_drafts(engine.scheduler, [(seq, 5)])
+    assert limits == [5] and not before.chunks
+    seq.draft = [1] * 5
+    engine.step()
+    assert not seq.draft and len(seq.blocks[0]) == -(-seq.target // 4)
 
 
 def test_a_draft_whose_rows_are_no_numbers_is_dropped_with_all_it_wrote() -> None:

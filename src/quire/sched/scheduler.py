@@ -240,8 +240,7 @@ class Scheduler:
             if result.finite:
                 # Only now is it known that the values are finite: inf or nan would have reached these logits.
                 self.tables.publish(seq, done)
-            if chunk.logits > 1:
-                self.tables.trim(seq)
+            self.tables.trim(seq)
             if chunk.start < seq.prompt_len <= done:
                 self._fork(seq)
             self.tables.slide(seq, done)
