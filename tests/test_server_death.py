@@ -110,9 +110,13 @@ class Serving:
     @property
     def engine(self) -> int:
         """The engine's process id; chat templates are rendered in another child."""
-        found = children(self.process.pid)
-        (child,) = (c for c in found if b"quire.engine.worker" in Path(f"/proc/{c}/cmdline").read_bytes())
+        (child,) = self.engines()
         return child
+
+    def engines(self) -> list[int]:
+        """The engine's process id, once it is one: a child that was only forked yet has its parent's name."""
+        found = children(self.process.pid)
+        return [c for c in found if b"quire.engine.worker" in Path(f"/proc/{c}/cmdline").read_bytes()]
 
 
 def children(pid: int) -> list[int]:
@@ -173,7 +177,7 @@ def test_kill_9_of_the_server_leaves_nothing() -> None:
 
 def test_ctrl_c_while_the_model_is_loaded_leaves_nothing() -> None:
     with Serving() as server:
-        wait_until(lambda: bool(children(server.process.pid)), seconds=20)
+        wait_until(lambda: bool(server.engines()), seconds=20)
         engine = server.engine
         os.killpg(server.process.pid, signal.SIGINT)
         assert server.process.wait(5) == 130
