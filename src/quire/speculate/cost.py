@@ -26,7 +26,7 @@ PRIOR = 2.0
 """Tokens that what all sequences did counts for in one that is new."""
 START = (2.8, 4.0)
 """Kept and tried tokens before anything is known: 0.7."""
-MARGIN = 1.03
+MARGIN = 1.05
 """Drafts must promise that much more than none: figures are noisy, and drafting has costs that are not seen here."""
 PAUSE, LONGEST_PAUSE = 8, 256
 """Steps without drafts before they are tried again, doubled each time it did not pay."""
@@ -77,7 +77,7 @@ class CostModel:
     def __init__(self, passes: bool, most: int) -> None:
         self._passes, self._most = passes, most
         self._step, self._pass = Times(), Times()
-        self._all = START
+        self._all, self._looking = START, 0.0
         self._pause, self._resting, self._tried, self._turns = PAUSE, 0, False, 0
 
     def turn(self) -> bool:
@@ -100,7 +100,10 @@ class CostModel:
         return TRIED, min(TRIED, self._most)
 
     def cut(self, seqs: Rows[Sequence], rows: int) -> None:
-        """Cut drafts that cost nothing to make to what is worth verifying; the likeliest tokens stay."""
+        """Cut drafts that cost nothing to make to what is worth verifying; the likeliest tokens stay.
+
+        Steps are of few sizes then, so that each is timed often and recorded once.
+        """
         p = self._acceptance(seqs)
         places = [(s, j) for s, seq in enumerate(seqs) for j in range(1, len(seq.draft) + 1)]
         if not places:
@@ -108,7 +111,9 @@ class CostModel:
         chances = np.array([p[s] ** j for s, j in places])
         order = np.argsort(-chances, kind="stable")
         gained = np.concatenate(([0.0], chances[order].cumsum()))
-        count = self._best(rows + gained, self._step.of(rows + np.arange(len(gained))))
+        counts = np.array([n for n in range(len(gained)) if not n or rows + n in SIZES])
+        seconds = self._step.of(rows + counts) + (counts > 0) * self._looking
+        count = int(counts[self._best(rows + gained[counts], seconds)])
         if not count and self._tries():
             count = TRIED
         kept = [0] * len(seqs)
@@ -160,6 +165,10 @@ class CostModel:
     def stepped(self, rows: int, seconds: float) -> None:
         """A step of decodes and drafts, `rows` in all, took so long."""
         self._step.add(rows, seconds)
+
+    def looked(self, seconds: float) -> None:
+        """Looking for drafts that are free, and choosing among them, took so long."""
+        self._looking = MEMORY * self._looking + (1 - MEMORY) * seconds
 
     def drafted(self, seqs: int, seconds: float) -> None:
         """A pass of the drafting model over `seqs` sequences took so long."""

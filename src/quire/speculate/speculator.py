@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
@@ -43,6 +44,7 @@ class Speculator:
         scheduler, asked, proposer = self._scheduler, self._asked, self.proposer
         if asked.adaptive and not self._cost.turn():
             return
+        begin = time.perf_counter()
         seqs = [seq for seq in undrafted(scheduler) if proposer.ready(seq)]
         rows = len(scheduler.running)
         spare = scheduler.config.max_num_batched_tokens - rows
@@ -65,6 +67,8 @@ class Speculator:
             self._cost.cut(seqs, rows)
         for seq in seqs:
             scheduler.tables.trim(seq)
+        if not proposer.passes:
+            self._cost.looked(time.perf_counter() - begin)
 
     def learn(self, plan: StepPlan, results: Rows[ChunkResult], seconds: float, fresh: bool) -> None:
         """What a step gave, before it is committed, and how long it took. A model that drafts follows its prompts.
