@@ -99,20 +99,26 @@ def requests_of(prompts: Rows[Rows[int]], tokens: int, **params: Any) -> list[Re
 
 
 def decode(engine: Engine, requests: list[Request]) -> tuple[dict[tuple[str, int], list[int]], float, int]:
-    """What came out; seconds and steps once every prompt is computed, or of all where not all run at once."""
+    """What came out; seconds a token and steps, once every prompt is computed.
+
+    Where not all requests run at once: as long as some wait, for then the batch is always full.
+    """
     out: dict[tuple[str, int], list[int]] = {(r.id, 0): [] for r in requests}
     for request in requests:
         engine.submit(request)
     at_once = len(requests) <= engine.config.scheduler.max_num_seqs
-    begin, steps = 0.0 if at_once else time.perf_counter(), 0
+    begin, end, steps, made = 0.0, 0.0, 0, 0
     while engine.has_work:
         for output in engine.step():
             assert output.error is None, output.error
             out[output.request_id, output.index] += output.tokens
+            made += len(output.tokens) if begin and not end else 0
         steps += begin > 0
-        if not begin and all(out.values()):
+        if not begin and (not at_once or all(out.values())):
             begin = time.perf_counter()
-    return out, time.perf_counter() - begin, steps
+        if not at_once and not end and not len(engine.scheduler.waiting):
+            end = time.perf_counter()
+    return out, ((end or time.perf_counter()) - begin) / made, steps
 
 
 def compare(
@@ -129,8 +135,7 @@ def compare(
     for _ in range(rounds):
         for name, engine in (("off", plain), ("on", drafting)):
             seconds[name].append(decode(engine, requests)[1])
-    tokens = sum(len(row) - 1 for row in want.values())
-    rates = {name: tokens / statistics.median(times) for name, times in seconds.items()}
+    rates = {name: 1 / statistics.median(times) for name, times in seconds.items()}
     return {
         "off_tokens_per_s": rates["off"], "on_tokens_per_s": rates["on"], "ratio": rates["on"] / rates["off"],
         "tokens_per_step": plain_steps / steps,
