@@ -45,10 +45,12 @@ def activations(g: torch.Generator, k: int) -> Tensor:
 
 @pytest.mark.parametrize("beside", ["", "zeros", "minimums"])
 @pytest.mark.parametrize("group", [16, 32, 64, 128])
+@pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_integer_linear_has_the_bits_of_the_other_units(kind: str, group: int, beside: str) -> None:
+def test_integer_linear_has_the_bits_of_the_other_units(kind: str, bits: int, group: int, beside: str) -> None:
+    """`bits` of the activations: 16 are two digits."""
     g = torch.Generator().manual_seed(group)
-    weight = cases.random_weight(g, kind, 75, 3 * 128, group, beside == "zeros")
+    weight = cases.random_weight(g, kind, 75, 3 * 128, group, beside == "zeros", bits)
     if beside == "minimums":
         assert weight.scales is not None
         least = (-7 * weight.scales.float() * torch.rand(weight.scales.shape, generator=g)).half()
@@ -57,9 +59,14 @@ def test_integer_linear_has_the_bits_of_the_other_units(kind: str, group: int, b
 
 
 @pytest.mark.parametrize("group", [16, 32, 64, 128])
-def test_a_table_has_the_bits_of_the_other_units(group: int) -> None:
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("digits", [1, 2])
+def test_a_table_has_the_bits_of_the_other_units(digits: int, bits: int, group: int) -> None:
+    """`digits` of the table's numbers, `bits` of the activations."""
     g = torch.Generator().manual_seed(group)
-    same_bits(cases.random_weight(g, "table4", 75, 3 * 128, group), activations(g, 3 * 128), cases.normal(g, 75))
+    weight = cases.random_weight(g, "table4", 75, 3 * 128, group, bits=bits)
+    weight = replace(weight, table=torch.tensor(cases.TABLES[digits], dtype=torch.int16))
+    same_bits(weight, activations(g, 3 * 128), cases.normal(g, 75))
 
 
 @pytest.mark.parametrize("form", SUPER_KINDS, ids=SUPER_KINDS.values())

@@ -85,7 +85,7 @@ int64_t panel_bytes(const LinearCall& c, int64_t m, int64_t rows, int64_t blocks
 #if defined(QUIRE_AMX)
     if constexpr (kKind == WeightKind::kBf16) return amx_panel_bytes(rows, blocks);
     if constexpr (has_tiles(kKind))
-        if (tiles_serve<kKind>(c, rows)) return tile_panel_bytes(c) + (is_super(kKind) ? super_panel_bytes<NB>(rows) : 0);
+        if (tiles_serve<kKind>(c, rows)) return tile_panel_bytes<kKind>(c) + (is_super(kKind) ? super_panel_bytes<NB>(rows) : 0);
 #endif
     (void)blocks;
     if constexpr (kKind == WeightKind::kBf12) return bf12_panel_bytes<R, NB>(rows);

@@ -4,32 +4,43 @@
 // operations and the order of int_tile, so the results are those of the other units bit for bit. Weights are unpacked once
 // per panel to signed bytes, in the layout that a tile of the second operand has anyway. The sums of one row of tiles are
 // turned into floats between the products of the next. Beyond its unpacking no product knows the kind of its weights: codes, numbers of
-// a table and chunks of super-blocks become the same bytes and f32 scales.
+// a table and chunks of super-blocks become the same bytes and f32 scales. Products of digits that weigh the same are one sum, as in
+// linear_int.h; two and three sums leave registers for two column blocks and for one.
 #pragma once
 
-constexpr int kWide = 4;    // column blocks that share a tile of activations
+constexpr int kSumTiles = 4;  // tile registers that hold sums
 constexpr int kTall = 4;    // row tiles whose floats stay in the first-level cache beside the weights of a group
 // Activations of a panel; every processor with AMX so far has 2 MiB of second-level cache a core.
 constexpr int64_t kTilePanelBytes = 1280 << 10;
 
 struct alignas(64) TileArea {
-    int32_t sums[2][kWide * kTileInts];
-    float acc[kTall + 1][kWide * kTileInts];  // the last takes what the first flush of a panel makes of no sums
+    int32_t sums[2][kSumTiles * kTileInts];
+    float acc[kTall + 1][kSumTiles * kTileInts];  // the last takes what the first flush of a panel makes of no sums
 };
 
 // What each group has beside its scale.
 enum class Beside { kNothing, kZeros, kMins };
 
-// A group of `blocks` unpacked blocks: signed codes [blocks][group / 4][16][4], scales [blocks][16], zeros or minimums likewise.
+// What products differ in: columns of a group, digits of the weights' numbers and of the activations.
+struct TileForm {
+    Beside beside;
+    int group, planes, digits;
+    constexpr int sums() const { return planes + digits - 1; }
+    constexpr int wide() const { return kSumTiles / sums(); }  // column blocks that share a tile of activations
+    constexpr int bytes() const { return group < 64 ? group : 64; }  // columns of a tile
+    constexpr int parts() const { return group / bytes(); }
+};
+
+// A group of `blocks` unpacked blocks: signed digits [planes][blocks][group / 4][16][4], scales [blocks][16], zeros or minimums likewise.
 struct TileGroup {
     char* at;
-    int64_t codes_bytes, blocks;
-    char* codes(int64_t b) const { return at + b * codes_bytes; }
-    float* scales(int64_t b) const { return reinterpret_cast<float*>(at + blocks * codes_bytes) + b * 16; }
+    int64_t codes_bytes, blocks, planes;
+    char* codes(int64_t b, int64_t plane = 0) const { return at + (plane * blocks + b) * codes_bytes; }
+    float* scales(int64_t b) const { return reinterpret_cast<float*>(codes(0, planes)) + b * 16; }
     float* beside(int64_t b) const { return scales(blocks + b); }
 };
 
-constexpr int64_t tile_group_bytes(int64_t group, int64_t blocks) { return blocks * (group * 16 + 2 * 64); }
+constexpr int64_t tile_group_bytes(int64_t group, int64_t blocks, int64_t planes) { return blocks * (planes * group * 16 + 2 * 64); }
 
 // Group g of column block `block` becomes block b of `to`.
 using UnpackGroup = void (*)(const TileGroup& to, int64_t b, const LinearCall& c, int64_t block, int64_t g);
@@ -38,20 +49,23 @@ QUIRE_INLINE void store_bytes(char* to, U codes, __m512i offset) { _mm512_store_
 
 template <WeightKind kKind>
 void unpack_group(const TileGroup& to, int64_t b, const LinearCall& c, int64_t block, int64_t g) {
-    constexpr int kStep = is_int8(kKind) ? 4 : 8;
-    constexpr bool kTable = kKind == WeightKind::kTable4;
+    constexpr int kStep = is_int8(kKind) ? 4 : 8, kPlanes = planes_of(kKind);
+    constexpr bool kTable = !is_int8(kKind) && !is_int4(kKind);
     const int64_t block_bytes = c.w.k * (64 / kStep), begin = g * c.w.group * (64 / kStep), at = block * c.groups + g;
     const int64_t ahead = begin + g_tuning.ahead < block_bytes ? 0 : (to.blocks - 1) * block_bytes;
     const char* w = c.w.codes + block * block_bytes + begin;
     const __m512i offset = _mm512_set1_epi8(static_cast<char>(is_int4(kKind) ? (c.w.mins ? 0 : 8) : 128));
-    const U table = {kTable ? _mm512_sub_epi8(load_table(c.w.table).v, offset) : offset};
+    U table[kPlanes];
+    for (int p = 0; p < kPlanes; ++p) table[p] = {kTable ? _mm512_sub_epi8(load_table(c.w.table + p * 16).v, offset) : offset};
     char* codes = to.codes(b);
     for (int64_t i = 0; i < c.w.group / kStep; ++i, w += 64) {
         const U packed = load_u(w);
         prefetch(w + g_tuning.ahead + ahead);
         if constexpr (kTable) {
-            store_u(codes + i * 128, look_up(table, low_nibbles(packed)));
-            store_u(codes + i * 128 + 64, look_up(table, high_nibbles(packed)));
+            for (int p = 0; p < kPlanes; ++p) {
+                store_u(to.codes(b, p) + i * 128, look_up(table[p], low_nibbles(packed)));
+                store_u(to.codes(b, p) + i * 128 + 64, look_up(table[p], high_nibbles(packed)));
+            }
         } else if constexpr (is_int4(kKind)) {
             store_bytes(codes + i * 128, low_nibbles(packed), offset);
             store_bytes(codes + i * 128 + 64, high_nibbles(packed), offset);
@@ -64,25 +78,32 @@ void unpack_group(const TileGroup& to, int64_t b, const LinearCall& c, int64_t b
     if (c.w.mins) store(to.beside(b), load_group(c, c.w.mins, at));
 }
 
-// A group of 32 columns is a chunk of a super-block.
+// A group is a chunk of a super-block, or half of one.
 template <WeightKind kKind>
 void unpack_super_group(const TileGroup& to, int64_t b, const LinearCall& c, int64_t block, int64_t g) {
     constexpr SuperForm kForm = super_form(kKind);
-    const int64_t block_bytes = super_block_bytes(c, kForm), super = g / kForm.groups(), chunk = g % kForm.groups();
+    constexpr int kWords = kForm.group / 4, kPerChunk = 8 / kWords;
+    const int64_t block_bytes = super_block_bytes(c, kForm), super = g / kForm.groups(), inner = g % kForm.groups();
     const int64_t at = block * (c.w.k / kSuperColumns) + super, begin = super * kForm.bytes();
     const int64_t ahead = begin + g_tuning.ahead < block_bytes ? 0 : (to.blocks - 1) * block_bytes;
     const char* multiples = c.w.codes + block * block_bytes + begin;
-    const char* from = multiples + kForm.multiples_bytes() + chunk * kForm.chunk_bytes();
-    const __m512i offset = _mm512_set1_epi8(static_cast<char>(128));
+    const char* from = multiples + kForm.multiples_bytes() + inner / kPerChunk * kForm.chunk_bytes();
+    const __m512i offset = _mm512_set1_epi8(static_cast<char>(kForm.table ? 128 : kForm.mins ? 0 : kForm.offset));
     const U table = {kForm.table ? _mm512_sub_epi8(load_table(c.w.table).v, offset) : offset};
     char* codes = to.codes(b);
-    for (int i = 0; i < kForm.bits; ++i) prefetch(from + i * 64 + g_tuning.ahead + ahead);
-    unrolled<0, 8>([&](auto w) {
-        const U word = super_word<kForm.bits, w>([&](int i) { return load_u(from + i * 64); });
-        store_u(codes + w * 64, kForm.table ? look_up(table, word) : word);
+    if (inner % kPerChunk == 0)
+        for (int i = 0; i < kForm.bits; ++i) prefetch(from + i * 64 + g_tuning.ahead + ahead);
+    unrolled<0, kPerChunk>([&](auto part) {
+        if (inner % kPerChunk != part) return;
+        unrolled<part * kWords, part * kWords + kWords>([&](auto w) {
+            const U word = super_word<kForm.bits, w>([&](int i) { return load_u(from + i * 64); });
+            char* to_word = codes + (w - part * kWords) * 64;
+            if constexpr (kForm.table) store_u(to_word, look_up(table, word));
+            else store_bytes(to_word, word, offset);
+        });
     });
     const F unit = load_group(c, c.w.scales, at), least_unit = kForm.mins ? load_group(c, c.w.mins, at) : unit;
-    const SuperScales scales = super_scales<kKind>(multiples, chunk, unit, least_unit);
+    const SuperScales scales = super_scales<kKind>(multiples, inner, unit, least_unit);
     store(to.scales(b), scales.scale);
     if constexpr (kForm.mins) store(to.beside(b), scales.least);
 }
@@ -95,9 +116,9 @@ struct Waiting {
     TileGroup weights;
 };
 
-template <Beside kBeside, int NB>
+template <TileForm kForm, int NB>
 struct Flush {
-    const int32_t* sums;
+    const int32_t* sums;  // [sums][NB][16][16]
     float* acc;
     const float* xs;
     const int32_t* starts;
@@ -109,62 +130,86 @@ struct Flush {
     I zero[NB];
 };
 
-template <Beside kBeside, int NB>
-QUIRE_INLINE Flush<kBeside, NB> flush_of(const LinearCall& c, const Waiting& s, int rows) {
+template <TileForm kForm, int NB>
+QUIRE_INLINE Flush<kForm, NB> flush_of(const LinearCall& c, const Waiting& s, int rows) {
     const int64_t first = s.row * c.groups + s.group;
-    Flush<kBeside, NB> f{s.sums, s.acc, c.x_scales + first, c.x_start + first, c.x_sums + first, c.groups, rows, {}, {}, {}};
+    Flush<kForm, NB> f{s.sums, s.acc, c.x_scales + first, c.x_start + first * kForm.digits, c.x_sums + first, c.groups, rows, {}, {}, {}};
 #pragma GCC unroll 4
     for (int b = 0; b < NB; ++b) {
         f.scale[b] = load(s.weights.scales(b));
-        if constexpr (kBeside == Beside::kZeros) f.zero[b] = load_i(s.weights.beside(b));
-        if constexpr (kBeside == Beside::kMins) f.least[b] = load(s.weights.beside(b));
+        if constexpr (kForm.beside == Beside::kZeros) f.zero[b] = load_i(s.weights.beside(b));
+        if constexpr (kForm.beside == Beside::kMins) f.least[b] = load(s.weights.beside(b));
     }
     return f;
 }
 
 // Rows kFrom .. kTo of a tile, as far as there are so many: acc += sum times the scales of weights and activations, and the
-// minimums times the activations' sum.
-template <bool kFull, int kFrom, int kTo, Beside kBeside, int NB>
-QUIRE_INLINE void flush_rows(Flush<kBeside, NB>& f) {
+// minimums times the activations' sum. Three sums do not fit into an integer, see add_group.
+template <bool kFull, int kFrom, int kTo, TileForm kForm, int NB>
+QUIRE_INLINE void flush_rows(Flush<kForm, NB>& f) {
 #pragma GCC unroll 16
     for (int r = kFrom; r < kTo; ++r) {
         if (!kFull && r >= f.rows) return;
         const F xs = set1(*f.xs);
         f.xs += f.stride;
-        I start = set1_i(0);
+        I start[kForm.digits];
         F total = set1(0.0f);
-        if constexpr (kBeside == Beside::kZeros) {
-            start = set1_i(*f.starts);
-            f.starts += f.stride;
+        if constexpr (kForm.beside == Beside::kZeros) {
+            for (int d = 0; d < kForm.digits; ++d) start[d] = set1_i(f.starts[d]);
+            f.starts += f.stride * kForm.digits;
         }
-        if constexpr (kBeside == Beside::kMins) {
+        if constexpr (kForm.beside == Beside::kMins) {
             total = set1(*f.totals);
             f.totals += f.stride;
         }
 #pragma GCC unroll 4
         for (int b = 0; b < NB; ++b) {
-            I sum = load_i(f.sums + b * kTileInts + r * 16);
-            if constexpr (kBeside == Beside::kZeros) sum = add_i(sum, mul16(start, f.zero[b]));
+            I sum[kForm.sums()];
+#pragma GCC unroll 3
+            for (int s = 0; s < kForm.sums(); ++s) {
+                sum[s] = load_i(f.sums + (s * NB + b) * kTileInts + r * 16);
+                if constexpr (kForm.beside == Beside::kZeros) sum[s] = add_i(sum[s], mul16(start[s], f.zero[b]));
+            }
             float* acc = f.acc + b * kTileInts + r * 16;
-            F value = fma(to_f(sum), mul(f.scale[b], xs), load(acc));
-            if constexpr (kBeside == Beside::kMins) value = fma(f.least[b], total, value);
+            I whole = sum[0];
+            if constexpr (kForm.sums() > 1) whole = add_i(times255(whole), sum[1]);
+            F value = to_f(whole);
+            if constexpr (kForm.sums() > 2) value = fma(value, set1(255.0f), to_f(sum[2]));
+            value = fma(value, mul(f.scale[b], xs), load(acc));
+            if constexpr (kForm.beside == Beside::kMins) value = fma(f.least[b], total, value);
             store(acc, value);
         }
     }
 }
 
-// Tiles 0 .. 3: sums of as many blocks; 4, 5: activations; 6, 7: weights. `w` holds [block][k / 4][16][4] of one group.
-template <int kGroup, int NB, bool kFull, int kAt, Beside kBeside>
-QUIRE_INLINE void dot_step(const char* w, Flush<kBeside, NB>& flush) {
-    constexpr int kBytes = kGroup < 64 ? kGroup : 64, kSteps = kGroup / kBytes * NB, kBlock = kAt % NB, kPart = kAt / NB;
-    tile_load<6 + kAt % 2>(w + kBlock * kGroup * 16 + kPart * kBytes * 16, 64);
-    tile_dot_s8<kBlock, 4 + kPart, 6 + kAt % 2>();
+// Part kPart of the activations of a group, or with two digits both of it: tiles 4 and 5.
+template <TileForm kForm, int kPart>
+QUIRE_INLINE void load_x(const LinearCall& c, const char* x) {
+    tile_load<4 + (kForm.digits == 1 ? kPart : 0)>(x + kPart * kForm.bytes(), c.x_stride);
+    if constexpr (kForm.digits == 2) tile_load<5>(x + c.x_digit + kPart * kForm.bytes(), c.x_stride);
+}
+
+// Tiles 0 .. 3: sums, [sum][block]; 4, 5: activations; 6, 7: weights. One tile of weights, of part kPart and plane kPlane of block
+// kBlock, and as many rows of the sums that wait.
+template <TileForm kForm, int NB, bool kFull, int kAt>
+QUIRE_INLINE void dot_step(const LinearCall& c, const char* x, const TileGroup& w, Flush<kForm, NB>& flush) {
+    constexpr int kSteps = kForm.parts() * kForm.planes * NB, kBlock = kAt % NB, kPlane = kAt / NB % kForm.planes, kPart = kAt / NB / kForm.planes;
+    if constexpr (kForm.digits == 2 && kAt == kPart * kForm.planes * NB) load_x<kForm, kPart>(c, x);
+    tile_load<6 + kAt % 2>(w.codes(kBlock, kPlane) + kPart * kForm.bytes() * 16, 64);
+    if constexpr (kForm.digits == 1) {
+        tile_dot_s8<kPlane * NB + kBlock, 4 + kPart, 6 + kAt % 2>();
+    } else {
+        tile_dot_s8<kPlane * NB + kBlock, 4, 6 + kAt % 2>();
+        tile_dot_s8<(kPlane + 1) * NB + kBlock, 5, 6 + kAt % 2>();
+    }
     flush_rows<kFull, kAt * kSide / kSteps, (kAt + 1) * kSide / kSteps>(flush);
 }
 
-template <int kGroup, bool kFull, Beside kBeside, int NB, int... kAt>
-QUIRE_INLINE void dot_group(const char* w, Flush<kBeside, NB>& flush, std::integer_sequence<int, kAt...>) {
-    (dot_step<kGroup, NB, kFull, kAt>(w, flush), ...);
+template <TileForm kForm, bool kFull, int NB, int... kAt>
+QUIRE_INLINE void dot_group(const LinearCall& c, const char* x, const TileGroup& w, Flush<kForm, NB>& flush, std::integer_sequence<int, kAt...>) {
+    if constexpr (kForm.digits == 1) load_x<kForm, 0>(c, x);
+    if constexpr (kForm.digits == 1 && kForm.parts() == 2) load_x<kForm, 1>(c, x);
+    (dot_step<kForm, NB, kFull, kAt>(c, x, w, flush), ...);
 }
 template <int... b>
 QUIRE_INLINE void zero_sums(std::integer_sequence<int, b...>) {
@@ -195,92 +240,96 @@ QUIRE_INLINE void store_tiles(const LinearCall& c, const Panel& p, const float* 
 }
 
 // NB column blocks of a panel. kFull: it is known to have 16 rows or more.
-template <Beside kBeside, int kGroup, int NB, bool kFull>
+template <TileForm kForm, int NB, bool kFull>
 void tile_blocks(const LinearCall& c, const Panel& p, UnpackGroup unpack, TileArea& area) {
-    constexpr int kBytes = kGroup < 64 ? kGroup : 64;
+    constexpr int64_t kCodes = kForm.group * 16;
+    constexpr int kSteps = kForm.parts() * kForm.planes * NB;
     const int rows = p.rows_end - p.row < kSide ? static_cast<int>(p.rows_end - p.row) : kSide;
-    const std::make_integer_sequence<int, NB> blocks;
+    const std::make_integer_sequence<int, kForm.sums() * NB> sums;
     for (int64_t top = p.row; top < p.rows_end; top += kTall * kSide) {
         const int64_t left = (p.rows_end - top + kSide - 1) / kSide;
         const int tall = static_cast<int>(left < kTall ? left : kTall);
         std::memset(area.acc, 0, static_cast<size_t>(tall) * sizeof(area.acc[0]));
-        Waiting waiting{area.sums[1], area.acc[kTall], p.row, 0, {p.work, kGroup * 16, NB}};
+        Waiting waiting{area.sums[1], area.acc[kTall], p.row, 0, {p.work, kCodes, NB, kForm.planes}};
         int turn = 0;
         for (int64_t g = 0; g < c.groups; ++g) {
-            const TileGroup weights{p.work + g * tile_group_bytes(kGroup, NB), kGroup * 16, NB};
+            const TileGroup weights{p.work + g * tile_group_bytes(kForm.group, NB, kForm.planes), kCodes, NB, kForm.planes};
             if (top == p.row)
                 for (int b = 0; b < NB; ++b) unpack(weights, b, c, p.block + b, g);
             for (int t = 0; t < tall; ++t, turn ^= 1) {
                 const int64_t row = tile_row(p, top, t, rows);
-                const char* x = c.x + row * c.x_stride + g * kGroup;
-                auto flush = flush_of<kBeside, NB>(c, waiting, rows);
-                zero_sums(blocks);
-                tile_load<4>(x, c.x_stride);
-                if constexpr (kGroup > kBytes) tile_load<5>(x + kBytes, c.x_stride);
-                dot_group<kGroup, kFull>(weights.at, flush, std::make_integer_sequence<int, kGroup / kBytes * NB>{});
-                store_sums(area.sums[turn], blocks);
+                const char* x = c.x + row * c.x_stride + g * kForm.group;
+                auto flush = flush_of<kForm, NB>(c, waiting, rows);
+                zero_sums(sums);
+                dot_group<kForm, kFull>(c, x, weights, flush, std::make_integer_sequence<int, kSteps>{});
+                store_sums(area.sums[turn], sums);
                 waiting = {area.sums[turn], area.acc[t], row, g, weights};
             }
         }
-        auto flush = flush_of<kBeside, NB>(c, waiting, rows);
+        auto flush = flush_of<kForm, NB>(c, waiting, rows);
         flush_rows<kFull, 0, kSide>(flush);
         for (int t = 0; t < tall; ++t) store_tiles<NB>(c, p, area.acc[t], tile_row(p, top, t, rows), rows);
     }
 }
 
-// Memory that a panel needs: the unpacked weights of some blocks.
-QUIRE_INLINE int64_t tile_panel_bytes(const LinearCall& c) { return c.groups * tile_group_bytes(c.w.group, kWide); }
+// Column blocks of a panel that share a tile of activations.
+template <WeightKind kKind>
+constexpr int tile_blocks_of() { return TileForm{Beside::kNothing, 16, planes_of(kKind), digits_of(kKind)}.wide(); }
 
-template <Beside kBeside, int kGroup>
+// Memory that a panel needs: the unpacked weights of some blocks.
+template <WeightKind kKind>
+QUIRE_INLINE int64_t tile_panel_bytes(const LinearCall& c) { return c.groups * tile_group_bytes(c.w.group, tile_blocks_of<kKind>(), planes_of(kKind)); }
+
+template <TileForm kForm>
 void tile_panel(const LinearCall& c, Panel p, UnpackGroup unpack) {
-    constexpr int kBytes = kGroup < 64 ? kGroup : 64;
+    constexpr int kWide = kForm.wide();
     TileArea area;
     std::memset(&area, 0, sizeof area);
     const bool full = p.rows_end - p.row >= kSide;
     const int rows = full ? kSide : static_cast<int>(p.rows_end - p.row);
     TileShapes shapes;
-    for (int i = 0; i < 4; ++i) shapes.set(i, rows, 64);
-    for (int i = 4; i < 6; ++i) shapes.set(i, rows, kBytes);
-    for (int i = 6; i < 8; ++i) shapes.set(i, kBytes / 4, 64);
+    for (int i = 0; i < kSumTiles; ++i) shapes.set(i, rows, 64);
+    for (int i = 4; i < 6; ++i) shapes.set(i, rows, kForm.bytes());
+    for (int i = 6; i < 8; ++i) shapes.set(i, kForm.bytes() / 4, 64);
     const TileScope scope(shapes);
     for (; p.block + kWide <= p.blocks_end; p.block += kWide) {
-        if (full) tile_blocks<kBeside, kGroup, kWide, true>(c, p, unpack, area);
-        else tile_blocks<kBeside, kGroup, kWide, false>(c, p, unpack, area);
+        if (full) tile_blocks<kForm, kWide, true>(c, p, unpack, area);
+        else tile_blocks<kForm, kWide, false>(c, p, unpack, area);
     }
-    for (; p.block < p.blocks_end; ++p.block) tile_blocks<kBeside, kGroup, 1, false>(c, p, unpack, area);
+    if constexpr (kWide > 1)
+        for (; p.block < p.blocks_end; ++p.block) tile_blocks<kForm, 1, false>(c, p, unpack, area);
 }
 
-// Weights that tiles can serve: integers of one digit, in groups of 32 or more. With groups of 16 a product takes a tile as long as
-// with 64, its time being that of the rows of activations, and so do its stores and floats: some 85 cycles for 16 rows by 16
-// columns (a third of 28 % of the peak, as measured of groups of 32); vectors need 32 for the products, about as many for the floats.
-consteval bool has_tiles(WeightKind kind) {
-    if (is_super(kind)) return super_form(kind).group >= 32;
-    return kind == WeightKind::kInt8 || kind == WeightKind::kInt4 || kind == WeightKind::kTable4;
-}
+// Weights that tiles can serve. With groups of 16 columns a product takes a tile as long as with 64, its time being that of the rows
+// of activations, and so do its stores and floats: by count no faster than vectors, so the tuner may leave them to vectors.
+consteval bool has_tiles(WeightKind kind) { return is_super(kind) || !(is_float(kind) || kind == WeightKind::kFp8); }
 
 // Whether tiles serve these weights and so many rows.
 template <WeightKind kKind>
-QUIRE_INLINE bool tiles_serve(const LinearCall& c, int64_t rows) {
-    return has_tiles(kKind) && rows >= g_tuning.tile_rows && c.w.group >= 32;
-}
+QUIRE_INLINE bool tiles_serve(const LinearCall&, int64_t rows) { return has_tiles(kKind) && rows >= g_tuning.tile_rows; }
 
-template <Beside kBeside>
-void tile_panel_of(const LinearCall& c, const Panel& p, UnpackGroup unpack) {
-    if (c.w.group == 32) return tile_panel<kBeside, 32>(c, p, unpack);
-    if (c.w.group == 64) return tile_panel<kBeside, 64>(c, p, unpack);
-    tile_panel<kBeside, 128>(c, p, unpack);
+template <WeightKind kKind, Beside kBeside>
+void tile_panel_of(const LinearCall& c, const Panel& p) {
+    constexpr int kPlanes = planes_of(kKind), kDigits = digits_of(kKind);
+    if (c.w.group == 16) return tile_panel<TileForm{kBeside, 16, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
+    if (c.w.group == 32) return tile_panel<TileForm{kBeside, 32, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
+    if (c.w.group == 64) return tile_panel<TileForm{kBeside, 64, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
+    tile_panel<TileForm{kBeside, 128, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
 }
 
 template <WeightKind kKind>
 void run_tile_panel(const LinearCall& c, const Panel& p) {
     if constexpr (is_super(kKind)) {
-        constexpr Beside kBeside = super_form(kKind).mins ? Beside::kMins : Beside::kNothing;
-        return tile_panel<kBeside, 32>(c, p, &unpack_super_group<kKind>);
+        constexpr SuperForm kForm = super_form(kKind);
+        return tile_panel<TileForm{kForm.mins ? Beside::kMins : Beside::kNothing, kForm.group, 1, 1}>(c, p, &unpack_super_group<kKind>);
     } else {
-        if (p.rows_end - p.row <= kSide && c.w.group >= kFewGroup && !c.w.mins) return few_panel_of<kKind>(c, p);
-        if (c.w.mins) return tile_panel_of<Beside::kMins>(c, p, &unpack_group<kKind>);
-        if (c.w.zeros) return tile_panel_of<Beside::kZeros>(c, p, &unpack_group<kKind>);
-        tile_panel_of<Beside::kNothing>(c, p, &unpack_group<kKind>);
+        if constexpr (is_plain(kKind))
+            if (p.rows_end - p.row <= kSide && c.w.group >= kFewGroup && !c.w.mins) return few_panel_of<kKind>(c, p);
+        if constexpr (is_int8(kKind) || is_int4(kKind)) {
+            if (c.w.mins) return tile_panel_of<kKind, Beside::kMins>(c, p);
+            if (c.w.zeros) return tile_panel_of<kKind, Beside::kZeros>(c, p);
+        }
+        tile_panel_of<kKind, Beside::kNothing>(c, p);
     }
 }
 
@@ -290,8 +339,9 @@ void run_tile_linear(const LinearCall& c, int64_t m) {
     const int64_t most = kTilePanelBytes / c.x_stride < kSide ? 1 : kTilePanelBytes / c.x_stride / kSide;
     const int64_t tiles = (m + kSide - 1) / kSide, panels = (tiles + most - 1) / most;
     const int64_t height = (tiles + panels - 1) / panels * kSide;
+    constexpr int kWide = tile_blocks_of<kKind>();
     const int64_t blocks = (c.w.n + 15) / 16, columns = (blocks + kWide - 1) / kWide;
-    const Work work(tile_panel_bytes(c));
+    const Work work(tile_panel_bytes<kKind>(c));
     parallel_for((m + height - 1) / height * columns, [&](int64_t index, int thread) {
         const int64_t row = index / columns * height, block = index % columns * kWide;
         const int64_t blocks_end = block + kWide < blocks ? block + kWide : blocks;

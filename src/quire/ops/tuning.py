@@ -11,6 +11,8 @@ from quire.core.errors import ConfigError
 from quire.core.machine import cache_folder
 
 FILE = "tuning.json"
+NEVER = 1 << 20
+"""Rows that no step has."""
 
 
 class Tuning(msgspec.Struct, frozen=True):

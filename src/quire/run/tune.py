@@ -18,7 +18,7 @@ from quire.core.config import EngineConfig
 from quire.core.machine import processor
 from quire.core.version import VERSION
 from quire.model.spec import ModelSpec
-from quire.ops.tuning import Tuning, keep, parse, recall
+from quire.ops.tuning import NEVER, Tuning, keep, parse, recall
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,8 +38,9 @@ STREAMING = ((8192, 1), (1024, 1), (2048, 4), (1024, 4))
 """(ahead, row_streams): what was best on one machine and bad on another."""
 FEW = 16
 """Rows of a decode batch that, in tile registers, asks for weights as far ahead as a single row does."""
-BATCHES = (5, 8, 12)
-"""Decode batches that tile registers might take."""
+BATCHES = (5, 8, 12, 64)
+"""Decode batches that tile registers might take. Where they are slower for the last, they are not used: groups of 16 columns
+cost a product in tiles as much as groups of 64."""
 
 
 def tuning_key(config: EngineConfig, spec: ModelSpec, isa: str, threads: int) -> str:
@@ -113,6 +114,8 @@ def _measure(step: Step) -> Tuning:
         best = _fastest((by_vectors, by_tiles), step.made_up_decode(rows), native.set_tuning)
         if best == by_tiles:
             break
+        if rows == BATCHES[-1]:
+            best = Tuning(best.ahead, NEVER, best.row_streams)
     step.forget_made_up()
     return best
 
