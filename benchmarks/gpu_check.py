@@ -36,7 +36,7 @@ ABSENT = ("msgspec", "pyzmq", "fastapi", "starlette", "pydantic", "pydantic-core
 QUIET = ("-q", "-p", "no:cacheprovider", "--tb=short", "-W", "default")
 """Warnings are no errors here: the machine's packages have other versions than those of constraints.txt."""
 MINUTES = 8.0
-SLOWER = 5
+SLOWER = 20.0
 """How much longer a stage may take without a GPU."""
 SHARDS = 12
 """Processes that share the op tests: most of their time goes to compiling kernels, on one core each."""

@@ -1,4 +1,4 @@
-// Copying and scrubbing whole cache blocks.
+// Copying and scrubbing whole cache blocks, and moving single tokens.
 #include <cstdint>
 #include <cstring>
 
@@ -31,7 +31,39 @@ void zero_blocks(const int64_t* where, int64_t tensors, const int64_t* ids, int6
     });
 }
 
-const OpEntry kOps[] = {op_entry<&copy_blocks>("copy_blocks"), op_entry<&zero_blocks>("zero_blocks")};
+// How tokens lie in the cache of keys or of values of a layer (ops/layout.py): in each block of `block_bytes`, for each head, rows of
+// `row_bytes`, of which `side` lie side by side, a word of each, and behind them the tokens' scales, if there are any.
+struct TokenRows {
+    int64_t address, block_bytes, heads, row_bytes, side, word_bytes, scaled;
+};
+
+void move_token(const TokenRows& rows, int64_t block_size, int64_t source, int64_t destination) {
+    const int64_t head_bytes = rows.block_bytes / rows.heads, step = rows.side * rows.word_bytes;
+    const auto place = [&](int64_t slot) {
+        const int64_t offset = slot % block_size;
+        return slot / block_size * rows.block_bytes + offset / rows.side * rows.side * rows.row_bytes + offset % rows.side * rows.word_bytes;
+    };
+    const auto scale = [&](int64_t slot) { return slot / block_size * rows.block_bytes + block_size * rows.row_bytes + slot % block_size * 4; };
+    for (int64_t h = 0; h < rows.heads; ++h) {
+        char* head = reinterpret_cast<char*>(rows.address) + h * head_bytes;
+        char* to = head + place(destination);
+        const char* from = head + place(source);
+        for (int64_t i = 0; i < rows.row_bytes; i += rows.word_bytes, from += step, to += step)
+            std::memcpy(to, from, static_cast<size_t>(rows.word_bytes));
+        if (rows.scaled) std::memcpy(head + scale(destination), head + scale(source), 4);
+    }
+}
+
+void move_slots(const TokenRows* where, int64_t tensors, const int64_t* pairs, int64_t count, int64_t blocks, int64_t block_size) {
+    for (int64_t i = 0; i < 2 * count; ++i)
+        if (pairs[i] < 0 || pairs[i] >= blocks * block_size) fail("move_slots: a slot lies outside the cache");
+    parallel_for(tensors, [&](int64_t t, int) {
+        for (int64_t i = 0; i < count; ++i)
+            if (pairs[2 * i] != pairs[2 * i + 1]) move_token(where[t], block_size, pairs[2 * i], pairs[2 * i + 1]);
+    });
+}
+
+const OpEntry kOps[] = {op_entry<&copy_blocks>("copy_blocks"), op_entry<&zero_blocks>("zero_blocks"), op_entry<&move_slots>("move_slots")};
 const Register kRegister(kOps);
 
 }  // namespace

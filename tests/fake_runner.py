@@ -71,7 +71,7 @@ class FakeEngine:
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], Output] = {}
         self.ahead, self.late, self.drafts = ahead, late, drafts
-        self.rejected = self.accepted = 0
+        self.rejected = self.accepted = self.moved = 0
         self.steps_ahead = 0
         self._launched: tuple[StepPlan, Callable[[], list[ChunkResult]]] | None = None
         self._drawn: dict[Sequence, int] = {}
@@ -113,10 +113,12 @@ class FakeEngine:
         limits, before = room_for_drafts(self.scheduler, [(seq, rng.randint(0, 5)) for seq in seqs])
         self._prepare(before)
         for seq, room in zip(seqs, limits, strict=True):
-            guesses = list(seq.tokens)
-            for _ in range(rng.randint(0, room)):
-                guesses.append(next_token(guesses, seq.index) if rng.random() < 0.8 else rng.randrange(VOCAB))
-            seq.draft = guesses[len(seq.tokens) :]
+            branches = rng.random() < 0.5
+            for node in range(rng.randint(0, room)):
+                seq.parents += [rng.randint(-1, node - 1)] if branches else []
+                before = seq.tokens + [seq.draft[i] for i in seq.branch(seq.parents[node] if branches else node - 1)]
+                right = rng.random() < 0.8
+                seq.draft.append(next_token(before, seq.index) if right else rng.randrange(VOCAB))
         for seq in self.scheduler.running:
             if seq.draft:
                 self._scribble(seq)
@@ -132,6 +134,9 @@ class FakeEngine:
 
     def _prepare(self, plan: StepPlan) -> None:
         size = self.block_size
+        for slot, place in plan.moves:
+            self.cache[place] = self.cache[slot]
+            self.moved += 1
         for block in plan.scrub:
             for offset in range(size):
                 self.cache.pop(block * size + offset, None)
@@ -159,13 +164,19 @@ class FakeEngine:
         for group, (table, window) in enumerate(zip(tables, self.windows, strict=True)):
             for position in range(chunk.start, end):
                 slot = table[position // size] * size + position % size
-                self.cache[slot] = (group, *tokens[: position + 1])
+                self.cache[slot] = (group, *self._before(chunk.seq, tokens, position))
             for position in range(max(0, chunk.start - window + 1) if window else 0, end):
                 block = table[position // size]
                 assert block != SLID_OUT, f"{chunk.seq} reads position {position}, which slid out"
                 held = self.cache.get(block * size + position % size)
-                want = (group, *tokens[: position + 1])
+                want = (group, *self._before(chunk.seq, tokens, position))
                 assert held == want, f"{chunk.seq} reads a wrong value at {position}: {held}"
+
+    def _before(self, seq: Sequence, tokens: list[int], place: int) -> list[int]:
+        """The tokens that the one in the slot of position `place` follows, and it."""
+        if not seq.draft or place < len(seq.tokens):
+            return tokens[: place + 1]
+        return seq.tokens + [seq.draft[node] for node in seq.branch(place - len(seq.tokens))]
 
     def _draw(self, chunk: Chunk, tokens: list[int]) -> ChunkResult:
         """The token of a chunk that ends its sequence, for the host and the next step; of drafts those that hold."""
@@ -187,11 +198,12 @@ class FakeEngine:
         assert chunk.logits == 1 + len(seq.draft) and chunk.start + chunk.count == len(tokens)
         if seq.request.id in self.poison:
             return ChunkResult([], [], [], again=True)
-        for end in range(len(seq.tokens), len(tokens) + 1):
-            token = next_token(tokens[:end], seq.index)
+        node: int | None = -1
+        while node is not None:
+            token = next_token(self._before(seq, tokens, len(seq.tokens) + node), seq.index)
             result.tokens.append(token)
-            if not seq.foretold(end, token):
-                break
+            node = seq.foretold(node, token)
+            result.path += () if node is None else (node,)
         self.accepted += len(result.tokens) - 1
         self.rejected += len(seq.draft) + 1 - len(result.tokens)
         return result

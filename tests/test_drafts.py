@@ -15,7 +15,6 @@ from quire.core.sequence import Sequence
 from quire.core.speculation import parse_speculation
 from quire.sched.drafts import room_for_drafts
 from quire.speculate.cost import CostModel
-from quire.speculate.ngram import Index, NGram
 from test_scheduler import assert_golden
 
 
@@ -29,7 +28,7 @@ def test_drafts_change_no_output(blocks: int, block_size: int, windows: tuple[in
         engine.submit(req)
     engine.drain()
     assert_golden(engine, requests)
-    assert engine.accepted > 20 and engine.rejected > 3
+    assert engine.accepted > 15 and engine.rejected > 3 and engine.moved
 
 
 def test_a_draft_takes_no_block_that_others_need() -> None:
@@ -85,37 +84,6 @@ def test_a_sequence_that_is_preempted_gives_up_its_draft() -> None:
     engine, seq = drafted(8, 5)
     engine.scheduler._preempt(seq)
     assert seq.draft == [] and seq.target == 8
-
-
-def index_by_hand(tokens: list[int], least: int, most: int) -> int:
-    """The longest run of up to `most` tokens that ends `tokens` and ended before, among the 8 latest of `least`."""
-    last, found, longest = len(tokens), 0, least - 1
-    ends = [end for end in range(least, last) if tokens[end - least : end] == tokens[last - least :]]
-    for end in ends[::-1][:8]:
-        length = 0
-        while length < min(most, end) and tokens[end - 1 - length] == tokens[last - 1 - length]:
-            length += 1
-        if length > longest:
-            found, longest = end, length
-    return found
-
-
-@pytest.mark.parametrize(("least", "most"), [(1, 4), (2, 16), (3, 3)])
-def test_the_longest_run_is_found(least: int, most: int) -> None:
-    rng = random.Random(least)
-    tokens = [rng.randrange(3) for _ in range(300)]
-    index = Index(least, most)
-    for length in [*range(1, 120), 150, 151, 299, 300]:
-        row = tokens[:length]
-        assert index.longest(row) == (index_by_hand(row, least, most) if length > least else 0), length
-
-
-def test_what_is_copied_goes_on_repeating() -> None:
-    seq = Sequence(request("r", [5, 1, 2, 3, 1, 2, 3], 9))
-    NGram(2, 8).propose([seq], [7])
-    assert seq.draft == [1, 2, 3, 1, 2, 3, 1]
-    NGram(2, 8).propose([other := Sequence(request("s", [4, 5, 6], 9))], [3])
-    assert other.draft == []
 
 
 def model_of(step: dict[int, float], passes: bool = False, each: float = 0.0, most: int = 6) -> CostModel:

@@ -207,7 +207,7 @@ def test_rows_of_a_draft_are_edited_as_if_its_tokens_stood_there() -> None:
     one = [run(native, logits[i : i + 1], sequence(output=(*output, *draft[:i]), **options))[0] for i in range(5)]
     seq, sampler = sequence(output=output, **options), Sampler(native, VOCAB)
     seq.draft = draft
-    rows = [LogitRow(seq, len(seq.tokens) + i) for i in range(5)]
+    rows = [LogitRow(seq, len(seq.tokens) + i, None, i - 1) for i in range(5)]
     assert sampler(logits.clone(), rows).results() == one
     seq.tokens += [9, 33]  # the first drafted token was kept, the second was not
     seq.draft = []

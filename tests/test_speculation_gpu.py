@@ -20,13 +20,16 @@ from tiny_model import OPTIONS
 from triton_ops import needs_triton
 
 __all__ = ["folder"]
-WAYS = ("ngram", "layers", "model", "medusa", "eagle3")
+WAYS = ("ngram", "suffix", "layers", "model", "medusa", "eagle3")
+TREES = tuple(f"{way} tree" for way in WAYS)
 
 
 def asked(way: str, folder: Path, adaptive: bool = False) -> str:
     """What `speculative_config` says; the draft model is the same folder, whose embedding of BROKEN is whole."""
+    way, _, branches = way.partition(" ")
     ways: dict[str, dict[str, Any]] = {
         "ngram": {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3},
+        "suffix": {"method": "suffix", "prompt_lookup_min": 1, "num_speculative_tokens": 3},
         "layers": {"method": "self", "layers": 1, "num_speculative_tokens": 2},
         "model": {"model": str(folder), "num_speculative_tokens": 3},
         "medusa": {"method": "medusa", "model": str(folder / "medusa")},
@@ -39,7 +42,8 @@ def asked(way: str, folder: Path, adaptive: bool = False) -> str:
     if way == "eagle3":
         ours = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 1, 1]}}
         write_eagle(folder / "eagle3", "eagle3", *sizes, 100, **ours)
-    return json.dumps(ways[way] | {"adaptive": adaptive})
+    tree = {"topk": 2, "num_draft_tokens": 5} if branches else {}
+    return json.dumps(ways[way] | tree | {"adaptive": adaptive})
 
 
 REQUESTS = make_requests(18, 4, kinds=(1, 4))
@@ -58,7 +62,7 @@ CASES = {"short": ("side", SHORT, False), "roomy": ("main", ROOMY, False), "adap
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS + TREES)
 def test_drafts_give_the_same_answers(
     folder: Path, monkeypatch: pytest.MonkeyPatch, expected: tuple[Answers, int], way: str, case: str
 ) -> None:
@@ -74,7 +78,7 @@ def test_drafts_give_the_same_answers(
         assert numbers == pytest.approx(wanted, abs=1e-4), key
     assert late.speculator is not None
     totals = late.speculator.totals
-    assert adaptive or totals.tokens >= totals.accepted > 0 or (way in HEADS and totals.tokens > 0)
+    assert adaptive or totals.tokens >= totals.accepted > 0 or (way.split()[0] in HEADS and totals.tokens > 0)
     assert errors == late.runner.numeric_errors > 0, "a guess that gives no numbers is no error"
 
 
@@ -112,7 +116,7 @@ def test_a_guess_that_gives_no_numbers_harms_nobody(folder: Path, monkeypatch: p
 @needs_triton
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("way", "dtype"), [*((way, "auto") for way in WAYS), ("medusa", "bfloat16"), ("eagle3", "bfloat16")]
+    ("way", "dtype"), [*((way, "auto") for way in WAYS + TREES), ("medusa", "bfloat16"), ("eagle3", "bfloat16")]
 )
 def test_drafts_by_the_kernels_of_a_gpu_give_the_same_tokens(folder: Path, way: str, dtype: str) -> None:
     answers = []

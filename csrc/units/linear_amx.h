@@ -21,14 +21,12 @@ struct alignas(64) TileArea {
 // What each group has beside its scale.
 enum class Beside { kNothing, kZeros, kMins };
 
-// What products differ in: columns of a group, digits of the weights' numbers and of the activations.
+// What products differ in: tiles that hold a group's columns, digits of the weights' numbers and of the activations.
 struct TileForm {
     Beside beside;
-    int group, planes, digits;
+    int parts, planes, digits;
     constexpr int sums() const { return planes + digits - 1; }
     constexpr int wide() const { return kSumTiles / sums(); }  // column blocks that share a tile of activations
-    constexpr int bytes() const { return group < 64 ? group : 64; }  // columns of a tile
-    constexpr int parts() const { return group / bytes(); }
 };
 
 // A group of `blocks` unpacked blocks: signed digits [planes][blocks][group / 4][16][4], scales [blocks][16], zeros or minimums likewise.
@@ -185,17 +183,17 @@ QUIRE_INLINE void flush_rows(Flush<kForm, NB>& f) {
 // Part kPart of the activations of a group, or with two digits both of it: tiles 4 and 5.
 template <TileForm kForm, int kPart>
 QUIRE_INLINE void load_x(const LinearCall& c, const char* x) {
-    tile_load<4 + (kForm.digits == 1 ? kPart : 0)>(x + kPart * kForm.bytes(), c.x_stride);
-    if constexpr (kForm.digits == 2) tile_load<5>(x + c.x_digit + kPart * kForm.bytes(), c.x_stride);
+    tile_load<4 + (kForm.digits == 1 ? kPart : 0)>(x + kPart * 64, c.x_stride);
+    if constexpr (kForm.digits == 2) tile_load<5>(x + c.x_digit + kPart * 64, c.x_stride);
 }
 
 // Tiles 0 .. 3: sums, [sum][block]; 4, 5: activations; 6, 7: weights. One tile of weights, of part kPart and plane kPlane of block
 // kBlock, and as many rows of the sums that wait.
 template <TileForm kForm, int NB, bool kFull, int kAt>
 QUIRE_INLINE void dot_step(const LinearCall& c, const char* x, const TileGroup& w, Flush<kForm, NB>& flush) {
-    constexpr int kSteps = kForm.parts() * kForm.planes * NB, kBlock = kAt % NB, kPlane = kAt / NB % kForm.planes, kPart = kAt / NB / kForm.planes;
+    constexpr int kSteps = kForm.parts * kForm.planes * NB, kBlock = kAt % NB, kPlane = kAt / NB % kForm.planes, kPart = kAt / NB / kForm.planes;
     if constexpr (kForm.digits == 2 && kAt == kPart * kForm.planes * NB) load_x<kForm, kPart>(c, x);
-    tile_load<6 + kAt % 2>(w.codes(kBlock, kPlane) + kPart * kForm.bytes() * 16, 64);
+    tile_load<6 + kAt % 2>(w.codes(kBlock, kPlane) + kPart * 64 * 16, 64);
     if constexpr (kForm.digits == 1) {
         tile_dot_s8<kPlane * NB + kBlock, 4 + kPart, 6 + kAt % 2>();
     } else {
@@ -208,7 +206,7 @@ QUIRE_INLINE void dot_step(const LinearCall& c, const char* x, const TileGroup& 
 template <TileForm kForm, bool kFull, int NB, int... kAt>
 QUIRE_INLINE void dot_group(const LinearCall& c, const char* x, const TileGroup& w, Flush<kForm, NB>& flush, std::integer_sequence<int, kAt...>) {
     if constexpr (kForm.digits == 1) load_x<kForm, 0>(c, x);
-    if constexpr (kForm.digits == 1 && kForm.parts() == 2) load_x<kForm, 1>(c, x);
+    if constexpr (kForm.digits == 1 && kForm.parts == 2) load_x<kForm, 1>(c, x);
     (dot_step<kForm, NB, kFull, kAt>(c, x, w, flush), ...);
 }
 template <int... b>
@@ -242,23 +240,23 @@ QUIRE_INLINE void store_tiles(const LinearCall& c, const Panel& p, const float* 
 // NB column blocks of a panel. kFull: it is known to have 16 rows or more.
 template <TileForm kForm, int NB, bool kFull>
 void tile_blocks(const LinearCall& c, const Panel& p, UnpackGroup unpack, TileArea& area) {
-    constexpr int64_t kCodes = kForm.group * 16;
-    constexpr int kSteps = kForm.parts() * kForm.planes * NB;
+    constexpr int kSteps = kForm.parts * kForm.planes * NB;
+    const int64_t group = c.w.group, codes_bytes = group * 16;
     const int rows = p.rows_end - p.row < kSide ? static_cast<int>(p.rows_end - p.row) : kSide;
     const std::make_integer_sequence<int, kForm.sums() * NB> sums;
     for (int64_t top = p.row; top < p.rows_end; top += kTall * kSide) {
         const int64_t left = (p.rows_end - top + kSide - 1) / kSide;
         const int tall = static_cast<int>(left < kTall ? left : kTall);
         std::memset(area.acc, 0, static_cast<size_t>(tall) * sizeof(area.acc[0]));
-        Waiting waiting{area.sums[1], area.acc[kTall], p.row, 0, {p.work, kCodes, NB, kForm.planes}};
+        Waiting waiting{area.sums[1], area.acc[kTall], p.row, 0, {p.work, codes_bytes, NB, kForm.planes}};
         int turn = 0;
         for (int64_t g = 0; g < c.groups; ++g) {
-            const TileGroup weights{p.work + g * tile_group_bytes(kForm.group, NB, kForm.planes), kCodes, NB, kForm.planes};
+            const TileGroup weights{p.work + g * tile_group_bytes(group, NB, kForm.planes), codes_bytes, NB, kForm.planes};
             if (top == p.row)
                 for (int b = 0; b < NB; ++b) unpack(weights, b, c, p.block + b, g);
             for (int t = 0; t < tall; ++t, turn ^= 1) {
                 const int64_t row = tile_row(p, top, t, rows);
-                const char* x = c.x + row * c.x_stride + g * kForm.group;
+                const char* x = c.x + row * c.x_stride + g * group;
                 auto flush = flush_of<kForm, NB>(c, waiting, rows);
                 zero_sums(sums);
                 dot_group<kForm, kFull>(c, x, weights, flush, std::make_integer_sequence<int, kSteps>{});
@@ -274,7 +272,7 @@ void tile_blocks(const LinearCall& c, const Panel& p, UnpackGroup unpack, TileAr
 
 // Column blocks of a panel that share a tile of activations.
 template <WeightKind kKind>
-constexpr int tile_blocks_of() { return TileForm{Beside::kNothing, 16, planes_of(kKind), digits_of(kKind)}.wide(); }
+constexpr int tile_blocks_of() { return TileForm{Beside::kNothing, 1, planes_of(kKind), digits_of(kKind)}.wide(); }
 
 // Memory that a panel needs: the unpacked weights of some blocks.
 template <WeightKind kKind>
@@ -287,10 +285,11 @@ void tile_panel(const LinearCall& c, Panel p, UnpackGroup unpack) {
     std::memset(&area, 0, sizeof area);
     const bool full = p.rows_end - p.row >= kSide;
     const int rows = full ? kSide : static_cast<int>(p.rows_end - p.row);
+    const int columns = static_cast<int>(c.w.group) / kForm.parts;
     TileShapes shapes;
     for (int i = 0; i < kSumTiles; ++i) shapes.set(i, rows, 64);
-    for (int i = 4; i < 6; ++i) shapes.set(i, rows, kForm.bytes());
-    for (int i = 6; i < 8; ++i) shapes.set(i, kForm.bytes() / 4, 64);
+    for (int i = 4; i < 6; ++i) shapes.set(i, rows, columns);
+    for (int i = 6; i < 8; ++i) shapes.set(i, columns / 4, 64);
     const TileScope scope(shapes);
     for (; p.block + kWide <= p.blocks_end; p.block += kWide) {
         if (full) tile_blocks<kForm, kWide, true>(c, p, unpack, area);
@@ -311,17 +310,15 @@ QUIRE_INLINE bool tiles_serve(const LinearCall&, int64_t rows) { return has_tile
 template <WeightKind kKind, Beside kBeside>
 void tile_panel_of(const LinearCall& c, const Panel& p) {
     constexpr int kPlanes = planes_of(kKind), kDigits = digits_of(kKind);
-    if (c.w.group == 16) return tile_panel<TileForm{kBeside, 16, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
-    if (c.w.group == 32) return tile_panel<TileForm{kBeside, 32, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
-    if (c.w.group == 64) return tile_panel<TileForm{kBeside, 64, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
-    tile_panel<TileForm{kBeside, 128, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
+    if (c.w.group <= 64) return tile_panel<TileForm{kBeside, 1, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
+    tile_panel<TileForm{kBeside, 2, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
 }
 
 template <WeightKind kKind>
 void run_tile_panel(const LinearCall& c, const Panel& p) {
     if constexpr (is_super(kKind)) {
-        constexpr SuperForm kForm = super_form(kKind);
-        return tile_panel<TileForm{kForm.mins ? Beside::kMins : Beside::kNothing, kForm.group, 1, 1}>(c, p, &unpack_super_group<kKind>);
+        constexpr Beside kBeside = super_form(kKind).mins ? Beside::kMins : Beside::kNothing;
+        return tile_panel<TileForm{kBeside, 1, 1, 1}>(c, p, &unpack_super_group<kKind>);
     } else {
         if constexpr (is_plain(kKind))
             if (p.rows_end - p.row <= kSide && c.w.group >= kFewGroup && !c.w.mins) return few_panel_of<kKind>(c, p);

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.cli.flags import ENGINE, to_engine, with_flags
 from quire.cli.show import Rows, show, size
-from quire.core.speculation import HEADS
+from quire.core.speculation import HEADS, LOOK_UPS
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
@@ -149,6 +149,7 @@ def _drafting_layers(
 def _speculation_rows(asked: Speculation, drafts: ModelFacts | None) -> Rows:
     who = {
         "ngram": f"prompt look-up by the last {asked.prompt_lookup_min} to {asked.prompt_lookup_max} tokens",
+        "suffix": f"the prompt and {asked.suffix_decoding_max_cached_requests:,} earlier outputs of the same tenant",
         "self": f"its first {asked.layers} layers" if asked.layers else f"the same model in {asked.quantization}",
         "draft_model": "" if drafts is None else f"{drafts.folder} ({drafts.parameters:,} parameters)",
     }.get(asked.method) or f"{asked.method} heads of {asked.model} ({len(_heads(asked).infos)} tensors)"
@@ -162,7 +163,7 @@ def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | 
     from msgspec.structs import replace
 
     asked = config.speculation.asked
-    if asked is None or asked.method == "ngram" or asked.layers:
+    if asked is None or asked.method in LOOK_UPS or asked.layers:
         return []
     if asked.method in HEADS:
         return [("weights that draft", "about " + size(_heads(asked).nbytes))]

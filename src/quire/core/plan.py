@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence
@@ -23,7 +23,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """All chunks of a step, after wiping `scrub` and the block copies (source, destination) of copy-on-write.
+    """All chunks of a step, after moving slots (source, destination), wiping `scrub` and the block copies (source,
+    destination) of copy-on-write, in this order. What is moved are the kept tokens of drafts that branched.
 
     Steps run in the order of their plans. So what one writes or frees, a later one may use, whichever is committed.
     """
@@ -32,6 +33,7 @@ class StepPlan:
     copies: tuple[tuple[int, int], ...] = ()
     preempted: tuple[Sequence, ...] = ()
     scrub: tuple[int, ...] = ()
+    moves: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -43,6 +45,8 @@ class StepPlan:
 class ChunkResult:
     """What the runner found for one chunk: new tokens, and log-probabilities of them or of the prompt's tokens.
 
+    `path`: the nodes of the draft that all but the last of the tokens are, in order.
+
     `finite`: there were logits, and none was inf or NaN; so are then the keys and values they came from. `again`: a row
     of a draft gave no numbers. It may be the draft's fault, so the chunk counts for nothing and is done without one.
     """
@@ -50,6 +54,7 @@ class ChunkResult:
     tokens: list[int]
     logprobs: list[TokenLogprob]
     prompt_logprobs: list[TokenLogprob]
+    path: list[int] = field(default_factory=list)
     error: str | None = None
     finite: bool = False
     again: bool = False

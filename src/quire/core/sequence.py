@@ -31,6 +31,9 @@ class Sequence:
     `blocks` holds a table per group of layers, all of one length, or nothing; the first `slid` entries of a table are
     SLID_OUT. `cache.tables` writes them.
 
+    `draft` are tokens guessed to follow. They may branch: node j follows node `parents`[j] < j, or the last token where
+    that is -1; without `parents` each follows the one before.
+
     `draftable`: False once a draft's rows gave no numbers. `drafted` tokens were guessed so far, `accepted` of them
     kept; `lookup` and `acceptance` are what a proposer and the cost model of drafts keep of it.
 
@@ -58,6 +61,7 @@ class Sequence:
         "lookup",
         "order",
         "parent",
+        "parents",
         "preemptions",
         "prompt_len",
         "prompt_logprobs",
@@ -80,6 +84,7 @@ class Sequence:
             self.tokens += [request.opening.start] * (self.lead + 1 - self.encoded)
         self.prompt_len = len(self.tokens)
         self.draft: list[int] = []
+        self.parents: list[int] = []
         self.draftable = True
         self.drafted = self.accepted = 0
         self.lookup: object = None
@@ -106,10 +111,32 @@ class Sequence:
         """The length `computed` is moving toward."""
         return len(self.tokens) + self.in_flight + len(self.draft)
 
-    def foretold(self, position: int, token: int) -> bool:
-        """Whether `token` is what the draft says at `position`, so that the draft's row after it counts."""
-        place = position - len(self.tokens)
-        return 0 <= place < len(self.draft) and self.draft[place] == token
+    def foretold(self, node: int, token: int) -> int | None:
+        """The node that says `token` after `node` (-1: the last token), so that its row counts; None: no node does."""
+        if not self.parents:
+            follows = node + 1
+            return follows if follows < len(self.draft) and self.draft[follows] == token else None
+        for follows in range(node + 1, len(self.draft)):
+            if self.parents[follows] == node and self.draft[follows] == token:
+                return follows
+        return None
+
+    def branch(self, node: int) -> list[int]:
+        """The drafted nodes from the first to `node`, each following the one before; none for -1."""
+        if not self.parents:
+            return list(range(node + 1))
+        nodes = []
+        while node >= 0:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def prune(self, nodes: list[int]) -> None:
+        """Keep these nodes of the draft alone, in order; what each follows is one of them, or the last token."""
+        if self.parents:
+            places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+            self.parents = [places[self.parents[node]] for node in nodes]
+        self.draft = [self.draft[node] for node in nodes]
 
     def prompt_tokens(self, start: int, end: int) -> int:
         """How many tokens from `start` to before `end` are of the request's prompt."""

@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any
+from ast import literal_eval
+from typing import Any, NamedTuple
 
 import msgspec
 
 from quire.core.errors import ConfigError
 
-METHODS = ("ngram", "draft_model", "self", "medusa", "eagle", "eagle3")
+METHODS = ("ngram", "suffix", "draft_model", "self", "medusa", "eagle", "eagle3")
 WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
 """Methods that `model` names a folder for."""
+LOOK_UPS = ("ngram", "suffix")
+"""Those that no model drafts for."""
 HEADS = ("medusa", "eagle", "eagle3")
 """Those whose folder holds heads of the target, not a model."""
 MOST_TOKENS = 32
-"""Drafted tokens of a sequence and step; a tree has room for twice as many."""
-DEFAULT_TOKENS = {"ngram": 8, "draft_model": 5, "self": 5, "medusa": 0, "eagle": 4, "eagle3": 4}
+"""Drafted tokens of a sequence and step one after the other."""
+MOST_NODES = 63
+"""Drafted tokens of a sequence and step in all, where they branch: a row's ancestors are bits of a word."""
+DEFAULT_TOKENS = {"ngram": 8, "suffix": 24, "draft_model": 5, "self": 5, "medusa": 0, "eagle": 4, "eagle3": 4}
+
+
+class TreeForm(NamedTuple):
+    """Of drafts that branch: most tokens one after the other, most after one token, most in all.
+
+    `paths`: which of the likeliest is taken at each depth, for every token; None where the likeliest of all are.
+    """
+
+    depth: int
+    topk: int
+    nodes: int
+    paths: frozenset[tuple[int, ...]] | None = None
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tokens are guessed ahead. What comes out does not depend on any of it.
 
     `num_speculative_tokens`: most drafted tokens of a sequence and step. `prompt_lookup_min`, `prompt_lookup_max`: how
-    many last tokens must be found earlier, and how many are compared (ngram). `model`: the folder of the draft
+    many last tokens must be found earlier, and how many are compared (ngram, suffix). `model`: the folder of the draft
     model, or of heads (medusa, eagle, eagle3), and `quantization` what a model's 16-bit weights become; with `self` it
     is the same checkpoint, of which only the first `layers` run if that is not 0. `adaptive`: each step drafts as many
     as pay; otherwise always all.
+
+    `suffix` finds them in earlier outputs too, as vLLM's keys say: the longest run that is compared, of how many
+    sequences the outputs are remembered (0: none), how many tokens are guessed for each token of the run, and how
+    likely a token must be, by how often it followed.
+
+    Drafts branch where `topk` is more than 1: so many tokens are tried after each of the `topk` likeliest of a depth,
+    and the `num_draft_tokens` likeliest of all are verified (EAGLE-2, Li et al. 2024; the names are SGLang's). Or they
+    branch as `speculative_token_tree` says (vLLM's): [[0], [1], [0, 0]] are the two likeliest tokens, and the
+    likeliest after the first of them.
     """
 
     method: str = ""
@@ -35,13 +61,38 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt_lookup_max: int = 16
     quantization: str | None = None
     layers: int = 0
+    topk: int = 1
+    num_draft_tokens: int = 0
+    speculative_token_tree: str | list[list[int]] | None = None
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
     adaptive: bool = True
     draft_tensor_parallel_size: int = 1
 
     @property
     def tokens(self) -> int:
         """Most drafted tokens of a sequence and step."""
+        if self.speculative_token_tree is not None:
+            return max(map(len, _paths(self.speculative_token_tree)))
         return self.num_speculative_tokens or DEFAULT_TOKENS[self.method]
+
+    @property
+    def tree(self) -> TreeForm | None:
+        """How drafts branch, or None: they do not."""
+        if self.speculative_token_tree is not None:
+            paths = tuple(sorted(map(tuple, _paths(self.speculative_token_tree)), key=lambda path: (len(path), path)))
+            return TreeForm(self.tokens, max(map(max, paths)) + 1, len(paths), frozenset(paths))
+        if self.topk == 1:
+            return None
+        most = self.num_draft_tokens or min(MOST_NODES, self.topk * self.tokens)
+        return TreeForm(self.tokens, self.topk, most)
+
+    @property
+    def nodes(self) -> int:
+        """Most drafted tokens of a sequence and step in all."""
+        return self.tokens if self.tree is None else self.tree.nodes
 
 
 def parse_speculation(config: str | None, model: str | None, tokens: int | None) -> Speculation | None:
@@ -89,12 +140,46 @@ def _check(asked: Speculation) -> None:
         raise _error("method self needs quantization (the same checkpoint at fewer bits) or layers (its first ones)")
     if asked.layers and asked.method != "self":
         raise _error("layers needs method self")
-    if asked.quantization is not None and asked.method in ("ngram", *HEADS):
+    if asked.quantization is not None and asked.method in (*LOOK_UPS, *HEADS):
         raise _error("quantization needs a model that drafts; heads stay in the bits of the target's 16-bit weights")
+    if not 1 <= asked.topk <= 16:
+        raise _error(f"topk {asked.topk} must lie in [1, 16]")
+    if asked.num_draft_tokens and (asked.topk == 1 or not 1 <= asked.num_draft_tokens <= MOST_NODES):
+        raise _error(f"num_draft_tokens is at most {MOST_NODES}, and of drafts that branch: topk must be more than 1")
+    if asked.speculative_token_tree is not None:
+        _check_tree(asked)
+    if asked.suffix_decoding_max_tree_depth < 1 or asked.suffix_decoding_max_cached_requests < 0:
+        raise _error("suffix_decoding_max_tree_depth must be at least 1, suffix_decoding_max_cached_requests 0")
+    if asked.suffix_decoding_max_spec_factor <= 0 or not 0 <= asked.suffix_decoding_min_token_prob <= 1:
+        raise _error("suffix_decoding_max_spec_factor must be above 0, suffix_decoding_min_token_prob within [0, 1]")
     if asked.layers < 0:
         raise _error("layers must not be negative")
     if asked.draft_tensor_parallel_size != 1:
         raise _error("draft_tensor_parallel_size: running on several devices is not built yet")
+
+
+def _paths(tree: str | list[list[int]]) -> list[list[int]]:
+    """The static tree, which vLLM spells as Python does."""
+    return [list(path) for path in literal_eval(tree)] if isinstance(tree, str) else tree
+
+
+def _check_tree(asked: Speculation) -> None:
+    """Every path goes on from one that is there."""
+    assert asked.speculative_token_tree is not None
+    try:
+        paths = {tuple(path) for path in _paths(asked.speculative_token_tree)}
+        good = paths and all(type(rank) is int and 0 <= rank < 16 for path in paths for rank in path)
+    except (ValueError, SyntaxError, TypeError):
+        good = False
+    if not good or any(not path or (len(path) > 1 and path[:-1] not in paths) for path in paths):
+        raise _error('speculative_token_tree must be like "[(0,), (1,), (0, 0)]", each path going on from another')
+    if asked.method in LOOK_UPS:
+        raise _error("speculative_token_tree is of models; with look-ups topk says how many continuations are tried")
+    if len(paths) > MOST_NODES or asked.topk != 1:
+        raise _error(f"speculative_token_tree has at most {MOST_NODES} tokens, and no topk beside it")
+    depth = max(map(len, paths))
+    if asked.num_speculative_tokens not in (0, depth):
+        raise _error(f"speculative_token_tree is {depth} deep, num_speculative_tokens {asked.num_speculative_tokens}")
 
 
 def _error(message: str) -> ConfigError:

@@ -61,7 +61,7 @@ class Engine:
         self.scheduler = Scheduler(plan.limits, tables, self.max_model_len)
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps)
-        warm_up(self.runner.step)
+        warm_up(self.runner.step, self._trees)
         tune(self.runner.step, self.config, self.model.weight_bytes)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
 
@@ -70,12 +70,16 @@ class Engine:
         """Models that keep keys and values in the target's blocks."""
         return () if self.drafting is None else self.drafting.beside
 
+    @property
+    def _trees(self) -> bool:
+        return self.drafting is not None and self.drafting.asked.tree is not None
+
     def _speculator(self, drafting: Drafting, plan: Plan) -> Speculator:
         step, caches, model = None, self.runner.caches, drafting.model
         if model is not None:
             part = caches.part(1) if drafting.keeps else caches.part(0, drafting.asked.layers or None)
             step = Step(model, self.ops, plan.kv, plan.limits, part, plan.capture)
-            warm_up(step)
+            warm_up(step, self._trees)
         proposer = drafting.proposer(step, self.runner.step)
         return Speculator(drafting.asked, proposer, self.scheduler, caches)
 

@@ -355,6 +355,19 @@ def copy_blocks_cases(g: Generator) -> Iterator[Case]:
             yield {"caches": caches, "pairs": ()}
 
 
+@cases("move_slots")
+def move_slots_cases(g: Generator) -> Iterator[Case]:
+    for block_size in (1, 4, 16, 32):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.float8_e4m3fn):
+            layout = KVLayout(block_size, 2, 16, dtype)
+            caches = [layout.allocate(6) for _ in range(2)]
+            for tensor in (t for cache in caches for t in (cache.keys, cache.values)):
+                tensor.copy_(normal(g, *tensor.shape).abs() * 50)
+            end = 6 * block_size - 1
+            yield {"caches": caches, "pairs": ((end, 0), (0, 1), (end // 2, end - 1), (1, end // 2), (3, 3))}
+            yield {"caches": caches, "pairs": ()}
+
+
 @cases("zero_blocks")
 def zero_blocks_cases(g: Generator) -> Iterator[Case]:
     for case in copy_blocks_cases(g):

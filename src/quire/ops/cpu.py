@@ -249,6 +249,28 @@ def copy_blocks(cpu: Cpu, caches: list[KVCache], pairs: tuple[tuple[int, int], .
     cpu.call("copy_blocks", where.data_ptr(), len(where), flat.data_ptr(), len(pairs), blocks)
 
 
+@impl("move_slots", "cpu")
+def move_slots(cpu: Cpu, caches: list[KVCache], pairs: tuple[tuple[int, int], ...]) -> None:
+    if not pairs or not caches:
+        return
+    flat = check(torch.tensor(pairs, dtype=I64), "move_slots pairs", I64, -1, 2)
+    blocks, size = min(_cache(cache)[0] for cache in caches), caches[0].layout.block_size
+    if any(cache.layout.block_size != size for cache in caches):
+        raise ValueError("move_slots: the caches' blocks are of several sizes")
+    where = torch.tensor([row for cache in caches for row in _token_rows(cache)], dtype=I64)
+    cpu.hold(flat, where)
+    cpu.call("move_slots", where.data_ptr(), len(where), flat.data_ptr(), len(pairs), blocks, size)
+
+
+def _token_rows(cache: KVCache) -> list[tuple[int, ...]]:
+    """How tokens lie in keys and in values, as csrc/blocks.cpp reads it."""
+    at, width = cache.layout, cache.layout.dtype.itemsize
+    return [
+        (t.data_ptr(), t.stride(0) * t.element_size(), at.kv_heads, at.head_dim * width, side, word, at.scaled)
+        for t, side, word in ((cache.keys, at.lanes, at.pair * width), (cache.values, at.vpair, width))
+    ]
+
+
 @impl("zero_blocks", "cpu")
 def zero_blocks(cpu: Cpu, caches: list[KVCache], blocks: tuple[int, ...]) -> None:
     if not blocks or not caches:

@@ -242,6 +242,23 @@ def copy_blocks(caches: list[KVCache], pairs: tuple[tuple[int, int], ...]) -> No
 
 
 @op(tolerance=0.0)
+def move_slots(caches: list[KVCache], pairs: tuple[tuple[int, int], ...]) -> None:
+    """Copy the token in slot source -> destination in every layer's key and value cache, one pair after the other.
+
+    A slot is block * block_size + offset, as in `rope_and_cache`. Caches of latents are not known here.
+    """
+    for cache in caches:
+        at = cache.layout
+        parts = [(at.key_codes(cache.keys), at.lanes), (at.value_codes(cache.values), at.vpair)]
+        for source, destination in pairs:
+            (b, i), (c, j) = divmod(source, at.block_size), divmod(destination, at.block_size)
+            for codes, side in parts:
+                codes[c, :, j // side, :, j % side] = codes[b, :, i // side, :, i % side]
+            for tensor in (cache.keys, cache.values) if at.scaled else ():
+                at.scales(tensor)[c, :, j] = at.scales(tensor)[b, :, i]
+
+
+@op(tolerance=0.0)
 def zero_blocks(caches: list[KVCache], blocks: tuple[int, ...]) -> None:
     """Zero `blocks` in every layer's key and value cache: a block that held inf or NaN is scrubbed before its reuse."""
     for cache in caches:

@@ -16,6 +16,9 @@ from quire.ops.gpu import take_drawn
 from quire.ops.runtime import Mark, Runtime
 from quire.ops.sampling import Found
 
+WIDE = ("slots", "tree")
+"""Arrays of int64."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -34,22 +37,22 @@ class Sizes:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Array -> shape; all int32 but the slots, which come first: so all stay aligned."""
-        own = {"slots": (self.groups, self.rows), "tokens": (self.rows,), "positions": (self.rows,),
-               "logit_rows": (self.rows,), "adapters": (self.rows,), "cu_q": (self.seqs + 1,),
-               "context": (self.seqs,)}  # fmt: skip
+        """Array -> shape; all int32 but those of `WIDE`, which come first: so all stay aligned."""
+        own = {"slots": (self.groups, self.rows), "tree": (self.rows,), "tokens": (self.rows,),
+               "positions": (self.rows,), "logit_rows": (self.rows,), "adapters": (self.rows,),
+               "cu_q": (self.seqs + 1,), "context": (self.seqs,)}  # fmt: skip
         return own | ({"owners": (self.rows,), "encoded": (self.seqs,)} if self.cross else {})
 
     @property
     def nbytes(self) -> int:
         """Of all of them."""
-        return sum(math.prod(shape) * (8 if name == "slots" else 4) for name, shape in self.shapes.items())
+        return sum(math.prod(shape) * (8 if name in WIDE else 4) for name, shape in self.shapes.items())
 
     def cut(self, memory: Tensor) -> dict[str, Tensor]:
         """The arrays as views of `memory` (uint8)."""
         views, at = {}, 0
         for name, shape in self.shapes.items():
-            dtype = torch.int64 if name == "slots" else torch.int32
+            dtype = torch.int64 if name in WIDE else torch.int32
             end = at + math.prod(shape) * dtype.itemsize
             views[name] = memory[at:end].view(dtype).view(shape)
             at = end
@@ -89,7 +92,7 @@ class Arrays:
         """Let the host fill these."""
         self.slots, self.tokens, self.positions = host["slots"], host["tokens"], host["positions"]
         self.logit_rows, self.adapters = host["logit_rows"], host["adapters"]
-        self.cu_q, self.context = host["cu_q"], host["context"]
+        self.cu_q, self.context, self.tree = host["cu_q"], host["context"], host["tree"]
         self.encoded = host.get("encoded", self.context[:0])
 
     def begin(self) -> None:
@@ -104,8 +107,8 @@ class Arrays:
     def complete(self, tokens: int) -> None:
         """The first part of a step of so many: look up what the host did not know, or left to the device."""
 
-    def batches(self, tokens: int, seqs: int, logits: int) -> list[Batch]:
-        """Views of the filled part, as ops read them: a batch per group of layers."""
+    def batches(self, tokens: int, seqs: int, logits: int, tree: bool = False) -> list[Batch]:
+        """Views of the filled part, as ops read them: a batch per group of layers. `tree`: some drafts branch."""
         v, (slots, tables) = self._views, self._of_group[0]
         first = Batch(
             tokens=v["tokens"][:tokens],
@@ -115,6 +118,7 @@ class Arrays:
             context=v["context"][:seqs],
             block_tables=tables[:seqs],
             logit_rows=v["logit_rows"][:logits],
+            tree=v["tree"][:tokens] if tree else None,
         )
         if self.sizes.cross:
             context, encoded = self._of_rows(tokens, seqs)

@@ -15,12 +15,21 @@ from quire.sample.sampler import LogitRow
 
 
 class Shape(NamedTuple):
-    """Sizes of a step: rows, sequences, rows that want logits, and most blocks of a sequence."""
+    """Sizes of a step: rows, sequences, rows that want logits, most blocks of a sequence; whether a draft branches."""
 
     tokens: int
     seqs: int
     logits: int
     blocks: int
+    tree: bool = False
+
+
+def ancestors(parents: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of the nodes of a draft [n] the masks that `ops.attention` reads, and how many nodes come before each."""
+    seen: list[int] = []
+    for node, parent in enumerate(parents):
+        seen.append((seen[parent] if parent >= 0 else 0) | 1 << node)
+    return np.array(seen, np.uint64).view(np.int64), np.array([mask.bit_count() - 1 for mask in seen], np.int64)
 
 
 class BatchBuilder:
@@ -38,6 +47,7 @@ class BatchBuilder:
         """
         arrays, adapters, at = self._arrays, self._adapters, 0
         rows: list[LogitRow] = []
+        tree = any(chunk.seq.parents and chunk.seq.draft for chunk in chunks)
         arrays.begin()
         for s, chunk in enumerate(chunks):
             seq, end = chunk.seq, chunk.start + chunk.count
@@ -50,18 +60,22 @@ class BatchBuilder:
             else:
                 arrays.tokens[at] = -1 - self._places[seq]
             self._fill_blocks(s, seq, start, end - start, at)
+            if tree:
+                self._fill_tree(seq, start, at, stop)
             if adapters is not None:
                 arrays.adapters[at:stop] = adapters.slot(seq.request.adapter)
             arrays.context[s] = end - seq.lead
             arrays.cu_q[s + 1] = stop
-            for position in range(end - chunk.logits + 1, end + 1):
-                if position >= len(seq.tokens) or position < seq.prompt_len:
-                    target = seq.tokens[position] if position < seq.prompt_len else None
-                    arrays.logit_rows[len(rows)] = at + position - 1 - start
-                    rows.append(LogitRow(seq, position, target))
+            for place in range(end - chunk.logits, end):
+                if place + 1 >= len(seq.tokens) or place + 1 < seq.prompt_len:
+                    target = seq.tokens[place + 1] if place + 1 < seq.prompt_len else None
+                    arrays.logit_rows[len(rows)] = at + place - start
+                    position = int(arrays.positions[at + place - start]) + seq.lead + 1
+                    node = max(-1, place - len(seq.tokens)) if seq.draft else -1
+                    rows.append(LogitRow(seq, position, target, node))
             at = stop
         del self._owners[len(chunks) :]  # a step that is padded writes rows of tables behind these
-        return Shape(at, len(chunks), len(rows), max(len(chunk.seq.blocks[0]) for chunk in chunks)), rows
+        return Shape(at, len(chunks), len(rows), max(len(chunk.seq.blocks[0]) for chunk in chunks), tree), rows
 
     def _fill_blocks(self, s: int, seq: Sequence, start: int, count: int, at: int) -> None:
         """Positions and slots of one chunk, and its rows of the block tables (what changed since the last step)."""
@@ -82,6 +96,18 @@ class BatchBuilder:
                 if position is None
                 else np.asarray(table[first:])[position // size - first] * size + position % size
             )
+
+    def _fill_tree(self, seq: Sequence, start: int, at: int, stop: int) -> None:
+        """Masks of the rows of one chunk: nodes of a draft that branches see their ancestors, which precede them."""
+        masks, known = self._arrays.tree, len(seq.tokens)
+        masks[at:stop] = 0
+        drafted = start + stop - at - known
+        if not seq.parents or drafted <= 0:
+            return
+        seen, depths = ancestors(seq.parents[:drafted])
+        first, skipped = at + max(0, known - start), max(0, start - known)
+        masks[first:stop] = seen[skipped:]
+        self._arrays.positions[first:stop] = depths[skipped:] + known - seq.lead
 
     def _written(self, s: int, seq: Sequence, first: int) -> int | None:
         """Up to which block row `s` of the tables is that of `seq`, as it is from now on; None if it was another's.

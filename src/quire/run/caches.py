@@ -60,7 +60,9 @@ class Caches:
         return self.own[0].keys.shape[0]
 
     def prepare(self, plan: StepPlan) -> None:
-        """Wipe and copy what `plan` says, before its rows are computed."""
+        """Move, wipe and copy what `plan` says, before its rows are computed."""
+        if plan.moves:
+            self._ops.move_slots(self.own, plan.moves)
         if plan.scrub:
             self.zero(plan.scrub)
         if plan.copies:

@@ -78,13 +78,13 @@ class Runner:
     def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: Drawn | None) -> list[ChunkResult]:
         """The rows' tokens, those after a draft as long as they are what the draft said."""
         results = {id(c.seq): ChunkResult([], [], []) for c in chunks}
-        over: set[Sequence] = set()
+        ends: dict[Sequence, int | None] = {}  # the node that the last token is, -1 before the first, None after others
         for row, found in zip(rows, drawn.results() if drawn is not None else (), strict=True):
             result = results[id(row.seq)]
             if found.error is not None and row.seq.draft:
                 result.again = True
-            if row.seq.status is Status.FINISHED or row.seq in over or result.again:
-                continue  # it ended while this step was under way, or another token came than the draft said
+            if row.seq.status is Status.FINISHED or ends.get(row.seq, -1) != row.node or result.again:
+                continue  # it ended while this step was under way, or other tokens came than this branch says
             if found.error is not None:
                 self.numeric_errors += result.error is None
                 result.error = found.error
@@ -95,7 +95,7 @@ class Runner:
                 result.tokens.append(found.token)
                 if found.logprob is not None:
                     result.logprobs.append(found.logprob)
-                if not row.seq.foretold(row.position, found.token):
-                    over.add(row.seq)
+                ends[row.seq] = follows = row.seq.foretold(row.node, found.token)
+                result.path += [] if follows is None else [follows]
             result.finite = result.error is None
         return list(results.values())

@@ -60,7 +60,7 @@ class Step:
         self.arrays = Arrays(sizes, rows) if ops.gpu is None else DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device)
         self.hidden = torch.empty(0)
         self._decoder = model.decoder if taps is None else self._tapped(taps)
-        self.recorded: dict[tuple[int, int], Recording] = {}
+        self.recorded: dict[tuple[int, int, bool], Recording] = {}
         self._logits = torch.empty(0)
 
     def _tapped(self, taps: Taps) -> TappedDecoder:
@@ -71,17 +71,17 @@ class Step:
 
     def forward(self, shape: Shape) -> torch.Tensor:
         """Logits f32 [shape.logits, V] of the step whose arrays are filled. A GPU is only told what to do."""
-        tokens, seqs, logits, blocks = shape
+        tokens, seqs, logits, blocks, tree = shape
         exact = self.ops.gpu is None
         fixed = self.capture and (tokens == seqs or not exact or self.model.encoder is None)  # what it reads is copied
         size = fitting(self.graph_sizes, tokens, seqs, logits, exact) if fixed else (0, 0)
-        if size in self.recorded or (size[0] and len(self.recorded) < MOST):
+        if (*size, tree) in self.recorded or (size[0] and len(self.recorded) < MOST):
             if not exact:
                 self._pad(tokens, seqs, logits, size[0])
             self.arrays.send(size[1], blocks)
-            return self._replay(*size)[:logits]
+            return self._replay(*size, tree)[:logits]
         self.arrays.send(seqs, blocks)
-        batches = self.arrays.batches(tokens, seqs, logits)
+        batches = self.arrays.batches(tokens, seqs, logits, tree)
         return self.ops.compute(lambda: self._decode(batches), together=self.capture)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
@@ -90,8 +90,8 @@ class Step:
         move = torch.from_numpy if self.ops.gpu is None else self.ops.gpu.upload
         self.model.encoder(move(tokens), move(slots), self.caches.of_layer)
 
-    def warm_up(self) -> None:
-        """Fault in what the first step touches, or capture the graphs of a GPU."""
+    def warm_up(self, trees: bool = False) -> None:
+        """Fault in what the first step touches, or capture the graphs of a GPU, also those of `trees`."""
         if self.ops.gpu is None:
             self._warm_host()
             return
@@ -102,7 +102,8 @@ class Step:
             self.arrays.begin()
             self._pad(0, 0, 0, size)
             self.arrays.send(size, 1)
-            self._replay(size, size)
+            for tree in (False, True)[: 1 + trees]:
+                self._replay(size, size, tree)
 
     def profile(self, tokens: int = 0, seqs: int = 0) -> None:
         """Run a step of `tokens` of `seqs` sequences (0: as many as fit) in the spare block. GPU only."""
@@ -158,19 +159,19 @@ class Step:
         views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
         return self._decoder(batches[0], self.caches.of_layer, views)
 
-    def _replay(self, rows: int, seqs: int) -> torch.Tensor:
+    def _replay(self, rows: int, seqs: int, tree: bool = False) -> torch.Tensor:
         """Logits of the step of so many rows whose arrays were sent: replayed, or recorded the first time."""
-        found = self.recorded.get((rows, seqs))
-        return found.run() if found is not None else self.record(rows, seqs).output
+        found = self.recorded.get((rows, seqs, tree))
+        return found.run() if found is not None else self.record(rows, seqs, tree).output
 
-    def record(self, rows: int, seqs: int) -> Replay[torch.Tensor] | Captured:
+    def record(self, rows: int, seqs: int, tree: bool = False) -> Replay[torch.Tensor] | Captured:
         """Compute the step of `rows` rows of `seqs` sequences whose arrays were sent, and keep its recording."""
-        batches, target = self.arrays.batches(rows, seqs, rows), self._logits[:rows]
+        batches, target = self.arrays.batches(rows, seqs, rows, tree), self._logits[:rows]
         if self.ops.gpu is None:
             found = self.ops.capture(lambda: self._decode(batches))
         else:  # one place for the logits of all graphs: a graph's own would stay taken, 131 MB for 256 rows of 128 k
             found = self.ops.capture(lambda: target.copy_(self._decode(batches)))
-        self.recorded[rows, seqs] = found
+        self.recorded[rows, seqs, tree] = found
         return found
 
     def _pad(self, tokens: int, seqs: int, logits: int, size: int) -> None:
@@ -179,7 +180,7 @@ class Step:
         arrays.logit_rows[logits:size] = 0
         if seqs == size:
             return
-        arrays.tokens[tokens:size] = arrays.positions[tokens:size] = 0
+        arrays.tokens[tokens:size] = arrays.positions[tokens:size] = arrays.tree[tokens:size] = 0
         arrays.slots[:, tokens:size] = pad * self.caches.block_size
         arrays.adapters[tokens:size] = NONE
         arrays.cu_q[seqs : size + 1] = np.minimum(np.arange(tokens, tokens + size + 1 - seqs), size)

@@ -39,8 +39,8 @@ STREAMING = ((8192, 1), (1024, 1), (2048, 4), (1024, 4))
 FEW = 16
 """Rows of a decode batch that, in tile registers, asks for weights as far ahead as a single row does."""
 BATCHES = (5, 8, 12, 64)
-"""Decode batches that tile registers might take. Where they are slower for the last, they are not used: groups of 16 columns
-cost a product in tiles as much as groups of 64."""
+"""Decode batches that tile registers might take. Where they are slower for the last, they are not used: groups of 16
+columns cost a product in tiles as much as groups of 64."""
 
 
 def tuning_key(config: EngineConfig, spec: ModelSpec, isa: str, threads: int) -> str:
@@ -68,7 +68,7 @@ def tune(step: Step, config: EngineConfig, weight_bytes: int) -> None:
         ops.cpu.native.set_tuning(found)
         keep(key, found)
     else:
-        step.recorded[1, 1] = Trial(step, lambda tuning: keep(key, tuning))
+        step.recorded[1, 1, False] = Trial(step, lambda tuning: keep(key, tuning))
 
 
 class Trial:
@@ -87,7 +87,7 @@ class Trial:
         """Logits of the step whose arrays are filled, under the setting whose turn it is."""
         if self._recording is None:
             self._recording = self._step.record(1, 1)
-            self._step.recorded[1, 1] = self
+            self._step.recorded[1, 1, False] = self
             return self._recording.output
         setting = min(self._seconds, key=lambda setting: len(self._seconds[setting]))
         self._native.set_tuning(setting)
@@ -95,7 +95,7 @@ class Trial:
         logits = self._recording.run()
         self._seconds[setting].append(time.perf_counter() - begin)
         if min(map(len, self._seconds.values())) == TURNS:
-            self._step.recorded[1, 1] = self._recording
+            self._step.recorded[1, 1, False] = self._recording
             best = _best(self._seconds)
             self._native.set_tuning(best)
             self._chosen(best)

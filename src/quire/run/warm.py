@@ -13,14 +13,17 @@ from quire.ops.sampling import DRAW, QUERY, RowEdits
 from quire.run.step import Step
 
 
-def warm_up(step: Step) -> None:
-    """Before the first request. On a GPU every kernel is run: Triton compiles a kernel when it is first called."""
-    step.warm_up()
+def warm_up(step: Step, trees: bool = False) -> None:
+    """Before the first request. On a GPU every kernel is run: Triton compiles a kernel when it is first called.
+
+    `trees`: drafts will branch.
+    """
+    step.warm_up(trees)
     if step.ops.gpu is not None and not step.ops.gpu.interpreted:
-        warm_device(step)
+        warm_device(step, trees)
 
 
-def warm_device(step: Step) -> None:
+def warm_device(step: Step, trees: bool = False) -> None:
     """Steps of all sizes that choose other tiles, of one sequence and of many; then what runs beside the decoder.
 
     Tiles change at powers of two, and a number that 16 does not divide is another kernel than one it divides. All of it
@@ -31,6 +34,9 @@ def warm_device(step: Step) -> None:
         for tokens in sorted({*(1 << i for i in range(most.bit_length())), most - 1, most} - {0}):
             step.profile(tokens, seqs)
     warm_beside(step.ops, step.caches.own, step.caches.pad_block, step.model.spec.vocab_size)
+    if trees:
+        slot = step.caches.pad_block * step.caches.block_size
+        step.ops.move_slots(step.caches.own, ((slot, slot),))
 
 
 def warm_beside(ops: Ops, caches: Sequence[KVCache], block: int, vocabulary: int) -> None:

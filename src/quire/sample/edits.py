@@ -62,14 +62,12 @@ class History:
             self.counts[slot] += 1
         self.counted = position
 
-    def _seen(self, position: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _seen(self, position: int, drafted: list[int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """The distinct ids before `position` and their counts, as they are now: later rows count on."""
-        seq = self.seq
-        known = min(position, len(seq.tokens))
-        self._count(known)
+        self._count(min(position, len(self.seq.tokens)))
         used = len(self.slots)
         ids, counts = self.ids[:used], self.counts[:used].copy()
-        for token in seq.draft[: position - known]:
+        for token in drafted:
             slot = np.flatnonzero(ids == token)
             if len(slot):
                 counts[slot] += 1
@@ -77,11 +75,11 @@ class History:
                 ids, counts = np.append(ids, np.int32(token)), np.append(counts, np.int32(1))
         return ids, counts
 
-    def _bans(self, position: int) -> NDArray[np.int32] | None:
+    def _bans(self, position: int, drafted: list[int]) -> NDArray[np.int32] | None:
         """Ids that may not come at `position`: ends before `min_tokens`, and the last id of a bad word about to be
         completed (its other ids are the end of the output)."""
         seq = self.seq
-        tokens = seq.tokens + seq.draft if seq.draft else seq.tokens
+        tokens = seq.tokens + drafted if drafted and seq.request.bad_words_ids else seq.tokens
         banned = set(self.banned)
         if position - seq.prompt_len < seq.request.params.min_tokens:
             banned |= self.ends
@@ -91,16 +89,17 @@ class History:
                 banned.add(word[-1])
         return _ids(banned) if banned else None
 
-    def edits(self, row: int, position: int) -> RowEdits:
-        """The changes to logits row `row`, which predicts the token at `position`."""
+    def edits(self, row: int, position: int, node: int = -1) -> RowEdits:
+        """The changes to logits row `row`, which predicts the token at `position`, after the draft's `node`."""
         params = self.seq.request.params
+        drafted = [self.seq.draft[j] for j in self.seq.branch(node)]
         seen = None
         if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
-            seen = self._seen(position)
+            seen = self._seen(position, drafted)
         return RowEdits(
             row,
             self.allowed,
-            self._bans(position),
+            self._bans(position, drafted),
             self.bias,
             seen,
             params.repetition_penalty,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence, Status
-from quire.ops.sampling import DRAW, NOTHING_ALLOWED, PACK_DRAW, QUERY, SCORE, Found, Records, RowEdits
+from quire.ops.philox import noise
+from quire.ops.sampling import DRAW, GREEDY_BELOW, NOTHING_ALLOWED, PACK_DRAW, QUERY, SCORE, Found, Records, RowEdits
 from quire.sample.edits import History
 
 NUMERICS = (
@@ -39,12 +42,14 @@ class SamplingOps(Protocol):
 class LogitRow(NamedTuple):
     """One row of logits: it predicts the token at index `position` of `seq.tokens`.
 
-    With a `target` (the prompt token known to stand there) the row is only scored, for `prompt_logprobs`.
+    With a `target` (the prompt token known to stand there) the row is only scored, for `prompt_logprobs`. A row of the
+    draft's `node` predicts what follows it and the drafted tokens before.
     """
 
     seq: Sequence
     position: int
     target: int | None = None
+    node: int = -1
 
 
 class RowResult(NamedTuple):
@@ -142,6 +147,32 @@ class Sampler:
         """The tokens alone that `rows` give, -1 on error; the same as those of a call."""
         return [result.token for result in self(logits, rows, scores=False).results()]
 
+    def best(self, logits: Tensor, rows: Rows[LogitRow], count: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """The `count` tokens that `rows` most likely give, and how likely: [n, count]; -1 where there is no token.
+
+        The first is what a row gives, the next what it would give if that were excluded, and so on: where tokens are
+        drawn the runners-up of the race, of which each is as likely as if the logits were known up to such a noise.
+        """
+        tokens = np.full((count, len(rows)), -1, np.int32)
+        tokens[0] = self.tokens(logits, rows)
+        draws, places = self._draws[: len(rows)], np.arange(len(rows))
+        values = np.zeros((count, len(rows)))
+        heat = np.maximum(draws["temperature"], GREEDY_BELOW)
+        greedy = draws["temperature"] < GREEDY_BELOW
+        total = torch.logsumexp(logits, 1).double().cpu().numpy()
+        for rank in range(count):
+            if rank:
+                tokens[rank] = self._ops.fetch(self._ops.sample(logits, draws))()[0]
+            at = torch.from_numpy(np.stack((places, np.maximum(tokens[rank], 0)))).to(logits.device)
+            values[rank] = logits[at[0], at[1]].double().cpu().numpy()
+            logits[at[0], at[1]] = -math.inf
+        for i in np.flatnonzero(~greedy):
+            record, ids = draws[i], np.maximum(tokens[:, i], 0).astype(np.int64)
+            chosen = noise(int(record["seed"]), int(record["position"]), int(record["stream"]), ids)
+            values[:, i] = values[:, i] / heat[i] - np.log(-np.log1p(-chosen))
+            total[i] = np.logaddexp.reduce(values[:, i])
+        return tokens.T, np.nan_to_num(np.exp(values - total)).T
+
     def __call__(self, logits: Tensor, rows: Rows[LogitRow], scores: bool = True) -> Drawn:
         """What `rows` give, one per row of logits [R, V] float32 (contiguous, changed in place). Waits for nothing."""
         if logits.shape != (len(rows), self._vocab_size):
@@ -152,7 +183,7 @@ class Sampler:
             self._reserve(2 * len(rows))
         edits: list[RowEdits] = []
         wishes = Wishes([], set(), [], [])
-        for row, (seq, position, target) in enumerate(rows):
+        for row, (seq, position, target, node) in enumerate(rows):
             params = seq.request.params
             if target is not None:
                 wishes.scored.append(Query(row, row, target, params.prompt_logprobs or 0))
@@ -173,7 +204,7 @@ class Sampler:
             wishes.drawn.append(row)
             edited = seq.request.edits_logits(position - seq.prompt_len)
             if edited:
-                edits.append(self._history(seq).edits(row, position))
+                edits.append(self._history(seq).edits(row, position, node))
                 wishes.edited.add(row)
             if params.logprobs is None or not scores:
                 continue

@@ -21,8 +21,10 @@ def room_for_drafts(scheduler: Scheduler, wanted: Rows[tuple[Sequence, int]]) ->
     Their blocks may be written once the plan, which has no chunks, is prepared.
     """
     copies: list[tuple[int, int]] = []
+    for seq, _ in wanted:
+        seq.parents = []
     counts = [_room(scheduler, seq, count, copies) for seq, count in wanted]
-    return counts, StepPlan((), tuple(copies), (), scheduler.take_scrub())
+    return counts, StepPlan((), tuple(copies), (), *scheduler.take_upkeep())
 
 
 def _room(scheduler: Scheduler, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> int:

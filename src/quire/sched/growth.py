@@ -36,6 +36,16 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longes
     return reason
 
 
+def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, int]]:
+    """Slots (source, destination) of kept nodes that lie where a node of another branch was to be, in every table."""
+    first, moved = len(seq.tokens), [(node, place) for place, node in enumerate(path) if node != place]
+
+    def slot(table: list[int], position: int) -> int:
+        return table[position // block_size] * block_size + position % block_size
+
+    return [(slot(table, first + node), slot(table, first + place)) for table in seq.blocks for node, place in moved]
+
+
 def rows_of(seq: Sequence, budget: int, chunked: bool) -> int:
     """How many tokens of `seq` the budget allows; a draft that goes beyond it is cut: it is worth only its rows."""
     need = seq.target - seq.computed

@@ -14,7 +14,7 @@ from quire.core.errors import BadRequest
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
-from quire.sched.growth import append, ended, full, rows_of, timing
+from quire.sched.growth import append, ended, full, moves, rows_of, timing
 from quire.sched.policy import order_key
 from quire.sched.queue import WaitingQueue
 
@@ -32,6 +32,7 @@ class Scheduler:
         self.preemptions = 0
         self._tickets = 0
         self._scrub: list[int] = []
+        self._moves: list[tuple[int, int]] = []
         self._closed = False
 
     # ---------------------------------------------------------------------------------------------------- requests
@@ -76,8 +77,7 @@ class Scheduler:
         - a draft is in flight: how many tokens it gives is not known;
         - blocks are lacking: who is preempted depends on who ends.
         Edited logits are no obstacle, as a step is sampled when the one before is committed; nor is what may end a
-        sequence. Limits are known beforehand, and a row after an end token, after a
-        failure or of an aborted request is computed and thrown away.
+        sequence: a row after an end token, after a failure or of an aborted request is computed and thrown away.
         """
         budget, free = self.config.max_num_batched_tokens, self.tables.pool.num_free
         for seq in self.unfinished():
@@ -117,12 +117,12 @@ class Scheduler:
                 budget -= count
         if not preempted:
             self._admit(chunks, copies, budget)
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), self.take_scrub())
+        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.take_upkeep())
 
-    def take_scrub(self) -> tuple[int, ...]:
-        """Blocks to be wiped before anything is written."""
-        scrub, self._scrub = tuple(self._scrub), []
-        return scrub
+    def take_upkeep(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """Blocks to be wiped before anything is written, and slots to be moved before that."""
+        (scrub, self._scrub), (moved, self._moves) = (tuple(self._scrub), []), (tuple(self._moves), [])
+        return scrub, moved
 
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
         if self.config.static_batching and self._closed:
@@ -235,6 +235,7 @@ class Scheduler:
                 self._preempt(seq)
                 continue
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
+            self._moves += moves(seq, result.path, self.tables.sizes.block_size)
             reason = append(chunk, result, output, now, self.max_model_len)
             done = min(chunk.start + chunk.count, len(seq.tokens) - 1)
             if result.finite:

@@ -71,11 +71,26 @@ class Times:
         return found
 
 
-class CostModel:
-    """Chooses the lengths of drafts, and learns from what became of them. `passes`: each drafted token is a pass."""
+def _chances(seq: Sequence, p: float) -> NDArray[np.float64]:
+    """How likely each drafted token [n] is kept: as those before it are, and where its elder siblings are not."""
+    chances: list[float] = []
+    siblings: dict[int, int] = {}
+    for node in range(len(seq.draft)):
+        parent = seq.parents[node] if seq.parents else node - 1
+        elder = siblings[parent] = siblings.get(parent, -1) + 1
+        chances.append((chances[parent] if parent >= 0 else 1.0) * p * (1 - p) ** elder)
+    return np.array(chances)
 
-    def __init__(self, passes: bool, most: int) -> None:
-        self._passes, self._most = passes, most
+
+class CostModel:
+    """Chooses the lengths of drafts, and learns from what became of them.
+
+    `passes`: each of up to `most` tokens one after the other is a pass; `nodes`: in all, more where drafts branch. Then
+    a depth counts as kept where any of its tokens is.
+    """
+
+    def __init__(self, passes: bool, most: int, nodes: int = 0) -> None:
+        self._passes, self._most, self._nodes = passes, most, nodes or most
         self._step, self._pass = Times(), Times()
         self._all, self._looking = START, 0.0
         self._pause, self._resting, self._tried, self._turns = PAUSE, 0, False, 0
@@ -89,14 +104,18 @@ class CostModel:
         return self._turns % REFRESH > 0
 
     def depth(self, seqs: Rows[Sequence], rows: int) -> tuple[int, int]:
-        """(For how many of `seqs` to draft, how many tokens each), in a step that has `rows` rows without drafts."""
+        """(For how many of `seqs` to draft, how many tokens each), in a step that has `rows` rows without drafts.
+
+        Trees are of their full depth or none: how far one grows is the drafting model's to say.
+        """
         p = self._acceptance(seqs)
-        depths = np.arange(self._most + 1)
-        gained = (p[:, None] ** depths).cumsum(1).sum(0) - len(seqs)
-        seconds = self._step.of(rows + len(seqs) * depths) + depths * self._pass.of(np.array(len(seqs)))
+        depths = np.arange(self._most + 1) if self._nodes == self._most else np.array([0, self._most])
+        nodes = depths if self._nodes == self._most else np.array([0, self._nodes])
+        gained = np.array([(p[:, None] ** np.arange(1, depth + 1)).sum() for depth in depths])
+        seconds = self._step.of(rows + len(seqs) * nodes) + depths * self._pass.of(np.array(len(seqs)))
         best = self._best(rows + gained, seconds)
         if best or not self._tries():
-            return len(seqs) if best else 0, best
+            return len(seqs) if best else 0, int(nodes[best])
         return TRIED, min(TRIED, self._most)
 
     def cut(self, seqs: Rows[Sequence], rows: int) -> None:
@@ -105,10 +124,10 @@ class CostModel:
         Steps are of few sizes then, so that each is timed often and recorded once.
         """
         p = self._acceptance(seqs)
-        places = [(s, j) for s, seq in enumerate(seqs) for j in range(1, len(seq.draft) + 1)]
+        places = [(s, node) for s, seq in enumerate(seqs) for node in range(len(seq.draft))]
         if not places:
             return
-        chances = np.array([p[s] ** j for s, j in places])
+        chances = np.concatenate([_chances(seq, p[s]) for s, seq in enumerate(seqs)])
         order = np.argsort(-chances, kind="stable")
         gained = np.concatenate(([0.0], chances[order].cumsum()))
         counts = np.array([n for n in range(len(gained)) if not n or rows + n in SIZES])
@@ -116,11 +135,11 @@ class CostModel:
         count = int(counts[self._best(rows + gained[counts], seconds)])
         if not count and self._tries():
             count = TRIED
-        kept = [0] * len(seqs)
-        for at in order[:count].tolist():
-            kept[places[at][0]] += 1
-        for seq, length in zip(seqs, kept, strict=True):
-            del seq.draft[length:]
+        kept: list[list[int]] = [[] for _ in seqs]
+        for at in sorted(order[:count].tolist()):
+            kept[places[at][0]].append(places[at][1])
+        for seq, nodes in zip(seqs, kept, strict=True):
+            seq.prune(nodes)
 
     def _best(self, tokens: NDArray[np.float64], seconds: NDArray[np.float64]) -> int:
         """The place of the highest rate; 0 unless it is worth it, or while nothing is known."""

@@ -12,13 +12,16 @@ import time
 from collections.abc import Sequence as Rows
 
 import numpy as np
+from torch import Tensor
 from torch.nn.functional import pad
 
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
+from quire.core.speculation import TreeForm
 from quire.run.builder import BatchBuilder
 from quire.run.step import Step
-from quire.sample.sampler import Sampler
+from quire.sample.sampler import LogitRow, Sampler
+from quire.speculate.tree import Candidates, grow_trees
 
 
 class Drafter:
@@ -31,18 +34,22 @@ class Drafter:
     passes = True
     seconds = 0.0
 
-    def __init__(self, step: Step, vocab_size: int, weight_bytes: int) -> None:
-        """`vocab_size`: of the target."""
+    def __init__(self, step: Step, vocab_size: int, weight_bytes: int, form: TreeForm | None) -> None:
+        """`vocab_size`: of the target; `form`: of drafts that branch."""
+        self._form = form
         self._step, self._vocab_size, self.weight_bytes = step, vocab_size, weight_bytes
         self._sampler = Sampler(step.ops, vocab_size)
         self.longest = step.model.max_model_len
         self._builder = BatchBuilder(step.arrays, step.caches.block_size, step.model.adapters)
 
     def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
-        """One pass a token, of those that still want one."""
+        """One pass a token, of those that still want one; or a depth of their trees, whose rows are computed again."""
         wanting = [(seq, limit) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
         self._catch_up([seq for seq, _ in wanting])
         begin = time.perf_counter()
+        if self._form is not None:
+            grow_trees(self._form, wanting, self._candidates)
+            wanting = []
         while wanting:
             starts = [self._first(seq) if not seq.draft else len(seq.tokens) - 1 + len(seq.draft) for seq, _ in wanting]
             chunks = tuple(
@@ -56,8 +63,27 @@ class Drafter:
             wanting = [(seq, limit) for seq, limit in wanting if len(seq.draft) < limit and len(seq.draft)]
         self.seconds = time.perf_counter() - begin
 
+    def _candidates(self, seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
+        """What may follow the last nodes of drafts, or the last tokens."""
+        assert self._form is not None
+        starts = [len(seq.tokens) if seq.draft else self._first(seq) for seq in seqs]
+        chunks = tuple(
+            Chunk(seq, start, len(seq.tokens) + len(seq.draft) - start, count)
+            for seq, start, count in zip(seqs, starts, counts, strict=True)
+        )
+        logits, rows = self._logits(chunks)
+        tokens, chances = self._sampler.best(logits, rows, self._form.topk)
+        if not seqs[0].draft:
+            self._wrote(chunks)
+        ends = np.cumsum(counts)[:-1]
+        return [Candidates(*found) for found in zip(np.split(tokens, ends), np.split(chances, ends), strict=True)]
+
     def _draw(self, chunks: tuple[Chunk, ...]) -> list[int]:
-        """The token after each chunk; -1 where the logits are no numbers.
+        """The token after each chunk; -1 where the logits are no numbers."""
+        return self._sampler.tokens(*self._logits(chunks))
+
+    def _logits(self, chunks: tuple[Chunk, ...]) -> tuple[Tensor, list[LogitRow]]:
+        """Logits of the rows of `chunks` that want any.
 
         Models with the same tokens may have tables padded to other sizes: ids that the target lacks are not drawn.
         """
@@ -66,7 +92,7 @@ class Drafter:
         if logits.shape[1] != self._vocab_size:
             more = self._vocab_size - logits.shape[1]
             logits = pad(logits, (0, more), value=-math.inf).contiguous()  # fewer than none cuts
-        return self._sampler.tokens(logits, rows)
+        return logits, rows
 
     def _first(self, seq: Sequence) -> int:
         """The first position that a draft of `seq` computes."""
@@ -94,8 +120,8 @@ class ModelDrafter(Drafter):
     batch was too large to draft for) is computed when drafts begin again.
     """
 
-    def __init__(self, step: Step, vocab_size: int, weight_bytes: int) -> None:
-        super().__init__(step, vocab_size, weight_bytes)
+    def __init__(self, step: Step, vocab_size: int, weight_bytes: int, form: TreeForm | None) -> None:
+        super().__init__(step, vocab_size, weight_bytes, form)
         self._size, self._room = step.caches.block_size, len(step.arrays.tokens)
         self._through = np.zeros(step.caches.blocks + 1, np.int32)
         self._through[-1] = self._size  # SLID_OUT: nobody reads it
@@ -113,8 +139,11 @@ class ModelDrafter(Drafter):
             self._catch_up([c.seq for c in plan.chunks if c.start + c.count < c.seq.prompt_len], plan)
 
     def _stale(self, chunk: Chunk) -> int:
-        """The first position of a chunk of the target whose keys and values no draft wrote as they are to be."""
-        return chunk.start + len(chunk.seq.draft)
+        """The first position of a chunk of the target whose keys and values no draft wrote as they are to be.
+
+        Those of trees lie where their nodes were tried.
+        """
+        return chunk.start + (1 if chunk.seq.draft and chunk.seq.parents else len(chunk.seq.draft))
 
     def _catch_up(self, seqs: Rows[Sequence], plan: StepPlan | None = None) -> None:
         """In pieces that fit a step; up to what `plan` computes, or to the last token, which `propose` begins with."""

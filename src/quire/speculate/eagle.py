@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
+from quire.core.speculation import TreeForm
 from quire.model.build import Model, kv_layout
 from quire.model.describe import KV_TYPES
 from quire.model.families.rope import shared_tables
@@ -56,10 +57,10 @@ class Eagle:
         """Memory of the weights."""
         return self.model.weight_bytes
 
-    def proposer(self, target: Step, step: Step | None) -> EagleDrafter:
+    def proposer(self, target: Step, step: Step | None, form: TreeForm | None) -> EagleDrafter:
         """Who drafts with it for `target`; `step` runs `model`."""
         assert step is not None and isinstance(self.model.decoder, EagleDecoder)
-        return EagleDrafter(step, self.model.decoder, target, self.fuse, self.ids)
+        return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form)
 
 
 def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, ops: Ops) -> Eagle:

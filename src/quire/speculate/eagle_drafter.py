@@ -6,18 +6,21 @@ import time
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
+from quire.core.speculation import TreeForm
 from quire.model.net.linear import Linear
-from quire.run.builder import Shape
+from quire.run.builder import Shape, ancestors
 from quire.run.step import Step
 from quire.sample.sampler import LogitRow
 from quire.speculate.drafter import ModelDrafter
 from quire.speculate.eagle_decoder import EagleDecoder
 from quire.speculate.head_file import spread
+from quire.speculate.tree import Candidates, grow_trees
 
 MOST_KEPT = 64
 """Hidden rows of a sequence that wait for a draft; with more, their keys are computed without one."""
@@ -49,10 +52,16 @@ class EagleDrafter(ModelDrafter):
     """
 
     def __init__(
-        self, step: Step, decoder: EagleDecoder, target: Step, fuse: Linear | None, ids: Tensor | None
+        self,
+        step: Step,
+        decoder: EagleDecoder,
+        target: Step,
+        ends: tuple[Linear | None, Tensor | None],
+        form: TreeForm | None,
     ) -> None:
-        super().__init__(step, target.model.spec.vocab_size, step.model.weight_bytes)
-        self._decoder, self._fuse, self._ids = decoder, fuse, ids
+        """`ends`: what joins tapped rows, and the target's ids of the tokens that the layer knows."""
+        super().__init__(step, target.model.spec.vocab_size, step.model.weight_bytes, form)
+        self._decoder, (self._fuse, self._ids) = decoder, ends
         self._hidden = target.hidden
 
     def ready(self, seq: Sequence) -> bool:
@@ -80,8 +89,8 @@ class EagleDrafter(ModelDrafter):
             result = results[i] if results and wanted else None
             before, seq.lookup = seq.lookup, None
             if result is not None and result.error is None and not result.again:
-                count = len(result.tokens) if seq.draft else chunk.count
-                kept = Ahead(chunk.start, self._hidden[at : at + count].clone())
+                stand = [0, *(node + 1 for node in result.path)] if seq.draft else range(chunk.count)
+                kept = Ahead(chunk.start, self._hidden[[at + row for row in stand]])
                 if isinstance(before, Ahead) and before.end == chunk.start:
                     kept = Ahead(before.start, torch.cat((before.rows, kept.rows)))
                 known = len(seq.tokens) - 1 - kept.start  # rows of a prompt, whose next tokens are known
@@ -103,7 +112,7 @@ class EagleDrafter(ModelDrafter):
                 if take < len(rows):
                     later.append((seq, start + take, rows[take:]))
                 room -= take
-            self._pass(now, self._fused(torch.cat([rows for _, _, rows in now])), 0)
+            self._pass(now, self._fused(torch.cat([rows for _, _, rows in now])), [])
             work = later
 
     def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
@@ -122,9 +131,12 @@ class EagleDrafter(ModelDrafter):
         begin = time.perf_counter()
         last = torch.tensor([len(rows) for _, _, rows in work]).cumsum(0) - 1
         given = self._fused(torch.cat([rows for _, _, rows in work]))
-        while True:
-            logits = spread(self._pass(work, given, len(work)), self._ids, self._vocab_size)
-            asked = [LogitRow(seq, len(seq.tokens) + len(seq.draft)) for seq, _ in wanting]
+        if self._form is not None:
+            grow_trees(self._form, wanting, _Branches(self, self._form, work, given))
+            wanting = []
+        while wanting:
+            logits = self._pass(work, given, [1] * len(work))
+            asked = [LogitRow(seq, len(seq.tokens) + len(seq.draft), None, len(seq.draft) - 1) for seq, _ in wanting]
             left = []
             for i, token in enumerate(self._sampler.tokens(logits, asked)):
                 seq, limit = wanting[i]
@@ -145,21 +157,64 @@ class EagleDrafter(ModelDrafter):
         fuse = self._fuse
         return rows if fuse is None else self._step.ops.compute(lambda: fuse(self._step.ops, rows), together=False)
 
-    def _pass(self, work: Work, given: Tensor, wanted: int) -> Tensor:
-        """The layer over `work`, reading `given` [T, hidden]: logits of the last row of the first `wanted` sequences.
+    def _pass(self, work: Work, given: Tensor, wanted: list[int]) -> Tensor:
+        """The layer over `work`, reading `given` [T, hidden]: logits of the last `wanted` rows of each sequence.
 
-        Keys from the target's rows stand; those of positions that a draft says are written over.
+        Keys from the target's rows stand; those of positions that a draft says are written over. Rows of a draft that
+        branches are all its nodes.
         """
         chunks = tuple(Chunk(seq, start, len(rows), 0) for seq, start, rows in work)
         shape, _ = self._builder.fill(chunks)
-        arrays, at = self._step.arrays, 0
+        arrays, at, total = self._step.arrays, 0, 0
         for s, (seq, start, rows) in enumerate(work):
             stop = at + len(rows)
             arrays.tokens[at:stop] = (seq.tokens + seq.draft)[start + 1 : start + 1 + len(rows)]
+            if seq.draft and seq.parents:
+                masks, depths = ancestors(seq.parents)
+                arrays.tree[at:stop], arrays.positions[at:stop] = masks, start + depths
             if wanted:
-                arrays.logit_rows[s] = stop - 1
+                arrays.logit_rows[total : total + wanted[s]] = range(stop - wanted[s], stop)
+                total += wanted[s]
             at = stop
         self._decoder.given[:at] = given
-        logits = self._step.forward(Shape(shape.tokens, shape.seqs, wanted, shape.blocks))
+        logits = self._step.forward(Shape(shape.tokens, shape.seqs, total, shape.blocks, shape.tree))
         self._wrote(tuple(c for c in chunks if c.start + c.count < len(c.seq.tokens)))
-        return logits
+        return spread(logits, self._ids, self._vocab_size)
+
+
+class _Branches:
+    """What may follow the nodes of trees: each pass is of all nodes so far, with the rows that the last one left."""
+
+    def __init__(self, drafter: EagleDrafter, form: TreeForm, work: Work, given: Tensor) -> None:
+        self._drafter, self._form, self._work, self._given = drafter, form, work, given
+        self._roots: dict[Sequence, Tensor] = {}
+        self._rows: dict[Sequence, Tensor] = {}
+
+    def __call__(self, seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
+        """As `grow_trees` wants it."""
+        drafter, first = self._drafter, not self._roots
+        if not first:
+            self._work = [(seq, len(seq.tokens) - 1, self._before(seq)) for seq in seqs]
+            self._given = torch.cat([rows for _, _, rows in self._work])
+        logits = drafter._pass(self._work, self._given, counts)
+        at = 0
+        for seq, _, rows in self._work:
+            left = drafter._decoder.kept[at : at + len(rows)].clone()
+            at += len(rows)
+            if first:
+                self._roots[seq] = left[-1:]
+            else:
+                self._rows[seq] = left
+        asked = [
+            LogitRow(seq, len(seq.tokens) + len(seq.branch(node)), None, node)
+            for seq, count in zip(seqs, counts, strict=True)
+            for node in range(len(seq.draft) - count, len(seq.draft))
+        ]
+        tokens, chances = drafter._sampler.best(logits, asked, self._form.topk)
+        ends = np.cumsum(counts)[:-1]
+        return [Candidates(*found) for found in zip(np.split(tokens, ends), np.split(chances, ends), strict=True)]
+
+    def _before(self, seq: Sequence) -> Tensor:
+        """The rows before the nodes of `seq`."""
+        root, rows = self._roots[seq], self._rows.get(seq)
+        return torch.cat([root if parent < 0 or rows is None else rows[parent : parent + 1] for parent in seq.parents])

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from quire.core.config import EngineConfig, LoraConfig, SpeculationConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.core.progress import LoadProgress
-from quire.core.speculation import HEADS, Speculation
+from quire.core.speculation import HEADS, LOOK_UPS, Speculation, TreeForm
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import resolve
 from quire.model.net.decoder import Decoder
@@ -24,6 +24,7 @@ from quire.speculate.eagle import load_eagle
 from quire.speculate.medusa import load_medusa
 from quire.speculate.ngram import NGram
 from quire.speculate.proposer import Proposer
+from quire.speculate.suffix import Suffix
 from quire.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,8 @@ class Heads(Protocol):
         """Memory of the weights."""
         ...
 
-    def proposer(self, target: Step, step: Step | None) -> Proposer:
-        """Who drafts with them; `step` runs them where they have layers of their own."""
+    def proposer(self, target: Step, step: Step | None, form: TreeForm | None) -> Proposer:
+        """Who drafts with them; `step` runs them where they have layers of their own, `form` is of trees."""
         ...
 
 
@@ -72,11 +73,14 @@ class Drafting:
     def proposer(self, step: Step | None, target: Step) -> Proposer:
         """`step` runs the model, `target` the target."""
         if self.heads is not None:
-            return self.heads.proposer(target, step)
+            return self.heads.proposer(target, step, self.asked.tree)
         if step is None or self.model is None:
-            return NGram(self.asked.prompt_lookup_min, self.asked.prompt_lookup_max)
+            if self.asked.method == "suffix":
+                return Suffix(self.asked)
+            return NGram(self.asked.prompt_lookup_min, self.asked.prompt_lookup_max, self.asked.tree)
         kind = ModelDrafter if self.keeps else Drafter
-        return kind(step, target.model.spec.vocab_size, 0 if self.asked.layers else self.model.weight_bytes)
+        weights = 0 if self.asked.layers else self.model.weight_bytes
+        return kind(step, target.model.spec.vocab_size, weights, self.asked.tree)
 
 
 def load_drafting(config: EngineConfig, target: Model, ops: Ops, progress: LoadProgress | None) -> Drafting | None:
@@ -86,7 +90,9 @@ def load_drafting(config: EngineConfig, target: Model, ops: Ops, progress: LoadP
         return None
     if target.encoder is not None:
         raise _error("encoder-decoder models are not drafted for: their cross attention is of rows that are no chunk")
-    if asked.method == "ngram":
+    if asked.tree is not None and target.spec.mla.rank:
+        raise _error("drafts of models with latent attention do not branch: its op knows no ancestors of rows")
+    if asked.method in LOOK_UPS:
         return Drafting(asked)
     if asked.method in HEADS:
         return _load_heads(config, asked, target, ops)
@@ -124,8 +130,8 @@ def _load_heads(config: EngineConfig, asked: Speculation, target: Model, ops: Op
     except ModelError as error:
         raise _error(f"the heads: {error.message}") from None
     most = len(heads.heads)
-    if asked.num_speculative_tokens > most:
-        raise _error(f"num_speculative_tokens {asked.num_speculative_tokens}: {asked.model} has {most} heads")
+    if asked.tokens > most:
+        raise _error(f"num_speculative_tokens {asked.tokens}: {asked.model} has {most} heads")
     return Drafting(replace(asked, num_speculative_tokens=asked.num_speculative_tokens or most), heads=heads)
 
 

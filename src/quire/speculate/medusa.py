@@ -13,12 +13,14 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.core.errors import ModelError
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
+from quire.core.speculation import TreeForm
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
 from quire.model.net.linear import Linear
@@ -27,6 +29,7 @@ from quire.ops.backend import Ops
 from quire.run.step import Step
 from quire.sample.sampler import LogitRow, Sampler
 from quire.speculate.head_file import HeadFile, spread
+from quire.speculate.tree import Candidates, grow_trees
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,9 @@ class Medusa:
         """What the target's own head reads, of rows that want logits."""
         return Taps()
 
-    def proposer(self, target: Step, step: Step | None) -> MedusaDrafter:
+    def proposer(self, target: Step, step: Step | None, form: TreeForm | None) -> MedusaDrafter:
         """Who drafts with them for `target`."""
-        return MedusaDrafter(self, target)
+        return MedusaDrafter(self, target, form)
 
 
 def load_medusa(folder: str, target: Model, ops: Ops) -> Medusa:
@@ -137,7 +140,8 @@ class MedusaDrafter:
     seconds = 0.0
     longest = sys.maxsize
 
-    def __init__(self, medusa: Medusa, target: Step) -> None:
+    def __init__(self, medusa: Medusa, target: Step, form: TreeForm | None) -> None:
+        self._form, self._level = form, 0
         self.weight_bytes = medusa.weight_bytes
         self._medusa, self._hidden, self._ops = medusa, target.hidden, target.ops
         self._vocab_size = target.model.spec.vocab_size
@@ -154,7 +158,7 @@ class MedusaDrafter:
         for chunk, result in zip(plan.chunks, results, strict=False):
             count, first = _rows_of(chunk)
             if result.tokens and not result.again and result.error is None:
-                places.append(at + first + len(result.tokens) - 1)
+                places.append(at + first + (result.path[-1] + 1 if result.path else 0))
                 owners.append((chunk.seq, len(chunk.seq.tokens) + len(result.tokens) - 2))
             at += count
         if places:
@@ -167,17 +171,31 @@ class MedusaDrafter:
         wanting = [(seq, limit, seq.lookup) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
         rows = [kept.rows[kept.at] for _, _, kept in wanting if isinstance(kept, Kept)]
         begin = time.perf_counter()
+        if self._form is not None:
+            self._level = 0
+            grow_trees(self._form, [(seq, limit) for seq, limit, _ in wanting], self._candidates)
+            wanting = []
         for i, head in enumerate(self._medusa.heads):
             going = [k for k, (seq, limit, _) in enumerate(wanting) if limit > i == len(seq.draft)]
             if not going:
                 break
             logits = self._logits(head, torch.stack([rows[k] for k in going]))
             drawn = [wanting[k][0] for k in going]
-            tokens = self._sampler.tokens(logits, [LogitRow(seq, len(seq.tokens) + i) for seq in drawn])
+            tokens = self._sampler.tokens(logits, [LogitRow(seq, len(seq.tokens) + i, None, i - 1) for seq in drawn])
             for seq, token in zip(drawn, tokens, strict=True):
                 if token >= 0:
                     seq.draft.append(token)
         self.seconds = time.perf_counter() - begin
+
+    def _candidates(self, seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
+        """What the next head says, whatever tokens were tried before."""
+        assert self._form is not None
+        kept = [seq.lookup.rows[seq.lookup.at] for seq in seqs if isinstance(seq.lookup, Kept)]
+        rows = [LogitRow(seq, len(seq.tokens) + self._level, None, len(seq.draft) - 1) for seq in seqs]
+        logits = self._logits(self._medusa.heads[self._level], torch.stack(kept))
+        self._level += 1
+        best = zip(counts, *self._sampler.best(logits, rows, self._form.topk), strict=True)
+        return [Candidates(np.tile(tokens, (n, 1)), np.tile(chances, (n, 1))) for n, tokens, chances in best]
 
     def _logits(self, head: Head, x: Tensor) -> Tensor:
         """Of all tokens of the target, [n, V]."""

@@ -32,7 +32,7 @@ class Speculator:
     def __init__(self, asked: Speculation, proposer: Proposer, scheduler: Scheduler, caches: Caches) -> None:
         self.proposer, self.totals = proposer, Drafts()
         self._asked, self._scheduler, self._caches = asked, scheduler, caches
-        self._cost = CostModel(proposer.passes, asked.tokens)
+        self._cost = CostModel(proposer.passes, asked.tokens, asked.nodes)
 
     @property
     def likely(self) -> bool:
@@ -50,19 +50,19 @@ class Speculator:
         spare = scheduler.config.max_num_batched_tokens - rows
         if not seqs or spare < len(seqs):
             return
-        deepest = min(asked.tokens, spare // len(seqs))
+        most = min(asked.nodes, spare // len(seqs))
         if asked.adaptive and proposer.passes:
-            count, depth = self._cost.depth(seqs, rows)
-            seqs, deepest = seqs[:count], min(deepest, depth)
-        if not deepest:
+            count, nodes = self._cost.depth(seqs, rows)
+            seqs, most = seqs[:count], min(most, nodes)
+        if not most:
             return
-        wanted = [(seq, min(deepest, proposer.longest - len(seq.tokens))) for seq in seqs]
+        wanted = [(seq, min(most, proposer.longest - len(seq.tokens))) for seq in seqs]
         limits, before = room_for_drafts(scheduler, wanted)
         self._caches.prepare(before)
         proposer.computed(before, follow=False)
         proposer.propose(seqs, limits)
         if proposer.passes and max(limits) > 0:
-            self._cost.drafted(len(seqs), proposer.seconds / max(limits))
+            self._cost.drafted(len(seqs), proposer.seconds / min(asked.tokens, max(limits)))
         elif asked.adaptive and not proposer.passes:
             self._cost.cut(seqs, rows)
         for seq in seqs:
@@ -81,15 +81,16 @@ class Speculator:
         for chunk, result in zip(plan.chunks, results, strict=True):
             drafted = len(chunk.seq.draft)
             if drafted and result.error is None:
-                accepted = max(0, len(result.tokens) - 1)
-                self._cost.verified(chunk.seq, drafted, accepted)
-                self._count(drafted, accepted)
+                accepted, seq = max(0, len(result.tokens) - 1), chunk.seq
+                depth = max(len(seq.branch(node)) for node in range(drafted)) if seq.parents else drafted
+                self._cost.verified(seq, depth, accepted)
+                self._count(drafted, depth, accepted)
 
-    def _count(self, drafted: int, accepted: int) -> None:
+    def _count(self, drafted: int, depth: int, accepted: int) -> None:
         totals = self.totals
         totals.drafts += 1
         totals.tokens += drafted
         totals.accepted += accepted
-        totals.accepted_per_pos += [0] * (drafted - len(totals.accepted_per_pos))
+        totals.accepted_per_pos += [0] * (depth - len(totals.accepted_per_pos))
         for place in range(accepted):
             totals.accepted_per_pos[place] += 1

@@ -111,6 +111,18 @@ def copy_blocks(gpu: Gpu, caches: list[KVCache], pairs: tuple[tuple[int, int], .
         kernels.copy_kernel[(cdiv(words, size), len(addresses))](addresses, flat, len(pairs), words, BLOCK=size)
 
 
+@impl("move_slots", "triton")
+def move_slots(gpu: Gpu, caches: list[KVCache], pairs: tuple[tuple[int, int], ...]) -> None:
+    flat = gpu.upload(np.array(pairs, np.int64).reshape(-1, 2))
+    for layout in {cache.layout for cache in caches} if pairs else ():
+        row = layout.head_dim * layout.dtype.itemsize // 4
+        for words, addresses in _by_size(gpu, [cache for cache in caches if cache.layout == layout]):
+            kernels.move_kernel[(layout.kv_heads, len(addresses))](
+                addresses, flat, len(pairs), words, words // layout.kv_heads, SIZE=layout.block_size, ROW=row,
+                SCALED=int(layout.scaled), BLOCK=next_power_of_2(row + 1),
+            )  # fmt: skip
+
+
 @impl("zero_blocks", "triton")
 def zero_blocks(gpu: Gpu, caches: list[KVCache], blocks: tuple[int, ...]) -> None:
     flat = gpu.upload(np.array(blocks, np.int64))

@@ -192,6 +192,23 @@ def copy_kernel(addresses, pairs, count, words, BLOCK: tl.constexpr):
         tl.store(base + target * words + word, found, mask=word < words)
 
 
+@triton.jit(do_not_specialize=["count"])
+def move_kernel(addresses, pairs, count, block_words, head_words, SIZE: tl.constexpr, ROW: tl.constexpr,
+                SCALED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Tokens, slot source -> destination in order, at each address: rows of ROW words, a scale of each behind them.
+
+    Grid: (heads, tensors). A word is carried through all pairs by one thread, as in `copy_kernel`.
+    """
+    base = tl.load(addresses + tl.program_id(1)).to(tl.pointer_type(tl.int32)) + tl.program_id(0) * head_words
+    word = tl.arange(0, BLOCK)
+    for pair in range(count):
+        source, target = tl.load(pairs + pair * 2), tl.load(pairs + pair * 2 + 1)
+        begin, end = base + source // SIZE * block_words, base + target // SIZE * block_words
+        at = tl.where(word < ROW, source % SIZE * ROW + word, SIZE * ROW + source % SIZE)
+        to = tl.where(word < ROW, target % SIZE * ROW + word, SIZE * ROW + target % SIZE)
+        tl.store(end + to, tl.load(begin + at, mask=word < ROW + SCALED), mask=word < ROW + SCALED)
+
+
 @triton.jit
 def zero_kernel(addresses, blocks, words, BLOCK: tl.constexpr):
     """Zeros into blocks of `words` 32-bit words at each address. Grid: (blocks, tensors, words / BLOCK)."""

@@ -1,0 +1,143 @@
+"""Suffix decoding: what followed the last tokens in the prompt, or in earlier outputs of the same tenant, is guessed.
+
+Oliaro et al. 2024, "SuffixDecoding". Of all places where the longest run came before, the token that followed most
+often is taken, and again for the one after it, as long as that is likely enough; a long run lets more be guessed than
+a short one. Who asks often for similar things (agents, edits, extraction) gets long drafts that cost nothing.
+
+Tenants are told apart by the salt of the prefix cache: an answer's speed says nothing of another's answers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence as Rows
+
+from quire.core.plan import ChunkResult, StepPlan
+from quire.core.sequence import Sequence, Status
+from quire.core.speculation import Speculation
+from quire.speculate.ngram import OwnRuns, graft
+from quire.speculate.runs import Match, Row, Runs
+
+MOST_HELD = 1 << 19
+"""Tokens of outputs that are remembered in all."""
+
+
+class Outputs:
+    """The latest outputs of all tenants, of at most `requests` sequences and MOST_HELD tokens; the oldest go first."""
+
+    def __init__(self, least: int, most: int, requests: int) -> None:
+        self._least, self._most, self._requests = least, most, requests
+        self._tenants: dict[str, Runs] = {}
+        self._rows: dict[Row, str] = {}
+        self._live: dict[Sequence, Row] = {}
+        self.held = 0
+
+    def follow(self, seq: Sequence) -> None:
+        """Remember what `seq` puts out from now on."""
+        if self._requests and seq not in self._live:
+            row, tenant = Row([]), seq.request.cache_salt
+            self._live[seq], self._rows[row] = row, tenant
+            self._tenants.setdefault(tenant, Runs(self._least, self._most)).held += 1
+            self.settle()
+
+    def settle(self) -> None:
+        """Take the last tokens of sequences that ended, and forget what is too much."""
+        for seq in [seq for seq in self._live if seq.status is Status.FINISHED]:
+            self._read(seq)
+            del self._live[seq]
+        while self._rows and (len(self._rows) > self._requests or self.held > MOST_HELD):
+            row = next(iter(self._rows))
+            self.held -= len(row.tokens)
+            tenant = self._rows.pop(row)
+            runs = self._tenants[tenant]
+            runs.forget(row)
+            runs.held -= 1
+            if not runs.held:
+                del self._tenants[tenant]
+
+    def matches(self, seq: Sequence) -> list[Match]:
+        """Where what `seq` ends with was before, in outputs of its tenant."""
+        self.follow(seq)
+        row = self._read(seq)
+        return [] if row is None else self._tenants[seq.request.cache_salt].matches(row, within=False)
+
+    def _read(self, seq: Sequence) -> Row | None:
+        """Its row with all of its tokens, beginning with the end of the prompt; None if it was forgotten."""
+        row = self._live.get(seq)
+        if row is None or row not in self._rows:
+            return None
+        begin = max(0, seq.prompt_len - self._most)
+        new = seq.tokens[begin + len(row.tokens) :]
+        row.tokens += new
+        self.held += len(new)
+        self._tenants[seq.request.cache_salt].read(row)
+        return row
+
+
+def likeliest(matches: list[Match], limit: int, least: float) -> tuple[list[int], float]:
+    """(Up to `limit` tokens, how many of them are expected to be right): those that followed most often.
+
+    Only the longest of `matches` count. It ends where a token is less likely than `least`.
+    """
+    going = [(row.tokens, end) for length, row, end in matches if length == matches[0].length]
+    tokens: list[int] = []
+    chance, expected = 1.0, 0.0
+    while going and len(tokens) < limit:
+        follows = Counter(row[end] for row, end in going if end < len(row))
+        if not follows:
+            break
+        token, count = follows.most_common(1)[0]
+        chance *= count / len(going)
+        if chance < least:
+            break
+        tokens.append(token)
+        expected += chance
+        going = [(row, end + 1) for row, end in going if end < len(row) and row[end] == token]
+    return tokens, expected
+
+
+class Suffix:
+    """Drafts from the sequence's own tokens and from earlier outputs, whichever promises more."""
+
+    passes = False
+    longest = sys.maxsize
+    weight_bytes = 0
+    seconds = 0.0
+
+    def __init__(self, asked: Speculation) -> None:
+        self._asked, self._form = asked, asked.tree
+        self._deep = min(asked.prompt_lookup_max, asked.suffix_decoding_max_tree_depth)
+        least = min(asked.prompt_lookup_min, self._deep)
+        self._least = least
+        self.outputs = Outputs(least, self._deep, asked.suffix_decoding_max_cached_requests)
+
+    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+        """What followed most often. Where drafts branch, what followed in the prompt and in outputs share a tree."""
+        self.outputs.settle()
+        for seq, limit in zip(seqs, limits, strict=True):
+            own = seq.lookup
+            if not isinstance(own, OwnRuns):
+                own = seq.lookup = OwnRuns(seq, self._least, self._deep)
+            both = [self._draft(found, limit) for found in (own.matches(), self.outputs.matches(seq))]
+            both.sort(key=lambda draft: -draft[1])
+            if self._form is None:
+                seq.draft = both[0][0]
+                continue
+            for tokens, _ in both[: self._form.topk]:
+                graft(seq, tokens[: self._form.depth], limit)
+
+    def _draft(self, matches: list[Match], limit: int) -> tuple[list[int], float]:
+        if not matches:
+            return [], 0.0
+        longest = int(self._asked.suffix_decoding_max_spec_factor * matches[0].length)
+        return likeliest(matches, min(limit, longest), self._asked.suffix_decoding_min_token_prob)
+
+    def ready(self, seq: Sequence) -> bool:
+        """Always: it needs the tokens alone."""
+        return True
+
+    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+        """Outputs are remembered whether or not there are drafts at the moment."""
+        for chunk in plan.chunks:
+            self.outputs.follow(chunk.seq)
