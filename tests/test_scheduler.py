@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -208,41 +209,35 @@ def test_static_batching_waits_for_the_whole_batch() -> None:
     assert 4 in sizes and all(b <= a or a == 0 for a, b in itertools.pairwise(sizes))
 
 
+ENGINES: dict[str, st.SearchStrategy[Any]] = {
+    "blocks": st.integers(3, 24),
+    "block_size": st.sampled_from([1, 2, 4, 8]),
+    "windows": st.sampled_from([(0,), (0,), (3,), (9,), (0, 3), (9, 0), (0, 3, 9), (4, 9)]),
+    "prefix": st.booleans(),
+    "budget": st.integers(4, 40),
+    "policy": st.sampled_from(["fcfs", "priority"]),
+    "device": st.sampled_from([{}, {"ahead": True}, {"ahead": True, "late": True}]),
+    "drafts": st.none() | st.integers(0, 2**32),
+}
+"""The fake engine's pool, limits and queues; one of two guesses tokens ahead, some of them by drafts that branch."""
+
+
 class Machine(RuleBasedStateMachine):
     """Random submits, aborts, forks, poison and steps under a pool that is far too small."""
 
-    @initialize(
-        blocks=st.integers(3, 24),
-        block_size=st.sampled_from([1, 2, 4, 8]),
-        windows=st.sampled_from([(0,), (0,), (3,), (9,), (0, 3), (9, 0), (0, 3, 9), (4, 9)]),
-        prefix=st.booleans(),
-        budget=st.integers(4, 40),
-        policy=st.sampled_from(["fcfs", "priority"]),
-        device=st.sampled_from([{}, {"ahead": True}, {"ahead": True, "late": True}]),
-        drafts=st.none() | st.integers(0, 2**32),
-    )
-    def start(
-        self,
-        blocks: int,
-        block_size: int,
-        windows: tuple[int, ...],
-        prefix: bool,
-        budget: int,
-        policy: str,
-        device: dict[str, bool],
-        drafts: int | None,
-    ) -> None:
-        """Build an engine; one of two guesses tokens ahead."""
+    @initialize(form=st.fixed_dictionaries(ENGINES))
+    def start(self, form: dict[str, Any]) -> None:
+        """Build an engine."""
         self.engine = FakeEngine(
-            blocks * len(windows),
-            block_size,
+            form["blocks"] * len(form["windows"]),
+            form["block_size"],
             40,
-            windows,
-            prefix,
-            max_num_batched_tokens=budget,
-            scheduling_policy=policy,
-            drafts=None if drafts is None else random.Random(drafts),
-            **device,
+            form["windows"],
+            form["prefix"],
+            max_num_batched_tokens=form["budget"],
+            scheduling_policy=form["policy"],
+            drafts=None if form["drafts"] is None else random.Random(form["drafts"]),
+            **form["device"],
         )
         self.live: dict[str, Request] = {}
         self.aborted: set[str] = set()
@@ -322,6 +317,22 @@ class TestMachineLong(Machine.TestCase):  # type: ignore[name-defined,misc]
     """The same machine over many more histories."""
 
     settings = settings(max_examples=5000, stateful_step_count=200, **COMMON)
+
+
+class DraftingMachine(Machine):
+    """Every engine guesses tokens ahead: the budget cuts drafts, preemption and aborts meet them halfway."""
+
+    @initialize(form=st.fixed_dictionaries(ENGINES | {"drafts": st.integers(0, 2**32)}))
+    def start(self, form: dict[str, Any]) -> None:
+        """Build an engine that drafts."""
+        super().start(form)
+
+
+@pytest.mark.slow
+class TestManyDrafts(DraftingMachine.TestCase):  # type: ignore[name-defined,misc]
+    """50,000 histories."""
+
+    settings = settings(max_examples=50_000, stateful_step_count=20, **COMMON)
 
 
 @given(st.lists(st.tuples(st.sampled_from("apfr"), st.integers(0, 30)), max_size=200))
