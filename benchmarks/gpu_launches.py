@@ -231,6 +231,7 @@ def cached(gpu: Gpu) -> Iterator[Launch]:
         )  # fmt: skip
     yield "blocks", partial(caches.copy_blocks, gpu, [store], ((0, 0),))
     yield "blocks", partial(caches.zero_blocks, gpu, [store], (0,))
+    yield "blocks", partial(caches.move_slots, gpu, [store], ((0, 1),))
 
 
 def row_by_row(gpu: Gpu) -> Iterator[Launch]:

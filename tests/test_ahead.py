@@ -40,7 +40,7 @@ class LateOps(Ops):
     def __init__(self, runtime: FakeRuntime) -> None:
         super().__init__("reference", Gpu(torch.device("cpu"), INTERPRETER, True, runtime), ())
         self.runtime = runtime
-        for name in ("zero_blocks", "copy_blocks"):
+        for name in ("zero_blocks", "copy_blocks", "move_slots"):
             fn = getattr(self, name)
             setattr(self, name, lambda *args, fn=fn: runtime.queue(lambda: fn(*args)))
         self.now = {name: vars(self).pop(name) for name in ("penalize", "sample", "top_logprobs")}

@@ -204,8 +204,9 @@ def test_the_start_runs_every_kernel_and_touches_no_block(folder: Path, monkeypa
 
     for name in sorted(REGISTRY):
         monkeypatch.setattr(step.ops, name, watched(name, getattr(step.ops, name)))
-    warm_device(step)
+    warm_device(step, trees=True)
     assert {"attention", "sample", "top_logprobs", "penalize", "copy_blocks", "zero_blocks"} <= set(called)
+    assert "move_slots" in called
     assert called.count("embedding") == 2 * len((1, 2, 4, 5)), "steps of one sequence and of many"
     assert not any(bool(cache.keys[: step.caches.pad_block].any()) for cache in step.caches.own)
 

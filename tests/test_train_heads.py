@@ -109,7 +109,7 @@ def chain_loss(folder: Path, tokens: list[int], passes: int) -> float:
     states = hidden_states(tokens)
     head = load_file(Path(PYDOC) / "model.safetensors")["model.embed_tokens.weight"].float()
     wanted = (states[-1] @ head.T).softmax(-1)
-    fused = torch.cat([states[i] for i in (2, 3, 3)], 1) @ w["fc.weight"].T
+    fused = torch.cat([states[i] for i in (2, 3, 5)], 1) @ w["fc.weight"].T
     lost: list[list[float]] = [[] for _ in range(passes)]
     for root in range(len(tokens) - 1):
         hidden = fused[: root + 1]

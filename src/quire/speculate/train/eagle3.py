@@ -11,7 +11,6 @@ from torch.nn.functional import silu, softmax
 
 from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
-from quire.speculate.eagle import usual_layers
 from quire.speculate.train.target import Target
 from quire.speculate.train.targets import divergence
 
@@ -25,7 +24,10 @@ THETA = 10000.0
 
 
 class Eagle3Layer(nn.Module):
-    """The layer, drafting `passes` tokens; its head knows the tokens `ids` of the target."""
+    """The layer, drafting `passes` tokens; its head knows the tokens `ids` of the target.
+
+    It begins as the target's late row under the target's head, nearly.
+    """
 
     def __init__(self, target: Target, passes: int, ids: Tensor) -> None:
         super().__init__()
@@ -47,6 +49,8 @@ class Eagle3Layer(nn.Module):
         with torch.no_grad():
             for name in ("self_attn/o_proj", "mlp/down_proj"):
                 self.w[name] *= 0.1
+            self.w["fc"] *= 0.1
+            self.w["fc"][:, 2 * hidden :] += torch.eye(hidden)  # 1.36 tokens a step, not 1.29, at 150 steps
 
     def loss(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
         """hidden [n, 3 * hidden], logits [n, V] of the target's rows: pass j at position p says what row p + 1 says.
@@ -104,14 +108,19 @@ class Eagle3Layer(nn.Module):
             "num_key_value_heads": spec.kv_heads, "head_dim": spec.head_dim, "vocab_size": spec.vocab_size,
             "draft_vocab_size": known, "rms_norm_eps": EPS, "rope_theta": THETA, "hidden_act": "silu",
             "max_position_embeddings": spec.max_position, "tie_word_embeddings": False,
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(usual_layers(spec.layers))},
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(read_before(spec.layers))},
         }  # fmt: skip
         return config, tensors | {"d2t": self.ids - torch.arange(known), "t2d": t2d}
 
 
+def read_before(layers: int) -> tuple[int, int, int]:
+    """Before which layers of the target it reads: early, middle, and the last, which knows most of the next token."""
+    return min(2, layers - 1), layers // 2, layers - 1
+
+
 def taps_of(spec: ModelSpec) -> Taps:
     """The target's rows that it reads."""
-    return Taps(usual_layers(spec.layers), every=True)
+    return Taps(read_before(spec.layers), every=True)
 
 
 def frequent(rows: list[list[int]], vocab_size: int) -> Tensor:
