@@ -60,7 +60,7 @@ class _Row:
     def __init__(self, request: Request, index: int) -> None:
         self.request = request
         self.index = index
-        self.tokens = list(request.prompt)
+        self.tokens = [*request.prompt, *((request.told[index] or ()) if request.told else ())]
         self.started = time.monotonic()
         self.first = 0.0
 
@@ -88,12 +88,25 @@ class StubEngine:
         self._work = threading.Event()
         self._stats = Stats(total_blocks=self.info.num_blocks)
 
+    @property
+    def ready(self) -> bool:
+        """Always."""
+        return True
+
+    def change_adapter(self, name: str, folder: str) -> None:
+        """There are none."""
+
+    def kill(self) -> None:
+        """Die."""
+        self.dead = True
+
     def submit(self, request: Request) -> None:
         """Start all `n` sequences at once. The request is encoded, as it would be on its way to an engine process."""
         request = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request)
         with self._lock:
             self.submitted.append(request)
-            self._rows += [_Row(request, i) for i in range(request.params.n)]
+            live = [i for i in range(request.params.n) if not request.told or request.told[i] is not None]
+            self._rows += [_Row(request, i) for i in live]
         self._work.set()
 
     def abort(self, request_id: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,7 +15,8 @@ from quire.cli.flags import ENGINE, SERVER, to_engine, to_server, with_flags
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
-    from quire.engine.client import EngineClient
+    from quire.engine.client import EngineClient, EngineInfo
+    from quire.server.options import ServerOptions
 
 logger = logging.getLogger("quire.cli")
 
@@ -28,16 +31,30 @@ def serve(options: dict[str, Any]) -> None:
 
     # Until the server has its own handler: leave through `finally`, so that the engine process is stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    code = run.serve(config, server, _start)
+    code = run.serve(config, server, partial(_start, server))
     raise typer.Exit(code)
 
 
-def _start(config: EngineConfig) -> EngineClient:
+def _start(server: ServerOptions, config: EngineConfig) -> EngineClient:
+    """An engine that is started again, with the same limits, when it dies."""
+    from msgspec.structs import replace
+
     from quire.engine.process import ProcessEngine
     from quire.engine.progress import loading_bar
+    from quire.engine.supervised import Patience, SupervisedEngine
 
-    with loading_bar() as progress:
-        engine = ProcessEngine(config, progress)
+    def start(before: EngineInfo | None, given_up: Callable[[], bool]) -> ProcessEngine:
+        if before is None:
+            with loading_bar() as progress:
+                return ProcessEngine(config, progress)
+        model = replace(config.model, max_model_len=before.max_model_len)
+        cache = replace(config.cache, num_blocks=before.num_blocks)
+        return ProcessEngine(replace(config, model=model, cache=cache), None, given_up)
+
+    patience = Patience(
+        hang=server.watchdog_timeout, deaths=server.max_engine_deaths, window=server.engine_deaths_window
+    )
+    engine = SupervisedEngine(start, patience, config.scheduler)
     info = engine.info
     logger.info(
         "loaded %s in %.1f s: %.1f MB of %s weights (quantization %s), %d KV blocks of %d tokens, %s/%s, %d threads",

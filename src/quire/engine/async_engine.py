@@ -160,6 +160,11 @@ class AsyncEngine:
         return self._failure is None and not self._closing.is_set()
 
     @property
+    def ready(self) -> bool:
+        """False while the engine is gone, or is started again and requests wait."""
+        return self.healthy and self._client.ready
+
+    @property
     def failure(self) -> QuireError | None:
         """Why the engine is dead, if it is."""
         return self._failure

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from quire.core.errors import EngineFailure
 from quire.core.request import Opening, Output, Request
 
 
@@ -58,6 +59,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
+    restarts: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     numeric_errors: int = 0
@@ -65,6 +67,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_pos: tuple[int, ...] = ()
+
+
+class EngineKilled(EngineFailure):
+    """The engine's process was killed from outside (SIGKILL), by somebody or for want of memory."""
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -134,6 +140,10 @@ class EngineClient(Protocol):
     @property
     def info(self) -> EngineInfo:
         """Facts about the loaded model."""
+
+    @property
+    def ready(self) -> bool:
+        """False while it is being started again: what is handed over waits."""
 
     def submit(self, request: Request) -> None:
         """Hand over an already validated request; its outputs come from `poll`."""

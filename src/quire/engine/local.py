@@ -23,6 +23,11 @@ class LocalEngine:
         """Facts about the loaded model."""
         return self._info
 
+    @property
+    def ready(self) -> bool:
+        """Always: nothing starts it again."""
+        return True
+
     def with_adapter(self, name: str, folder: str) -> str:
         """`name`, once the LoRA adapter in `folder` is loaded under it."""
         self.engine.load_adapter(name, folder)

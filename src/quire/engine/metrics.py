@@ -87,6 +87,7 @@ class _StepCollector(Collector):
         yield gauge("quire:kv_waste_ratio", "Share of reserved KV slots that hold no token.", stats.waste)
         yield gauge("quire:kv_cached_blocks", "Free KV blocks kept for prefix hits.", stats.cached_blocks)
         yield counter("quire:engine_steps", "Engine steps.", stats.steps)
+        yield counter("quire:engine_restarts", "Engines that were started after one died.", stats.restarts)
         yield counter("quire:numeric_errors", "Rows that ended because of NaN or infinity.", stats.numeric_errors)
         yield gauge("quire:requests_in_flight", "Sequences accepted and not finished.", self.in_flight)
         yield gauge("quire:engine_healthy", "1 while the engine answers.", float(self.healthy))

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 
 import msgspec
 import zmq
@@ -20,6 +22,7 @@ from quire.engine.client import (
     Abort,
     ChangeAdapter,
     EngineInfo,
+    EngineKilled,
     Failed,
     FromEngine,
     Loading,
@@ -31,13 +34,22 @@ from quire.engine.client import (
 
 END_SECONDS = 3.0
 """That a process may take to end by itself."""
+DUMP_SECONDS = 0.3
+"""That it gets to write where its threads are."""
 
 
 class ProcessEngine:
     """`EngineClient` over two sockets in a private directory; one thread may submit and abort while another polls."""
 
-    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: LoadProgress | None = None,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`EngineFailure` once `given_up` says so while the model is being loaded."""
         config.validate()
+        self._given_up = given_up
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -75,6 +87,11 @@ class ProcessEngine:
         """Facts about the loaded model."""
         return self._info
 
+    @property
+    def ready(self) -> bool:
+        """Always: nothing starts it again."""
+        return True
+
     def submit(self, request: Request) -> None:
         """Send a request; a refusal comes back as an output with an error."""
         self._send(Submit(request))
@@ -95,6 +112,13 @@ class ProcessEngine:
         if isinstance(message, Failed):
             raise EngineFailure(message.message)
         raise EngineFailure(f"unexpected message {type(message).__name__} from the engine")
+
+    def kill(self) -> None:
+        """End the process now. If it still listens to signals, it writes first where its threads are."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+            time.sleep(DUMP_SECONDS)
+            self._process.kill()
 
     def close(self) -> None:
         """End the process and remove the sockets.
@@ -134,12 +158,15 @@ class ProcessEngine:
         code = self._process.poll()
         # A last message may still be under way when the process has already ended.
         if code is not None and not self._from.poll(100):
-            raise EngineFailure(f"the engine process {_end_of(code)}")
+            failure = EngineKilled if -code == signal.SIGKILL else EngineFailure
+            raise failure(f"the engine process {_end_of(code)}")
         return None
 
     def _wait_until_loaded(self, progress: LoadProgress | None) -> EngineInfo:
         while True:
             message = self._receive(0.1)
+            if self._given_up():
+                raise EngineFailure("the engine was given up while it was loading")
             if isinstance(message, Ready):
                 return message.info
             if isinstance(message, Loading) and progress is not None:

@@ -6,6 +6,7 @@ parent is gone and so is this process. Messages are msgpack of fixed schemas (no
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import signal
@@ -110,6 +111,8 @@ def die_with_parent(directory: Path) -> None:
 
 def main(inbox: str, outbox: str) -> int:
     """Load, serve, and report a failure as a message; the exit code is that of the error."""
+    faulthandler.enable()  # a fault in native code says where it happened
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the watchdog asks before it kills
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # systemd sends it to us too, while the parent still drains
     line = sys.stdin.buffer.readline()
     if not line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output, Timing
-from quire.core.sequence import Sequence
+from quire.core.sequence import Sequence, Status
 
 
 def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longest: int) -> FinishReason | None:
@@ -34,6 +34,22 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longes
         output.drafted, output.accepted = seq.drafted, seq.accepted
         seq.computed, seq.draft = len(seq.tokens) - 1, []
     return reason
+
+
+def begun(siblings: list[Sequence]) -> list[Sequence]:
+    """The sequences of a request that wait at first: one, of which the others fork once its prompt is computed.
+
+    A request that goes on behind what an engine that died had put out has all that go on, each by itself.
+    """
+    told, waiting = siblings[0].request.told, siblings[:1]
+    if told:
+        waiting = [seq for seq in siblings if told[seq.index] is not None]
+        for seq in siblings:
+            seq.tokens += told[seq.index] or ()
+            seq.status = Status.FINISHED
+    for seq in waiting:
+        seq.status = Status.WAITING
+    return waiting
 
 
 def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from quire.core.errors import BadRequest
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
-from quire.sched.growth import append, ended, full, moves, rows_of, timing
+from quire.sched.growth import append, begun, ended, full, moves, rows_of, timing
 from quire.sched.policy import order_key
 from quire.sched.queue import WaitingQueue
 
@@ -53,8 +53,8 @@ class Scheduler:
         for seq in siblings:
             seq.order = order_key(self.config.scheduling_policy, seq, self._tickets)
         self.requests[request.id] = siblings
-        first.status = Status.WAITING
-        self.waiting.push(first)
+        for seq in begun(siblings):
+            self.waiting.push(seq)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request at any moment between steps and free everything it holds; False if it is not known."""

@@ -45,6 +45,7 @@ _BODIES: dict[str, tuple[type, ...]] = {
     "/tokenize": (TokenizeText, TokenizeChat),
     "/detokenize": (DetokenizeRequest,),
 }
+AGAIN = {"retry-after": "1"}
 _REFS = "#/components/schemas/{name}"
 
 
@@ -190,8 +191,8 @@ async def model(service: Service, request: Request) -> Response:
 
 
 async def health(service: Service, request: Request) -> Response:
-    """200 while the engine is alive."""
-    return Response(status_code=200 if service.engine.healthy else 503)
+    """200 while there is an engine that answers; 503 while it is started again, or is gone."""
+    return Response(status_code=200) if service.engine.ready else Response(status_code=503, headers=AGAIN)
 
 
 async def livez(service: Service, request: Request) -> Response:
@@ -203,12 +204,14 @@ async def readyz(service: Service, request: Request) -> Response:
     """200 while requests are taken and the engine makes progress."""
     engine, options = service.engine, service.options
     checks = {
-        "engine alive": engine.healthy,
+        "engine alive": engine.ready,
         "not draining": not service.draining,
         "engine makes progress": engine.stalled_seconds < options.stall_timeout,
     }
     ready = all(checks.values())
-    return _json({"ready": ready, "checks": checks}, 200 if ready else 503)
+    reply = _json({"ready": ready, "checks": checks}, 200 if ready else 503)
+    reply.headers.update({} if ready else AGAIN)
+    return reply
 
 
 async def load(service: Service, request: Request) -> Response:

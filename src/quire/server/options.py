@@ -35,6 +35,13 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout: Annotated[float, about("Seconds a client may leave a response unread.")] = 30.0
     keep_alive_timeout: Annotated[float, about("Seconds an idle connection is kept.")] = 65.0
     stall_timeout: Annotated[float, about("Seconds without progress after which the engine counts as dead.")] = 120.0
+    watchdog_timeout: Annotated[
+        float, about("Seconds without a step after which a busy engine is started again, at least; 0 = never.")
+    ] = 10.0
+    max_engine_deaths: Annotated[
+        int, about("Deaths of the engine within --engine-deaths-window that end the server; 1 = the first does.")
+    ] = 5
+    engine_deaths_window: Annotated[float, about("Seconds within which deaths of the engine are counted.")] = 600.0
     access_log: Annotated[bool, about("Log every request.")] = False
     allow_runtime_lora_updating: Annotated[
         bool, about("Let clients load and unload LoRA adapters from folders on this machine.")
@@ -53,5 +60,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("body_timeout", "header_timeout", "write_timeout", "keep_alive_timeout", "stall_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be more than 0 seconds", param=name)
+        if not self.watchdog_timeout >= 0:
+            raise ConfigError("--watchdog-timeout must not be negative", param="watchdog_timeout")
+        if self.max_engine_deaths < 1 or not self.engine_deaths_window > 0:
+            raise ConfigError(
+                "--max-engine-deaths must be at least 1, --engine-deaths-window above 0", param="max_engine_deaths"
+            )
         if self.max_body_bytes < 1024:
             raise ConfigError("--max-body-bytes must be at least 1024", param="max_body_bytes")

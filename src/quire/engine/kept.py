@@ -1,0 +1,82 @@
+"""What must be kept of a request so that another engine can go on with it bit for bit: itself and what came of it."""
+
+from __future__ import annotations
+
+import time
+
+from msgspec.structs import replace
+
+from quire.core.request import Output, Request, Timing
+
+
+class Kept:
+    """A request whose seed is set, the tokens of each of its sequences (None once it ended), and deaths it was in.
+
+    `name`: what the engine calls it. Each attempt has another, so that nothing that an earlier one still says counts.
+    `deaths`: engines that died one after the other while no token came of it; `alone`: it is being tried alone.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.name = request, request.id
+        self.told: list[list[int] | None] = [[] for _ in range(request.params.n)]
+        self.deaths = 0
+        self.alone = False
+        self._since = self._attempts = 0
+        self._first = [0.0] * request.params.n
+
+    @property
+    def live(self) -> bool:
+        """Whether any sequence goes on."""
+        return any(told is not None for told in self.told)
+
+    @property
+    def started(self) -> bool:
+        """Whether anything came."""
+        return any(told is None or told for told in self.told)
+
+    @property
+    def gained(self) -> int:
+        """Tokens of each sequence that goes on, at least, since `mark`."""
+        return min((len(told) for told in self.told if told is not None), default=0) - self._since
+
+    def mark(self) -> None:
+        """Count `gained` from here."""
+        self._since += self.gained
+
+    def died(self) -> None:
+        """An engine died that may have been computing it."""
+        self.deaths = 1 if self.gained else self.deaths + 1
+        self.alone = False
+        self.mark()
+
+    def again(self) -> Request:
+        """The request as an engine is to run it: behind what came."""
+        self._attempts += 1
+        if self._attempts > 1:
+            self.name = f"{self.request.id}~{self._attempts}"
+        if not self.started:
+            return replace(self.request, id=self.name)
+        params = self.request.params
+        if params.prompt_logprobs is not None and self.told[0] != []:
+            params = replace(params, prompt_logprobs=None)  # they came with its first token
+        told = tuple(None if each is None else tuple(each) for each in self.told)
+        return replace(self.request, id=self.name, params=params, told=told)
+
+    def take(self, output: Output) -> None:
+        """Note what an engine put out, under the name that the client knows, with the times that it cannot know."""
+        output.request_id = self.request.id
+        told = self.told[output.index]
+        if told is None:
+            return
+        if output.tokens and not self._first[output.index]:
+            self._first[output.index] = time.monotonic()
+        told += output.tokens
+        if output.finish_reason is not None:
+            self.told[output.index] = None
+            if self._attempts > 1 and output.timing is not None:
+                output.timing = _completed(output.timing, self._first[output.index])
+
+
+def _completed(timing: Timing, first: float) -> Timing:
+    scheduled = min(timing.scheduled or first, first)
+    return replace(timing, scheduled=scheduled, first_token=first, last_token=max(timing.last_token, first))

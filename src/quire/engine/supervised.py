@@ -1,0 +1,307 @@
+"""An engine that outlives its deaths: started anew, it goes on with every request where the last one stopped.
+
+A token depends on the request, its seed and the tokens before it alone, and all of these are kept here, outside of the
+engine. So every sequence goes on bit for bit, and its client sees a pause.
+
+A request may be why the engine died. Those that were in the batch are then tried alone, one after the other: at once
+where the engine ended by itself (a fault, an exit, a hang), after the second time where it was killed, as whoever
+kills mostly means the process and not a request. One that ends an engine alone (for the second time, where it is
+killed) gets an error; the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from quire.core.config import SchedulerConfig
+from quire.core.errors import EngineFailure, QuireError
+from quire.core.request import Output, Request
+from quire.engine.client import AdapterChanged, EngineClient, EngineInfo, EngineKilled, Stats, StepReport
+from quire.engine.kept import Kept
+
+logger = logging.getLogger("quire.engine")
+
+TOTALS = ("steps", "prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits",
+          "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
+"""Fields of `Stats` that only grow, over all engines."""
+TRIED = 2
+"""Tokens that a request must give alone before it counts as harmless: one step may have been under way already."""
+TIMES = 3
+"""Deaths by SIGKILL in a row, without a token, after which one that runs alone is the reason if there is another."""
+SLOW, LARGE = 20.0, 3.0
+"""A step hangs after so many times the 99th percentile of steps, and of the time that the largest step is to take."""
+CHANGE_SECONDS = 300.0
+"""That a change of adapters may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """After how many seconds without a step an engine hangs, at least (0: never); and how many deaths within `window`
+    seconds are too many."""
+
+    hang: float = 10.0
+    deaths: int = 5
+    window: float = 600.0
+
+
+class Mortal(EngineClient, Protocol):
+    """An engine that can be ended from outside."""
+
+    def kill(self) -> None:
+        """End it now; where it can, it says first what its threads do."""
+
+
+Start = Callable[[EngineInfo | None, Callable[[], bool]], Mortal]
+"""Starts an engine with the limits of the one before; gives up once the second argument says so."""
+
+
+class SupervisedEngine:
+    """`EngineClient` over engines that `start` makes; `poll` finds out that one died, and starts the next."""
+
+    def __init__(self, start: Start, patience: Patience, limits: SchedulerConfig) -> None:
+        self._start, self._patience, self._limits = start, patience, limits
+        self._lock = threading.RLock()
+        self._closed = False
+        self._engine: Mortal | None = start(None, lambda: self._closed)
+        self._info = self._engine.info
+        self._kept: dict[str, Kept] = {}
+        self._names: dict[str, Kept] = {}
+        self._trial: list[Kept] = []
+        self._adapters: dict[str, str] = {}
+        self._changing: dict[str, str] = {}
+        self._deaths: deque[float] = deque(maxlen=patience.deaths)
+        self._stats, self._before = Stats(total_blocks=self._info.num_blocks), dict.fromkeys(TOTALS, 0)
+        self._heard, self._steps = time.monotonic(), deque[float](maxlen=512)
+        self._row_seconds = 0.0
+        self._restarts = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the loaded model."""
+        return self._info
+
+    @property
+    def ready(self) -> bool:
+        """False while the engine is started anew."""
+        return self._engine is not None
+
+    def submit(self, request: Request) -> None:
+        """Keep a request and hand it over, now or when there is an engine again."""
+        with self._lock:
+            kept = self._kept[request.id] = Kept(request)
+            if not self._trial:
+                self._hand_over(kept)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; unknown ids are ignored."""
+        with self._lock:
+            kept = self._kept.pop(request_id, None)
+            if kept is not None:
+                self._withdraw(kept)
+
+    def change_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter, or unload it (""), now or when there is an engine again."""
+        with self._lock:
+            self._changing[name] = folder
+            self._heard = time.monotonic()
+            self._send(lambda engine: engine.change_adapter(name, folder))
+
+    def poll(self, timeout: float) -> StepReport | None:
+        """The next step's report. `EngineFailure` when engines died too often."""
+        engine = self._engine
+        assert engine is not None, "only one thread polls"
+        try:
+            report = engine.poll(timeout)
+            if report is None:
+                self._watch(engine)
+                return None
+        except EngineFailure as failure:
+            return self._go_on(failure)
+        with self._lock:
+            self._clock(report.stats)
+            report = self._take(report)
+            self._try_next()
+        return report
+
+    def close(self) -> None:
+        """End the engine, also one that is being started."""
+        self._closed = True
+        with self._lock:
+            if self._engine is not None:
+                self._engine.close()
+
+    def _send(self, call: Callable[[EngineClient], None]) -> None:
+        """Call the engine where there is one. That it has just died `poll` finds out, and the next is sent all."""
+        if self._engine is not None:
+            try:
+                call(self._engine)
+            except EngineFailure as failure:
+                logger.debug("not sent: %s", failure)
+
+    def _hand_over(self, kept: Kept) -> None:
+        if self._engine is not None:
+            self._names.pop(kept.name, None)
+            request = kept.again()
+            self._names[request.id] = kept
+            self._send(lambda engine: engine.submit(request))
+
+    def _withdraw(self, kept: Kept) -> None:
+        if self._names.pop(kept.name, None) is not None:
+            self._send(lambda engine: engine.abort(kept.name))
+
+    # ---------------------------------------------------------------------------------------------------- reports
+
+    def _take(self, report: StepReport) -> StepReport:
+        """Remember what came; what nobody wants any more, or an earlier attempt said, is dropped."""
+        outputs = []
+        for output in report.outputs:
+            kept = self._names.get(output.request_id)
+            if kept is not None:
+                kept.take(output)
+                outputs.append(output)
+                if not kept.live:
+                    del self._names[kept.name], self._kept[kept.request.id]
+        changes = tuple(change for change in report.changes if self._settle(change))
+        totals = {name: getattr(report.stats, name) + self._before[name] for name in TOTALS}
+        self._stats = replace(report.stats, restarts=self._restarts, **totals)
+        return StepReport(outputs, self._stats, changes)
+
+    def _settle(self, change: AdapterChanged) -> bool:
+        """Note what is loaded; whether anybody asked for it: a new engine is told to load what the last one had."""
+        folder = self._changing.pop(change.name, None)
+        if folder is None:
+            if change.error:
+                logger.error("adapter %s is lost: %s", change.name, change.error)
+            return False
+        if not change.error:
+            self._adapters.pop(change.name, None)
+            self._adapters |= {change.name: folder} if folder else {}
+        return True
+
+    def _clock(self, stats: Stats) -> None:
+        """Learn how long steps take."""
+        self._heard = time.monotonic()
+        if stats.step_tokens:
+            self._steps.append(stats.step_seconds)
+            row = stats.step_seconds / stats.step_tokens
+            self._row_seconds = min(self._row_seconds or row, row)
+
+    def _watch(self, engine: Mortal) -> None:
+        """End an engine that has work and says nothing for too long. The first step may take as long as it likes."""
+        if not self._patience.hang or not (self._kept or self._changing) or not self._steps:
+            self._heard = time.monotonic()
+            return
+        slow = SLOW * sorted(self._steps)[int(0.99 * len(self._steps))]
+        large = LARGE * self._row_seconds * self._limits.max_num_batched_tokens
+        limit = max(self._patience.hang, slow, large, CHANGE_SECONDS if self._changing else 0.0)
+        if time.monotonic() - self._heard > limit:
+            engine.kill()
+            raise EngineFailure(f"the engine hangs: no step ended for {limit:.0f} s")
+
+    # ---------------------------------------------------------------------------------------------------- deaths
+
+    def _go_on(self, failure: EngineFailure) -> StepReport:
+        """Start the next engine. A request that is known to have ended the last one gets an error."""
+        began = time.monotonic()
+        with self._lock:
+            assert self._engine is not None
+            dead, self._engine = self._engine, None
+            self._before = {name: getattr(self._stats, name) for name in TOTALS}
+            self._names.clear()
+            guilty = self._blame(isinstance(failure, EngineKilled))
+        dead.close()
+        engine = self._next_engine(failure)
+        with self._lock:
+            self._engine, self._heard = engine, time.monotonic()
+            self._restarts += 1
+            for name, folder in (self._adapters | self._changing).items():
+                engine.change_adapter(name, folder)
+            if self._trial:
+                self._try_next()
+            else:
+                self._hand_over_all()
+            self._stats = replace(self._stats, restarts=self._restarts, running=0, waiting=len(self._kept))
+        logger.warning("the engine is back after %.1f s", time.monotonic() - began)
+        return StepReport(guilty, self._stats)
+
+    def _next_engine(self, failure: EngineFailure) -> Mortal:
+        """An engine that is loaded. `EngineFailure` when too many died."""
+        while True:
+            now = time.monotonic()
+            self._deaths.append(now)
+            times = sum(now - death < self._patience.window for death in self._deaths)
+            if times >= self._patience.deaths:
+                within = f"; that was death {times} within {self._patience.window:.0f} s" if times > 1 else ""
+                raise EngineFailure(failure.message + within)
+            logger.error("%s; it is started again, and %d requests wait", failure.message, len(self._kept))
+            try:
+                engine = self._start(self._info, lambda: self._closed)
+            except EngineFailure as died:
+                if self._closed:
+                    raise
+                failure = died
+                continue
+            except QuireError as error:
+                message = f"{failure.message}; it could not be started again: {error.message}"
+                raise EngineFailure(message) from None
+            if self._closed:
+                engine.close()
+                raise EngineFailure("the engine was closed")
+            return engine
+
+    def _blame(self, killed: bool) -> list[Output]:
+        """Count the death against the batch, and choose whom to try alone. The errors of one that is known to kill."""
+        if self._trial:
+            alone = self._trial[0]
+            if alone.request.id not in self._kept:
+                self._trial.pop(0)
+            elif killed and alone.deaths < TIMES:
+                alone.died()
+            else:
+                return self._condemn(self._trial.pop(0))
+            return []
+        waiting = [kept for kept in self._kept.values() if not kept.started]
+        batch = [kept for kept in self._kept.values() if kept.started] + waiting[: self._limits.max_num_seqs]
+        for kept in batch:
+            kept.died()
+        self._trial = [kept for kept in batch if not killed or kept.deaths > 1]
+        return []
+
+    def _condemn(self, kept: Kept) -> list[Output]:
+        """End a request that ended an engine all by itself."""
+        name = kept.request.id
+        del self._kept[name]
+        logger.error("request %s ended the engine when it ran alone; it gets an error", name)
+        error = "the engine died of this request, also when it ran alone"
+        live = [index for index, told in enumerate(kept.told) if told is not None]
+        return [Output(request_id=name, index=index, finish_reason="error", error=error) for index in live]
+
+    def _try_next(self) -> None:
+        """Go on with the trial: the first runs alone; once it gave tokens, ended or left, the next does, then all."""
+        while self._trial:
+            kept = self._trial[0]
+            if self._kept.get(kept.request.id) is kept:
+                if not kept.alone:
+                    kept.alone = True
+                    self._hand_over(kept)
+                    return
+                if kept.gained < TRIED:
+                    return
+                kept.deaths, kept.alone = 0, False
+                self._withdraw(kept)
+            self._trial.pop(0)
+            if not self._trial:
+                self._hand_over_all()
+
+    def _hand_over_all(self) -> None:
+        """Everything that waits, in the order in which it came."""
+        for kept in self._kept.values():
+            self._hand_over(kept)

@@ -1,0 +1,342 @@
+"""Engines that die: every request goes on as if nothing had been, and one that kills gets an error."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire.core.config import SchedulerConfig
+from quire.core.errors import ConfigError, EngineFailure
+from quire.core.params import SamplingParams
+from quire.core.request import Output, Request
+from quire.engine.client import AdapterChanged, EngineInfo, EngineKilled, StepReport
+from quire.engine.kept import Kept
+from quire.engine.supervised import Patience, SupervisedEngine
+from stub_engine import StubEngine, expected
+
+LIMITS = SchedulerConfig(max_num_seqs=64)
+FOREVER = Patience(deaths=10_000)
+
+
+def request(name: str, tokens: int = 8, n: int = 1, **params: Any) -> Request:
+    asked = SamplingParams(max_tokens=tokens, n=n, **params)
+    return Request(id=name, prompt=(5, 6, 7), params=asked, seed=hash(name) % 1000, arrival=time.monotonic())
+
+
+class Engine(StubEngine):
+    """A stub that dies of prompts in `deadly`, once they made so many tokens; `end` is how."""
+
+    def __init__(self, deadly: dict[int, int], end: type[EngineFailure] = EngineFailure) -> None:
+        super().__init__()
+        self.deadly, self.end = deadly, end
+        self.changed: list[tuple[str, str]] = []
+        self.silent = False
+
+    def change_adapter(self, name: str, folder: str) -> None:
+        """Loaded at once, unless the folder is "bad"."""
+        self.changed.append((name, folder))
+
+    def poll(self, timeout: float) -> StepReport | None:
+        """A step, unless it is the last."""
+        if self.silent:
+            time.sleep(timeout)
+            return None
+        for row in self._rows:
+            if row.request.seed in self.deadly and len(row.tokens) - 3 >= self.deadly[row.request.seed]:
+                self.dead = True
+        if self.dead:
+            raise self.end("the stub died")
+        report = super().poll(timeout)
+        if self.changed:
+            changes = tuple(AdapterChanged(n, (n,) if f else (), "bad" if f == "bad" else "") for n, f in self.changed)
+            self.changed = []
+            return StepReport(report.outputs if report else [], self._stats, changes)
+        return report
+
+
+class Edge:
+    """Collects what a supervised engine says."""
+
+    def __init__(self, deadly: dict[int, int] | None = None, patience: Patience = FOREVER, **how: Any) -> None:
+        self.engines: list[Engine] = []
+        self.limits: list[EngineInfo | None] = []
+
+        def start(before: EngineInfo | None, given_up: Callable[[], bool]) -> Engine:
+            self.limits.append(before)
+            self.engines.append(Engine(deadly or {}, **how))
+            return self.engines[-1]
+
+        self.client = SupervisedEngine(start, patience, LIMITS)
+        self.outputs: list[Output] = []
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], str] = {}
+        self.live: dict[str, Request] = {}
+
+    @property
+    def engine(self) -> Engine:
+        return self.engines[-1]
+
+    def submit(self, *requests: Request) -> None:
+        for each in requests:
+            self.live[each.id] = each
+            self.client.submit(each)
+
+    def poll(self, times: int = 1) -> None:
+        for _ in range(times):
+            report = self.client.poll(0.001)
+            for output in report.outputs if report else ():
+                self.outputs.append(output)
+                key = (output.request_id, output.index)
+                self.tokens.setdefault(key, []).extend(output.tokens)
+                if output.finish_reason is not None:
+                    assert key not in self.ends
+                    self.ends[key] = output.finish_reason
+
+    def finish(self) -> None:
+        while self.client._kept:
+            self.poll()
+
+    def check(self, *dead: str) -> None:
+        """Everything is as if one engine had lived; requests in `dead` ended with an error."""
+        for name, each in self.live.items():
+            for index in range(each.params.n):
+                got, want = self.tokens.get((name, index), []), expected(each, index)
+                assert got == (want[: len(got)] if name in dead else want), name
+                assert self.ends[name, index] == ("error" if name in dead else "length")
+
+
+def test_every_sequence_goes_on_where_it_stopped() -> None:
+    edge = Edge(end=EngineKilled)
+    edge.submit(request("a"), request("b", 12, n=3), request("c", 5, prompt_logprobs=1))
+    for _ in range(4):
+        edge.poll(3)
+        edge.engine.dead = True
+        edge.poll()
+    edge.finish()
+    edge.check()
+    assert sum(output.prompt_logprobs is not None for output in edge.outputs) == 1
+    assert len(edge.engines) == 5 and edge.client._stats.restarts == 4
+    assert edge.limits == [None, *[edge.client.info] * 4], "the next has the limits of the one before"
+    assert all(engine.closed == 1 for engine in edge.engines[:-1])
+    made = sum(map(len, edge.tokens.values()))
+    assert edge.client._stats.generation_tokens == made, "totals go on too"
+
+
+def test_times_of_a_sequence_are_those_of_its_client() -> None:
+    edge = Edge()
+    edge.submit(request("a"))
+    edge.poll(2)
+    edge.engine.dead = True
+    edge.poll()
+    after = time.monotonic()
+    edge.finish()
+    timing = edge.outputs[-1].timing
+    assert timing is not None and timing.arrival <= timing.scheduled <= timing.first_token < after < timing.last_token
+
+
+def test_one_that_kills_is_tried_alone_and_gets_an_error() -> None:
+    for tokens in (0, 3):
+        poison = request("poison")
+        edge = Edge({poison.seed: tokens})
+        others = [request(f"r{i}", 9, n=1 + i % 2) for i in range(15)]
+        edge.submit(*others[:7], poison, *others[7:])
+        edge.finish()
+        edge.check("poison")
+        assert edge.client._restarts == 2, "one death in the batch, one alone"
+
+
+def test_whoever_is_killed_often_is_tried_alone_after_the_second_time() -> None:
+    poison = request("poison")
+    edge = Edge({poison.seed: 2}, end=EngineKilled)
+    edge.submit(request("a"), poison, request("b"))
+    edge.finish()
+    edge.check("poison")
+    assert edge.client._restarts == 4
+
+
+def test_a_kill_from_outside_while_one_is_tried_does_not_harm_it() -> None:
+    edge = Edge()
+    edge.submit(request("a"), request("b"))
+    edge.poll(2)
+    edge.engine.dead = True
+    edge.poll()
+    assert edge.client._trial and edge.engine.running == 1
+    edge.engine.end, edge.engine.dead = EngineKilled, True
+    edge.poll()
+    edge.finish()
+    edge.check()
+
+
+def test_what_comes_or_leaves_during_a_trial_is_served_or_forgotten() -> None:
+    edge = Edge()
+    edge.submit(request("a"), request("b"), request("c"))
+    edge.poll(2)
+    edge.engine.dead = True
+    edge.poll()
+    edge.submit(request("late"))
+    assert edge.engine.running == 1
+    for name in ("a", "b"):
+        edge.client.abort(name)
+        del edge.live[name]
+    edge.finish()
+    edge.check()
+    assert edge.engine.running == 0
+
+
+def test_too_many_deaths_end_it_with_the_reason() -> None:
+    edge = Edge(patience=Patience(deaths=3))
+    edge.submit(request("a", 90))
+    for _ in range(2):
+        edge.poll(4)
+        edge.engine.dead = True
+        edge.poll()
+    edge.poll(4)
+    edge.engine.dead = True
+    with pytest.raises(EngineFailure, match="the stub died; that was death 3 within 600 s"):
+        edge.poll()
+    assert not edge.client.ready
+    only = Edge(patience=Patience(deaths=1))
+    only.engine.dead = True
+    with pytest.raises(EngineFailure, match=r"^the stub died$"):
+        only.poll()
+
+
+def test_deaths_long_ago_do_not_count() -> None:
+    edge = Edge(patience=Patience(deaths=2, window=0.02), end=EngineKilled)
+    edge.submit(request("a"))
+    for _ in range(4):
+        edge.poll()
+        edge.engine.dead = True
+        time.sleep(0.03)
+        edge.poll()
+    edge.finish()
+    edge.check()
+
+
+def test_one_that_cannot_be_started_again_ends_it() -> None:
+    edge = Edge()
+    edge.submit(request("a"))
+    start = edge.client._start
+    deaths = iter([EngineFailure("died while it loaded"), ConfigError("the folder is gone")])
+
+    def failing(before: EngineInfo | None, given_up: Callable[[], bool]) -> Engine:
+        raise next(deaths)
+
+    edge.client._start = failing  # type: ignore[assignment]
+    edge.engine.dead = True
+    with pytest.raises(EngineFailure, match="died while it loaded; it could not be started again: the folder is gone"):
+        edge.poll()
+    assert start is not failing
+
+
+def test_an_engine_that_hangs_is_killed_and_replaced() -> None:
+    edge = Edge(patience=Patience(hang=0.05, deaths=10))
+    edge.submit(request("a", 40))
+    edge.poll(3)
+    hung = edge.engine
+    hung.silent = True
+    end = time.monotonic() + 5
+    while edge.engine is hung:
+        edge.poll()
+        assert time.monotonic() < end
+    assert hung.dead
+    edge.finish()
+    edge.check()
+
+
+def test_an_idle_engine_and_one_in_its_first_step_do_not_hang() -> None:
+    edge = Edge(patience=Patience(hang=0.02, deaths=10))
+    edge.engine.silent = True
+    for _ in range(60):
+        edge.poll()
+    edge.submit(request("a"))
+    for _ in range(60):
+        edge.poll()
+    edge.engine.silent = False
+    edge.finish()
+    assert len(edge.engines) == 1
+
+
+def test_adapters_that_were_loaded_are_loaded_again() -> None:
+    edge = Edge()
+    for name, folder in (("one", "/one"), ("two", "/two"), ("three", "bad"), ("one", "")):
+        edge.client.change_adapter(name, folder)
+        edge.poll()
+    edge.submit(request("a"))
+    edge.engine.dead = True
+    edge.poll()
+    assert edge.engine.changed == [("two", "/two")]
+    reports = [edge.client.poll(0.001) for _ in range(2)]
+    assert not any(report.changes for report in reports if report), "nobody asked for it now"
+    edge.finish()
+
+
+def test_closing_gives_up_an_engine_that_is_being_started() -> None:
+    edge = Edge()
+    edge.submit(request("a"))
+    started = threading.Event()
+
+    def slow(before: EngineInfo | None, given_up: Callable[[], bool]) -> Engine:
+        started.set()
+        while not given_up():
+            time.sleep(0.001)
+        raise EngineFailure("given up")
+
+    edge.client._start = slow  # type: ignore[assignment]
+    edge.engine.dead = True
+    failures: list[BaseException] = []
+
+    def poll() -> None:
+        try:
+            edge.client.poll(0.001)
+        except EngineFailure as failure:
+            failures.append(failure)
+
+    reader = threading.Thread(target=poll)
+    reader.start()
+    started.wait(5)
+    edge.client.close()
+    reader.join(5)
+    assert not reader.is_alive() and failures
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_nothing_is_lost_and_nothing_comes_twice(seed: int) -> None:
+    """Random submits, aborts, kills and faults; one of the requests may be poison."""
+    rng = random.Random(seed)
+    poison = request("poison", 30)
+    edge = Edge({poison.seed: rng.randrange(20)} if seed % 3 == 0 else None)
+    for step in range(150):
+        if rng.random() < 0.15 and len(edge.live) < 25:
+            edge.submit(request(f"r{step}", rng.randrange(1, 20), n=rng.choice([1, 1, 2])))
+        if step == 40 and seed % 3 == 0:
+            edge.submit(poison)
+        if edge.live and rng.random() < 0.03:
+            name = rng.choice([name for name in edge.live if name != "poison"] or [""])
+            if name:
+                edge.client.abort(name)
+                del edge.live[name]
+        if step % 7 == 0 and rng.random() < 0.4:
+            edge.engine.end, edge.engine.dead = EngineKilled, True
+        edge.poll()
+    edge.finish()
+    edge.check("poison") if "poison" in edge.live and "error" in edge.ends.values() else edge.check()
+    if seed % 3 == 0:
+        assert edge.ends["poison", 0] == "error"
+
+
+def test_a_request_that_was_told_nothing_is_submitted_as_it_was() -> None:
+    kept = Kept(request("a", n=2, prompt_logprobs=0))
+    assert kept.again() == kept.request
+    kept.take(Output(request_id="a", index=1, tokens=[9]))
+    again = kept.again()
+    assert again.told == ((), (9,)) and again.id == "a~2" and again.params.prompt_logprobs == 0
+    kept.take(Output(request_id="a~2", index=1, tokens=[8], finish_reason="stop"))
+    kept.take(Output(request_id="a~2", index=0, tokens=[7]))
+    again = kept.again()
+    assert again.told == ((7,), None) and again.params.prompt_logprobs is None and kept.live
