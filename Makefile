@@ -8,7 +8,7 @@ SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
 	moe_ops.py sampler_ops.py tree_attention.py stored.py super_blocks.py experts.py sharing.py kinds.py)
 
-.PHONY: demo serve test sanitize emulate test-slow lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality gpu-check gpu-kernels build table train clean
+.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality gpu-check gpu-kernels build table train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -30,6 +30,12 @@ emulate: build  ## every op case on units that this machine cannot run (aarch64 
 
 test-slow: build .venv/triton
 	$(BIN)/python -m pytest -m slow
+
+chaos: build  ## engines that are killed, stopped, torn and poisoned under load; every answer as alone
+	$(BIN)/python -m pytest -q -s tests/test_chaos.py
+
+chaos-full: build  ## the same at full scale: 50 kills under 32 streams
+	QUIRE_CHAOS_FULL=1 $(BIN)/python -m pytest -q -s tests/test_chaos.py
 
 lint: build
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -76,11 +76,22 @@ LONG = {"prompt": "def main(", "max_tokens": 900, "ignore_eos": True}
 class Serving:
     """`quire serve` in a session of its own, as a shell starts it; its log is kept."""
 
-    def __init__(self, *words: str) -> None:
-        command = [sys.executable, "-m", "quire", "serve", *words, "--port", "0"]
+    def __init__(
+        self,
+        *words: str,
+        program: Sequence[str] = ("-m", "quire"),
+        environment: dict[str, str] | None = None,
+        module: str = "quire.engine.worker",
+    ) -> None:
+        """`program` is what Python runs, `module` what its engines run."""
+        self._module = module.encode()
+        command = [sys.executable, *program, "serve", *words, "--port", "0"]
         # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
         default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, **default)  # type: ignore[call-overload]
+        env = os.environ | (environment or {})
+        self.process = subprocess.Popen(  # type: ignore[call-overload]
+            command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=env, **default
+        )
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -116,7 +127,7 @@ class Serving:
     def engines(self) -> list[int]:
         """The engine's process id, once it is one: a child that was only forked yet has its parent's name."""
         found = children(self.process.pid)
-        return [c for c in found if b"quire.engine.worker" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        return [c for c in found if self._module in Path(f"/proc/{c}/cmdline").read_bytes()]
 
 
 def children(pid: int) -> list[int]:

@@ -32,6 +32,8 @@ from quire.engine.client import (
     ToEngine,
 )
 
+WORKER = "quire.engine.worker"
+"""What the process runs."""
 END_SECONDS = 3.0
 """That a process may take to end by itself."""
 DUMP_SECONDS = 0.3
@@ -79,7 +81,7 @@ class ProcessEngine:
         except zmq.ZMQError as error:
             self._clean_up()
             raise ConfigError(f"{self._directory}: no socket can be made there: {error}; set TMPDIR") from None
-        command = [sys.executable, "-m", "quire.engine.worker", inbox, outbox]
+        command = [sys.executable, "-m", WORKER, inbox, outbox]
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     @property
