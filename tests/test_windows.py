@@ -64,7 +64,7 @@ def test_freeing_changes_no_bit(folder: str, monkeypatch: pytest.MonkeyPatch) ->
         assert kept.engine.kv.sizes.windows == (0,)
         want = {name: answer.bits() for name, answer in run(kept, requests).items()}
     windows = engine_of(model=folder).engine.kv.groups.windows
-    scarce = TableSizes(16, 32, windows).footprint(190) + 8 * len(windows)
+    scarce = TableSizes(16, 32, windows).footprint(190) + 4 * len(windows)
     variants: list[dict[str, Any]] = [
         {},
         {"enforce_eager": True, "block_size": 4, "num_blocks": 4096},

@@ -62,17 +62,6 @@ def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, in
     return [(slot(table, first + node), slot(table, first + place)) for table in seq.blocks for node, place in moved]
 
 
-def rows_of(seq: Sequence, budget: int, chunked: bool) -> int:
-    """How many tokens of `seq` the budget allows; a draft that goes beyond it is cut: it is worth only its rows."""
-    need = seq.target - seq.computed
-    if need > budget and seq.draft:
-        del seq.draft[max(0, len(seq.draft) - need + budget) :]
-        need = seq.target - seq.computed
-    if need > budget and not chunked:
-        return 0
-    return min(need, budget)
-
-
 def full(seq: Sequence, length: int, longest: int) -> bool:
     """Whether a sequence of `length` tokens may have no more."""
     most = seq.request.params.max_tokens

@@ -14,9 +14,11 @@ from quire.core.errors import BadRequest
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
-from quire.sched.growth import append, begun, ended, full, moves, rows_of, timing
+from quire.sched.admission import Admission
+from quire.sched.growth import append, begun, ended, full, moves, timing
 from quire.sched.policy import order_key
 from quire.sched.queue import WaitingQueue
+from quire.sched.shares import rows_of, shares
 
 
 class Scheduler:
@@ -34,6 +36,7 @@ class Scheduler:
         self._scrub: list[int] = []
         self._moves: list[tuple[int, int]] = []
         self._closed = False
+        self._admission = Admission(config, tables, self.running, self.waiting)
 
     # ---------------------------------------------------------------------------------------------------- requests
 
@@ -75,16 +78,14 @@ class Scheduler:
 
         It may not where the next step depends on them:
         - a draft is in flight: how many tokens it gives is not known;
-        - blocks are lacking: who is preempted depends on who ends.
+        - blocks are lacking, or one that is more urgent waits: who is preempted depends on who ends.
         Edited logits are no obstacle, as a step is sampled when the one before is committed; nor is what may end a
         sequence: a row after an end token, after a failure or of an aborted request is computed and thrown away.
         """
-        budget, free = self.config.max_num_batched_tokens, self.tables.pool.num_free
-        for seq in self.unfinished():
-            if seq.in_flight and seq.draft:
-                return False
-            count = rows_of(seq, budget, self.config.enable_chunked_prefill)
-            budget -= count
+        if self._admission.gives_way() is not None or any(s.in_flight and s.draft for s in self.unfinished()):
+            return False
+        free = self.tables.pool.num_free
+        for seq, count in self._shares().items():
             free -= self.tables.missing(seq, seq.computed + count) if count else 0
         return free >= 0
 
@@ -93,15 +94,19 @@ class Scheduler:
 
         The plan is as good as done: `computed` and `in_flight` of its sequences say what will be after it.
         """
-        budget = self.config.max_num_batched_tokens
         self._closed = self._closed and bool(self.running)
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         preempted: list[Sequence] = []
-        todo = self.unfinished()
-        while todo and budget:
+        while (last := self._admission.gives_way()) is not None:
+            self._preempt(last)
+            preempted.append(last)
+        urgent = bool(preempted)
+        counts = self._shares()
+        todo = sorted(counts, key=lambda seq: seq.order)
+        while todo:
             seq = todo.pop(0)
-            count = rows_of(seq, budget, self.config.enable_chunked_prefill)
+            count = counts[seq]
             if count and seq.draft and not self._reserve(seq, count, copies):
                 count, seq.draft = count - len(seq.draft), []  # a guess is not worth another's blocks
             while count and not self._reserve(seq, count, copies):
@@ -114,10 +119,15 @@ class Scheduler:
                     todo.remove(victim)
             if count:
                 chunks.append(self._advance(seq, count))
-                budget -= count
-        if not preempted:
-            self._admit(chunks, copies, budget)
+        if urgent or not preempted:
+            self._admit(chunks, copies, self.config.max_num_batched_tokens - sum(chunk.count for chunk in chunks))
+        chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft))
         return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.take_upkeep())
+
+    def _shares(self) -> dict[Sequence, int]:
+        """Tokens of each running sequence in the next step."""
+        budget, chunked = self.config.max_num_batched_tokens, self.config.enable_chunked_prefill
+        return shares(self.unfinished(), budget, chunked, self._admission.may_admit())
 
     def take_upkeep(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         """Blocks to be wiped before anything is written, and slots to be moved before that."""
@@ -132,7 +142,7 @@ class Scheduler:
             if not seq.blocks:
                 self.tables.take_prefix(seq)
             count = rows_of(seq, budget, self.config.enable_chunked_prefill)
-            if not count or not self._fits(seq) or not self._reserve(seq, count, copies):
+            if not count or not self._admission.fits(seq) or not self._reserve(seq, count, copies):
                 return
             self.waiting.pop()
             seq.status = Status.RUNNING
@@ -142,22 +152,8 @@ class Scheduler:
             budget -= count
 
     def unfinished(self) -> list[Sequence]:
-        """What runs and has not all its tokens made or in flight.
-
-        Decodes first: a long prompt must not delay tokens that are one row away.
-        """
-        unfinished = (s for s in self.running if not full(s, len(s.tokens) + s.in_flight, self.max_model_len))
-        return sorted(unfinished, key=lambda s: s.target - s.computed > 1 + len(s.draft))
-
-    def _fits(self, seq: Sequence) -> bool:
-        """Whether the whole rest of a waiting sequence has room now, and each table of a running one to grow.
-
-        Admitting a part on hope would preempt what was just computed.
-        """
-        need = self.tables.lacking(seq) + len(self.running) * len(self.tables.sizes.windows)
-        if need > self.tables.pool.num_free:
-            self._reclaim(seq)
-        return need <= self.tables.pool.num_free
+        """What runs and has not all its tokens made or in flight."""
+        return [s for s in self.running if not full(s, len(s.tokens) + s.in_flight, self.max_model_len)]
 
     def _advance(self, seq: Sequence, count: int) -> Chunk:
         """Take `count` tokens of `seq` into the step.
@@ -178,14 +174,9 @@ class Scheduler:
 
     def _reserve(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
         upto = seq.computed + count
-        return self.tables.reserve(seq, upto, copies) or (self._reclaim(seq) and self.tables.reserve(seq, upto, copies))
-
-    def _reclaim(self, keep: Sequence) -> bool:
-        """Take back the blocks that waiting sequences hold (forks, prefix hits); they find or compute them again."""
-        holders = [s for s in self.waiting if s.blocks and s is not keep]
-        for seq in holders:
-            self.tables.release(seq)
-        return bool(holders)
+        return self.tables.reserve(seq, upto, copies) or (
+            self._admission.reclaim(seq) and self.tables.reserve(seq, upto, copies)
+        )
 
     def _preempt(self, seq: Sequence) -> None:
         """Give up the blocks and wait again; all tokens are kept. A sequence that outgrew the whole pool ends here."""

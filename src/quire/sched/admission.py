@@ -1,0 +1,65 @@
+"""Who may join those that run, and who leaves for one that is more urgent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+from quire.cache.tables import BlockTables
+from quire.core.config import SchedulerConfig
+from quire.core.sequence import Sequence
+from quire.sched.queue import WaitingQueue
+from quire.sched.shares import decodes
+
+
+class Admission:
+    """Looks at the sequences that run and those that wait; only `reclaim` changes anything."""
+
+    def __init__(
+        self, config: SchedulerConfig, tables: BlockTables, running: list[Sequence], waiting: WaitingQueue
+    ) -> None:
+        self._config, self._tables, self._running, self._waiting = config, tables, running, waiting
+
+    def fits(self, seq: Sequence) -> bool:
+        """Whether the whole rest of a waiting sequence has room now, and each table of a running one to grow."""
+        if self._needed(seq) > self._tables.pool.num_free:
+            self.reclaim(seq)
+        return self._needed(seq) <= self._tables.pool.num_free
+
+    def _needed(self, seq: Sequence) -> int:
+        """Blocks that must be free before `seq` is admitted: its own, what running prompts lack, and growth.
+
+        Admitting a part on hope would preempt what was just computed.
+        """
+        prompts = sum(self._tables.lacking(each) for each in self._running if not decodes(each))
+        return self._tables.lacking(seq) + prompts + len(self._running) * len(self._tables.sizes.windows)
+
+    def reclaim(self, keep: Sequence) -> bool:
+        """Take back the blocks that waiting sequences hold (forks, prefix hits); they find or compute them again."""
+        holders = [s for s in self._waiting if s.blocks and s is not keep]
+        for seq in holders:
+            self._tables.release(seq)
+        return bool(holders)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many run as may."""
+        return len(self._running) >= self._config.max_num_seqs
+
+    def may_admit(self) -> bool:
+        """Whether one that waits could use a part of the step."""
+        if not len(self._waiting) or self.full or self._config.static_batching:
+            return False
+        return self._needed(self._waiting.head()) <= self._tables.pool.num_free
+
+    def gives_way(self) -> Sequence | None:
+        """Who is to be preempted for one that waits: the last of those that run, if it is less urgent."""
+        if self._config.scheduling_policy != "priority" or not self._running or not len(self._waiting):
+            return None
+        last, head = _last(self._running), self._waiting.head()
+        if last.order[0] <= head.order[0]:
+            return None
+        return last if self.full or not self.fits(head) else None
+
+
+def _last(running: Rows[Sequence]) -> Sequence:
+    return max(running, key=lambda seq: seq.order)
