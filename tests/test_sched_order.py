@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fake_runner import FakeEngine, request
 from quire.core.sequence import Sequence
+from quire.sched.policy import Fair
 from quire.sched.shares import shares
 from test_scheduler import assert_golden
 
@@ -91,3 +94,73 @@ def test_equals_do_not_displace_each_other() -> None:
     for name in "ab":
         engine.submit(request(name, [1, 2, 3], 9, eos=(), priority=3))
     assert first_token(engine, "a", "b") == ["a", "b"] and not engine.scheduler.preemptions
+
+
+def tenant(engine: FakeEngine, name: str, who: str, weight: float = 1.0, tokens: int = 12) -> None:
+    asked = request(name, [len(who), 3, 5, 7], tokens, eos=())
+    engine.submit(replace(asked, tenant=who, weight=weight))
+
+
+def served(engine: FakeEngine, who: str) -> int:
+    """Tokens that the requests of a tenant gave so far."""
+    return sum(len(tokens) for (name, _), tokens in engine.outputs.items() if name.startswith(who))
+
+
+def test_tenants_are_served_by_their_weight_whatever_they_ask_for() -> None:
+    for weight in (1.0, 3.0):
+        engine = FakeEngine(256, 4, 40, scheduling_policy="fair", max_num_seqs=8, max_num_batched_tokens=16)
+        for i in range(200):
+            tenant(engine, f"flood{i}", "flood")
+            if i < 100:
+                tenant(engine, f"calm{i}", "calm", weight)
+        for _ in range(200):
+            engine.step()
+        share = served(engine, "calm") / (served(engine, "calm") + served(engine, "flood"))
+        assert abs(share - weight / (1 + weight)) < 0.05, share
+
+
+def test_one_alone_is_served_as_if_there_were_no_tenants() -> None:
+    """Work-conserving: no row is left out while anybody waits."""
+    steps = []
+    for policy in ("fcfs", "fair"):
+        engine = FakeEngine(256, 4, 40, scheduling_policy=policy, max_num_seqs=8, max_num_batched_tokens=16)
+        for i in range(30):
+            tenant(engine, f"r{i}", "only")
+        count = 0
+        while engine.scheduler.has_work:
+            engine.step()
+            count += 1
+        steps.append(count)
+    assert steps[0] == steps[1]
+
+
+def test_who_comes_to_a_full_batch_gets_a_place_of_the_one_that_has_too_many() -> None:
+    engine = FakeEngine(256, 4, 40, scheduling_policy="fair", max_num_seqs=4)
+    for i in range(12):
+        tenant(engine, f"flood{i}", "flood", tokens=30)
+    for _ in range(5):
+        engine.step()
+    tenant(engine, "calm", "calm", tokens=3)
+    for _ in range(2):
+        engine.step()
+    assert engine.outputs.get(("calm", 0)), "it did not wait for one of the others to end"
+    engine.drain()
+    assert len(engine.ends) == 13 and all(end.finish_reason == "length" for end in engine.ends.values())
+
+
+def test_nothing_is_saved_up_in_a_pause_and_nothing_is_forgiven() -> None:
+    policy = Fair()
+    a, b = (replace(request(name, [1, 2, 3], 9), tenant=name) for name in "ab")
+    policy.joins(a, [])
+    seq = Sequence(a)
+    seq.computed = 3
+    policy.served(seq, 3)
+    policy.joins(b, [a])
+    assert policy.counter("b") == policy.counter("a") == 3 + 2
+    policy.served(seq, 3)
+    policy.joins(a, [b])
+    assert policy.counter("a") == 10, "ending its work for a moment forgives nothing"
+    tokens = Sequence(replace(a, weight=5.0))
+    tokens.computed = 3
+    policy.served(tokens, 3)
+    assert policy.counter("a") == 11

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from fake_runner import FakeEngine, golden, next_token, request
 from quire.core.errors import BadRequest
@@ -215,7 +216,7 @@ ENGINES: dict[str, st.SearchStrategy[Any]] = {
     "windows": st.sampled_from([(0,), (0,), (3,), (9,), (0, 3), (9, 0), (0, 3, 9), (4, 9)]),
     "prefix": st.booleans(),
     "budget": st.integers(4, 40),
-    "policy": st.sampled_from(["fcfs", "priority"]),
+    "policy": st.sampled_from(["fcfs", "priority", "fair"]),
     "device": st.sampled_from([{}, {"ahead": True}, {"ahead": True, "late": True}]),
     "drafts": st.none() | st.integers(0, 2**32),
 }
@@ -257,6 +258,7 @@ class Machine(RuleBasedStateMachine):
         self.count += 1
         edited = {"presence_penalty": 1.0} if self.count % 5 == 0 else {}
         req = request(f"r{self.count}", [head, *range(length - 1)], max_tokens, n, salt, priority, **edited)
+        req = replace(req, tenant=salt, weight=1.0 + head)
         try:
             self.engine.submit(req)
         except BadRequest:

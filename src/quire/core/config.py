@@ -29,7 +29,7 @@ DTYPE_ALIASES = {
 }
 KV_ALIASES = DTYPE_ALIASES | {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}
 """How others spell them."""
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "fair")
 ACTIVATIONS = ("auto", "int8", "int16")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DEVICES = ("auto", "cuda", "cpu", "reference")

@@ -28,7 +28,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `seed` is always set (drawn at the edge when the caller gave none), so that a replayed request draws the same again.
     `eos_token_ids` and `bad_words_ids` are token ids because the engine knows no tokenizer.
     `adapter`: name of a loaded LoRA adapter, "" = the model itself. `cache_salt` separates tenants in the prefix cache;
-    `arrival` is in seconds of `time.monotonic`. `opening`: set by an engine whose model has an encoder. `told`: what an
+    `tenant` and `weight` are for the policy that shares the machine fairly among tenants. `arrival` is in seconds of
+    `time.monotonic`. `opening`: set by an engine whose model has an encoder. `told`: what an
     engine that died had put out of each sequence, None of one that had ended; this one goes on behind it.
     """
 
@@ -41,6 +42,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    weight: float = 1.0
     adapter: str = ""
     opening: Opening | None = None
     told: tuple[tuple[int, ...] | None, ...] = ()

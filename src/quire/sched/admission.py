@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
-
 from quire.cache.tables import BlockTables
 from quire.core.config import SchedulerConfig
 from quire.core.sequence import Sequence
+from quire.sched.policy import Policy
 from quire.sched.queue import WaitingQueue
 from quire.sched.shares import decodes
 
@@ -15,9 +14,15 @@ class Admission:
     """Looks at the sequences that run and those that wait; only `reclaim` changes anything."""
 
     def __init__(
-        self, config: SchedulerConfig, tables: BlockTables, running: list[Sequence], waiting: WaitingQueue
+        self,
+        config: SchedulerConfig,
+        tables: BlockTables,
+        running: list[Sequence],
+        waiting: WaitingQueue,
+        policy: Policy,
     ) -> None:
-        self._config, self._tables, self._running, self._waiting = config, tables, running, waiting
+        self._config, self._tables, self._policy = config, tables, policy
+        self._running, self._waiting = running, waiting
 
     def fits(self, seq: Sequence) -> bool:
         """Whether the whole rest of a waiting sequence has room now, and each table of a running one to grow."""
@@ -52,14 +57,9 @@ class Admission:
         return self._needed(self._waiting.head()) <= self._tables.pool.num_free
 
     def gives_way(self) -> Sequence | None:
-        """Who is to be preempted for one that waits: the last of those that run, if it is less urgent."""
-        if self._config.scheduling_policy != "priority" or not self._running or not len(self._waiting):
+        """Who is to be preempted for one that waits and finds no room, if the policy says that anybody is."""
+        if not self._running or not len(self._waiting):
             return None
-        last, head = _last(self._running), self._waiting.head()
-        if last.order[0] <= head.order[0]:
-            return None
-        return last if self.full or not self.fits(head) else None
-
-
-def _last(running: Rows[Sequence]) -> Sequence:
-    return max(running, key=lambda seq: seq.order)
+        head = self._waiting.head()
+        seq = self._policy.displaced(self._running, head, self._config.max_num_seqs)
+        return seq if seq is not None and (self.full or not self.fits(head)) else None

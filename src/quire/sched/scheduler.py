@@ -16,8 +16,7 @@ from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.admission import Admission
 from quire.sched.growth import append, begun, ended, full, moves, timing
-from quire.sched.policy import order_key
-from quire.sched.queue import WaitingQueue
+from quire.sched.policy import POLICIES
 from quire.sched.shares import rows_of, shares
 
 
@@ -28,7 +27,8 @@ class Scheduler:
         self.config = config
         self.tables = tables
         self.max_model_len = max_model_len
-        self.waiting = WaitingQueue()
+        self.policy = POLICIES[config.scheduling_policy]()
+        self.waiting = self.policy.queue()
         self.running: list[Sequence] = []
         self.requests: dict[str, list[Sequence]] = {}
         self.preemptions = 0
@@ -36,7 +36,7 @@ class Scheduler:
         self._scrub: list[int] = []
         self._moves: list[tuple[int, int]] = []
         self._closed = False
-        self._admission = Admission(config, tables, self.running, self.waiting)
+        self._admission = Admission(config, tables, self.running, self.waiting, self.policy)
 
     # ---------------------------------------------------------------------------------------------------- requests
 
@@ -54,7 +54,8 @@ class Scheduler:
         self._tickets += 1
         siblings = [first, *(Sequence(request, i, first) for i in range(1, request.params.n))]
         for seq in siblings:
-            seq.order = order_key(self.config.scheduling_policy, seq, self._tickets)
+            seq.order = self.policy.order(seq, self._tickets)
+        self.policy.joins(request, (each[0].request for each in self.requests.values()))
         self.requests[request.id] = siblings
         for seq in begun(siblings):
             self.waiting.push(seq)
@@ -103,14 +104,14 @@ class Scheduler:
             preempted.append(last)
         urgent = bool(preempted)
         counts = self._shares()
-        todo = sorted(counts, key=lambda seq: seq.order)
+        todo = sorted(counts, key=self.policy.rank)
         while todo:
             seq = todo.pop(0)
             count = counts[seq]
             if count and seq.draft and not self._reserve(seq, count, copies):
                 count, seq.draft = count - len(seq.draft), []  # a guess is not worth another's blocks
             while count and not self._reserve(seq, count, copies):
-                victim = max([seq, *todo], key=lambda s: s.order)
+                victim = max([seq, *todo], key=self.policy.rank)
                 self._preempt(victim)
                 preempted.append(victim)
                 if victim is seq:
@@ -170,6 +171,7 @@ class Scheduler:
         chunk = Chunk(seq, seq.computed, count, logits)
         seq.computed += count
         seq.in_flight += draws
+        self.policy.served(seq, count)
         return chunk
 
     def _reserve(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
