@@ -5,7 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from fake_runner import FakeEngine, request
+from quire.core.plan import Chunk, StepPlan
 from quire.core.sequence import Sequence
+from quire.sched.pace import LEAST, Pace
 from quire.sched.policy import Fair
 from quire.sched.shares import shares
 from test_scheduler import assert_golden
@@ -164,3 +166,49 @@ def test_nothing_is_saved_up_in_a_pause_and_nothing_is_forgiven() -> None:
     tokens.computed = 3
     policy.served(tokens, 3)
     assert policy.counter("a") == 11
+
+
+def paced(pace: Pace, row: float, prompt: int, steps: int) -> list[float]:
+    """Seconds of steps beside two decodes of 30 ms, while a prompt of so many rows waits."""
+    decodes = [Chunk(prompt_of(8, 9), 9, 1, 1) for _ in range(2)]
+    for chunk in decodes:
+        chunk.seq.prompt_len = 8
+    waits, found = prompt_of(prompt), []
+    for _ in range(steps):
+        count = min(prompt, pace.budget(2, 512) - 2)
+        prompt -= count
+        chunks = (*decodes, Chunk(waits, 0, count, 0)) if count else tuple(decodes)
+        found.append(0.03 + row * count)
+        pace.learn(StepPlan(chunks), found[-1])
+    return found
+
+
+def test_chunks_are_as_large_as_the_time_between_tokens_allows() -> None:
+    pace = Pace(0.05)
+    assert pace.budget(0, 512) == 512 and Pace(0.0).budget(9, 512) == 512
+    paced(pace, 0.002, 0, 5)
+    quick = paced(pace, 0.001, 2000, 60)
+    assert max(quick) < 0.051 and sum(quick[-20:]) / 20 > 0.045, "the time is used"
+    slow = paced(pace, 0.004, 2000, 60)
+    assert max(slow[3:]) < 0.055 and min(slow) > 0.04, "one step is too long, then they are smaller"
+    late = Pace(0.01)
+    paced(late, 0.002, 0, 5)
+    assert late.budget(2, 512) == 2 + LEAST, "prompts get on even where decodes alone take longer"
+
+
+def test_a_paced_scheduler_serves_everybody() -> None:
+    engine = FakeEngine(96, 4, 80, max_num_batched_tokens=32, target_itl_ms=0.001)
+    requests = [request(f"r{i}", [i, *range(30)], 6) for i in range(4)]
+    for each in requests:
+        engine.submit(each)
+    sizes = []
+    while engine.scheduler.has_work:
+        waited = any(len(tokens) and key not in engine.ends for key, tokens in engine.outputs.items())
+        plan, results = engine.launch()
+        sizes += [plan.num_tokens] if waited else []
+        for out in engine.scheduler.commit(plan, results()):
+            engine.outputs.setdefault((out.request_id, out.index), []).extend(out.tokens)
+            if out.finish_reason is not None:
+                engine.ends[out.request_id, out.index] = out
+    assert_golden(engine, requests)
+    assert max(sizes) <= 4 + LEAST

@@ -113,6 +113,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: Annotated[
         int, about("Sequences accepted and not finished at most; more are refused (HTTP 429).")
     ] = 1024
+    target_itl_ms: Annotated[
+        float, about("Milliseconds that a step beside which tokens are waited for is to take; 0 = no limit.")
+    ] = 0.0
     static_batching: Annotated[bool, about("Admit no sequence while others run: the baseline to compare with.")] = False
     async_scheduling: Annotated[
         bool | None, about("Plan and send a step while the one before runs; on where there is a GPU, which it needs.")

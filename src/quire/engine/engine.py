@@ -173,6 +173,7 @@ class Engine:
         self.generation_tokens += made
         self.prompt_tokens += sum(c.seq.prompt_tokens(c.start, c.start + c.count) for c in plan.chunks)
         self.step_seconds = time.perf_counter() - started
+        self.scheduler.pace.learn(plan, self.step_seconds)
         return outputs
 
     def check(self) -> None:

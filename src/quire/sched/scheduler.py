@@ -16,8 +16,9 @@ from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.admission import Admission
 from quire.sched.growth import append, begun, ended, full, moves, timing
+from quire.sched.pace import Pace
 from quire.sched.policy import POLICIES
-from quire.sched.shares import rows_of, shares
+from quire.sched.shares import decodes, rows_of, shares
 
 
 class Scheduler:
@@ -36,6 +37,7 @@ class Scheduler:
         self._scrub: list[int] = []
         self._moves: list[tuple[int, int]] = []
         self._closed = False
+        self.pace = Pace(config.target_itl_ms / 1000)
         self._admission = Admission(config, tables, self.running, self.waiting, self.policy)
 
     # ---------------------------------------------------------------------------------------------------- requests
@@ -86,7 +88,7 @@ class Scheduler:
         if self._admission.gives_way() is not None or any(s.in_flight and s.draft for s in self.unfinished()):
             return False
         free = self.tables.pool.num_free
-        for seq, count in self._shares().items():
+        for seq, count in self._shares(self._budget()).items():
             free -= self.tables.missing(seq, seq.computed + count) if count else 0
         return free >= 0
 
@@ -103,7 +105,8 @@ class Scheduler:
             self._preempt(last)
             preempted.append(last)
         urgent = bool(preempted)
-        counts = self._shares()
+        budget = self._budget()
+        counts = self._shares(budget)
         todo = sorted(counts, key=self.policy.rank)
         while todo:
             seq = todo.pop(0)
@@ -121,14 +124,19 @@ class Scheduler:
             if count:
                 chunks.append(self._advance(seq, count))
         if urgent or not preempted:
-            self._admit(chunks, copies, self.config.max_num_batched_tokens - sum(chunk.count for chunk in chunks))
+            self._admit(chunks, copies, budget - sum(chunk.count for chunk in chunks))
         chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft))
         return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.take_upkeep())
 
-    def _shares(self) -> dict[Sequence, int]:
+    def _shares(self, budget: int) -> dict[Sequence, int]:
         """Tokens of each running sequence in the next step."""
-        budget, chunked = self.config.max_num_batched_tokens, self.config.enable_chunked_prefill
+        chunked = self.config.enable_chunked_prefill
         return shares(self.unfinished(), budget, chunked, self._admission.may_admit())
+
+    def _budget(self) -> int:
+        """Tokens of the next step at most."""
+        rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq))
+        return self.pace.budget(rows, self.config.max_num_batched_tokens)
 
     def take_upkeep(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         """Blocks to be wiped before anything is written, and slots to be moved before that."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 
+from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
 
 
 def decodes(seq: Sequence) -> bool:
     """Whether all but its last token and its draft are computed: it is one row away from a token."""
     return seq.target - seq.computed <= 1 + len(seq.draft)
+
+
+def drew(chunk: Chunk) -> bool:
+    """Whether a chunk is a token's row, with its draft, and not of a prompt."""
+    return chunk.count == chunk.logits and chunk.start >= chunk.seq.prompt_len
 
 
 def rows_of(seq: Sequence, budget: int, chunked: bool) -> int:
