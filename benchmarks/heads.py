@@ -41,7 +41,7 @@ def train(args: argparse.Namespace) -> None:
     quire = str(Path(sys.executable).with_name("quire"))
     data = [word for path in learned_from() for word in ("--data", str(path))]
     more = ["--method", args.method, "--steps", str(args.steps), "--threads", str(args.threads)]
-    subprocess.run([quire, "train-heads", "pydoc", str(args.folder), *more, *data], check=True)
+    raise SystemExit(subprocess.run([quire, "train-heads", "pydoc", str(args.folder), *more, *data]).returncode)
 
 
 def measure(args: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@
     python benchmarks/speculation.py lookup        prompt look-up on a task that quotes its prompt, embedded model
     python benchmarks/speculation.py batches       16 and 64 sequences with the cost model on, embedded model
     python benchmarks/speculation.py large-batches --tokens 24    the same on the large shape
+    python benchmarks/speculation.py look         microseconds that looking for a draft takes, a sequence and step
     python benchmarks/speculation.py kept          drafts kept under sampling beside 1 - TV, embedded model
 
 Random weights have no text to guess, so `chain` and `self` take what plain decoding gave and say it, each token with
@@ -30,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from peers import HERE
 from shapes import SHAPES, write_config
 
@@ -38,9 +40,12 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.request import Request
-from quire.core.sequence import Sequence
+from quire.core.sequence import Sequence, Status
+from quire.core.speculation import Speculation
 from quire.engine.engine import Engine
+from quire.speculate.ngram import NGram
 from quire.speculate.proposer import Proposer
+from quire.speculate.suffix import Suffix
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -236,8 +241,27 @@ def lookup(args: argparse.Namespace) -> dict[str, Any]:
     } | {"least_ratio": min(row["ratio"] for row in found), "all": found}
 
 
+def look(args: argparse.Namespace) -> dict[str, Any]:
+    """Over held-out text that is told token by token, behind 16 rows of text that the tenant got before."""
+    found = {}
+    for name, proposer in (("ngram", NGram(2, 16)), ("suffix", Suffix(Speculation(method="suffix")))):
+        spent = list[float]()
+        for i, (start, *rest) in enumerate(texts(32, 512)):
+            seq = Sequence(replace(requests_of([[start]], 600)[0], id=str(i)))
+            for token in rest:
+                begin = time.perf_counter()
+                proposer.propose([seq], [8])
+                spent.append(1e6 * (time.perf_counter() - begin))
+                seq.tokens.append(token)
+            seq.status = Status.FINISHED
+        late = spent[len(spent) // 2 :]
+        found[name] = {"median_us": statistics.median(late), "p99_us": sorted(late)[int(0.99 * len(late))]}
+    return found
+
+
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
+    "suffix": {"method": "suffix"},
     "self": {"method": "self", "quantization": "int4"},
     "draft_model": {"method": "draft_model", "model": str(PYDOC)},
 }
@@ -256,8 +280,7 @@ def batches(args: argparse.Namespace) -> dict[str, Any]:
 
 def large_batches(args: argparse.Namespace) -> dict[str, Any]:
     """The cost model beside none on a model whose steps are bound by memory first, then by arithmetic."""
-    found: dict[str, Any] = {}
-    options = {"load_format": "dummy", "max_model_len": 1024, "dtype": "bfloat16"}
+    found, options = {}, {"load_format": "dummy", "max_model_len": 1024, "dtype": "bfloat16"}
     for count in args.batch:
         requests = requests_of(noise(count, 16, SHAPES[args.shape]["vocab_size"]), args.tokens)
         for name in ("ngram", "self"):
@@ -345,7 +368,7 @@ def kept(args: argparse.Namespace) -> dict[str, Any]:
 
 WORK: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "coupling": coupling, "chain": chain, "self": self_drafts, "lookup": lookup, "batches": batches,
-    "large-batches": large_batches, "kept": kept,
+    "large-batches": large_batches, "kept": kept, "look": look,
 }  # fmt: skip
 
 

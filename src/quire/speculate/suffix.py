@@ -10,7 +10,6 @@ Tenants are told apart by the salt of the prefix cache: an answer's speed says n
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Sequence as Rows
 
 from quire.core.plan import ChunkResult, StepPlan
@@ -83,12 +82,19 @@ def likeliest(matches: list[Match], limit: int, least: float) -> tuple[list[int]
     going = [(row.tokens, end) for length, row, end in matches if length == matches[0].length]
     tokens: list[int] = []
     chance, expected = 1.0, 0.0
-    while going and len(tokens) < limit:
-        follows = Counter(row[end] for row, end in going if end < len(row))
-        if not follows:
+    while len(tokens) < limit:
+        if len(going) == 1:
+            row, end = going[0]
+            rest = row[end : end + limit - len(tokens)]
+            return tokens + rest, expected + chance * len(rest)
+        counts: dict[int, int] = {}
+        for row, end in going:
+            if end < len(row):
+                counts[row[end]] = counts.get(row[end], 0) + 1
+        if not counts:
             break
-        token, count = follows.most_common(1)[0]
-        chance *= count / len(going)
+        token = max(counts, key=counts.__getitem__)
+        chance *= counts[token] / len(going)
         if chance < least:
             break
         tokens.append(token)
