@@ -30,8 +30,10 @@ OURS: dict[str, dict[str, Any] | None] = {
     "draft": {"method": "draft_model", "num_speculative_tokens": 5},
 }  # fmt: skip
 THEIRS: dict[str, list[str]] = {
-    "off": [], "ngram": ["--spec-type", "ngram-simple"], "draft": ["--spec-type", "draft-simple", "--draft-max", "5"],
-}  # fmt: skip
+    "off": [],
+    "ngram": ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m", "16"],
+    "draft": ["--spec-type", "draft-simple", "--spec-draft-n-max", "5"],
+}
 
 
 def ask(server: Server, path: str, body: dict[str, Any]) -> tuple[float, dict[str, Any]]:
