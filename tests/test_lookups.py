@@ -133,7 +133,7 @@ def test_few_outputs_are_remembered_and_the_oldest_go_first(monkeypatch: pytest.
         seq.tokens += [50, 51, 52]
         outputs.matches(seq)
     assert list(outputs._live) == seqs and len(outputs._rows) == 3
-    assert outputs.held == 15 and {runs.held for runs in outputs._tenants.values()} == {1, 2}
+    assert outputs.held == 15 and {len(runs) for runs in outputs._tenants.values()} == {1, 2}
     assert outputs.matches(seqs[0]) == [], "it was forgotten while it went on"
     for seq in seqs:
         seq.status = Status.FINISHED
@@ -161,5 +161,5 @@ def test_whatever_comes_a_draft_is_of_tokens_that_were_there() -> None:
                 seq.status = Status.FINISHED
                 live.remove(seq)
         outputs = proposer.outputs
-        assert len(outputs._rows) <= 5 and sum(runs.held for runs in outputs._tenants.values()) == len(outputs._rows)
+        assert len(outputs._rows) <= 5 and sum(len(runs) for runs in outputs._tenants.values()) == len(outputs._rows)
         assert outputs.held == sum(len(row.tokens) for row in outputs._rows)

@@ -37,7 +37,7 @@ class Outputs:
         if self._requests and seq not in self._live:
             row, tenant = Row([]), seq.request.cache_salt
             self._live[seq], self._rows[row] = row, tenant
-            self._tenants.setdefault(tenant, Runs(self._least, self._most)).held += 1
+            self._tenants.setdefault(tenant, Runs(self._least, self._most)).read(row)
             self.settle()
 
     def settle(self) -> None:
@@ -51,8 +51,7 @@ class Outputs:
             tenant = self._rows.pop(row)
             runs = self._tenants[tenant]
             runs.forget(row)
-            runs.held -= 1
-            if not runs.held:
+            if not len(runs):
                 del self._tenants[tenant]
 
     def matches(self, seq: Sequence) -> list[Match]:
