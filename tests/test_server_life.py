@@ -138,6 +138,23 @@ def test_a_numeric_error_ends_one_request(after: int) -> None:
         assert 'vllm:request_success_total{finished_reason="error",model_name="stub"} 2.0' in metrics(server)
 
 
+@pytest.mark.parametrize(
+    ("kind", "code"), [("BadRequest", None), ("ContextTooLong", "context_length_exceeded"), ("Unknown", None)]
+)
+def test_what_the_engine_cannot_serve_is_the_requests_fault(kind: str, code: str | None) -> None:
+    stub = StubEngine()
+    stub.poison, stub.poison_kind = 0, kind
+    with live(stub) as server:
+        for stream in (False, True):
+            reply = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9, "stream": stream})
+            assert reply.status_code == (500 if kind == "Unknown" else 400)
+            assert reply.json()["error"]["code"] == code
+        stub.poison = 2
+        text = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9, "stream": True}).text
+        assert "event: error" in text
+        assert ("invalid_request_error" in text) == (kind != "Unknown")
+
+
 def test_readiness_means_progress() -> None:
     stub = StubEngine()
     stub.paused = True

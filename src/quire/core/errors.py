@@ -64,6 +64,12 @@ class EngineFailure(QuireError):
     kind = "engine_error"
 
 
+def told_error(kind: str, message: str) -> QuireError:
+    """The error that an engine told of: `kind` is the name of its class, `EngineFailure` where none is known by it."""
+    kinds: dict[str, type[QuireError]] = {e.__name__: e for e in (BadRequest, ContextTooLong)}
+    return kinds.get(kind, EngineFailure)(message)
+
+
 class ModelError(QuireError):
     """A model folder or file cannot be used; the message names file and field."""
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable
+from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable, told_error
 from quire.core.request import Output, Request
 from quire.engine.client import EngineClient, EngineInfo, StepReport
 from quire.engine.metrics import EngineMetrics, SequenceClock
@@ -93,7 +93,8 @@ class OutputStream:
             self._engine.metrics.sequence_end(clock, reason, output.timing)
             self._end(key, in_engine=False)
         if reason in ("error", "abort"):
-            self.fail(EngineFailure(output.error or f"the engine ended request {output.request_id} ({reason})"))
+            message = output.error or f"the engine ended request {output.request_id} ({reason})"
+            self.fail(told_error(output.error_kind, message))
         elif key in self._pending:
             _merge(self._pending[key], output)
         else:

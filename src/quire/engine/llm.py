@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from quire.core.config import EngineConfig
-from quire.core.errors import BadRequest, ConfigError, EngineFailure
+from quire.core.errors import BadRequest, ConfigError, EngineFailure, told_error
 from quire.core.params import SamplingParams
 from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from quire.engine.client import EngineInfo
@@ -282,7 +282,8 @@ class LLM:
                         continue  # a sequence that a stop string ended goes on until its siblings have ended
                     number, builder = live[output.request_id]
                     if output.finish_reason in ("error", "abort"):
-                        raise EngineFailure(f"prompt {number}: {output.error or output.finish_reason}")
+                        message = f"prompt {number}: {output.error or output.finish_reason}"
+                        raise told_error(output.error_kind, message)
                     text = builder.push(output)
                     if builder.finished:
                         del live[output.request_id]
