@@ -112,7 +112,7 @@ def test_many_prompt_tokens_in_flight_are_bounded_too() -> None:
     stub = StubEngine()
     stub.paused = True
     with live(stub) as server:
-        server.engine._max_prompt_tokens = 250
+        server.engine.admission.max_prompt_tokens = 250
         streams = [open_stream(server, {"prompt": [5] * 200, "max_tokens": 2})]
         wait_until(lambda: server.engine.in_flight == 1)
         assert server.post("/v1/completions", {"prompt": [5] * 60, "max_tokens": 1}).status_code == 429
