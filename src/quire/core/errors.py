@@ -19,6 +19,11 @@ class QuireError(Exception):
         self.param = param
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust gave up, as the tokenizer's does on some texts: that is no `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
 class BadRequest(QuireError):
     """A request field is missing, of the wrong type or out of range; `param` names it."""
 

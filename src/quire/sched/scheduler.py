@@ -42,12 +42,11 @@ class Scheduler:
         if request.id in self.requests:
             raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
         first = Sequence(request)
-        length, blocks, sizes = first.prompt_len, self.tables.pool.num_blocks, self.tables.sizes
-        if not 1 <= length < self.max_model_len:
-            most = self.max_model_len - 1
+        length, most, tables = first.prompt_len, self.max_model_len - 1, self.tables
+        if not 1 <= length <= most:
             raise ContextTooLong(f"prompt: {length} tokens; this model takes 1 to {most}", param="prompt")
-        if sizes.footprint(length + 1) > blocks:
-            capacity = sizes.capacity(blocks, self.max_model_len)
+        if tables.sizes.footprint(length + 1) > tables.pool.num_blocks:
+            capacity = tables.sizes.capacity(tables.pool.num_blocks, self.max_model_len)
             raise ContextTooLong(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
         self._tickets += 1
         siblings = [first, *(Sequence(request, i, first) for i in range(1, request.params.n))]
