@@ -18,7 +18,7 @@ from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
 from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.progress import counting_bar, loading_bar
-from quire.engine.requests import Seeds, ids_of_words, make_request, room, sampling_defaults
+from quire.engine.requests import Seeds, check_size, ids_of_words, make_request, room, sampling_defaults
 from quire.model.disk.checkpoint import resolve
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -261,7 +261,9 @@ class LLM:
             text, ids = _fields(prompt)
             return (text, ids) if ids is not None else self._tokens(text or "")
         if isinstance(prompt, str):
-            return prompt, self.get_tokenizer().encode(prompt)
+            tokenizer = self.get_tokenizer()
+            check_size(self.info, tokenizer, prompt)
+            return prompt, tokenizer.encode(prompt)
         return None, prompt
 
     def _run(self, builders: list[RequestBuilder]) -> Generator[Delta, None, None]:
