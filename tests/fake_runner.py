@@ -18,6 +18,7 @@ from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import SchedulerConfig
+from quire.core.errors import EngineFailure
 from quire.core.params import SamplingParams
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import Output, Request
@@ -187,7 +188,7 @@ class FakeEngine:
             if end == len(tokens):
                 self._drawn[seq] = next_token(tokens, seq.index)
             if seq.request.id in self.poison:
-                result.error = "numerics"
+                result.error = EngineFailure("numerics")
             elif end == len(tokens):
                 result.tokens = [self._drawn[seq]]
             result.finite = result.error is None

@@ -69,7 +69,7 @@ class StubEngine:
     """Gives every running sequence one token per step.
 
     `step_seconds`: length of a step. `paused`: no steps while set. `dead`: `poll` raises. `poison`: requests fail with
-    a numeric error after this many tokens. `script`: these tokens instead of hashes, then the end token.
+    an error of `poison_kind` after this many tokens. `script`: these tokens instead of hashes, then the end token.
     """
 
     def __init__(self, info: EngineInfo | None = None, step_seconds: float = 0.0) -> None:
@@ -78,6 +78,7 @@ class StubEngine:
         self.paused = False
         self.dead = False
         self.poison: int | None = None
+        self.poison_kind = "EngineFailure"
         self.script: list[int] | None = None
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
@@ -157,7 +158,7 @@ class StubEngine:
         cached = 0 if row.index == 0 and "cold" in request.cache_salt else min(16, len(request.prompt) - 1)
         out = Output(request_id=request.id, index=row.index, cached_tokens=cached)
         if self.poison is not None and made >= self.poison:
-            out.finish_reason, out.error = "error", "numerics: NaN in the logits"
+            out.finish_reason, out.error, out.error_kind = "error", "numerics: NaN in the logits", self.poison_kind
             return out
         token = self._token(row, made)
         row.tokens.append(token)

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.core.config import flat_config
@@ -88,3 +89,21 @@ def test_a_longest_sequence_may_end_within_a_block(length: int) -> None:
     assert engine.info.max_model_len == length
     submit(engine, "r", 5, 2)
     assert (report := engine.poll(0)) is not None and not report.outputs[0].error
+
+
+def test_a_request_that_cannot_be_served_is_told_apart_from_a_failure() -> None:
+    engine = LocalEngine(flat_config(device="cpu", num_blocks=4, max_model_len=64))
+    other = Request(id="none", prompt=(5,) * 9, params=SamplingParams(max_tokens=2), seed=0, arrival=0.0)
+    for refused, kind in (
+        (replace(other, adapter="missing"), "BadRequest"),
+        (replace(other, prompt=(5,) * 64), "ContextTooLong"),
+        (other, ""),
+        (replace(other, bad_words_ids=((9,),), params=SamplingParams(allowed_token_ids=(9,))), "BadRequest"),
+    ):
+        engine.submit(refused)
+        ends = []
+        while (report := engine.poll(0)) is not None:
+            ends += [output for output in report.outputs if output.request_id == "none" and output.finish_reason]
+        assert [output.error_kind for output in ends] == [kind], ends
+        assert (kind == "") == (ends[0].error is None)
+        assert engine.engine.stats().numeric_errors == 0, "the model's numbers are not at fault"

@@ -35,7 +35,7 @@ def run(body: Callable[[AsyncEngine, StubEngine], Awaitable[None]], stub: StubEn
         engine = AsyncEngine(stub)
         try:
             await asyncio.wait_for(body(engine, stub), 10.0)
-            assert engine.in_flight == 0 and not engine._streams and engine._prompt_tokens == 0
+            assert engine.in_flight == 0 and not engine._streams and engine.admission.prompt_tokens == 0
         finally:
             engine.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -112,7 +113,7 @@ def test_many_prompt_tokens_in_flight_are_bounded_too() -> None:
     stub = StubEngine()
     stub.paused = True
     with live(stub) as server:
-        server.engine._max_prompt_tokens = 250
+        server.engine.admission.max_prompt_tokens = 250
         streams = [open_stream(server, {"prompt": [5] * 200, "max_tokens": 2})]
         wait_until(lambda: server.engine.in_flight == 1)
         assert server.post("/v1/completions", {"prompt": [5] * 60, "max_tokens": 1}).status_code == 429
@@ -136,6 +137,23 @@ def test_a_numeric_error_ends_one_request(after: int) -> None:
         stub.poison = None
         assert server.complete("a", max_tokens=9)["usage"]["completion_tokens"] == 9
         assert 'vllm:request_success_total{finished_reason="error",model_name="stub"} 2.0' in metrics(server)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("BadRequest", None), ("ContextTooLong", "context_length_exceeded"), ("Unknown", None)]
+)
+def test_what_the_engine_cannot_serve_is_the_requests_fault(kind: str, code: str | None) -> None:
+    stub = StubEngine()
+    stub.poison, stub.poison_kind = 0, kind
+    with live(stub) as server:
+        for stream in (False, True):
+            reply = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9, "stream": stream})
+            assert reply.status_code == (500 if kind == "Unknown" else 400)
+            assert reply.json()["error"]["code"] == code
+        stub.poison = 2
+        text = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9, "stream": True}).text
+        assert "event: error" in text
+        assert ("invalid_request_error" in text) == (kind != "Unknown")
 
 
 def test_readiness_means_progress() -> None:
@@ -215,42 +233,6 @@ def test_metrics_have_vllms_names_and_true_values() -> None:
         assert 'vllm:request_success_total{finished_reason="stop",model_name="stub"} 1.0' in text
 
 
-def raw(server: LiveServer, data: bytes, seconds: float = 5.0) -> str:
-    """Send bytes, return what comes back until the server closes or a pause."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as sock:
-        sock.sendall(data)
-        got = b""
-        try:
-            while chunk := sock.recv(65536):
-                got += chunk
-        except (TimeoutError, ConnectionResetError):
-            pass
-        return got.decode()
-
-
-def test_headers_are_limited_in_size_number_and_time() -> None:
-    with live(header_timeout=0.3, keep_alive_timeout=1) as server:
-        start = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
-        assert raw(server, start + b"a: b\r\n" * 100 + b"\r\n").startswith("HTTP/1.1 431")
-        assert raw(server, start + b"a: " + b"b" * 20_000).startswith("HTTP/1.1 431")
-        assert raw(server, b"GET /" + b"a" * 40_000).startswith("HTTP/1.1 431")
-        assert raw(server, start + b"a: " + b"b" * 17_000 + b"\r\n\r\n").startswith("HTTP/1.1 431")
-        began = time.monotonic()
-        assert raw(server, start).startswith("HTTP/1.1 408")
-        assert raw(server, b"") == "", "a connection that says nothing is closed"
-        assert time.monotonic() - began < 3
-        both = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
-        assert raw(server, both).startswith("HTTP/1.1 400")
-        assert raw(server, b"nonsense\r\n\r\n").startswith("HTTP/1.1 400")
-        assert raw(server, start + b"\r\n").startswith("HTTP/1.1 200"), "the keep-alive timeout closes it"
-
-
-def test_a_slow_body_is_a_408() -> None:
-    with live(body_timeout=0.2, keep_alive_timeout=1) as server:
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        assert raw(server, head + b"Content-Length: 100\r\n\r\n{").startswith("HTTP/1.1 408")
-
-
 def test_a_reader_that_stops_reading_is_cut_off_and_aborted() -> None:
     info = stub_info(max_model_len=1 << 20, num_blocks=1 << 16)
     with live(StubEngine(info), write_timeout=0.3) as server:
@@ -305,14 +287,17 @@ class Served:
         self.process.communicate()
 
 
-def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_with_0() -> None:
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGTERM, signal.SIGHUP]])
+def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_with_0(signals: list[signal.Signals]) -> None:
     with (
         Served(shutdown_timeout=20) as served,
         served.client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 100, "stream": True}) as reply,
     ):
         lines = reply.iter_lines()
         next(lines)
-        served.process.send_signal(signal.SIGTERM)
+        for each in signals:
+            served.process.send_signal(each)
+            time.sleep(0.1)
         with httpx.Client(base_url=served.client.base_url, timeout=5.0) as other:
             wait_until(lambda: other.get("/readyz").status_code == 503)
             refused = other.post("/v1/completions", json=LONG)
@@ -321,6 +306,21 @@ def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_with_0() -> Non
         rest = list(lines)
         assert rest.count("data: [DONE]") == 1
         assert served.process.wait(5) == 0
+
+
+def test_nohup_is_heeded_and_all_files_may_be_open() -> None:
+    before, limits = signal.signal(signal.SIGHUP, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[1]), limits[1]))
+    try:
+        served = Served(shutdown_timeout=20)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with served:
+        served.process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert served.client.get("/readyz").status_code == 200
+        assert resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE) == (limits[1], limits[1])
 
 
 def test_what_does_not_finish_in_time_gets_an_error_event() -> None:

@@ -205,15 +205,19 @@ RAW: list[tuple[bytes, str]] = [
     (b'{"prompt": "a", "temperature": NaN}', "not valid JSON"),
     (b'{"prompt": "a", "temperature": Infinity}', "not valid JSON"),
     (b'{"prompt": "a", "temperature": 1e400}', "temperature"),
-    (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "max_tokens"),
-    (b'{"prompt": "a", "metadata": ' + b"9" * 5000 + b"}", "metadata"),
+    (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "more digits"),
+    (b'{"prompt": "a", "metadata": ' + b"9" * 5000 + b"}", "more digits"),
     (b'{"prompt": "a", "prompt": "b"}', "prompt: the field is given twice"),
     (b'{"prompt": "a", "metadata": {"k": 1, "k": 2}}', "k: the field is given twice"),
     (b'{"prompt": "a", "logit_bias": {"5": 1, "5": 2}}', "5: the field is given twice"),
     (b'{"prompt": "a", "metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
-    (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "prompt"),
+    (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+    (b'{"prompt": ' + b"[" * 100 + b"]" * 100 + b"}", "prompt"),
     (b'{"prompt": "\xff"}', "not valid JSON"),
     (b'{"prompt": "\\ud800"}', "not valid JSON"),
+    (b'{"prompt": "a", "\\udc00": 1}', "not valid JSON"),
+    (b'{"prompt": "a", "user": ["\\ud83d"]}', "not valid JSON"),
+    (b'{"prompt": "a", "logit_bias": {"5.0": 1}}', "logit_bias"),
     (b'{"prompt": "a\x00"}', "not valid JSON"),
     (b"\xef\xbb\xbf" + b'{"prompt": "a"}', "not valid JSON"),
     (json.dumps({"prompt": "a"}).encode("utf-16"), "not valid JSON"),
@@ -292,12 +296,13 @@ def test_hosts_and_keys() -> None:
         assert server.http.get("/version", headers={"host": "LOCALHOST:8000"}).status_code == 200
     with live(api_key=("secret", "other"), allowed_hosts=("api.example", "127.0.0.1")) as server:
         assert server.http.get("/version", headers={"host": "api.example"}).status_code == 401
-        for path in ("/livez", "/readyz"):
+        public = ("/livez", "/readyz", "/health", "/ping", "/metrics")
+        for path in public:
             assert server.http.get(path).status_code == 200
         routes = [(route.path, method) for route in server.app.routes for method in sorted(route.methods or ())]
         assert len(routes) > 12
         for path, method in [*routes, ("/nothing", "GET")]:
-            if path in ("/livez", "/readyz"):
+            if path in public:
                 continue
             for value in (None, "Bearer wrong", "Bearer", "Basic secret", "secret", "Bearer secret2"):
                 headers = {} if value is None else {"authorization": value}
@@ -307,6 +312,14 @@ def test_hosts_and_keys() -> None:
         for key in ("secret", "other"):
             with server.openai(key) as client:
                 assert client.completions.create(model="stub", prompt="a", max_tokens=1).choices
+
+
+def test_metrics_and_health_ask_for_a_key_where_they_are_protected() -> None:
+    with live(api_key=("secret",), protect_metrics=True) as server:
+        for path in ("/health", "/ping", "/metrics"):
+            assert server.http.get(path).status_code == 401
+            assert server.http.get(path, headers={"authorization": "Bearer secret"}).status_code == 200
+        assert server.http.get("/livez").status_code == server.http.get("/readyz").status_code == 200
 
 
 def test_holders_of_different_keys_share_no_prefix() -> None:

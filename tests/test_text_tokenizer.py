@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 import quire.text.files
-from quire.core.errors import ModelError
+from quire.core.errors import BadRequest, ModelError
 from quire.text.tokenizer import Tokenizer
 from text_models import PYDOC, sentencepiece_folder
 
@@ -114,3 +119,71 @@ def test_missing_and_huge_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(quire.text.files, "MAX_FILE_BYTES", 1000)
     with pytest.raises(ModelError, match="limit is 1000"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_other_threads_go_on_while_a_text_is_encoded() -> None:
+    done = list[float]()
+
+    def encode() -> None:
+        began = time.monotonic()
+        tokenizer.encode("for item in items: print(item)\n" * 60_000)
+        done.append(time.monotonic() - began)
+
+    thread, longest, last = threading.Thread(target=encode), 0.0, time.monotonic()
+    thread.start()
+    while not done:
+        time.sleep(0.001)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    thread.join()
+    assert longest < done[0] / 2
+
+
+def test_panics_of_the_library_are_errors_of_ours() -> None:
+    """They are no `Exception`, and would end the process or the connection."""
+    backend = Backend(models.BPE({"a": 0, "b": 1}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.FixedLength(0), decoders.Strip("a", 0, 2)
+    broken = Tokenizer(backend, {})
+    with pytest.raises(BadRequest, match="cannot be encoded"):
+        broken.encode("ab")
+    with pytest.raises(ModelError, match="cannot decode"):
+        broken.decode([0])
+    unknown = Tokenizer(Backend(models.BPE({"a": 0}, [], unk_token="<unk>")), {})
+    with pytest.raises(BadRequest, match="Unk token"):
+        unknown.encode("b")
+
+
+@given(texts)
+def test_a_text_has_at_least_the_tokens_that_its_size_says(text: str) -> None:
+    for each in (text, tokenizer.escape(text)):
+        assert tokenizer.least_tokens(each) <= len(tokenizer.encode(each))
+    assert tokenizer.least_tokens("x" * 86_000) >= 1000
+
+
+def test_no_size_is_told_where_a_token_may_stand_for_any_text(tmp_path: Path) -> None:
+    table = {f"<0x{b:02X}>": b for b in range(256)} | {"<unk>": 256}
+
+    def least(**changes: Any) -> int:
+        backend = Backend(models.BPE(changes.pop("table", table), [], byte_fallback=True))
+        token = changes.pop("token", None)
+        for name, value in changes.items():
+            setattr(backend, name, value)
+        backend.add_special_tokens([token] if token else [])
+        return Tokenizer(backend, {}).least_tokens("x" * 600)
+
+    cut, space = pre_tokenizers.Split(" ", "isolated"), normalizers.Replace(" ", "\u2581")
+    assert least() == least(pre_tokenizer=cut) == least(normalizer=space) == 100
+    assert least(normalizer=normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.NFC()])) == 34
+    assert least(table={"<unk>": 0}) == 0, "unknown characters are left out"
+    assert least(token=AddedToken("<|s|>", lstrip=True)) == 0, "it takes all spaces before it"
+    for normalizer in (
+        normalizers.Strip(),
+        normalizers.Replace("ab", "c"),
+        normalizers.NFKC(),
+        normalizers.Lowercase(),
+    ):
+        assert least(normalizer=normalizer) == 0
+    for pre_tokenizer in (pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Whitespace()):
+        assert least(pre_tokenizer=pre_tokenizers.Sequence([cut, pre_tokenizer])) == 0
+    assert least(model=models.WordPiece({"<unk>": 0}, unk_token="<unk>")) == 0
+    assert Tokenizer.from_folder(sentencepiece_folder(tmp_path)).least_tokens("x" * 800) == 100

@@ -23,14 +23,16 @@ logger = logging.getLogger("quire.cli")
 
 @with_flags(ENGINE | SERVER)
 def serve(options: dict[str, Any]) -> None:
-    """Serve a model over HTTP with OpenAI's API. Ctrl-C or SIGTERM drains it."""
+    """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it."""
     config, server = to_engine(options), to_server(options)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its name for everything, as "Started" too
     from quire.server import run
 
     # Until the server has its own handler: leave through `finally`, so that the engine process is stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for sig in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sig) is not signal.SIG_IGN:
+            signal.signal(sig, lambda number, _: sys.exit(128 + number))
     code = run.serve(config, server, partial(_start, server))
     raise typer.Exit(code)
 

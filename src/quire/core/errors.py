@@ -19,6 +19,11 @@ class QuireError(Exception):
         self.param = param
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust gave up, as the tokenizer's does on some texts: that is no `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
 class BadRequest(QuireError):
     """A request field is missing, of the wrong type or out of range; `param` names it."""
 
@@ -62,6 +67,12 @@ class EngineFailure(QuireError):
 
     status = 500
     kind = "engine_error"
+
+
+def told_error(kind: str, message: str) -> QuireError:
+    """The error that an engine told of: `kind` is the name of its class, `EngineFailure` where none is known by it."""
+    kinds: dict[str, type[QuireError]] = {e.__name__: e for e in (BadRequest, ContextTooLong)}
+    return kinds.get(kind, EngineFailure)(message)
 
 
 class ModelError(QuireError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire.core.errors import QuireError
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence
 
@@ -55,6 +56,6 @@ class ChunkResult:
     logprobs: list[TokenLogprob]
     prompt_logprobs: list[TokenLogprob]
     path: list[int] = field(default_factory=list)
-    error: str | None = None
+    error: QuireError | None = None
     finite: bool = False
     again: bool = False

@@ -74,7 +74,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     """New tokens of one of a request's `n` sequences since the last `Output`; the last one has a `finish_reason`.
 
-    `drafted`: tokens that were guessed ahead for the sequence so far, of which `accepted` were kept.
+    `drafted`: tokens that were guessed ahead for the sequence so far, of which `accepted` were kept. `error_kind` names
+    the class of an error (`core.errors.told_error`): a request that cannot be served is no failure of the engine.
     """
 
     request_id: str
@@ -88,6 +89,7 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     drafted: int = 0
     accepted: int = 0
     error: str | None = None
+    error_kind: str = ""
     timing: Timing | None = None
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
-from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable
+from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable, told_error
 from quire.core.request import Output, Request
+from quire.engine.admission import Admission
 from quire.engine.client import EngineClient, EngineInfo, StepReport
 from quire.engine.metrics import EngineMetrics, SequenceClock
 
@@ -21,7 +21,6 @@ logger = logging.getLogger("quire.engine")
 
 POLL_SECONDS = 0.1
 MAX_PROMPT_TOKENS_IN_FLIGHT = 4 << 20  # ~150 MB of Python ints at the edge
-MAX_RETRY_AFTER = 60
 
 Key = tuple[str, int]
 
@@ -93,7 +92,8 @@ class OutputStream:
             self._engine.metrics.sequence_end(clock, reason, output.timing)
             self._end(key, in_engine=False)
         if reason in ("error", "abort"):
-            self.fail(EngineFailure(output.error or f"the engine ended request {output.request_id} ({reason})"))
+            message = output.error or f"the engine ended request {output.request_id} ({reason})"
+            self.fail(told_error(output.error_kind, message))
         elif key in self._pending:
             _merge(self._pending[key], output)
         else:
@@ -141,12 +141,8 @@ class AsyncEngine:
         self._client = client
         self.info: EngineInfo = client.info
         self.metrics = EngineMetrics(self.info)
-        self._max_sequences = max_sequences or self.info.max_num_queued_reqs
-        self._max_prompt_tokens = max_prompt_tokens
+        self.admission = Admission(max_sequences or self.info.max_num_queued_reqs, max_prompt_tokens)
         self._streams: dict[str, OutputStream] = {}
-        self._sequences = 0
-        self._prompt_tokens = 0
-        self._latency = 1.0
         self._progress = time.monotonic()
         self._failure: QuireError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -172,7 +168,7 @@ class AsyncEngine:
     @property
     def in_flight(self) -> int:
         """Sequences accepted and not finished."""
-        return self._sequences
+        return self.admission.sequences
 
     @property
     def stalled_seconds(self) -> float:
@@ -186,6 +182,18 @@ class AsyncEngine:
             self._reader = threading.Thread(target=self._read, name="quire-reader", daemon=True)
             self._reader.start()
 
+    @contextlib.contextmanager
+    def reserve(self, sequences: int) -> Iterator[None]:
+        """Hold places while texts become tokens, so that a full queue is refused before that work is done.
+
+        They are free again at the end: `submit` must follow at once, without an `await` in between. Raises as it does.
+        """
+        self._admit(sequences, 0)
+        try:
+            yield
+        finally:
+            self._leave(sequences, 0)
+
     def submit(self, requests: Sequence[Request]) -> OutputStream:
         """Hand validated requests to the engine, all or none.
 
@@ -193,13 +201,11 @@ class AsyncEngine:
         `Unavailable` when the engine is gone.
         """
         self.start()
-        self._admit(requests)
+        self._admit(sum(r.params.n for r in requests), sum(len(r.prompt) for r in requests))
+        if not self._streams:
+            self._progress = time.monotonic()
         stream = OutputStream(self, requests)
-        for request in requests:
-            self._streams[request.id] = stream
-            self._sequences += request.params.n
-            self._prompt_tokens += len(request.prompt)
-        self.metrics.steps.in_flight = self._sequences
+        self._streams |= dict.fromkeys((request.id for request in requests), stream)
         try:
             for request in requests:
                 self._client.submit(request)
@@ -247,34 +253,26 @@ class AsyncEngine:
             self._reader.join(timeout=5.0)
         self._client.close()
 
-    def _admit(self, requests: Sequence[Request]) -> None:
+    def _admit(self, sequences: int, prompt_tokens: int) -> None:
         if not self.healthy:
             raise Unavailable("the engine is not running; the server's log says why")
-        sequences = sum(r.params.n for r in requests)
-        tokens = sum(len(r.prompt) for r in requests)
-        if sequences > self._max_sequences:
-            raise BadRequest(
-                f"n: the request asks for {sequences} sequences, this server queues {self._max_sequences} in all",
-                param="n",
-            )
-        full = self._sequences + sequences > self._max_sequences
-        heavy = self._prompt_tokens > 0 and self._prompt_tokens + tokens > self._max_prompt_tokens
-        if full or heavy:
+        try:
+            self.admission.enter(sequences, prompt_tokens)
+        except Overloaded:
             self.metrics.rejected("queue_full")
-            wait = min(MAX_RETRY_AFTER, max(1, math.ceil(self._latency)))
-            what = f"{self._sequences} sequences with {self._prompt_tokens} prompt tokens are in flight"
-            raise Overloaded(f"the queue is full ({what}); try again in {wait} s", retry_after=wait)
-        if not self._streams:
-            self._progress = time.monotonic()
+            raise
+        self.metrics.steps.in_flight = self.in_flight
+
+    def _leave(self, sequences: int, prompt_tokens: int) -> None:
+        self.admission.leave(sequences, prompt_tokens)
+        self.metrics.steps.in_flight = self.in_flight
 
     def release(self, request: Request, abort: bool) -> None:
         """A request's last sequence ended: give its place back, and `abort` what the engine still does for it."""
         if self._streams.pop(request.id, None) is None:
             return
-        self._sequences -= request.params.n
-        self._prompt_tokens -= len(request.prompt)
-        self._latency += 0.1 * (time.monotonic() - request.arrival - self._latency)
-        self.metrics.steps.in_flight = self._sequences
+        self._leave(request.params.n, len(request.prompt))
+        self.admission.took(time.monotonic() - request.arrival)
         self.metrics.request_end(request)
         if abort and self._failure is None:
             with contextlib.suppress(EngineFailure):  # it has just died, which the reader is about to find out

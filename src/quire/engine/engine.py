@@ -90,7 +90,8 @@ class Engine:
                 raise BadRequest(f"adapter: {request.adapter!r} is not loaded", param="adapter")
             self.scheduler.add(self._own(request))
         except QuireError as error:
-            return Output(request_id=request.id, finish_reason="error", error=error.message)
+            kind = type(error).__name__
+            return Output(request_id=request.id, finish_reason="error", error=error.message, error_kind=kind)
         return None
 
     @property

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from quire.core.config import EngineConfig
-from quire.core.errors import BadRequest, ConfigError, EngineFailure
+from quire.core.errors import BadRequest, ConfigError, EngineFailure, told_error
 from quire.core.params import SamplingParams
 from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from quire.engine.client import EngineInfo
@@ -18,7 +18,7 @@ from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
 from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.progress import counting_bar, loading_bar
-from quire.engine.requests import Seeds, ids_of_words, make_request, room, sampling_defaults
+from quire.engine.requests import Seeds, check_size, ids_of_words, make_request, room, sampling_defaults
 from quire.model.disk.checkpoint import resolve
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -261,7 +261,9 @@ class LLM:
             text, ids = _fields(prompt)
             return (text, ids) if ids is not None else self._tokens(text or "")
         if isinstance(prompt, str):
-            return prompt, self.get_tokenizer().encode(prompt)
+            tokenizer = self.get_tokenizer()
+            check_size(self.info, tokenizer, prompt)
+            return prompt, tokenizer.encode(prompt)
         return None, prompt
 
     def _run(self, builders: list[RequestBuilder]) -> Generator[Delta, None, None]:
@@ -282,7 +284,8 @@ class LLM:
                         continue  # a sequence that a stop string ended goes on until its siblings have ended
                     number, builder = live[output.request_id]
                     if output.finish_reason in ("error", "abort"):
-                        raise EngineFailure(f"prompt {number}: {output.error or output.finish_reason}")
+                        message = f"prompt {number}: {output.error or output.finish_reason}"
+                        raise told_error(output.error_kind, message)
                     text = builder.push(output)
                     if builder.finished:
                         del live[output.request_id]

@@ -58,6 +58,19 @@ def room(info: EngineInfo, prompt_tokens: int, param: str = "prompt") -> int:
     return left
 
 
+def check_size(info: EngineInfo, tokenizer: Tokenizer, text: str, param: str = "prompt") -> None:
+    """`ContextTooLong` for a text of so many bytes that no encoding of it fits: encoding 8 MB takes seconds."""
+    if len(text) < info.max_model_len:
+        return
+    least = tokenizer.least_tokens(text)
+    if held(info, least) >= info.max_model_len:
+        raise ContextTooLong(
+            f"{param}: {len(text)} characters are at least {least} tokens, but the context holds {info.max_model_len} "
+            "and one must be left to generate",
+            param=param,
+        )
+
+
 def make_request(
     info: EngineInfo,
     prompt: Sequence[int],

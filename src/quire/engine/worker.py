@@ -113,7 +113,8 @@ def main(inbox: str, outbox: str) -> int:
     """Load, serve, and report a failure as a message; the exit code is that of the error."""
     faulthandler.enable()  # a fault in native code says where it happened
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the watchdog asks before it kills
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # systemd sends it to us too, while the parent still drains
+    for sig in (signal.SIGTERM, signal.SIGHUP):  # systemd sends them to us too, while the parent still drains
+        signal.signal(sig, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
     if not line:
         return 0  # the parent left while we were starting

@@ -14,7 +14,7 @@ from quire.run.budget import KVPlan
 from quire.run.builder import BatchBuilder
 from quire.run.caches import Caches
 from quire.run.step import Step
-from quire.sample.sampler import Drawn, LogitRow, Sampler
+from quire.sample.sampler import NUMERICS, Drawn, LogitRow, Sampler
 
 
 class Underway:
@@ -86,7 +86,7 @@ class Runner:
             if row.seq.status is Status.FINISHED or ends.get(row.seq, -1) != row.node or result.again:
                 continue  # it ended while this step was under way, or other tokens came than this branch says
             if found.error is not None:
-                self.numeric_errors += result.error is None
+                self.numeric_errors += result.error is None and found.error is NUMERICS
                 result.error = found.error
             elif row.target is not None:
                 assert found.logprob is not None

@@ -12,16 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire.core.errors import BadRequest, EngineFailure, QuireError
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence, Status
 from quire.ops.philox import noise
 from quire.ops.sampling import DRAW, GREEDY_BELOW, NOTHING_ALLOWED, PACK_DRAW, QUERY, SCORE, Found, Records, RowEdits
 from quire.sample.edits import History
 
-NUMERICS = (
+NUMERICS = EngineFailure(
     "the model's logits are not finite numbers (NaN or infinity); the weights or their number format are at fault"
 )
-NO_TOKEN = "no token may follow: allowed_token_ids, bad_words, logit_bias and min_tokens together exclude every token"
+NO_TOKEN = BadRequest(
+    "no token may follow: allowed_token_ids, bad_words, logit_bias and min_tokens together exclude every token"
+)
 _SEED_MASK = 2**64 - 1
 
 
@@ -57,7 +60,7 @@ class RowResult(NamedTuple):
 
     token: int
     logprob: TokenLogprob | None = None
-    error: str | None = None
+    error: QuireError | None = None
 
 
 class Query(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.core.errors import QuireError
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output, Timing
 from quire.core.sequence import Sequence, Status
@@ -79,10 +80,12 @@ def _end_reason(seq: Sequence, token: int, longest: int) -> FinishReason | None:
     return "length" if full(seq, len(seq.tokens), longest) else None
 
 
-def ended(seq: Sequence, error: str | None = None) -> Output:
+def ended(seq: Sequence, error: QuireError | None = None) -> Output:
     """The output of a sequence that ended without another token."""
-    reason = seq.finish_reason
-    return Output(request_id=seq.request.id, index=seq.index, finish_reason=reason, error=error, timing=timing(seq))
+    output = Output(request_id=seq.request.id, index=seq.index, finish_reason=seq.finish_reason, timing=timing(seq))
+    if error is not None:
+        output.error, output.error_kind = error.message, type(error).__name__
+    return output
 
 
 def timing(seq: Sequence) -> Timing:

@@ -10,7 +10,7 @@ import time
 
 from quire.cache.tables import BlockTables
 from quire.core.config import SchedulerConfig
-from quire.core.errors import BadRequest
+from quire.core.errors import BadRequest, ContextTooLong, QuireError
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
@@ -47,12 +47,12 @@ class Scheduler:
         if request.id in self.requests:
             raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
         first = Sequence(request)
-        length, blocks, sizes = first.prompt_len, self.tables.pool.num_blocks, self.tables.sizes
-        if not 1 <= length < self.max_model_len:
-            raise BadRequest(f"prompt: {length} tokens; this model takes 1 to {self.max_model_len - 1}", param="prompt")
-        if sizes.footprint(length + 1) > blocks:
-            capacity = sizes.capacity(blocks, self.max_model_len)
-            raise BadRequest(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
+        length, most, tables = first.prompt_len, self.max_model_len - 1, self.tables
+        if not 1 <= length <= most:
+            raise ContextTooLong(f"prompt: {length} tokens; this model takes 1 to {most}", param="prompt")
+        if tables.sizes.footprint(length + 1) > tables.pool.num_blocks:
+            capacity = tables.sizes.capacity(tables.pool.num_blocks, self.max_model_len)
+            raise ContextTooLong(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
         self._tickets += 1
         siblings = [first, *(Sequence(request, i, first) for i in range(1, request.params.n))]
         for seq in siblings:
@@ -261,7 +261,7 @@ class Scheduler:
                 child.status = Status.WAITING
                 self.waiting.push(child)
 
-    def _fail(self, seq: Sequence, error: str) -> list[Output]:
+    def _fail(self, seq: Sequence, error: QuireError) -> list[Output]:
         """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""
         self._scrub += self.tables.unpublished(seq)
         dead = [seq, *(s for s in self.requests[seq.request.id] if s.status is Status.PENDING)]

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS
+from quire.core.request import Request as EngineRequest
 from quire.server.convert import build_requests, read_body, sampling_params, token_limit
 from quire.server.generation import Generation, Piece
 from quire.server.prompts import encode_chat, truncate
@@ -51,8 +52,15 @@ def _check(body: ChatCompletionRequest) -> None:
 
 
 async def _submit(service: Service, body: ChatCompletionRequest, arrival: float, tenant: str) -> Generation:
+    with service.engine.reserve(max(1, body.n or 1)):
+        requests = await _requests(service, body, arrival, tenant)
+    return Generation(service.engine, service.tokenizer, requests)
+
+
+async def _requests(service: Service, body: ChatCompletionRequest, arrival: float, tenant: str) -> list[EngineRequest]:
     info = service.engine.info
-    prompt = truncate(await encode_chat(service, body), body.truncate_prompt_tokens, info.max_model_len)
+    ids = await encode_chat(service, body, "messages" if body.truncate_prompt_tokens is None else None)
+    prompt = truncate(ids, body.truncate_prompt_tokens, info.max_model_len)
     asked, name = body.max_completion_tokens, "max_completion_tokens"
     if asked is None:
         asked, name = body.max_tokens, "max_tokens"
@@ -63,8 +71,7 @@ async def _submit(service: Service, body: ChatCompletionRequest, arrival: float,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         vocab_size=info.vocab_size,
     )
-    requests = await build_requests(service, body, [prompt], [params], arrival, tenant)
-    return Generation(service.engine, service.tokenizer, requests)
+    return await build_requests(service, body, [prompt], [params], arrival, tenant)
 
 
 class _Writer(Writer[ChatCompletionRequest]):

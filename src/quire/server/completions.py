@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
 from quire.server.convert import (
     COMPLETION_MAX_TOKENS,
@@ -18,7 +19,7 @@ from quire.server.convert import (
     token_limit,
 )
 from quire.server.generation import Generation, Piece
-from quire.server.prompts import encode_prompts, truncate
+from quire.server.prompts import Prompts, encode_prompts, listed, truncate
 from quire.server.protocol import CompletionRequest
 from quire.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from quire.server.service import Service
@@ -34,8 +35,18 @@ async def create_completion(service: Service, request: Request) -> Response:
 
 
 async def _submit(service: Service, body: CompletionRequest, arrival: float, tenant: str) -> Generation:
+    given = listed(service, body.prompt)
+    with service.engine.reserve(len(given) * max(1, body.n or 1)):
+        requests = await _requests(service, body, given, arrival, tenant)
+    return Generation(service.engine, service.tokenizer, requests)
+
+
+async def _requests(
+    service: Service, body: CompletionRequest, given: Prompts, arrival: float, tenant: str
+) -> list[EngineRequest]:
     info = service.engine.info
-    prompts = await encode_prompts(service, body.prompt, body.add_special_tokens is not False)
+    field = "prompt" if body.truncate_prompt_tokens is None else None
+    prompts = await encode_prompts(service, given, body.add_special_tokens is not False, field)
     echo_only = bool(body.echo) and body.max_tokens == 0
     params = []
     for i, ids in enumerate(prompts):
@@ -49,8 +60,7 @@ async def _submit(service: Service, body: CompletionRequest, arrival: float, ten
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             param = msgspec.structs.replace(param, prompt_logprobs=wanted)
         params.append(param)
-    requests = await build_requests(service, body, prompts, params, arrival, tenant)
-    return Generation(service.engine, service.tokenizer, requests)
+    return await build_requests(service, body, prompts, params, arrival, tenant)
 
 
 class _Writer(Writer[CompletionRequest]):

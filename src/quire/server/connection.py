@@ -16,18 +16,24 @@ MAX_UNREAD_BODY = 64 << 20  # bytes thrown away after an early refusal before th
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Refuses endless headers (431) while they arrive, slow ones (408), and cuts readers that stopped reading."""
+    """Refuses endless headers (431) while they arrive, slow ones (408), and cuts readers that stopped reading.
+
+    A client that was answered before its body was whole has `late_body_timeout` seconds to read that and end the body.
+    """
 
     header_timeout = 15.0
     write_timeout = 30.0
+    late_body_timeout = 5.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_head = True
+        self._in_body = False
         self._head_bytes = 0
         self._unread = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._body_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected and must send its headers now."""
@@ -44,6 +50,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
+        if self.cycle is not None and self.cycle.response_complete and not self._in_head and not self._in_body:
+            self._keep_idle()
         if self._in_head and self._head_bytes > MAX_HEADER_BYTES:
             self._refuse(HttpError(431, "the request's headers are too large", code="headers_too_large"))
 
@@ -62,7 +70,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The request's head is whole."""
-        self._in_head = False
+        self._in_head, self._in_body = False, True
         self._head_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -76,6 +84,20 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._unread > MAX_UNREAD_BODY:
                 self.transport.abort()
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._in_body = False
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A request was answered, perhaps before its body was whole."""
+        super().on_response_complete()
+        if self._in_body and self.cycle.response_complete and not self.transport.is_closing():
+            self._body_timer = self.loop.call_later(self.late_body_timeout, self.transport.close)
 
     def pause_writing(self) -> None:
         """The client reads slower than we write: it has `write_timeout` seconds to go on."""
@@ -106,6 +128,12 @@ class LimitedProtocol(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self.transport.close()
 
+    def _keep_idle(self) -> None:
+        """Wait for the next request as long as after any answer: bytes that came since then ended that wait."""
+        if self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            handler = self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, handler)
+
     def _refuse(self, error: BadRequest | HttpError) -> None:
         """Answer outside of any request, and close."""
         if self.transport.is_closing():
@@ -118,7 +146,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _stop_timers(self) -> None:
-        for timer in (self._head_timer, self._write_timer):
+        for timer in (self._head_timer, self._write_timer, self._body_timer):
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._write_timer = None
+        self._head_timer = self._write_timer = self._body_timer = None

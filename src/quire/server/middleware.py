@@ -10,7 +10,7 @@ import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.core.errors import QuireError, Unavailable
+from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.server.errors import HttpError, encode_error, error_headers
 from quire.server.generation import ClientGone
 from quire.server.service import Service
@@ -18,6 +18,8 @@ from quire.server.service import Service
 logger = logging.getLogger("quire.server")
 
 PUBLIC = frozenset({"/livez", "/readyz"})
+MEASURED = frozenset({"/health", "/ping", "/metrics"})
+"""Public too, for load balancers and scrapers that hold no key, unless `protect_metrics` is set."""
 MAX_HEADER_BYTES = 16 << 10
 MAX_HEADERS = 64
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -38,6 +40,7 @@ class Gateway:
         self._service = service
         keys = dict.fromkeys(hashlib.sha256(key.encode()).digest() for key in service.options.api_key)
         self._tenants = {key: f"key {i}\0" if len(keys) > 1 else "" for i, key in enumerate(keys)}
+        self._public = PUBLIC if service.options.protect_metrics else PUBLIC | MEASURED
         hosts = service.options.allowed_hosts
         if not hosts and service.options.host in ("localhost", "127.0.0.1", "::1"):
             hosts = LOOPBACK
@@ -75,7 +78,9 @@ class Gateway:
         except QuireError as error:
             if not started:
                 await send_error(reply, error)
-        except Exception:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             logger.exception("request %s failed", request_id.decode())
             if not started:
                 await send_error(reply, QuireError(f"internal error in request {request_id.decode()}"))
@@ -91,9 +96,11 @@ class Gateway:
         size = sum(len(name) + len(value) for name, value in headers)
         if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             raise HttpError(431, "the request's headers are too large", code="headers_too_large")
+        if sum(name == b"host" for name, _ in headers) > 1:
+            raise BadRequest("host: the header is given twice, and which of them counts is not known", param="host")
         if self._hosts and _host(headers) not in self._hosts:
             raise HttpError(421, "host: this server does not answer to that name", code="misdirected_request")
-        tenant = self._tenant(headers) if self._tenants and scope["path"] not in PUBLIC else ""
+        tenant = self._tenant(headers) if self._tenants and scope["path"] not in self._public else ""
         if tenant is None:
             raise HttpError(401, "a valid key is needed: Authorization: Bearer <key>", code="invalid_api_key")
         if self._service.draining and scope["method"] == "POST":

@@ -23,12 +23,15 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: Annotated[
         tuple[str, ...], about("Key that clients must send as a bearer token; may be given several times.")
     ] = ()
+    protect_metrics: Annotated[
+        bool, about("Ask for a key at /health, /ping and /metrics too; /livez and /readyz are always open.")
+    ] = False
     ssl_keyfile: Annotated[str | None, about("Private key for HTTPS.")] = None
     ssl_certfile: Annotated[str | None, about("Certificate for HTTPS.")] = None
     allowed_hosts: Annotated[
         tuple[str, ...], about("Names that a request's Host header may have; may be given several times.")
     ] = ()
-    shutdown_timeout: Annotated[float, about("Seconds to let requests finish after SIGTERM.")] = 30.0
+    shutdown_timeout: Annotated[float, about("Seconds to let requests finish after SIGTERM or SIGHUP.")] = 30.0
     max_body_bytes: Annotated[int, about("Largest request body.")] = 8 << 20
     body_timeout: Annotated[float, about("Seconds a client may take to send a body.")] = 30.0
     header_timeout: Annotated[float, about("Seconds a client may take to send its headers.")] = 15.0

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.server.body import off_loop
+from quire.engine.requests import check_size
+from quire.server.body import LARGE
 from quire.server.protocol import ChatBody, Message, Prompt
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
+from quire.text.render import PROCESSES
 
 TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "thinking_budget", "date_string"})
 """What `chat_template_kwargs` may set: plain switches of known templates, nothing that names a file or a function."""
 
 _CALL = 256  # bytes of text that take as long as a call of the tokenizer
+# Large texts wait for one of few threads: the engine needs the cores, and other work a thread.
+_ENCODING = ThreadPoolExecutor(2, "quire-encode")
+_RENDERING = ThreadPoolExecutor(PROCESSES, "quire-render")
 
 
-async def encode_prompts(service: Service, prompt: Prompt, add_special_tokens: bool) -> list[list[int]]:
+Prompts = list[str] | list[list[int]]
+
+
+def listed(service: Service, prompt: Prompt) -> Prompts:
     """The prompts of a completions request: one or many, as texts or as token ids."""
     if isinstance(prompt, str):
-        return await _encode_texts(service, [prompt], add_special_tokens)
+        return [prompt]
     if not prompt:
         raise BadRequest("prompt: must not be empty", param="prompt")
     if len(prompt) > service.engine.info.max_num_queued_reqs and not isinstance(prompt[0], int):
@@ -30,20 +41,36 @@ async def encode_prompts(service: Service, prompt: Prompt, add_special_tokens: b
     given: list[Any] = prompt
     if all(isinstance(item, int) for item in given):
         return [given]
-    if all(isinstance(item, str) for item in given):
-        return await _encode_texts(service, given, add_special_tokens)
-    if all(isinstance(item, list) for item in given):
-        return list(given)
+    if all(isinstance(item, str) for item in given) or all(isinstance(item, list) for item in given):
+        return given
     raise BadRequest(
         "prompt: a list must hold only strings, only token ids, or only lists of token ids", param="prompt"
     )
 
 
-async def _encode_texts(service: Service, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+async def encode_prompts(
+    service: Service, prompts: Prompts, add_special_tokens: bool, param: str | None
+) -> list[list[int]]:
+    """Token ids of prompts; see `encode_texts`."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if texts:
+        return await encode_texts(service, texts, add_special_tokens, param)
+    return [prompt for prompt in prompts if not isinstance(prompt, str)]
+
+
+async def encode_texts(
+    service: Service, texts: Sequence[str], add_special_tokens: bool, param: str | None
+) -> list[list[int]]:
+    """Token ids of texts that came as the field `param`, each refused that cannot fit the model; None: all may be."""
+
     def encode() -> list[list[int]]:
+        for text in texts if param is not None else ():
+            check_size(service.engine.info, service.tokenizer, text, param or "")
         return [service.tokenizer.encode(text, add_special_tokens) for text in texts]
 
-    return await off_loop(sum(_CALL + len(text) for text in texts), encode)
+    if sum(_CALL + len(text) for text in texts) <= LARGE:
+        return encode()
+    return await asyncio.get_running_loop().run_in_executor(_ENCODING, encode)
 
 
 def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
@@ -55,8 +82,11 @@ def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
     return ids[-(limit - 1 if keep == -1 else keep) :]
 
 
-async def encode_chat(service: Service, body: ChatBody) -> list[int]:
-    """Messages through the model's template; strings in them can never become special tokens."""
+async def encode_chat(service: Service, body: ChatBody, param: str | None) -> list[int]:
+    """Messages through the model's template; strings in them can never become special tokens.
+
+    `param`: as for `encode_texts`.
+    """
     if service.template is None:
         raise BadRequest("messages: this model has no chat template; use /v1/completions", param="messages")
     if not body.messages:
@@ -69,13 +99,16 @@ async def encode_chat(service: Service, body: ChatBody) -> list[int]:
             "continue_final_message: excludes add_generation_prompt; set that to false", param="continue_final_message"
         )
     kwargs = _template_kwargs(body.chat_template_kwargs or {})
-    return await asyncio.to_thread(  # whatever its size: the template may use up its time
-        service.template.encode,
+    render = partial(
+        service.template.marked,
         messages,
         add_generation_prompt=not continued if generate is None else generate,
         continue_final_message=continued,
         **kwargs,
     )
+    # In a thread whatever its size: the template may use up its time.
+    text = await asyncio.get_running_loop().run_in_executor(_RENDERING, render)
+    return (await encode_texts(service, [text], False, param))[0]
 
 
 def _plain(message: Message, where: str) -> dict[str, Any]:

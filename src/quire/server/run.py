@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import resource
 import signal
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -38,6 +41,8 @@ LAST_WORDS_SECONDS = 2  # for the errors of requests that were not finished
 class DrainingServer(uvicorn.Server):
     """On the first signal new requests are refused (503) while those in flight finish; a second signal ends it now.
 
+    SIGHUP, which comes when a terminal goes away, is a first signal and never a second one: shells and systemd send it
+    beside others. Where it is ignored (nohup) it stays so.
     When the engine has died, it ends as soon as the requests in flight have their errors: a supervisor starts it anew.
     """
 
@@ -47,8 +52,24 @@ class DrainingServer(uvicorn.Server):
         self._deadline = 0.0
         self.forced = False
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals meanwhile."""
+        before = signal.getsignal(signal.SIGHUP)
+        takes = threading.current_thread() is threading.main_thread() and before is not signal.SIG_IGN
+        with super().capture_signals():
+            if takes:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                if takes:
+                    signal.signal(signal.SIGHUP, before)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal arrived. It is not raised again after the drain (uvicorn does), so the exit code is ours."""
+        if self._service.draining and sig == signal.SIGHUP:
+            return
         if self._service.draining:
             self.force_exit = self.forced  # the third signal does not even wait for the clients to be told
             self.forced = True
@@ -157,12 +178,22 @@ def _tokenizer_folder(config: EngineConfig, model_folder: str) -> Path:
     return resolve(name)
 
 
+def _raise_file_limit() -> None:
+    """Open as many files as the system lets this process: the soft limit is often 1024, and a connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:  # macOS has a lower limit of its own
+        logger.warning("at most %d files can be open, connections among them: %s", soft, error)
+
+
 def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[EngineConfig], EngineClient]) -> int:
     """Serve until a signal; the exit code, 1 when the engine died. `start_engine` returns a client, its model loaded.
 
     Raises `ConfigError` for an address that cannot be had and whatever `start_engine` raises, before anything listens.
     """
     options.validate()
+    _raise_file_limit()
     _check_tls(options)
     _check_files(config)
     sock = bind(options)

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.server.body import off_loop, parse, read_bytes, read_struct
-from quire.server.prompts import encode_chat
+from quire.server.body import off_loop, read_bytes, read_json, read_struct, shaped
+from quire.server.prompts import encode_chat, encode_texts
 from quire.server.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
 from quire.server.replies import Tokens
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 
 
-class _Probe(msgspec.Struct):
-    """Tells the two forms of a /tokenize body apart."""
-
-    messages: Any = None
-
-
 def _parse(data: bytes) -> TokenizeText | TokenizeChat:
-    try:
-        chat = msgspec.json.decode(data, type=_Probe).messages is not None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        chat = False  # the strict parser finds the same fault and names it
-    return parse(data, TokenizeChat) if chat else parse(data, TokenizeText)
+    value = read_json(data)
+    chat = isinstance(value, dict) and value.get("messages") is not None
+    return shaped(value, TokenizeChat) if chat else shaped(value, TokenizeText)
 
 
 async def tokenize(service: Service, request: Request) -> Response:
@@ -41,10 +31,10 @@ async def tokenize(service: Service, request: Request) -> Response:
         refuse_unbuilt(body)
         if body.add_special_tokens:
             raise BadRequest("add_special_tokens: the chat template already adds them", param="add_special_tokens")
-        ids = await encode_chat(service, body)
+        ids = await encode_chat(service, body, None)
     else:
         special = body.add_special_tokens is not False
-        ids = await off_loop(len(body.prompt), service.tokenizer.encode, body.prompt, special)
+        [ids] = await encode_texts(service, [body.prompt], special, None)
 
     def encoded() -> bytes:
         reply = Tokens(count=len(ids), max_model_len=service.engine.info.max_model_len, tokens=ids)

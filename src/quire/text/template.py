@@ -101,7 +101,7 @@ class ChatTemplate:
         **variables: Any,
     ) -> str:
         """The prompt's text, for showing: special tokens and forged ones look the same in it. See `encode`."""
-        text = self._render(messages, tools, add_generation_prompt, continue_final_message, variables)
+        text = self.marked(messages, tools, add_generation_prompt, continue_final_message, **variables)
         return text.replace(CUT, "")
 
     def encode(
@@ -116,17 +116,18 @@ class ChatTemplate:
 
         `BadRequest` for messages that are malformed or that the template refuses, `ModelError` for a broken template.
         """
-        text = self._render(messages, tools, add_generation_prompt, continue_final_message, variables)
+        text = self.marked(messages, tools, add_generation_prompt, continue_final_message, **variables)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _render(
+    def marked(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
     ) -> str:
+        """What `encode` encodes: the text with marks in forged special tokens, which the tokenizer ignores."""
         if bad := _RESERVED & variables.keys():
             raise BadRequest(f"chat_template_kwargs: {sorted(bad)[0]!r} cannot be set", param="chat_template_kwargs")
         chat = self._checked(messages)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders
 
-from quire.core.errors import BadRequest, ModelError
+from quire.core.errors import BadRequest, ModelError, QuireError, is_panic
 from quire.text.alphabet import BYTE_OF
 from quire.text.around import put_around
+from quire.text.bounds import most_bytes
 from quire.text.files import read_json, read_text
 from quire.text.gguf import read_tokenizer
 from quire.text.vocab_files import find_vocab_file, read_vocab_file
@@ -116,13 +119,23 @@ class Tokenizer:
         """
         if not special:
             text = self.escape(text)
-        try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except TypeError:  # the second is what Python makes of arguments and file names that are not UTF-8
-            raise BadRequest("the text is not a string, or half a surrogate pair in it is no character") from None
+        with _raising(BadRequest, "the text cannot be encoded"):
+            try:  # as a batch of one, in which other threads go on
+                ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            except TypeError:  # the second is what Python makes of arguments and file names that are not UTF-8
+                raise BadRequest("the text is not a string, or half a surrogate pair in it is no character") from None
         if CUT in text:
             ids = [i for i in ids if i != self._cut_id]
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """Tokens that `text` has at least, by its size alone; 0 where that tells nothing."""
+        most = self._most_bytes
+        return 0 if most is None else -(-len(text.replace(CUT, "").encode(errors="replace")) // most)
+
+    @cached_property
+    def _most_bytes(self) -> int | None:
+        return most_bytes(self._backend)
 
     def escape(self, text: str) -> str:
         """`text` with cut marks inside everything that would become a special token; `encode` ignores the marks.
@@ -134,7 +147,8 @@ class Tokenizer:
         if self._specials is not None:
             text = self._cut(text, self._specials)
         if self._normalized and self._backend.normalizer is not None:
-            normal = self._backend.normalizer.normalize_str(text)
+            with _raising(BadRequest, "the text cannot be normalized"):
+                normal = self._backend.normalizer.normalize_str(text)
             if any(s in normal for s in self._normalized):
                 raise BadRequest("the text contains a special token of the model in a form that cannot be escaped")
         return text
@@ -158,7 +172,8 @@ class Tokenizer:
         """
         ids = [i for i in ids if 0 <= i < self.vocab_size]
         if spaces_between_special_tokens or skip_special_tokens or self._backend.decoder is not None:
-            return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+            with _raising(ModelError, "the tokenizer cannot decode what the model wrote"):
+                return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
         parts, run = [], list[int]()
         for i in [*ids, -1]:
             if i >= 0 and i not in self._added:
@@ -206,15 +221,24 @@ class Tokenizer:
         return self.id_to_bytes(token).decode(errors="replace")
 
 
+@contextmanager
+def _raising(kind: type[QuireError], what: str) -> Iterator[None]:
+    """Raise the library's own errors and panics as a `kind` that says `what`."""
+    try:
+        yield
+    except QuireError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        raise kind(f"{what}: {error}") from None
+
+
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
     """The tokenizer of a tokenizer.json, without cutting and padding."""
     text = read_text(path)
-    try:
+    with _raising(ModelError, str(path)):
         backend = tokenizers.Tokenizer.from_str(text)
-    except BaseException as error:  # the Rust library panics on some malformed files, which is no Exception
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
-        raise ModelError(f"{path}: {error}") from None
     backend.no_truncation()
     backend.no_padding()
     return backend

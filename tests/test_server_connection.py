@@ -1,0 +1,115 @@
+"""Connections that are slow, broken or without end: what the protocol refuses, and when it closes."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from live_server import LiveServer, live
+from quire.server.connection import LimitedProtocol
+
+
+def raw(server: LiveServer, data: bytes, seconds: float = 5.0) -> str:
+    """Send bytes, return what comes back until the server closes or a pause."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as sock:
+        sock.sendall(data)
+        got = b""
+        try:
+            while chunk := sock.recv(65536):
+                got += chunk
+        except (TimeoutError, ConnectionResetError):
+            pass
+        return got.decode()
+
+
+def test_headers_are_limited_in_size_number_and_time() -> None:
+    with live(header_timeout=0.3, keep_alive_timeout=1) as server:
+        start = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
+        assert raw(server, start + b"a: b\r\n" * 100 + b"\r\n").startswith("HTTP/1.1 431")
+        assert raw(server, start + b"a: " + b"b" * 20_000).startswith("HTTP/1.1 431")
+        assert raw(server, b"GET /" + b"a" * 40_000).startswith("HTTP/1.1 431")
+        assert raw(server, start + b"a: " + b"b" * 17_000 + b"\r\n\r\n").startswith("HTTP/1.1 431")
+        began = time.monotonic()
+        assert raw(server, start).startswith("HTTP/1.1 408")
+        assert raw(server, b"") == "", "a connection that says nothing is closed"
+        assert time.monotonic() - began < 3
+        both = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+        assert raw(server, both).startswith("HTTP/1.1 400")
+        assert raw(server, b"nonsense\r\n\r\n").startswith("HTTP/1.1 400")
+        assert raw(server, start + b"\r\n").startswith("HTTP/1.1 200"), "the keep-alive timeout closes it"
+
+
+def test_a_slow_body_is_a_408() -> None:
+    with live(body_timeout=0.2, keep_alive_timeout=1) as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        assert raw(server, head + b"Content-Length: 100\r\n\r\n{").startswith("HTTP/1.1 408")
+
+
+def dribble(server: LiveServer, head: bytes, seconds: float) -> tuple[str, float]:
+    """Send `head` and then a byte now and then: what comes back, and how long the server listened."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5.0) as sock:
+        sock.sendall(head)
+        got, began = b"", time.monotonic()
+        sock.settimeout(0.05)
+        while time.monotonic() - began < seconds:
+            try:
+                sock.sendall(b"a")
+                chunk = sock.recv(65536)
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+            got += chunk
+            if not chunk:
+                break
+        return got.decode(), time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n", 401),
+        (b"POST /ping HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n", 200),
+        (b"GET /livez HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 1000\r\n\r\n", 421),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+         b"Authorization: Bearer key\r\nContent-Length: 1000\r\n\r\n", 408),
+    ],
+    ids=("401", "200", "421", "408"),
+)  # fmt: skip
+def test_a_body_that_nobody_waits_for_must_end_soon(head: bytes, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LimitedProtocol, "late_body_timeout", 0.4)
+    with live(body_timeout=0.2, api_key=("key",)) as server:
+        got, seconds = dribble(server, head, 4.0)
+        assert got.startswith(f"HTTP/1.1 {status}") and got.count("HTTP/1.1") == 1
+        assert 0.3 < seconds < 3.0
+
+
+def test_a_connection_goes_on_after_a_late_body_and_is_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LimitedProtocol, "late_body_timeout", 0.5)
+    post = b"POST /ping HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
+    get = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
+    with live(keep_alive_timeout=1) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5.0) as sock:
+            sock.sendall(post + b"a")
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+            sock.sendall(b"bcd")
+            time.sleep(0.7)
+            sock.sendall(get + b"\r\n")
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+            sock.sendall(post + b"a")
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+            sock.sendall(b"bcd")
+            assert sock.recv(65536) == b"", "the keep-alive timeout closes it"
+        assert raw(server, post + b"abcd" + get + b"\r\n").count("HTTP/1.1 200") == 2
+        upgrade = b"Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
+        assert raw(server, get + upgrade).count("HTTP/1.1 200") == 1
+
+
+@pytest.mark.parametrize("second", ["localhost", "evil.example"])
+def test_a_second_host_header_is_refused(second: str) -> None:
+    """A proxy before this server may have gone by the other one."""
+    with live() as server:
+        reply = raw(server, f"GET /livez HTTP/1.1\r\nHost: localhost\r\nHost: {second}\r\n\r\n".encode(), 0.5)
+        assert reply.startswith("HTTP/1.1 400") and '"param":"host"' in reply
