@@ -104,6 +104,9 @@ def test_help_names_every_option(run: Run, command: list[str], structs: list[typ
         (["generate", "-m", "/no/such/folder", "hello"], 2, ["/no/such/folder"]),
         (["generate", ""], 1, ["prompt"]),
         (["generate", "-m", "", "hello"], 2, ["--model", "empty"]),
+        (["generate", "--num-blocks", "999999999", "hello"], 2, ["--num-blocks 999999999", "blocks of", "fit"]),
+        (["generate", "--kv-cache-memory-bytes", str(10**15), "hello"], 2, ["--kv-cache-memory-bytes", "at most"]),
+        (["inspect", "--num-blocks", "999999999"], 2, ["--num-blocks 999999999", "blocks of", "fit"]),
         (["generate", "-c", "0", "hello"], 2, ["--max-model-len", "'0'"]),
         (["generate", "--chat-template", "/no/such/file", "hello"], 2, ["--chat-template", "quire chat"]),
         (

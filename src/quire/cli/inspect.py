@@ -172,9 +172,10 @@ def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | 
 
 
 def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> Rows:
+    from quire.core.machine import available_memory
     from quire.model.describe import compute_dtype, kv_dtype, max_model_len
     from quire.model.memory import kv_bytes_per_token, layer_kv_bytes
-    from quire.run.budget import Bytes, available_memory, plan_kv, shape_kv
+    from quire.run.budget import Bytes, check_asked, plan_kv, shape_kv
 
     windows: dict[int, int] = {}
     layouts: dict[int, Bytes] = {}
@@ -187,7 +188,10 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
         layouts |= {first + i: Bytes(layer_kv_bytes(spec, kept)) for i in spec.own_windows}
         per_token += kv_bytes_per_token(spec, kept)
     length = max_model_len(config.model.max_model_len, found.spec)
-    kv = plan_kv(config, shape_kv(config, windows, layouts, length))
+    shape = shape_kv(config, windows, layouts, length)
+    if choice.backend != "triton":
+        check_asked(config, shape.block_bytes, available_memory())
+    kv = plan_kv(config, shape)
     return [
         ("weights on disk", size(found.bytes_on_disk)),
         ("weights in memory", "about " + size(_weights(config, found, choice))),

@@ -1,4 +1,4 @@
-"""How many threads are worth starting: cores that this process may use, hyper-threads and quotas taken into account."""
+"""What this process may use of the machine: cores, hyper-threads and quotas taken into account, and memory."""
 
 from __future__ import annotations
 
@@ -78,6 +78,33 @@ def _quota(group: Path) -> float | None:
         except (OSError, ValueError, ZeroDivisionError):
             continue
     return None
+
+
+def available_memory(group: Path = GROUP) -> int:
+    """Bytes this process may still take: the machine's available memory, or what its control group leaves if less."""
+    # Where the system does not tell what is free (macOS): half of what there is.
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        available = 1024 * _amounts(meminfo.read_text().replace(" kB", ""))["MemAvailable:"]
+    for limit, used, stat, prefix in (
+        ("memory.max", "memory.current", "memory.stat", ""),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+    ):
+        try:
+            most, taken = int((group / limit).read_text()), int((group / used).read_text())
+            pages = _amounts((group / stat).read_text()) if (group / stat).exists() else {}
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+        # Cached pages of files count as taken, and go where memory is wanted.
+        cached = sum(pages.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+        available = min(available, most - taken + min(cached, taken))
+    return max(0, available)
+
+
+def _amounts(text: str) -> dict[str, int]:
+    """Lines of a name and a number."""
+    return {name: int(value) for name, value in (line.split() for line in text.splitlines())}
 
 
 def cache_folder() -> Path:
