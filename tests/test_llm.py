@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -327,7 +328,9 @@ def test_every_name_of_the_offline_call_is_accepted(folder: Path) -> None:
         ("device", "tpu", "not one of"),
         ("block_size", 5, "power of two"),
         ("block_size", "16", "int"),
-        ("quantization", "awq", "not known"),
+        ("quantization", "awq", "not quantized"),
+        ("quantization", "gguf", "not quantized"),
+        ("quantization", "int5", "not known"),
         ("swap_space", 4, "block_size"),
     ],
 )
@@ -341,6 +344,18 @@ def test_what_is_not_built_is_refused_with_the_reason(folder: Path, option: str,
 def test_a_dtype_may_be_torchs_or_spelled_as_others_do(folder: Path, name: object) -> None:
     with LLM(folder, **(OPTIONS | {"dtype": name, "kv_cache_dtype": name})) as made:
         assert (made.info.dtype, made.info.kv_cache_dtype) == ("float32", "float32")
+
+
+def test_without_chunked_prefill_a_step_has_room_for_the_longest_prompt(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path)
+    long = OPTIONS | {"enable_chunked_prefill": False, "max_model_len": 600}
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 600}
+    (folder / "config.json").write_text(json.dumps(config))
+    with LLM(folder, **long) as whole, LLM(folder, **(OPTIONS | {"max_model_len": 600})) as cut:
+        assert ids_of(whole.generate("a" * 590, GREEDY)) == ids_of(cut.generate("a" * 590, GREEDY))
+        assert whole.engine.engine.scheduler.config.max_num_batched_tokens == 600
+    with pytest.raises(ConfigError, match="must be at least"):
+        LLM(folder, **(long | {"max_num_batched_tokens": 64}))
 
 
 def test_trusting_remote_code_changes_nothing_and_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -253,7 +253,7 @@ def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
     from quire.model.memory import weight_bytes
     from quire.quant.registry import quantizer
 
-    target, spec, total = quantizer(config.model.quantization), found.spec, 0
+    target, spec, total = quantizer(config.model.quantization, found.stored), found.spec, 0
     scales = 16 / config.model.group_size
     if not found.roles:
         made = {"int8": 8, "fp8": 8}.get(target.name, of.int4) + scales if target is not None else of.matrix

@@ -243,7 +243,7 @@ class Engine:
             isa=self.ops.isa,
             threads=self.ops.threads,
             dtype=model.dtype,
-            quantization=config.model.quantization or "none",
+            quantization=model.quantization,
             kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
             generation_defaults=model.generation_defaults,
             adapters=self.adapters,

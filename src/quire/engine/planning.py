@@ -48,7 +48,7 @@ def make_plan(config: EngineConfig, model: Model, ops: Ops, beside: tuple[Model,
 def _limits(limits: SchedulerConfig, model: Model, length: int) -> SchedulerConfig:
     """Those of steps. An encoder reads all of a prompt at once: none is cut, and a step has room for `length`."""
     if model.encoder is None:
-        return limits
+        return replace(limits, max_num_batched_tokens=limits.rows(length))
     room = max(limits.max_num_batched_tokens, length)
     return replace(limits, enable_chunked_prefill=False, max_num_batched_tokens=room)
 

@@ -200,7 +200,7 @@ class SupervisedEngine:
             self._heard = time.monotonic()
             return
         slow = SLOW * sorted(self._steps)[int(0.99 * len(self._steps))]
-        large = LARGE * self._row_seconds * self._limits.max_num_batched_tokens
+        large = LARGE * self._row_seconds * self._limits.rows(self._info.max_model_len)
         limit = max(self._patience.hang, slow, large, CHANGE_SECONDS if self._changing else 0.0)
         if time.monotonic() - self._heard > limit:
             engine.kill()

@@ -37,6 +37,7 @@ class ModelFacts:
     """What `describe` finds without reading a weight. Sizes in bytes, `dtype` as on disk, KV counted in bf16.
 
     `active_parameters`: less those of the experts a token does not take. `roles`: those the model has for certain.
+    `stored`: `Opened.stored`.
     `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized;
     `outer_bits`: the same of the table of tokens and of a head of its own, by role.
     """
@@ -46,6 +47,7 @@ class ModelFacts:
     spec: ModelSpec
     roles: tuple[str, ...]
     scheme: str
+    stored: str
     matrix_bits: float
     outer_bits: Mapping[str, float]
     dtype: Dtype
@@ -104,6 +106,7 @@ def describe(model: str, load_format: str = "auto") -> ModelFacts:
         spec=opened.spec,
         roles=opened.family.roles(opened.config),
         scheme=opened.scheme.name,
+        stored=opened.stored,
         matrix_bits=opened.scheme.bits_per_number,
         outer_bits={role: matrix_scheme(opened.scheme, opened.claim.get(role)).bits_per_number for role in OUTER},
         dtype=opened.dtype,
@@ -126,6 +129,7 @@ def _describe_borrowed(model: str, found: Borrowed) -> ModelFacts:
         spec=found.spec,
         roles=(),
         scheme="unquantized",
+        stored="",
         matrix_bits=0,
         outer_bits={},
         dtype=found.dtype,

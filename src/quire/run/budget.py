@@ -84,7 +84,7 @@ def shape_kv(
     length, size = asked or max_position, config.cache.block_size
     alike = len(set(layouts.values())) == 1
     groups = group_layers(windows, length) if alike else one_group(windows, length)
-    sizes = TableSizes(size, config.scheduler.max_num_batched_tokens, groups.windows)
+    sizes = TableSizes(size, config.scheduler.rows(length), groups.windows)
     return KVPlan(groups, sizes, 0, size * sum(layouts[i].bytes_per_token for i in groups.widest), length)
 
 
