@@ -322,7 +322,7 @@ def test_every_name_of_the_offline_call_is_accepted(folder: Path) -> None:
         ("tensor_parallel_size", 2, "not built"),
         ("pipeline_parallel_size", 2, "not built"),
         ("quantization_param_path", "x.json", "not read"),
-        ("download_dir", "x", "HF_HOME"),
+        ("revision", "x", "lies on this machine"),
         ("gpu_memory_utilization", 0.5, "no GPU"),
         ("dtype", "int3", "not one of"),
         ("device", "tpu", "not one of"),

@@ -57,6 +57,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: Annotated[str, about("Folder or hub name of the model; the embedded one if not given.")] = ""
+    revision: Annotated[str | None, about("Branch, tag or commit of a model on the hub.")] = None
+    download_dir: Annotated[str | None, about("Folder of downloads from the hub; its own cache if not given.")] = None
     tokenizer: Annotated[str | None, about("Folder of another tokenizer.")] = None
     served_model_name: Annotated[
         tuple[str, ...], about("Name in replies and requests; may be given several times.")

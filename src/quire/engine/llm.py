@@ -20,6 +20,7 @@ from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.progress import counting_bar, loading_bar
 from quire.engine.requests import Seeds, ids_of_words, make_request, room, sampling_defaults
 from quire.model.disk.checkpoint import resolve
+from quire.model.disk.hub import hub_beside
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -87,7 +88,7 @@ class LLM:
         """The model's tokenizer, or that of the `tokenizer` option; read when first needed."""
         if self._tokenizer is None:
             other = self.config.model.tokenizer
-            folder = Path(self.info.folder) if other is None else resolve(other)
+            folder = Path(self.info.folder) if other is None else resolve(other, hub_beside(self.config.model))
             tokenizer = Tokenizer.from_folder(folder)
             tokenizer.check_vocab(self.info.vocab_size)
             self._tokenizer = tokenizer

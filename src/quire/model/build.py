@@ -21,6 +21,7 @@ from quire.model.borrowed.load import load_borrowed
 from quire.model.describe import compute_dtype, kv_dtype, max_model_len, open_model, own_name
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
+from quire.model.disk.hub import hub_of
 from quire.model.disk.opened import Opened
 from quire.model.families.rope import shared_tables
 from quire.model.load.adapters import Adapters, parse_modules
@@ -89,10 +90,10 @@ def load_model(
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
     options = config.model
-    borrowed = find_borrowed(resolve(options.model))
+    borrowed = find_borrowed(resolve(options.model, hub_of(options)))
     if borrowed is not None:
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
-    opened = open_model(options.model, options.load_format, options.seed)
+    opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
     if spec.encoder.layers:
         check_encoder(config, spec.family)

@@ -19,6 +19,7 @@ from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.generation import GenerationDefaults, read_generation
 from quire.model.disk.gguf import GgufModel
 from quire.model.disk.hf_config import read_json
+from quire.model.disk.hub import NEWEST, Hub
 from quire.model.disk.opened import Opened
 from quire.model.disk.rewrite import Rewritten
 from quire.model.disk.stacked import Stacked
@@ -60,9 +61,9 @@ class ModelFacts:
     notes: tuple[str, ...]
 
 
-def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
+def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = NEWEST) -> Opened:
     """Read config and headers of `model` (folder, GGUF file, hub name, "" = the embedded one), claim every tensor."""
-    folder = resolve(model)
+    folder = resolve(model, hub)
     gguf = GgufModel.open(folder) if folder.is_file() else None
     if gguf is not None:
         spec, family, config = gguf.read_spec()
@@ -91,12 +92,12 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
     return Opened(own_name(model, folder), folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes))
 
 
-def describe(model: str, load_format: str = "auto") -> ModelFacts:
+def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelFacts:
     """Facts of `model` from config and headers alone; no weight is read."""
-    borrowed = find_borrowed(resolve(model))
+    borrowed = find_borrowed(resolve(model, hub))
     if borrowed is not None:
         return _describe_borrowed(model, borrowed)
-    opened = open_model(model, load_format)
+    opened = open_model(model, load_format, hub=hub)
     infos, routing = opened.source.infos, opened.spec.moe.routing
     total = opened.claim.parameters(infos, opened.scheme)
     routed = opened.claim.parameters(infos, opened.scheme, experts_only=True)

@@ -150,11 +150,11 @@ def _tokenizer_folder(config: EngineConfig, model_folder: str) -> Path:
     name = config.model.tokenizer
     if name is None or Path(name).is_dir() or is_gguf(Path(name)):
         return Path(name or model_folder)
-    from quire.model.disk.checkpoint import (
-        resolve,  # torch takes a second and 200 MB this process does not need otherwise
-    )
+    # Nothing else in this process reads models.
+    from quire.model.disk.checkpoint import resolve
+    from quire.model.disk.hub import hub_beside
 
-    return resolve(name)
+    return resolve(name, hub_beside(config.model))
 
 
 def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[EngineConfig], EngineClient]) -> int:
