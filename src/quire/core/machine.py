@@ -8,6 +8,7 @@ import gc
 import math
 import os
 import platform
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from quire.core.config import cpu_set
 
 CPUS = Path("/sys/devices/system/cpu")
 GROUP = Path("/sys/fs/cgroup")
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,12 @@ def uncollected(forever: bool) -> Iterator[None]:
             atexit.register(gc.unfreeze)  # the interpreter's last search is to find native objects in cycles
         if was:
             gc.enable()
+
+
+def end_with_parent() -> None:
+    """Have the system send this process SIGTERM when its parent ends, however it ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def trim_heap() -> None:

@@ -58,6 +58,12 @@ class DrainingServer(uvicorn.Server):
         name, active = signal.Signals(sig).name, self._service.active
         logger.info("%s: draining %d requests; a second signal ends them at once", name, active)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """A third signal, too, lets the application's own task end: cancelled, it would leave a traceback."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True ends the server."""
         service = self._service
