@@ -91,10 +91,12 @@ def test_a_stop_string_ends_the_text_and_the_request(llm: LLM) -> None:
 
 
 def test_stop_strings_end_each_of_n_continuations_by_itself(llm: LLM) -> None:
-    """The engine goes on with those that ended until all have: what still comes of them is nobody's."""
     for seed in range(6):
         params = SamplingParams(n=6, max_tokens=60, seed=seed, ignore_eos=True, stop=("a", "e", "7"))
+        before = llm.engine.engine.generation_tokens
         output = llm.generate("abc", params)[0]
+        made = sum(len(c.token_ids) for c in output.outputs)
+        assert llm.engine.engine.generation_tokens - before == made, "no token is made for a text that has ended"
         assert all(not {"a", "e", "7"} & set(c.text) for c in output.outputs)
         assert {c.finish_reason for c in output.outputs} <= {"stop", "length"}
         assert output.num_cached_tokens == 0, "that the others fork from the first is no hit"

@@ -145,6 +145,27 @@ def test_forks_share_the_prompt() -> None:
     engine.drain()
 
 
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_one_of_n_is_aborted_and_its_blocks_are_free(steps: int) -> None:
+    engine = FakeEngine(64, 4, 48)
+    req = request("r", [1, 2, 3, 4, 5, 6], 30, n=3, eos=())
+    engine.submit(req)
+    for _ in range(steps):
+        engine.step()
+    used = engine.pool.num_used
+    engine.scheduler.abort("r", 0)
+    engine.scheduler.abort("r", 0)
+    engine.pool.check()
+    assert engine.pool.num_used < used or steps < 4
+    engine.drain()
+    for index in (1, 2):
+        assert engine.outputs[req.id, index] == golden(req, index, 48)
+    engine.submit(req)
+    for index in range(3):
+        engine.scheduler.abort("r", index)
+    assert not engine.scheduler.has_work and not engine.scheduler.requests and not engine.pool.num_used
+
+
 def test_decodes_come_before_prefill() -> None:
     engine = FakeEngine(max_num_batched_tokens=6, num_blocks=32)
     engine.submit(request("short", [1], 30, eos=()))
@@ -240,7 +261,7 @@ class Machine(RuleBasedStateMachine):
             **form["device"],
         )
         self.live: dict[str, Request] = {}
-        self.aborted: set[str] = set()
+        self.aborted: set[tuple[str, int]] = set()
         self.count = 0
 
     @rule(
@@ -271,7 +292,15 @@ class Machine(RuleBasedStateMachine):
         """Abort any request, finished or not."""
         name = list(self.live)[pick % len(self.live)]
         self.engine.scheduler.abort(name)
-        self.aborted.add(name)
+        self.aborted |= {(name, index) for index in range(self.live[name].params.n)}
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.integers(0, 1000), index=st.integers(0, 3))
+    def abort_one(self, pick: int, index: int) -> None:
+        """Abort one sequence of any request, whether its prompt is computed or not; the others go on."""
+        name = list(self.live)[pick % len(self.live)]
+        self.engine.scheduler.abort(name, index)
+        self.aborted.add((name, index))
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
@@ -296,7 +325,7 @@ class Machine(RuleBasedStateMachine):
                 want = golden(req, index, self.engine.max_model_len)
                 end = self.engine.ends.get((req.id, index))
                 assert got == want[: len(got)]
-                if req.id in self.aborted:
+                if (req.id, index) in self.aborted:
                     continue
                 assert end is not None, f"{req.id}/{index} never ended"
                 if req.id in self.engine.poison:

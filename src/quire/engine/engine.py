@@ -138,9 +138,9 @@ class Engine:
             request if not times and self.opening is None else replace(request, cache_salt=salt, opening=self.opening)
         )
 
-    def abort(self, request_id: str) -> None:
-        """Drop a request and free its blocks; unknown ids are ignored."""
-        self.scheduler.abort(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop a request, or its sequence `index`, and free the blocks; unknown ids are ignored."""
+        self.scheduler.abort(request_id, index)
 
     @property
     def has_work(self) -> bool:

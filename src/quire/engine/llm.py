@@ -280,15 +280,15 @@ class LLM:
                     raise EngineFailure(f"the engine stopped with {len(live)} requests unfinished")
                 for output in report.outputs:
                     if output.request_id not in live:
-                        continue  # a sequence that a stop string ended goes on until its siblings have ended
+                        continue  # it was under way when its sequence was aborted
                     number, builder = live[output.request_id]
                     if output.finish_reason in ("error", "abort"):
                         raise EngineFailure(f"prompt {number}: {output.error or output.finish_reason}")
                     text = builder.push(output)
+                    if output.finish_reason is None and builder.outputs[output.index].finish_reason is not None:
+                        self.engine.abort(output.request_id, output.index)
                     if builder.finished:
                         del live[output.request_id]
-                        if builder.engine_done < builder.request.params.n:
-                            self.engine.abort(output.request_id)
                     yield Delta(number, output.index, text, builder.result() if builder.finished else None)
         finally:
             if self._engine is not None:

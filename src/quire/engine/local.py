@@ -47,9 +47,9 @@ class LocalEngine:
         if refused is not None:
             self._refused.append(refused)
 
-    def abort(self, request_id: str) -> None:
-        """Drop a request; unknown ids are ignored."""
-        self.engine.abort(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop a request, or its sequence `index`; unknown ids are ignored."""
+        self.engine.abort(request_id, index)
 
     @finished_before_the_end
     def poll(self, timeout: float) -> StepReport | None:
