@@ -87,7 +87,8 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
 
 
 class ChangeAdapter(msgspec.Struct, tag="change_adapter", frozen=True):
-    """Edge to engine: load the LoRA adapter in `folder` under `name`, or unload it where `folder` is empty."""
+    """Edge to engine: load the LoRA adapter in `folder` under `name`, in the place of one that has it, or unload that
+    one where `folder` is empty."""
 
     name: str
     folder: str

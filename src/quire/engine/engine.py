@@ -105,10 +105,12 @@ class Engine:
         self.model.adapters.load(name, Path(folder).expanduser())
 
     def change_adapter(self, change: ChangeAdapter) -> AdapterChanged:
-        """Load or unload a LoRA adapter between steps; one that a request still uses stays."""
+        """Load, replace or unload a LoRA adapter between steps; one that a request still uses stays."""
         error = ""
         try:
-            if change.folder:
+            if change.folder and change.name in self.adapters:
+                self._replace_adapter(change.name, change.folder)
+            elif change.folder:
                 self.load_adapter(change.name, change.folder)
             else:
                 self._unload_adapter(change.name)
@@ -121,11 +123,20 @@ class Engine:
     def _unload_adapter(self, name: str) -> None:
         if self.model.adapters is None:
             raise ConfigError("there are no LoRA adapters: set enable_lora", param="enable_lora")
+        self._check_unused(name)
+        self.model.adapters.unload(name)
+        self._unloads[name] = self._unloads.get(name, 0) + 1
+
+    def _replace_adapter(self, name: str, folder: str) -> None:
+        assert self.model.adapters is not None
+        self._check_unused(name)
+        self.model.adapters.replace(name, Path(folder).expanduser())
+        self._unloads[name] = self._unloads.get(name, 0) + 1
+
+    def _check_unused(self, name: str) -> None:
         using = sum(first.request.adapter == name for first, *_ in self.scheduler.requests.values())
         if using:
             raise ConfigError(f"adapter {name!r} is used by {using} requests; try again when they have ended")
-        self.model.adapters.unload(name)
-        self._unloads[name] = self._unloads.get(name, 0) + 1
 
     def _own(self, request: Request) -> Request:
         """`request` as this engine runs it.
