@@ -30,7 +30,7 @@ class Point:
 class FakeRuntime:
     """Two queues of closures. `eager`: "side" runs copies as soon as they may, "main" as late as it can."""
 
-    def __init__(self, eager: str = "side", free: int = 900, total: int = 1000, needed: int = 100) -> None:
+    def __init__(self, eager: str = "side", free: int = 1 << 30, total: int = 1 << 31, needed: int = 1 << 20) -> None:
         self.main: list[Callable[[], bool]] = []
         self.side: list[Callable[[], bool]] = []
         self.order = ("side", "main") if eager == "side" else ("main", "side")

@@ -110,11 +110,11 @@ class StubEngine:
             self._rows += [_Row(request, i) for i in live]
         self._work.set()
 
-    def abort(self, request_id: str) -> None:
-        """Drop the sequences of a request."""
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop the sequences of a request, or one of them."""
         with self._lock:
             self.aborted.append(request_id)
-            self._rows = [r for r in self._rows if r.request.id != request_id]
+            self._rows = [r for r in self._rows if r.request.id != request_id or index not in (None, r.index)]
 
     @property
     def running(self) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -104,15 +107,16 @@ def test_help_names_every_option(run: Run, command: list[str], structs: list[typ
         (["generate", "-m", "/no/such/folder", "hello"], 2, ["/no/such/folder"]),
         (["generate", ""], 1, ["prompt"]),
         (["generate", "-m", "", "hello"], 2, ["--model", "empty"]),
+        (["generate", "--num-blocks", "999999999", "hello"], 2, ["--num-blocks 999999999", "blocks of", "fit"]),
+        (["generate", "--kv-cache-memory-bytes", str(10**15), "hello"], 2, ["--kv-cache-memory-bytes", "at most"]),
+        (["inspect", "--num-blocks", "999999999"], 2, ["--num-blocks 999999999", "blocks of", "fit"]),
         (["generate", "-c", "0", "hello"], 2, ["--max-model-len", "'0'"]),
         (["generate", "--chat-template", "/no/such/file", "hello"], 2, ["--chat-template", "quire chat"]),
-        (
-            ["inspect", "--device", "reference", "--ops", "linear=cublas"],
-            2,
-            ["not on the reference backend", "linear is"],
-        ),
+        (["inspect", "--device", "reference", "--ops", "linear=x"], 2, ["not on the reference backend", "linear is"]),
         (["inspect", "--device", "reference", "--ops", "lineal=cpu"], 2, ["no such op", "linear,"]),
-        (["generate", "\udcff"], 1, ["surrogate"]),
+        (["inspect", "--device", "reference", "--ops", "linear=cublas"], 2, ["linear=cublas: needs a GPU"]),
+        (["generate", "\udcff"], 1, ["UTF-8"]),
+        (["chat", "--stop", "\udcff"], 1, ["UTF-8"]),
         (["eval", "--text", "/no/such/file"], 2, ["/no/such/file"]),
         (["bench", "serve", "--base-url", "localhost"], 2, ["--base-url"]),
         (["bench", "serve", "--goodput", "speed:1"], 2, ["--goodput"]),
@@ -208,6 +212,27 @@ def test_a_first_word_that_is_a_gguf_file_is_the_model(run: Run, tmp_path: Path)
     assert code == 2 and "cut.gguf" in err and out == "", "and no prompt: one that is cut off is refused by its name"
 
 
+def test_a_first_word_that_is_named_as_a_gguf_file_is_the_model_of_a_prompt(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty.gguf").touch()
+    code, out, err = run("generate", str(tmp_path / "empty.gguf"), "hello")
+    assert (code, out) == (2, "") and "empty.gguf is a file, but not GGUF" in err
+
+
+def test_bytes_are_utf8_where_the_locale_is_c(folder: str) -> None:
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    flags = [*FLAGS, "-n", "2", "--temperature", "0"]
+    outputs = set()
+    for arguments, stdin in ((["héllo", "é"], b""), (["h\u00e9llo", "\u00e9"], b"")):
+        command = [sys.executable, "-m", "quire", "generate", "-m", folder, *arguments, *flags]
+        found = subprocess.run(command, input=stdin, env=environment, capture_output=True, check=False)
+        assert found.returncode == 0, found.stderr
+        outputs.add(found.stdout)
+    assert len(outputs) == 1 and "=== héllo\n".encode() in outputs.pop()
+    command = [sys.executable, "-m", "quire", "generate", "-m", folder, *flags]
+    found = subprocess.run(command, input="é".encode(), env=environment, capture_output=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
 def test_chat_answers_lines_of_a_pipe(run: Run, folder: str) -> None:
     code, out, err = run("chat", folder, *FLAGS, "-n", "4", "--temperature", "0", stdin=b"ab\n\n/clear\nab\n/exit\nno")
     assert code == 0 and err == ""
@@ -265,6 +290,49 @@ def test_ctrl_c_ends_quietly(folder: str) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
         assert process.stderr.read() == b""
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_chat(tmp_path: Path) -> None:
+    config = json.loads((write_tiny(tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"max_position_embeddings": 30_000, "eos_token_id": None})
+    )
+    ours, theirs = pty.openpty()
+
+    def read(done: Callable[[bytes], bool]) -> None:
+        seen = b""
+        while not done(seen):
+            seen += os.read(ours, 4096)
+
+    command = [sys.executable, "-m", "quire", "chat", tmp_path, *FLAGS, "--num-blocks", "2000", "--temperature", "1"]
+    defaults = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=defaults) as process:
+        os.close(theirs)
+        read(lambda seen: seen.endswith(b"> "))
+        os.write(ours, b"ab\n")
+        read(lambda seen: len(seen) > 200)
+        process.send_signal(signal.SIGINT)
+        read(lambda seen: seen.endswith(b"\n> "))
+        os.write(ours, b"/exit\n")
+        assert process.wait(10) == 0
+    os.close(ours)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process that its parent ended")
+def test_a_demo_that_is_killed_leaves_no_server(folder: str) -> None:
+    command = [sys.executable, "-m", "quire", "demo", folder, *FLAGS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not (found := children.read_text().split()):
+            time.sleep(0.01)
+        server = Path("/proc") / found[0]
+        while b"serve" not in (server / "cmdline").read_bytes():
+            time.sleep(0.01)
+        process.kill()
+    end = time.monotonic() + 30
+    while server.exists():
+        assert time.monotonic() < end, "the server goes on"
+        time.sleep(0.05)
 
 
 def test_the_demo_asks_what_the_embedded_model_knows() -> None:

@@ -359,9 +359,9 @@ class Shared(LocalEngine):
         with self.lock:
             super().submit(request)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, index: int | None = None) -> None:
         with self.lock:
-            super().abort(request_id)
+            super().abort(request_id, index)
 
     def poll(self, timeout: float) -> StepReport | None:
         with self.lock:

@@ -20,7 +20,8 @@ from gguf_models import random_blocks, write_gguf  # noqa: E402
 from oracle import BACKENDS, backend, logits, relative_error  # noqa: E402
 from quire.cli.inspect import _Bits, _packed  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
-from quire.core.errors import ModelError  # noqa: E402
+from quire.core.errors import ConfigError, ModelError  # noqa: E402
+from quire.engine.local import LocalEngine  # noqa: E402
 from quire.gguf.file import GgufFile  # noqa: E402
 from quire.model.build import Model, load_model  # noqa: E402
 from quire.model.describe import describe, open_model  # noqa: E402
@@ -93,6 +94,16 @@ def test_quantized_files(name: str, device: str, tmp_path: Path) -> None:
     assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 0.05  # activations are rounded to int8
     model = load(path, device, dtype="float32", activations="int16")
     assert relative_error(whole(model, tokens), logits(oracle, tokens)) <= 1e-3
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_what_a_file_is_may_be_said_and_is_reported(device: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, quantize=lambda tensor: Type.Q4_0, **WIDE)
+    options = {"model": str(path), "device": device, "num_blocks": 8}
+    assert LocalEngine(flat_config(**options, quantization="gguf")).info.quantization == "gguf Q4_0"
+    with pytest.raises(ConfigError, match="--quantization awq: the model's files are gguf"):
+        LocalEngine(flat_config(**options, quantization="awq"))
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native was not built")

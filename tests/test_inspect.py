@@ -133,15 +133,34 @@ def test_windows_are_shown(form: str, inspect: Callable[..., Answer], tmp_path: 
     assert shown["KV cache of a sequence"] == "39.5 KiB at 128 tokens, 224.0 KiB if windows freed nothing"
 
 
+def linked(path: Path, target: str) -> Path:
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    return path.parent
+
+
 BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no such path": (lambda made: made / "nowhere", "neither a folder nor a hub name"),
-    "no config": (lambda made: made / "empty", "has no config.json"),
+    "no config": (lambda made: made / "empty", "config.json is missing"),
     "config is no JSON": (lambda made: written(made, "config.json", b"{"), "is not valid JSON"),
     "config is no object": (lambda made: written(made, "config.json", b"[]"), "not a JSON object"),
     "weights are cut": (lambda made: shortened(made / "model.safetensors").parent, "is truncated"),
     "a header that lies": (lambda made: written(made, "model.safetensors", b"\xff" * 64), "is truncated"),
     "no weights": (lambda made: removed(made / "model.safetensors").parent, "has no *.safetensors"),
     "a file of another kind": (lambda made: made / "config.json", "is a file, but not GGUF"),
+    "config leads nowhere": (
+        lambda made: linked(made / "config.json", "/no/x"),
+        "config.json is a symbolic link to /no/x",
+    ),
+    "weights lead nowhere": (
+        lambda made: linked(made / "model.safetensors", "/no/x"),
+        "link to /no/x, which is not there",
+    ),
+    "defaults lead nowhere": (lambda made: linked(made / "generation_config.json", "/no/x"), "link to /no/x"),
+    "config has no end": (
+        lambda made: linked(made / "generation_config.json", "/dev/zero"),
+        "larger than 16,777,216 bytes",
+    ),
     "GGUF is cut": (lambda made: shortened(made / "model.gguf"), "model.gguf"),
     "GGUF is a name only": (lambda made: written(made, "model.gguf", b"GGUF") / "model.gguf", "model.gguf"),
 }

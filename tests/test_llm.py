@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -90,10 +91,12 @@ def test_a_stop_string_ends_the_text_and_the_request(llm: LLM) -> None:
 
 
 def test_stop_strings_end_each_of_n_continuations_by_itself(llm: LLM) -> None:
-    """The engine goes on with those that ended until all have: what still comes of them is nobody's."""
     for seed in range(6):
         params = SamplingParams(n=6, max_tokens=60, seed=seed, ignore_eos=True, stop=("a", "e", "7"))
+        before = llm.engine.engine.generation_tokens
         output = llm.generate("abc", params)[0]
+        made = sum(len(c.token_ids) for c in output.outputs)
+        assert llm.engine.engine.generation_tokens - before == made, "no token is made for a text that has ended"
         assert all(not {"a", "e", "7"} & set(c.text) for c in output.outputs)
         assert {c.finish_reason for c in output.outputs} <= {"stop", "length"}
         assert output.num_cached_tokens == 0, "that the others fork from the first is no hit"
@@ -321,13 +324,15 @@ def test_every_name_of_the_offline_call_is_accepted(folder: Path) -> None:
         ("tensor_parallel_size", 2, "not built"),
         ("pipeline_parallel_size", 2, "not built"),
         ("quantization_param_path", "x.json", "not read"),
-        ("download_dir", "x", "HF_HOME"),
+        ("revision", "x", "lies on this machine"),
         ("gpu_memory_utilization", 0.5, "no GPU"),
         ("dtype", "int3", "not one of"),
         ("device", "tpu", "not one of"),
         ("block_size", 5, "power of two"),
         ("block_size", "16", "int"),
-        ("quantization", "awq", "not known"),
+        ("quantization", "awq", "not quantized"),
+        ("quantization", "gguf", "not quantized"),
+        ("quantization", "int5", "not known"),
         ("swap_space", 4, "block_size"),
     ],
 )
@@ -341,6 +346,18 @@ def test_what_is_not_built_is_refused_with_the_reason(folder: Path, option: str,
 def test_a_dtype_may_be_torchs_or_spelled_as_others_do(folder: Path, name: object) -> None:
     with LLM(folder, **(OPTIONS | {"dtype": name, "kv_cache_dtype": name})) as made:
         assert (made.info.dtype, made.info.kv_cache_dtype) == ("float32", "float32")
+
+
+def test_without_chunked_prefill_a_step_has_room_for_the_longest_prompt(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path)
+    long = OPTIONS | {"enable_chunked_prefill": False, "max_model_len": 600}
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 600}
+    (folder / "config.json").write_text(json.dumps(config))
+    with LLM(folder, **long) as whole, LLM(folder, **(OPTIONS | {"max_model_len": 600})) as cut:
+        assert ids_of(whole.generate("a" * 590, GREEDY)) == ids_of(cut.generate("a" * 590, GREEDY))
+        assert whole.engine.engine.scheduler.config.max_num_batched_tokens == 600
+    with pytest.raises(ConfigError, match="must be at least"):
+        LLM(folder, **(long | {"max_num_batched_tokens": 64}))
 
 
 def test_trusting_remote_code_changes_nothing_and_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.describe import describe
-from quire.model.disk import checkpoint
 from quire.model.families.table import read_spec
 from test_model import Paged, prompt
 
@@ -302,32 +300,6 @@ def test_options_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
     for options, word in refused:
         with pytest.raises(ConfigError, match=word):
             load(tmp_path, **options)
-
-
-def test_names_that_are_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {}
-
-    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
-        asked[name] = allow_patterns
-        return str(tmp_path)
-
-    class Hub:
-        pass
-
-    Hub.snapshot_download = staticmethod(snapshot_download)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
-    assert checkpoint.resolve("owner/model") == tmp_path
-    assert asked == {"owner/model": ["*.safetensors", "*.json"]}
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelError, match=r"quire\[hub\]"):
-        checkpoint.resolve("owner/model")
-    for bad in ("nowhere", "a/b/c", "../x/y", str(tmp_path / "none")):
-        with pytest.raises(ModelError, match="neither a folder nor a hub name"):
-            checkpoint.resolve(bad)
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(ModelError, match="is a file"):
-        checkpoint.resolve(str(tmp_path / "model.gguf"))
-    assert checkpoint.resolve("") == checkpoint.resolve("pydoc") == checkpoint.EMBEDDED
 
 
 def test_describe_reads_headers_only(tmp_path: Path) -> None:

@@ -72,6 +72,10 @@ def test_adapters_come_and_go(server: LiveServer, tmp_path: Path) -> None:
     assert status == 400 and "load_inplace" in why
     status, why = change(server, "load", lora_name="other", lora_path=two)
     assert status == 400 and "no room" in why
+    for bad in (str(tmp_path / "missing"), write_adapter(tmp_path / "large", 3, rank=32)):
+        status, why = change(server, "load", lora_name="mine", lora_path=bad, load_inplace=True)
+        assert status == 400 and bad in why
+        assert names(server)[1:] == ["mine"] and text(server, "mine") == first, "the old one stays"
     assert change(server, "load", lora_name="mine", lora_path=two, load_inplace=True)[0] == 200
     second = text(server, "mine")
     assert second not in (first, plain), "the new adapter's text, not what the old one left in slot or prefix cache"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.core.config import flat_config
-from quire.core.machine import Cores, cores
+from quire.core.machine import Cores, available_memory, cores
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
@@ -32,6 +32,28 @@ def test_old_control_groups_and_none_at_all(tmp_path: Path) -> None:
     assert cores(group=tmp_path).quota is None
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("300000")
     assert cores(group=tmp_path).quota == 3.0
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "stat", "prefix"),
+    [
+        ("memory.max", "memory.current", "memory.stat", ""),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+    ],
+)
+def test_memory_is_what_the_control_group_leaves(limit: str, used: str, stat: str, prefix: str, tmp_path: Path) -> None:
+    whole = available_memory(tmp_path)
+    (tmp_path / "memory").mkdir()
+    (tmp_path / limit).write_text("3000000\n")
+    (tmp_path / used).write_text("2000000\n")
+    assert available_memory(tmp_path) == 1_000_000
+    (tmp_path / stat).write_text(f"{prefix}active_file 300000\n{prefix}inactive_file 200000\nrss 1500000\n")
+    assert available_memory(tmp_path) == 1_500_000, "cached files make room"
+    (tmp_path / used).write_text("4000000\n")
+    assert available_memory(tmp_path) == 0
+    for unlimited in ("max", "9223372036854771712"):
+        (tmp_path / limit).write_text(unlimited)
+        assert available_memory(tmp_path) > whole // 2
 
 
 def test_siblings_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,6 +245,9 @@ def test_what_describe_says(tmp_path: Path) -> None:
     assert facts.matrix_bits == 4 + 16 / 128
     with pytest.raises(ConfigError, match="quantized already"):
         load(tmp_path, quantization="int4")
+    assert load(tmp_path, quantization="gptq").quantization == facts.scheme
+    with pytest.raises(ConfigError, match="the model's files are gptq"):
+        load(tmp_path, quantization="awq")
 
 
 COMPRESSED = FORMATS[9].config

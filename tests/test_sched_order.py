@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from fake_runner import FakeEngine, request
 from quire.core.plan import Chunk, StepPlan
 from quire.core.sequence import Sequence
+from quire.sched.growth import full
 from quire.sched.pace import LEAST, Pace
 from quire.sched.policy import Fair
 from quire.sched.shares import shares
@@ -212,3 +213,9 @@ def test_a_paced_scheduler_serves_everybody() -> None:
                 engine.ends[out.request_id, out.index] = out
     assert_golden(engine, requests)
     assert max(sizes) <= 4 + LEAST
+
+
+def test_a_sequence_past_its_limit_is_full() -> None:
+    seq = Sequence(request("r", [1, 2, 3], 4))
+    assert [full(seq, length, 20) for length in (6, 7, 8)] == [False, True, True]
+    assert full(seq, 4, 4)

@@ -18,7 +18,7 @@ from quire.core.params import SamplingParams
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import Output, Request, TokenLogprob
 from quire.core.sequence import Sequence
-from quire.sched.growth import append, full
+from quire.sched.growth import append
 
 
 def assert_golden(engine: FakeEngine, requests: list[Request]) -> None:
@@ -98,12 +98,6 @@ def test_an_end_token_and_an_abort_throw_the_row_ahead_away() -> None:
     assert_golden(engine, [other])
 
 
-def test_a_sequence_past_its_limit_is_full() -> None:
-    seq = Sequence(request("r", [1, 2, 3], 4))
-    assert [full(seq, length, 20) for length in (6, 7, 8)] == [False, True, True]
-    assert full(seq, 4, 4)
-
-
 def test_a_block_is_published_only_when_its_last_row_is_known_to_be_finite() -> None:
     engine = FakeEngine(64, 4, 48, ahead=True, late=True)
     engine.submit(request("bad", [1, 2, 3], 20, eos=()))
@@ -144,6 +138,27 @@ def test_forks_share_the_prompt() -> None:
     # 3 full blocks shared, and one private copy of the partial block for each of the four.
     assert engine.pool.num_used == 3 + 4
     engine.drain()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_one_of_n_is_aborted_and_its_blocks_are_free(steps: int) -> None:
+    engine = FakeEngine(64, 4, 48)
+    req = request("r", [1, 2, 3, 4, 5, 6], 30, n=3, eos=())
+    engine.submit(req)
+    for _ in range(steps):
+        engine.step()
+    used = engine.pool.num_used
+    engine.scheduler.abort("r", 0)
+    engine.scheduler.abort("r", 0)
+    engine.pool.check()
+    assert engine.pool.num_used < used or steps < 4
+    engine.drain()
+    for index in (1, 2):
+        assert engine.outputs[req.id, index] == golden(req, index, 48)
+    engine.submit(req)
+    for index in range(3):
+        engine.scheduler.abort("r", index)
+    assert not engine.scheduler.has_work and not engine.scheduler.requests and not engine.pool.num_used
 
 
 def test_decodes_come_before_prefill() -> None:
@@ -241,7 +256,7 @@ class Machine(RuleBasedStateMachine):
             **form["device"],
         )
         self.live: dict[str, Request] = {}
-        self.aborted: set[str] = set()
+        self.aborted: set[tuple[str, int]] = set()
         self.count = 0
 
     @rule(
@@ -273,7 +288,15 @@ class Machine(RuleBasedStateMachine):
         """Abort any request, finished or not."""
         name = list(self.live)[pick % len(self.live)]
         self.engine.scheduler.abort(name)
-        self.aborted.add(name)
+        self.aborted |= {(name, index) for index in range(self.live[name].params.n)}
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.integers(0, 1000), index=st.integers(0, 3))
+    def abort_one(self, pick: int, index: int) -> None:
+        """Abort one sequence of any request, whether its prompt is computed or not; the others go on."""
+        name = list(self.live)[pick % len(self.live)]
+        self.engine.scheduler.abort(name, index)
+        self.aborted.add((name, index))
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
@@ -298,7 +321,7 @@ class Machine(RuleBasedStateMachine):
                 want = golden(req, index, self.engine.max_model_len)
                 end = self.engine.ends.get((req.id, index))
                 assert got == want[: len(got)]
-                if req.id in self.aborted:
+                if (req.id, index) in self.aborted:
                     continue
                 assert end is not None, f"{req.id}/{index} never ended"
                 if req.id in self.engine.poison:

@@ -351,6 +351,19 @@ def test_a_second_signal_ends_the_server_at_once() -> None:
         assert time.monotonic() - began < 2
 
 
+def test_a_third_signal_leaves_no_traceback() -> None:
+    with (
+        Served(shutdown_timeout=60) as served,
+        served.client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as reply,
+    ):
+        next(reply.iter_lines())
+        for _ in range(3):
+            served.process.send_signal(signal.SIGTERM)
+            time.sleep(0.03)
+        assert served.process.wait(5) == 1
+        assert served.process.stderr is not None and b"Traceback" not in served.process.stderr.read()
+
+
 def test_a_taken_port_is_named() -> None:
     from quire.core.errors import ConfigError
     from quire.server.options import ServerOptions

@@ -127,6 +127,25 @@ def test_every_sequence_goes_on_where_it_stopped() -> None:
     assert edge.client._stats.generation_tokens == made, "totals go on too"
 
 
+def test_one_of_n_that_was_aborted_does_not_come_back() -> None:
+    edge = Edge()
+    edge.submit(request("r", 40, n=2))
+    edge.poll(5)
+    edge.client.abort("r", 1)
+    assert edge.engine.running == 1
+    edge.engine.dead = True
+    edge.poll(3)
+    assert len(edge.engines) == 2 and edge.engine.running == 1
+    edge.poll(60)
+    assert edge.ends == {("r", 0): "length"} and edge.tokens["r", 0] == expected(edge.live["r"])
+    assert not edge.client._kept
+    edge.submit(request("s", 40, n=2))
+    edge.poll(2)
+    for index in (0, 1):
+        edge.client.abort("s", index)
+    assert not edge.client._kept and edge.engine.running == 0
+
+
 def test_times_of_a_sequence_are_those_of_its_client() -> None:
     edge = Edge()
     edge.submit(request("a"))

@@ -113,11 +113,19 @@ def test_malformed_files_are_named(tmp_path: Path, name: str, text: str, message
 
 
 def test_missing_and_huge_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="no such file"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
         Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").symlink_to("/no/x")
+    with pytest.raises(ModelError, match=r"tokenizer\.json is a symbolic link to /no/x, which is not there"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
     shutil.copy(PYDOC / "tokenizer.json", tmp_path)
     monkeypatch.setattr(quire.text.files, "MAX_FILE_BYTES", 1000)
-    with pytest.raises(ModelError, match="limit is 1000"):
+    with pytest.raises(ModelError, match="larger than 1,000 bytes"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.json").symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match="larger than 1,000 bytes"):
         Tokenizer.from_folder(tmp_path)
 
 

@@ -123,7 +123,7 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_files_that_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"tokenizer\.json: no such file, nor tokenizer\.model"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing, and so are tokenizer\.model"):
         Tokenizer.from_folder(tmp_path)
     path, found = tmp_path / "tokenizer.model", {bytes([b]): b for b in range(256)}
     for damaged, message in ((found | {b"ab": 300}, "ranks are not"), ({b"a": 0, b"b": 1}, "the byte 0")):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 
@@ -10,6 +12,7 @@ from quire.core.errors import QuireError
 
 def main() -> None:
     """Run a command. An expected error is one message on standard error and the error's exit code."""
+    _read_and_write_utf8()
     try:
         from quire.cli.app import app
 
@@ -31,3 +34,10 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _read_and_write_utf8() -> None:
+    """Where the locale knows ASCII alone (LC_ALL=C), bytes are UTF-8: the text of models is not ASCII."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name == "ascii":
+            stream.reconfigure(encoding="utf-8", errors="strict" if stream is sys.stdin else "backslashreplace")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import ENGINE, to_arguments, to_engine, with_flags
 from quire.core.errors import EngineFailure, Unavailable
+from quire.core.machine import end_with_parent
 
 if TYPE_CHECKING:
     from quire.bench.http import Client
@@ -51,7 +52,8 @@ def demo(options: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "quire", "serve", "--port", "0", *to_arguments(options)]
     print(f"$ quire {' '.join(command[3:])}")
     started = time.perf_counter()
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    # A demo that is killed cannot end its server.
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=end_with_parent) as server:
         try:
             url = _wait_for_address(server)
             print(f"{url} is up after {time.perf_counter() - started:.1f} s")

@@ -12,7 +12,7 @@ import quire
 from quire.cli.show import Rows, show, size
 from quire.core.config import DEVICES, DeviceConfig
 from quire.core.errors import ConfigError
-from quire.core.machine import cores
+from quire.core.machine import available_memory, cores
 
 if TYPE_CHECKING:
     from quire.ops.backend import Ops
@@ -24,8 +24,6 @@ def doctor(
 ) -> None:
     """What runs on this machine and why not something else. Exits with 1 when only the slow reference would run."""
     import torch
-
-    from quire.run.budget import available_memory
 
     show(
         "versions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -11,7 +12,7 @@ import msgspec
 import typer
 
 from quire.core.config import KV_ALIASES, SECTIONS, EngineConfig
-from quire.core.errors import ConfigError
+from quire.core.errors import BadRequest, ConfigError
 from quire.engine.options import KNOWN, UNBUILT, engine_config
 from quire.server.options import ServerOptions
 
@@ -114,6 +115,14 @@ def _long(name: str) -> str:
 def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     annotation = Annotated[kind, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def text_of(argument: str) -> str:
+    """An argument that is text, whose bytes are UTF-8 whatever the locale says; `BadRequest` where they are not."""
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{os.fsencode(argument)[:40]!r} is not UTF-8 text: {error.reason}") from None
 
 
 def set_model(options: dict[str, Any], model: str) -> None:

@@ -28,15 +28,16 @@ def inspect(options: dict[str, Any]) -> None:
     """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""
     config = to_engine(options)
     from quire.model.describe import describe
+    from quire.model.disk.hub import hub_of
     from quire.ops.choice import choose
 
-    found = describe(config.model.model, config.model.load_format)
+    found = describe(config.model.model, config.model.load_format, hub_of(config.model))
     choice = choose(config.device)
     show("model", _model_rows(found))
     drafts = _drafting_model(config)
     show("memory", [*_memory_rows(config, found, choice, drafts), *_draft_memory(config, found, drafts, choice)])
     if (asked := config.speculation.asked) is not None:
-        show("speculation", _speculation_rows(asked, drafts))
+        show("speculation", _speculation_rows(config, asked, drafts))
     show("runs on", [*_backend_rows(config, choice), *_tuning_rows(config, found, choice)])
     show("ops", [*choice.labels.items()])
     for note in found.notes:
@@ -115,18 +116,20 @@ def _encoder_rows(found: ModelFacts) -> Rows:
 def _drafting_model(config: EngineConfig) -> ModelFacts | None:
     """The draft model's facts, where one was asked for."""
     from quire.model.describe import describe
+    from quire.model.disk.hub import hub_beside
 
     asked = config.speculation.asked
     if asked is None or not asked.model or asked.method in HEADS:
         return None
-    return describe(asked.model, config.model.load_format)
+    return describe(asked.model, config.model.load_format, hub_beside(config.model))
 
 
-def _heads(asked: Speculation) -> Checkpoint:
+def _heads(config: EngineConfig, asked: Speculation) -> Checkpoint:
     """What the folder of heads holds."""
     from quire.model.disk.checkpoint import Checkpoint, resolve
+    from quire.model.disk.hub import hub_beside
 
-    return Checkpoint(resolve(asked.model or ""))
+    return Checkpoint(resolve(asked.model or "", hub_beside(config.model)))
 
 
 def _drafting_layers(
@@ -140,19 +143,20 @@ def _drafting_layers(
         return []
     from quire.model.disk.checkpoint import resolve
     from quire.model.disk.hf_config import HfConfig, read_json
+    from quire.model.disk.hub import hub_beside
     from quire.speculate.eagle_spec import layer_spec
 
-    path = resolve(asked.model or "") / "config.json"
+    path = resolve(asked.model or "", hub_beside(config.model)) / "config.json"
     return [(layer_spec(HfConfig(read_json(path), str(path)), found.spec, found.name), found.dtype)]
 
 
-def _speculation_rows(asked: Speculation, drafts: ModelFacts | None) -> Rows:
+def _speculation_rows(config: EngineConfig, asked: Speculation, drafts: ModelFacts | None) -> Rows:
     who = {
         "ngram": f"prompt look-up by the last {asked.prompt_lookup_min} to {asked.prompt_lookup_max} tokens",
         "suffix": f"the prompt and {asked.suffix_decoding_max_cached_requests:,} earlier outputs of the same tenant",
         "self": f"its first {asked.layers} layers" if asked.layers else f"the same model in {asked.quantization}",
         "draft_model": "" if drafts is None else f"{drafts.folder} ({drafts.parameters:,} parameters)",
-    }.get(asked.method) or f"{asked.method} heads of {asked.model} ({len(_heads(asked).infos)} tensors)"
+    }.get(asked.method) or f"{asked.method} heads of {asked.model} ({len(_heads(config, asked).infos)} tensors)"
     when = "as many as pay, by measured step times and acceptance" if asked.adaptive else "always"
     most = f"{asked.tokens} at most" if asked.tokens else "one a head"
     return [("drafts by", who), ("tokens a draft", f"{most}, {when}")]
@@ -166,15 +170,16 @@ def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | 
     if asked is None or asked.method in LOOK_UPS or asked.layers:
         return []
     if asked.method in HEADS:
-        return [("weights that draft", "about " + size(_heads(asked).nbytes))]
+        return [("weights that draft", "about " + size(_heads(config, asked).nbytes))]
     own = replace(config, model=replace(config.model, quantization=asked.quantization))
     return [("weights that draft", "about " + size(_weights(own, drafts or found, choice)))]
 
 
 def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> Rows:
+    from quire.core.machine import available_memory
     from quire.model.describe import compute_dtype, kv_dtype, max_model_len
     from quire.model.memory import kv_bytes_per_token, layer_kv_bytes
-    from quire.run.budget import Bytes, available_memory, plan_kv, shape_kv
+    from quire.run.budget import Bytes, check_asked, plan_kv, shape_kv
 
     windows: dict[int, int] = {}
     layouts: dict[int, Bytes] = {}
@@ -187,7 +192,10 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
         layouts |= {first + i: Bytes(layer_kv_bytes(spec, kept)) for i in spec.own_windows}
         per_token += kv_bytes_per_token(spec, kept)
     length = max_model_len(config.model.max_model_len, found.spec)
-    kv = plan_kv(config, shape_kv(config, windows, layouts, length))
+    shape = shape_kv(config, windows, layouts, length)
+    if choice.backend != "triton":
+        check_asked(config, shape.block_bytes, available_memory())
+    kv = plan_kv(config, shape)
     return [
         ("weights on disk", size(found.bytes_on_disk)),
         ("weights in memory", "about " + size(_weights(config, found, choice))),
@@ -249,7 +257,7 @@ def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
     from quire.model.memory import weight_bytes
     from quire.quant.registry import quantizer
 
-    target, spec, total = quantizer(config.model.quantization), found.spec, 0
+    target, spec, total = quantizer(config.model.quantization, found.stored), found.spec, 0
     scales = 16 / config.model.group_size
     if not found.roles:
         made = {"int8": 8, "fp8": 8}.get(target.name, of.int4) + scales if target is not None else of.matrix

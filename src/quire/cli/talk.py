@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from quire.cli.flags import ENGINE, set_model, to_engine, with_flags
+from quire.cli.flags import ENGINE, set_model, text_of, to_engine, with_flags
 from quire.core.errors import BadRequest, ConfigError
 
 if TYPE_CHECKING:
@@ -46,8 +48,9 @@ def generate(
 ) -> None:
     """Continue texts, printing them as they grow; timings go to standard error."""
     prompts = list(words or [])
-    if prompts and "model" not in options and _is_model(prompts[0]):
+    if prompts and "model" not in options and _is_model(*prompts[:2]):
         set_model(options, prompts.pop(0))
+    prompts = [text_of(prompt) for prompt in prompts]
     if "chat_template" in options:
         raise ConfigError(
             "--chat-template: texts are continued as they are; quire chat uses one", param="chat_template"
@@ -80,7 +83,7 @@ def chat(
     """Talk with a model. /clear forgets the conversation, /exit ends it."""
     with open_llm(to_engine(options)) as llm:
         params = sampling(llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=stop)
-        first = [{"role": "system", "content": system}] if system else []
+        first = [{"role": "system", "content": text_of(system)}] if system else []
         history = list(first)
         for line in _lines():
             if line == "/clear":
@@ -108,6 +111,7 @@ def sampling(llm: LLM, **asked: Any) -> SamplingParams:
     from quire.core.params import SamplingParams
     from quire.engine.requests import sampling_defaults
 
+    asked["stop"] = asked["stop"] and [text_of(word) for word in asked["stop"]]
     defaults = sampling_defaults(llm.config, llm.info)
     return SamplingParams(**({"max_tokens": None} | defaults | {k: v for k, v in asked.items() if v is not None}))
 
@@ -156,10 +160,13 @@ def _stdin() -> TextIO:
     return sys.stdin
 
 
-def _is_model(word: str) -> bool:
+def _is_model(word: str, prompt: str | None = None) -> bool:
+    """Whether the first word is a model: what is one on disk, and before a prompt what is named as one."""
     from quire.gguf.file import is_gguf
 
-    return bool(word) and (Path(word).is_dir() or is_gguf(Path(word)))
+    path = Path(word)
+    named = prompt is not None and path.suffix == ".gguf" and path.is_file()
+    return bool(word) and (path.is_dir() or named or is_gguf(path))
 
 
 def _typed(read: Callable[[], str]) -> str:
@@ -186,6 +193,25 @@ def _lines() -> Iterator[str]:
             yield line
 
 
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C came, where somebody types: it ends the answer, between two steps; a second one the program."""
+    came = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
+
+    before = signal.signal(signal.SIGINT, note) if _stdin().isatty() else None
+    try:
+        yield lambda: came
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
 def _answer(llm: LLM, history: list[dict[str, str]], keep: int, params: SamplingParams) -> str:
     """Stream the answer to `history`; its oldest turns after the first `keep` messages go when it is too long."""
     room = llm.info.max_model_len * 3 // 4
@@ -195,8 +221,11 @@ def _answer(llm: LLM, history: list[dict[str, str]], keep: int, params: Sampling
         prompt = llm.chat_template.encode(history)
         print("[the oldest turn was dropped: the context is full]", file=sys.stderr)
     text = ""
-    with closing(llm.stream(prompt, params)) as deltas:
+    with _interrupts() as interrupted, closing(llm.stream(prompt, params)) as deltas:
         for delta in deltas:
+            if interrupted():
+                print(flush=True)
+                break
             text += delta.text
             print(delta.text, end="", flush=True)
             if delta.output is not None:

@@ -58,12 +58,13 @@ def _run(config: EngineConfig, plan: Plan, data: list[Path], out: Path) -> tuple
     import torch
 
     from quire.model.disk.checkpoint import resolve
+    from quire.model.disk.hub import hub_of
     from quire.speculate.train import methods
     from quire.speculate.train.loop import Run
     from quire.speculate.train.target import Target
     from quire.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.from_folder(config.model.tokenizer or resolve(config.model.model))
+    tokenizer = Tokenizer.from_folder(config.model.tokenizer or resolve(config.model.model, hub_of(config.model)))
     rows: list[list[int]] = []
     for path in data:
         try:

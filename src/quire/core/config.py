@@ -27,6 +27,7 @@ DTYPE_ALIASES = {
     "f32": "float32",
     "float": "float32",
 }
+USUAL_ROWS = 512
 KV_ALIASES = DTYPE_ALIASES | {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}
 """How others spell them."""
 POLICIES = ("fcfs", "priority", "fair")
@@ -56,6 +57,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: Annotated[str, about("Folder or hub name of the model; the embedded one if not given.")] = ""
+    revision: Annotated[str | None, about("Branch, tag or commit of a model on the hub.")] = None
+    download_dir: Annotated[str | None, about("Folder of downloads from the hub; its own cache if not given.")] = None
     tokenizer: Annotated[str | None, about("Folder of another tokenizer.")] = None
     served_model_name: Annotated[
         tuple[str, ...], about("Name in replies and requests; may be given several times.")
@@ -107,7 +110,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one step and of the queue. `async_scheduling`: plan a step while another runs; None = on a GPU."""
 
     max_num_seqs: Annotated[int, about("Sequences in one step at most.")] = 64
-    max_num_batched_tokens: Annotated[int, about("Tokens in one step at most.")] = 512
+    max_num_batched_tokens: Annotated[int, about("Tokens in one step at most.")] = USUAL_ROWS
     enable_chunked_prefill: Annotated[bool, about("Cut long prompts into chunks that ride along with decodes.")] = True
     scheduling_policy: Annotated[str, about("Who runs first.", POLICIES)] = "fcfs"
     max_num_queued_reqs: Annotated[
@@ -120,6 +123,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: Annotated[
         bool | None, about("Plan and send a step while the one before runs; on where there is a GPU, which it needs.")
     ] = None
+
+    def rows(self, length: int) -> int:
+        """Rows of the largest step where sequences have `length` tokens at most.
+
+        Without chunked prefill the default makes room for them (as vLLM's does); another number stands.
+        """
+        whole = not self.enable_chunked_prefill and self.max_num_batched_tokens == USUAL_ROWS
+        return max(USUAL_ROWS, length) if whole else self.max_num_batched_tokens
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):

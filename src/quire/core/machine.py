@@ -1,4 +1,4 @@
-"""How many threads are worth starting: cores that this process may use, hyper-threads and quotas taken into account."""
+"""What this process may use of the machine: cores, hyper-threads and quotas taken into account, and memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gc
 import math
 import os
 import platform
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from quire.core.config import cpu_set
 
 CPUS = Path("/sys/devices/system/cpu")
 GROUP = Path("/sys/fs/cgroup")
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,33 @@ def _quota(group: Path) -> float | None:
     return None
 
 
+def available_memory(group: Path = GROUP) -> int:
+    """Bytes this process may still take: the machine's available memory, or what its control group leaves if less."""
+    # Where the system does not tell what is free (macOS): half of what there is.
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        available = 1024 * _amounts(meminfo.read_text().replace(" kB", ""))["MemAvailable:"]
+    for limit, used, stat, prefix in (
+        ("memory.max", "memory.current", "memory.stat", ""),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+    ):
+        try:
+            most, taken = int((group / limit).read_text()), int((group / used).read_text())
+            pages = _amounts((group / stat).read_text()) if (group / stat).exists() else {}
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+        # Cached pages of files count as taken, and go where memory is wanted.
+        cached = sum(pages.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+        available = min(available, most - taken + min(cached, taken))
+    return max(0, available)
+
+
+def _amounts(text: str) -> dict[str, int]:
+    """Lines of a name and a number."""
+    return {name: int(value) for name, value in (line.split() for line in text.splitlines())}
+
+
 def cache_folder() -> Path:
     """Where quire keeps what it made or found out for later starts: $XDG_CACHE_HOME/quire, or else ~/.cache/quire."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -103,6 +132,12 @@ def uncollected(forever: bool) -> Iterator[None]:
             atexit.register(gc.unfreeze)  # the interpreter's last search is to find native objects in cycles
         if was:
             gc.enable()
+
+
+def end_with_parent() -> None:
+    """Have the system send this process SIGTERM when its parent ends, however it ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def trim_heap() -> None:

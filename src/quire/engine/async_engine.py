@@ -72,12 +72,13 @@ class OutputStream:
         return outputs
 
     def stop(self, request_id: str, index: int) -> None:
-        """The edge ended this sequence (a stop string): drop what still comes, free the request once all have ended."""
+        """The edge ended this sequence (a stop string): drop what still comes, and let the engine free its blocks."""
         key = (request_id, index)
         if key in self._live:
             self._pending.pop(key, None)
             self._engine.metrics.sequence_end(self._clocks[key], "stop", None)
-            self._end(key, in_engine=True)
+            self._engine.abort(request_id, index)
+            self._end(key, in_engine=False)
 
     def put(self, output: Output, now: float) -> None:
         """Take an output from the engine."""
@@ -274,9 +275,14 @@ class AsyncEngine:
         self._leave(request.params.n, len(request.prompt))
         self.admission.took(time.monotonic() - request.arrival)
         self.metrics.request_end(request)
-        if abort and self._failure is None:
+        if abort:
+            self.abort(request.id)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Tell the engine that nobody waits for a request, or for one of its sequences, any more."""
+        if self._failure is None:
             with contextlib.suppress(EngineFailure):  # it has just died, which the reader is about to find out
-                self._client.abort(request.id)
+                self._client.abort(request_id, index)
 
     def _read(self) -> None:
         assert self._loop is not None

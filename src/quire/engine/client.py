@@ -80,13 +80,15 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
-    """Edge to engine: the client left; free everything of this request."""
+    """Edge to engine: nobody waits any more; free everything of this request, or of its sequence `index`."""
 
     request_id: str
+    index: int | None = None
 
 
 class ChangeAdapter(msgspec.Struct, tag="change_adapter", frozen=True):
-    """Edge to engine: load the LoRA adapter in `folder` under `name`, or unload it where `folder` is empty."""
+    """Edge to engine: load the LoRA adapter in `folder` under `name`, in the place of one that has it, or unload that
+    one where `folder` is empty."""
 
     name: str
     folder: str
@@ -148,8 +150,11 @@ class EngineClient(Protocol):
     def submit(self, request: Request) -> None:
         """Hand over an already validated request; its outputs come from `poll`."""
 
-    def abort(self, request_id: str) -> None:
-        """Forget a request; unknown ids are ignored. No output follows, except one that was already under way."""
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Forget a request, or its sequence `index`; unknown ids are ignored.
+
+        No output follows, except one that was already under way.
+        """
 
     def change_adapter(self, name: str, folder: str) -> None:
         """Load the LoRA adapter in `folder` under `name`, or unload it (""); a report's `changes` say what became."""

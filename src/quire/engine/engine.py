@@ -106,10 +106,12 @@ class Engine:
         self.model.adapters.load(name, Path(folder).expanduser())
 
     def change_adapter(self, change: ChangeAdapter) -> AdapterChanged:
-        """Load or unload a LoRA adapter between steps; one that a request still uses stays."""
+        """Load, replace or unload a LoRA adapter between steps; one that a request still uses stays."""
         error = ""
         try:
-            if change.folder:
+            if change.folder and change.name in self.adapters:
+                self._replace_adapter(change.name, change.folder)
+            elif change.folder:
                 self.load_adapter(change.name, change.folder)
             else:
                 self._unload_adapter(change.name)
@@ -122,11 +124,20 @@ class Engine:
     def _unload_adapter(self, name: str) -> None:
         if self.model.adapters is None:
             raise ConfigError("there are no LoRA adapters: set enable_lora", param="enable_lora")
+        self._check_unused(name)
+        self.model.adapters.unload(name)
+        self._unloads[name] = self._unloads.get(name, 0) + 1
+
+    def _replace_adapter(self, name: str, folder: str) -> None:
+        assert self.model.adapters is not None
+        self._check_unused(name)
+        self.model.adapters.replace(name, Path(folder).expanduser())
+        self._unloads[name] = self._unloads.get(name, 0) + 1
+
+    def _check_unused(self, name: str) -> None:
         using = sum(first.request.adapter == name for first, *_ in self.scheduler.requests.values())
         if using:
             raise ConfigError(f"adapter {name!r} is used by {using} requests; try again when they have ended")
-        self.model.adapters.unload(name)
-        self._unloads[name] = self._unloads.get(name, 0) + 1
 
     def _own(self, request: Request) -> Request:
         """`request` as this engine runs it.
@@ -139,9 +150,9 @@ class Engine:
             request if not times and self.opening is None else replace(request, cache_salt=salt, opening=self.opening)
         )
 
-    def abort(self, request_id: str) -> None:
-        """Drop a request and free its blocks; unknown ids are ignored."""
-        self.scheduler.abort(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop a request, or its sequence `index`, and free the blocks; unknown ids are ignored."""
+        self.scheduler.abort(request_id, index)
 
     @property
     def has_work(self) -> bool:
@@ -245,7 +256,7 @@ class Engine:
             isa=self.ops.isa,
             threads=self.ops.threads,
             dtype=model.dtype,
-            quantization=config.model.quantization or "none",
+            quantization=model.quantization,
             kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
             generation_defaults=model.generation_defaults,
             adapters=self.adapters,

@@ -62,6 +62,10 @@ class Kept:
         told = tuple(None if each is None else tuple(each) for each in self.told)
         return replace(self.request, id=self.name, params=params, told=told)
 
+    def drop(self, index: int) -> None:
+        """Nobody wants more of one sequence: it counts as ended."""
+        self.told[index] = None
+
     def take(self, output: Output) -> None:
         """Note what an engine put out, under the name that the client knows, with the times that it cannot know."""
         output.request_id = self.request.id

@@ -20,6 +20,7 @@ from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.progress import counting_bar, loading_bar
 from quire.engine.requests import Seeds, check_size, ids_of_words, make_request, room, sampling_defaults
 from quire.model.disk.checkpoint import resolve
+from quire.model.disk.hub import hub_beside
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -87,7 +88,7 @@ class LLM:
         """The model's tokenizer, or that of the `tokenizer` option; read when first needed."""
         if self._tokenizer is None:
             other = self.config.model.tokenizer
-            folder = Path(self.info.folder) if other is None else resolve(other)
+            folder = Path(self.info.folder) if other is None else resolve(other, hub_beside(self.config.model))
             tokenizer = Tokenizer.from_folder(folder)
             tokenizer.check_vocab(self.info.vocab_size)
             self._tokenizer = tokenizer
@@ -281,16 +282,16 @@ class LLM:
                     raise EngineFailure(f"the engine stopped with {len(live)} requests unfinished")
                 for output in report.outputs:
                     if output.request_id not in live:
-                        continue  # a sequence that a stop string ended goes on until its siblings have ended
+                        continue  # it was under way when its sequence was aborted
                     number, builder = live[output.request_id]
                     if output.finish_reason in ("error", "abort"):
                         message = f"prompt {number}: {output.error or output.finish_reason}"
                         raise told_error(output.error_kind, message)
                     text = builder.push(output)
+                    if output.finish_reason is None and builder.outputs[output.index].finish_reason is not None:
+                        self.engine.abort(output.request_id, output.index)
                     if builder.finished:
                         del live[output.request_id]
-                        if builder.engine_done < builder.request.params.n:
-                            self.engine.abort(output.request_id)
                     yield Delta(number, output.index, text, builder.result() if builder.finished else None)
         finally:
             if self._engine is not None:

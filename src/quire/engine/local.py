@@ -6,12 +6,14 @@ from quire.core.config import EngineConfig
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
+from quire.engine.ending import finished_before_the_end
 from quire.engine.engine import Engine
 
 
 class LocalEngine:
     """`EngineClient` without a second process; used by the `LLM` class, the benchmarks and the tests."""
 
+    @finished_before_the_end
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
         self.engine = Engine(config, progress)
         self._info = self.engine.info()
@@ -28,11 +30,13 @@ class LocalEngine:
         """Always: nothing starts it again."""
         return True
 
+    @finished_before_the_end
     def with_adapter(self, name: str, folder: str) -> str:
         """`name`, once the LoRA adapter in `folder` is loaded under it."""
         self.engine.load_adapter(name, folder)
         return name
 
+    @finished_before_the_end
     def change_adapter(self, name: str, folder: str) -> None:
         """Load a LoRA adapter, or unload it where `folder` is empty; the next `poll` reports it."""
         self._changes.append(self.engine.change_adapter(ChangeAdapter(name, folder)))
@@ -43,10 +47,11 @@ class LocalEngine:
         if refused is not None:
             self._refused.append(refused)
 
-    def abort(self, request_id: str) -> None:
-        """Drop a request; unknown ids are ignored."""
-        self.engine.abort(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop a request, or its sequence `index`; unknown ids are ignored."""
+        self.engine.abort(request_id, index)
 
+    @finished_before_the_end
     def poll(self, timeout: float) -> StepReport | None:
         """Run one step and report it; None when there is nothing to do."""
         outputs, self._refused = self._refused, []

@@ -100,7 +100,6 @@ class RequestBuilder:
         self._timings: list[Timing] = []
         self._first: float | None = None
         self._last: float | None = None
-        self.engine_done = 0
 
     @property
     def finished(self) -> bool:
@@ -114,8 +113,6 @@ class RequestBuilder:
             self._cached = max(self._cached, output.cached_tokens)
         if output.drafted:
             self._guessed[output.index] = output.drafted, output.accepted
-        if output.finish_reason is not None:
-            self.engine_done += 1
         if output.timing is not None:
             self._timings.append(output.timing)
         if output.prompt_logprobs:

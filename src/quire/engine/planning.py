@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import ConfigError
+from quire.core.machine import available_memory
 from quire.model.build import Model
 from quire.ops.backend import Ops
-from quire.run.budget import KVPlan, gpu_cache_bytes, plan_kv, shape_kv
+from quire.run.budget import KVPlan, check_asked, gpu_cache_bytes, plan_kv, shape_kv
 from quire.run.caches import kept_layers
 from quire.run.runner import Runner
 from quire.run.shapes import graph_bytes
@@ -37,6 +38,7 @@ def make_plan(config: EngineConfig, model: Model, ops: Ops, beside: tuple[Model,
     windows, layouts = kept_layers((model, *beside))
     capture = not config.device.enforce_eager
     shape = shape_kv(config, windows, layouts, model.max_model_len)
+    check_asked(config, shape.block_bytes, available_memory() if ops.gpu is None else ops.gpu.runtime.memory()[0])
     kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape, beside))
     limits = _limits(config.scheduler, model, kv.max_model_len)
     _check(limits, ops, kv.max_model_len)
@@ -46,7 +48,7 @@ def make_plan(config: EngineConfig, model: Model, ops: Ops, beside: tuple[Model,
 def _limits(limits: SchedulerConfig, model: Model, length: int) -> SchedulerConfig:
     """Those of steps. An encoder reads all of a prompt at once: none is cut, and a step has room for `length`."""
     if model.encoder is None:
-        return limits
+        return replace(limits, max_num_batched_tokens=limits.rows(length))
     room = max(limits.max_num_batched_tokens, length)
     return replace(limits, enable_chunked_prefill=False, max_num_batched_tokens=room)
 

@@ -98,9 +98,9 @@ class ProcessEngine:
         """Send a request; a refusal comes back as an output with an error."""
         self._send(Submit(request))
 
-    def abort(self, request_id: str) -> None:
-        """Send an abort; unknown ids are ignored."""
-        self._send(Abort(request_id))
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Send an abort, of all or of one sequence; unknown ids are ignored."""
+        self._send(Abort(request_id, index))
 
     def change_adapter(self, name: str, folder: str) -> None:
         """Ask for a LoRA adapter to be loaded, or unloaded where `folder` is empty."""

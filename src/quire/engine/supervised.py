@@ -100,12 +100,20 @@ class SupervisedEngine:
             if not self._trial:
                 self._hand_over(kept)
 
-    def abort(self, request_id: str) -> None:
-        """Forget a request; unknown ids are ignored."""
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Forget a request, or one of its sequences; unknown ids are ignored."""
         with self._lock:
-            kept = self._kept.pop(request_id, None)
-            if kept is not None:
-                self._withdraw(kept)
+            kept = self._kept.get(request_id)
+            if kept is None:
+                return
+            if index is not None:
+                kept.drop(index)
+            if index is not None and kept.live:
+                if kept.name in self._names:
+                    self._send(lambda engine: engine.abort(kept.name, index))
+                return
+            del self._kept[request_id]
+            self._withdraw(kept)
 
     def change_adapter(self, name: str, folder: str) -> None:
         """Load a LoRA adapter, or unload it (""), now or when there is an engine again."""
@@ -200,7 +208,7 @@ class SupervisedEngine:
             self._heard = time.monotonic()
             return
         slow = SLOW * sorted(self._steps)[int(0.99 * len(self._steps))]
-        large = LARGE * self._row_seconds * self._limits.max_num_batched_tokens
+        large = LARGE * self._row_seconds * self._limits.rows(self._info.max_model_len)
         limit = max(self._patience.hang, slow, large, CHANGE_SECONDS if self._changing else 0.0)
         if time.monotonic() - self._heard > limit:
             engine.kill()

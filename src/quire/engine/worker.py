@@ -80,7 +80,7 @@ class Worker:
                 if output is not None:
                     refused.append(output)
             elif isinstance(message, Abort):
-                engine.abort(message.request_id)
+                engine.abort(message.request_id, message.index)
             elif isinstance(message, ChangeAdapter):
                 self.send(StepReport([], engine.stats(), (engine.change_adapter(message),)))
         return refused

@@ -21,6 +21,7 @@ from quire.model.borrowed.load import load_borrowed
 from quire.model.describe import compute_dtype, kv_dtype, max_model_len, open_model, own_name
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
+from quire.model.disk.hub import hub_of
 from quire.model.disk.opened import Opened
 from quire.model.families.rope import shared_tables
 from quire.model.load.adapters import Adapters, parse_modules
@@ -37,8 +38,8 @@ from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.ops.lazy import torch_dtype
 from quire.ops.mla import LatentLayout
-from quire.quant.base import Quantizer
-from quire.quant.registry import quantizer
+from quire.quant.base import Quantizer, QuantScheme
+from quire.quant.registry import DENSE, quantizer
 
 log = logging.getLogger(__name__)
 WHOLE_MODEL = Share()
@@ -48,6 +49,7 @@ WHOLE_MODEL = Share()
 class Model:
     """A decoder ready to run, and what the engine must know of it.
 
+    `quantization`: the format of its matrices, "none" for plain numbers.
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
     `writing`: the packed cache that is being written.
     """
@@ -58,6 +60,7 @@ class Model:
     layouts: tuple[KVLayout, ...]
     max_model_len: int
     dtype: str
+    quantization: str
     weight_bytes: int
     report: dict[str, tuple[str, int]]
     eos_token_ids: tuple[int, ...]
@@ -87,12 +90,11 @@ def load_model(
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
     options = config.model
-    target = quantizer(options.quantization)
-    borrowed = find_borrowed(resolve(options.model))
+    borrowed = find_borrowed(resolve(options.model, hub_of(options)))
     if borrowed is not None:
-        return _load_borrowed(config, ops, borrowed, target)
-    opened = open_model(options.model, options.load_format, options.seed)
-    spec = opened.spec
+        return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
+    opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
+    spec, target = opened.spec, quantizer(options.quantization, opened.stored)
     if spec.encoder.layers:
         check_encoder(config, spec.family)
     asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
@@ -125,6 +127,7 @@ def load_model(
         layouts=(layout,) * spec.layers,
         max_model_len=length,
         dtype=asked.name,
+        quantization=_format(opened.scheme if target is None else target),
         weight_bytes=sum(size for _, size in reader.report.values()),
         report=reader.report,
         eos_token_ids=generation.eos_token_ids,
@@ -167,6 +170,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         layouts=layouts,
         max_model_len=length,
         dtype=dtype.name,
+        quantization=_format(target),
         weight_bytes=sum(size for _, size in report.values()),
         report=report,
         eos_token_ids=generation.eos_token_ids,
@@ -175,6 +179,10 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         folder=found.folder,
         notes=(*found.notes, *notes),
     )
+
+
+def _format(of: QuantScheme | Quantizer | None) -> str:
+    return "none" if of is None or of is DENSE else of.name
 
 
 def _warn(folder: Path, notes: tuple[str, ...]) -> None:
@@ -188,7 +196,8 @@ def load_room(config: EngineConfig, opened: Opened, device: torch.device, share:
     if not lora.enable_lora:
         return None
     slots = max(lora.max_loras, len(lora.lora_modules))
-    return Adapters(opened, share, slots, lora.max_lora_rank, config.scheduler.max_num_batched_tokens, device)
+    rows = config.scheduler.rows(max_model_len(config.model.max_model_len, opened.spec))
+    return Adapters(opened, share, slots, lora.max_lora_rank, rows, device)
 
 
 def check_groups(opened: Opened, target: Quantizer, group: int) -> None:

@@ -19,6 +19,7 @@ from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.generation import GenerationDefaults, read_generation
 from quire.model.disk.gguf import GgufModel
 from quire.model.disk.hf_config import read_json
+from quire.model.disk.hub import NEWEST, Hub
 from quire.model.disk.opened import Opened
 from quire.model.disk.rewrite import Rewritten
 from quire.model.disk.stacked import Stacked
@@ -37,6 +38,7 @@ class ModelFacts:
     """What `describe` finds without reading a weight. Sizes in bytes, `dtype` as on disk, KV counted in bf16.
 
     `active_parameters`: less those of the experts a token does not take. `roles`: those the model has for certain.
+    `stored`: `Opened.stored`.
     `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized;
     `outer_bits`: the same of the table of tokens and of a head of its own, by role.
     """
@@ -46,6 +48,7 @@ class ModelFacts:
     spec: ModelSpec
     roles: tuple[str, ...]
     scheme: str
+    stored: str
     matrix_bits: float
     outer_bits: Mapping[str, float]
     dtype: Dtype
@@ -58,9 +61,9 @@ class ModelFacts:
     notes: tuple[str, ...]
 
 
-def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
+def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = NEWEST) -> Opened:
     """Read config and headers of `model` (folder, GGUF file, hub name, "" = the embedded one), claim every tensor."""
-    folder = resolve(model)
+    folder = resolve(model, hub)
     gguf = GgufModel.open(folder) if folder.is_file() else None
     if gguf is not None:
         spec, family, config = gguf.read_spec()
@@ -89,12 +92,12 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0) -> Opened:
     return Opened(own_name(model, folder), folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes))
 
 
-def describe(model: str, load_format: str = "auto") -> ModelFacts:
+def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelFacts:
     """Facts of `model` from config and headers alone; no weight is read."""
-    borrowed = find_borrowed(resolve(model))
+    borrowed = find_borrowed(resolve(model, hub))
     if borrowed is not None:
         return _describe_borrowed(model, borrowed)
-    opened = open_model(model, load_format)
+    opened = open_model(model, load_format, hub=hub)
     infos, routing = opened.source.infos, opened.spec.moe.routing
     total = opened.claim.parameters(infos, opened.scheme)
     routed = opened.claim.parameters(infos, opened.scheme, experts_only=True)
@@ -104,6 +107,7 @@ def describe(model: str, load_format: str = "auto") -> ModelFacts:
         spec=opened.spec,
         roles=opened.family.roles(opened.config),
         scheme=opened.scheme.name,
+        stored=opened.stored,
         matrix_bits=opened.scheme.bits_per_number,
         outer_bits={role: matrix_scheme(opened.scheme, opened.claim.get(role)).bits_per_number for role in OUTER},
         dtype=opened.dtype,
@@ -126,6 +130,7 @@ def _describe_borrowed(model: str, found: Borrowed) -> ModelFacts:
         spec=found.spec,
         roles=(),
         scheme="unquantized",
+        stored="",
         matrix_bits=0,
         outer_bits={},
         dtype=found.dtype,

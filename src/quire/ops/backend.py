@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -41,6 +42,9 @@ from quire.ops.triton.pack import pack as gpu_pack
 from quire.ops.weights import Packed, Stored, Weight, plain_packed
 
 T = TypeVar("T")
+if hasattr(os, "register_at_fork"):
+    # Its pool of threads does not come along into a fork, which would wait for them for ever.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 READ_WEIGHTS = ("linear", "gated_mlp", "grouped_linear", "expert_mlp", "head_linear")
 
 

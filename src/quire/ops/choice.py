@@ -90,6 +90,12 @@ def choose_ops(backend: str, overrides: tuple[str, ...]) -> dict[str, str]:
         if name not in OPS:
             raise ConfigError(f"--ops {name}={which}: there is no such op; known ops are {', '.join(OPS)}", param="ops")
         offered = ("reference", backend, *others.get(name, ()))
+        if which in OTHERS["triton"].get(name, ()) and which not in offered:
+            raise ConfigError(
+                f"--ops {name}={which}: needs a GPU (--device cuda); the {backend} backend runs here, where {name} is "
+                f"{' or '.join(offered)}",
+                param="ops",
+            )
         if which not in offered:
             raise ConfigError(
                 f"--ops {name}={which}: not on the {backend} backend, where {name} is {' or '.join(offered)}",

@@ -70,10 +70,19 @@ def load(scheme: QuantScheme, raw: Mapping[str, Tensor], dtype: torch.dtype, flo
     return inner.keep(parts, float8) or inner.load(parts, dtype)
 
 
-def quantizer(name: str | None) -> Quantizer | None:
-    """The format `--quantization` names, or None when the option is not given."""
-    if name is None or name == "none":
+def quantizer(name: str | None, stored: str = "") -> Quantizer | None:
+    """The format `--quantization` names; None when it is not given, or says what the file is anyhow.
+
+    `stored`: the format of a file that is quantized already, by its name.
+    """
+    if name is None or name == "none" or (stored and name == stored):
         return None
+    if name not in QUANTIZERS and name in (*READERS, "gguf"):
+        raise ConfigError(
+            f"--quantization {name}: the model's files are {stored or 'not quantized'}, and {name} is not made while "
+            f"loading; leave it out, or use one of {', '.join(QUANTIZERS)} with an unquantized model",
+            param="quantization",
+        )
     if name not in QUANTIZERS:
         raise ConfigError(
             f"--quantization {name!r} is not known; known: none, {', '.join(QUANTIZERS)}", param="quantization"

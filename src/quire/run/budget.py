@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from quire.cache.groups import LayerGroups, TableSizes, group_layers, one_group
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
+from quire.core.machine import available_memory
 
 if TYPE_CHECKING:
     from quire.ops.runtime import Runtime
 
 # Of the memory still available after the weights are loaded; the rest is for activations and the page cache.
 FREE_MEMORY_SHARE = 0.5
-
-
-def available_memory() -> int:
-    """Bytes this process may still take: the machine's available memory, or what its control group leaves if less."""
-    # Where the system does not tell what is free (macOS): half of what there is.
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    limit, used = group / "memory.max", group / "memory.current"
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        available = min(available, int(limit.read_text()) - int(used.read_text()))
-    return max(0, available)
 
 
 def gpu_cache_bytes(runtime: Runtime, utilization: float, step: Callable[[], object]) -> int:
@@ -100,15 +84,29 @@ def shape_kv(
     length, size = asked or max_position, config.cache.block_size
     alike = len(set(layouts.values())) == 1
     groups = group_layers(windows, length) if alike else one_group(windows, length)
-    sizes = TableSizes(size, config.scheduler.max_num_batched_tokens, groups.windows)
+    sizes = TableSizes(size, config.scheduler.rows(length), groups.windows)
     return KVPlan(groups, sizes, 0, size * sum(layouts[i].bytes_per_token for i in groups.widest), length)
+
+
+def check_asked(config: EngineConfig, block_bytes: int, free: int) -> None:
+    """Refuse a size of the KV cache that was asked for and is more than the `free` bytes there are."""
+    cache = config.cache
+    name = "num_blocks" if cache.num_blocks else "kv_cache_memory_bytes"
+    asked = cache.num_blocks * block_bytes or cache.kv_cache_memory_bytes
+    if asked > free:
+        fits = free // block_bytes
+        raise ConfigError(
+            f"--{name.replace('_', '-')} {getattr(cache, name)}: a KV cache of {asked:,} bytes, and {free:,} are free; "
+            f"{fits:,} blocks of {block_bytes:,} bytes fit: give at most {fits if cache.num_blocks else free}",
+            param=name,
+        )
 
 
 def plan_kv(config: EngineConfig, shape: KVPlan, left: int | None = None) -> KVPlan:
     """`shape` with as many blocks as there is room for.
 
     `left`: bytes for the cache where a device has memory of its own; a share of the host's free memory otherwise.
-    ConfigError when a length that was asked for does not fit; an automatic length is cut to what fits.
+    ConfigError when a size or a length that was asked for does not fit; an automatic length is cut to what fits.
     """
     cache, sizes, block_bytes, length = config.cache, shape.sizes, shape.block_bytes, shape.max_model_len
     if cache.num_blocks:

@@ -42,8 +42,8 @@ def begun(siblings: list[Sequence]) -> list[Sequence]:
 
     A request that goes on behind what an engine that died had put out has all that go on, each by itself.
     """
-    told, waiting = siblings[0].request.told, siblings[:1]
-    if told:
+    waiting = siblings[:1]
+    if siblings and (told := siblings[0].request.told):
         waiting = [seq for seq in siblings if told[seq.index] is not None]
         for seq in siblings:
             seq.tokens += told[seq.index] or ()
@@ -51,6 +51,12 @@ def begun(siblings: list[Sequence]) -> list[Sequence]:
     for seq in waiting:
         seq.status = Status.WAITING
     return waiting
+
+
+def orphans(siblings: list[Sequence]) -> list[Sequence]:
+    """The sequence that waits in the place of one that ended before the others of its request forked from it."""
+    pending = [seq for seq in siblings if seq.status is Status.PENDING]
+    return begun(pending) if all(seq.status in (Status.PENDING, Status.FINISHED) for seq in siblings) else []
 
 
 def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.admission import Admission
-from quire.sched.growth import append, begun, ended, full, moves, timing
+from quire.sched.growth import append, begun, ended, full, moves, orphans, timing
 from quire.sched.pace import Pace
 from quire.sched.policy import POLICIES
 from quire.sched.shares import decodes, rows_of, shares
@@ -62,12 +62,14 @@ class Scheduler:
         for seq in begun(siblings):
             self.waiting.push(seq)
 
-    def abort(self, request_id: str) -> bool:
-        """Drop a request at any moment between steps and free everything it holds; False if it is not known."""
-        for seq in self.requests.get(request_id, ()):
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop a request, or one of its sequences, at any moment between steps and free what it holds."""
+        siblings = self.requests.get(request_id, [])
+        for seq in siblings if index is None else siblings[index : index + 1]:
             if seq.status is not Status.FINISHED:
                 self._finish(seq, "abort")
-        return self.requests.pop(request_id, None) is not None
+        for seq in orphans(siblings):
+            self.waiting.push(seq)
 
     @property
     def has_work(self) -> bool:
@@ -211,7 +213,7 @@ class Scheduler:
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         self._leave(seq)
         seq.status, seq.finish_reason = Status.FINISHED, reason
-        if reason != "abort" and all(s.status is Status.FINISHED for s in self.requests[seq.request.id]):
+        if all(s.status is Status.FINISHED for s in self.requests[seq.request.id]):
             del self.requests[seq.request.id]
 
     # ---------------------------------------------------------------------------------------------------- commit
@@ -265,8 +267,6 @@ class Scheduler:
         """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""
         self._scrub += self.tables.unpublished(seq)
         dead = [seq, *(s for s in self.requests[seq.request.id] if s.status is Status.PENDING)]
-        outputs = []
         for each in dead:
             self._finish(each, "error")
-            outputs.append(ended(each, error))
-        return outputs
+        return [ended(each, error) for each in dead]

@@ -40,10 +40,8 @@ async def load_lora_adapter(service: Service, request: Request) -> Response:
         raise BadRequest(f"lora_name: needs 1 to {MAX_NAME} printable characters, and a lora_path", param="lora_name")
     if name in service.names:
         raise BadRequest(f"lora_name: {name!r} is the model's own name", param="lora_name")
-    if name in engine.info.adapters:
-        if not body.load_inplace:
-            raise BadRequest(f"lora_name: {name!r} is loaded; set load_inplace to replace it", param="lora_name")
-        await engine.change_adapter(name, "")
+    if name in engine.info.adapters and not body.load_inplace:
+        raise BadRequest(f"lora_name: {name!r} is loaded; set load_inplace to replace it", param="lora_name")
     await engine.change_adapter(name, body.lora_path)
     return Response(f"Success: LoRA adapter '{name}' added successfully.", media_type="text/plain")
 

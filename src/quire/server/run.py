@@ -79,6 +79,12 @@ class DrainingServer(uvicorn.Server):
         name, active = signal.Signals(sig).name, self._service.active
         logger.info("%s: draining %d requests; a second signal ends them at once", name, active)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """A third signal, too, lets the application's own task end: cancelled, it would leave a traceback."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True ends the server."""
         service = self._service
@@ -171,11 +177,11 @@ def _tokenizer_folder(config: EngineConfig, model_folder: str) -> Path:
     name = config.model.tokenizer
     if name is None or Path(name).is_dir() or is_gguf(Path(name)):
         return Path(name or model_folder)
-    from quire.model.disk.checkpoint import (
-        resolve,  # torch takes a second and 200 MB this process does not need otherwise
-    )
+    # Nothing else in this process reads models.
+    from quire.model.disk.checkpoint import resolve
+    from quire.model.disk.hub import hub_beside
 
-    return resolve(name)
+    return resolve(name, hub_beside(config.model))
 
 
 def _raise_file_limit() -> None:

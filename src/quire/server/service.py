@@ -50,7 +50,7 @@ class Service:
     def fingerprint(self) -> str:
         """Changes when answers to the same seed may: another version, backend or number format."""
         info = self.engine.info
-        return f"quire-{VERSION}-{info.backend}-{info.dtype}-{info.quantization or 'none'}-{info.kv_cache_dtype}"
+        return f"quire-{VERSION}-{info.backend}-{info.dtype}-{info.quantization.replace(' ', '')}-{info.kv_cache_dtype}"
 
     @cached_property
     def draw_seed(self) -> Callable[[], int]:

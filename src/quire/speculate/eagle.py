@@ -98,7 +98,7 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
         raise ModelError(f"{file.folder}: lm_head.weight is missing, and d2t names tokens of its own")
     file.finish()
     limits = config.scheduler
-    rows = max(limits.max_num_batched_tokens, limits.max_num_seqs)
+    rows = max(limits.rows(target.max_model_len), limits.max_num_seqs)
     # Where rows are kept in 16 bits (GPUs), those of both kinds are joined as they are.
     dtype = embed.dtype if ops.gpu is not None and isinstance(embed, Tensor) else torch.float32
     given, kept = (torch.zeros(rows, spec.hidden, dtype=dtype, device=ops.device) for _ in range(2))

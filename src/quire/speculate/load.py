@@ -15,6 +15,7 @@ from quire.core.progress import LoadProgress
 from quire.core.speculation import HEADS, LOOK_UPS, Speculation, TreeForm
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import resolve
+from quire.model.disk.hub import hub_beside
 from quire.model.net.decoder import Decoder
 from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
@@ -107,7 +108,8 @@ def load_drafting(config: EngineConfig, target: Model, ops: Ops, progress: LoadP
 
 def _load(config: EngineConfig, model: str, quantization: str | None, ops: Ops, progress: LoadProgress | None) -> Model:
     """The drafting model, without adapters: a guess need not know of them."""
-    options = replace(config.model, model=model, quantization=quantization, max_model_len=0)
+    revision = config.model.revision if model == config.model.model else None
+    options = replace(config.model, model=model, revision=revision, quantization=quantization, max_model_len=0)
     own = replace(config, model=options, lora=LoraConfig(), speculation=SpeculationConfig())
     try:
         return load_model(own, ops, progress)
@@ -123,10 +125,11 @@ def _load_heads(config: EngineConfig, asked: Speculation, target: Model, ops: Op
         raise _error(f"{target.name} projects its last hidden rows before the head; heads of such models are not known")
     assert asked.model is not None
     try:
+        folder = str(resolve(asked.model, hub_beside(config.model)))
         if asked.method != "medusa":
-            eagle = load_eagle(config, asked.model, asked.method, target, ops)
+            eagle = load_eagle(config, folder, asked.method, target, ops)
             return Drafting(asked, eagle.model, keeps=True, heads=eagle)
-        heads = load_medusa(asked.model, target, ops)
+        heads = load_medusa(folder, target, ops)
     except ModelError as error:
         raise _error(f"the heads: {error.message}") from None
     most = len(heads.heads)
@@ -146,7 +149,7 @@ def _first_layers(target: Model, layers: int) -> Model:
 
 def check_tokens(config: EngineConfig, target: Model, draft: str) -> None:
     """Refuse a draft model whose ids stand for other tokens: every id that both have is compared."""
-    folders = (config.model.tokenizer or target.folder, resolve(draft))
+    folders = (config.model.tokenizer or target.folder, resolve(draft, hub_beside(config.model)))
     try:
         ours, theirs = (Tokenizer.from_folder(folder).table for folder in folders)
     except ModelError as error:

@@ -79,7 +79,7 @@ class ChatTemplate:
             held = chat_templates(GgufFile(folder))
             return cls(held, tokenizer, f"{folder}: tokenizer.chat_template", max_model_len) if held else None
         path = folder / "chat_template.jinja"
-        if path.exists():
+        if path.exists() or path.is_symlink():
             more = {p.stem: read_text(p) for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
             return cls(more | {"default": read_text(path)}, tokenizer, str(path), max_model_len)
         path = folder / "tokenizer_config.json"

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders
 
 from quire.core.errors import BadRequest, ModelError, QuireError, is_panic
+from quire.core.files import why_missing
 from quire.text.alphabet import BYTE_OF
 from quire.text.around import put_around
 from quire.text.bounds import most_bytes
@@ -73,7 +74,8 @@ class Tokenizer:
             path = found
             backend, own = read_vocab_file(path, config)
         else:
-            raise ModelError(f"{path}: no such file, nor tokenizer.model or a .tiktoken file; give another --tokenizer")
+            otherwise = "is missing, and so are tokenizer.model and .tiktoken files; give another --tokenizer"
+            raise ModelError(why_missing(path, otherwise))
         _add_missing(backend, config, read_json(folder / "added_tokens.json"), folder)
         named = own | {role: content for role in NAMED if (content := _content(config.get(role)))}
         _set_post_processor(backend, config, named)

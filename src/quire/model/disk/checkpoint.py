@@ -6,7 +6,6 @@ import json
 import math
 import mmap
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,16 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from safetensors import SafetensorError, safe_open
 
 from quire.core.dtypes import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype
-from quire.core.errors import ModelError
+from quire.core.errors import ConfigError, ModelError
+from quire.core.files import why_missing
 from quire.gguf.file import is_gguf
 from quire.model.disk.hf_config import read_json
+from quire.model.disk.hub import NEWEST, Hub, download, is_hub_name
 from quire.model.disk.mapped import give_back, read_ahead, view
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "assets" / "pydoc"
-HUB_FILES = ["*.safetensors", "*.json"]
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16, "F64": F64, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8,
           "F8_E4M3": F8, "BOOL": BOOL}  # fmt: skip
 PICKLED = ("*.bin", "*.pt", "*.pth")
@@ -68,33 +68,28 @@ class Source(Protocol):
         ...
 
 
-def resolve(model: str) -> Path:
+def resolve(model: str, hub: Hub = NEWEST) -> Path:
     """Where `model` lies: a folder or GGUF file, the embedded model ("" or "pydoc"), or a hub name to download."""
     path = EMBEDDED if model in ("", EMBEDDED.name) else Path(model).expanduser()
+    if hub.revision is not None and path.exists():
+        raise ConfigError(
+            f"--revision {hub.revision}: {path} lies on this machine; only models named as on the hub have revisions",
+            param="revision",
+        )
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelError(f"{path} has no config.json; a model folder in Hugging Face format is needed")
+            otherwise = "is missing; a model folder in Hugging Face format is needed"
+            raise ModelError(why_missing(path / "config.json", otherwise))
         return path
     if is_gguf(path):
         return path
     if path.exists():
         raise ModelError(f"{path} is a file, but not GGUF; give the folder that holds config.json and *.safetensors")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or ".." in model:
+    if path.is_symlink():
+        raise ModelError(why_missing(path, "is missing"))
+    if not is_hub_name(model):
         raise ModelError(f"{model!r} is neither a folder nor a hub name like owner/model")
-    return _download(model)
-
-
-def _download(name: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelError(
-            f"{name!r} is not a folder here, and downloading needs huggingface_hub: pip install 'quire[hub]'"
-        ) from None
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{name!r} is not a folder here and could not be downloaded: {error}") from None
+    return download(model, hub)
 
 
 class Checkpoint:
@@ -173,7 +168,7 @@ class Checkpoint:
     def _read_header(self, file: str) -> None:
         path = self.folder / file
         if not path.is_file():
-            raise ModelError(f"{path} is missing, the index names it; finish the download")
+            raise ModelError(why_missing(path, "is missing, the index names it; finish the download"))
         opened = _opened(path, "numpy")  # as "pt" would import torch
         with path.open("rb") as raw:
             self._seen[file] = _identity(os.fstat(raw.fileno()))

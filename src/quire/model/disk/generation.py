@@ -25,7 +25,7 @@ class GenerationDefaults:
 def read_generation(folder: Path, spec: ModelSpec) -> GenerationDefaults:
     """From generation_config.json if there is one, else from the spec. `do_sample` false asks for greedy decoding."""
     path = folder / "generation_config.json"
-    if not path.is_file():
+    if not (path.exists() or path.is_symlink()):
         return GenerationDefaults(spec.eos_token_ids, spec.bos_token_id, decoder_start=spec.encoder.start)
     config = HfConfig(read_json(path), str(path))
     eos = config.token_ids("eos_token_id", spec.vocab_size) or spec.eos_token_ids

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
+from quire.core.files import read_bounded, why_missing
 
 MAX_BYTES = 16 << 20
 
@@ -16,11 +17,9 @@ MAX_BYTES = 16 << 20
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the JSON file `path`; `ModelError` when it is missing, too large, or not an object."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ModelError(f"{path} is larger than {MAX_BYTES >> 20} MiB; it cannot be a model's configuration")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_bounded(path, MAX_BYTES).decode())
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+        raise ModelError(why_missing(path, f"cannot be read: {error.strerror}")) from None
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):

@@ -28,3 +28,9 @@ class Opened:
     claim: Claim
     dtype: Dtype
     notes: tuple[str, ...]
+
+    @property
+    def stored(self) -> str:
+        """The format in which others made it, as `quantization_config` names it, or "gguf"; empty for a plain one."""
+        name: str = self.config.child("quantization_config").text("quant_method", "")
+        return "gguf" if self.folder.is_file() else name

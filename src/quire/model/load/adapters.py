@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -67,8 +67,21 @@ class Adapters:
             raise ConfigError(f"adapter {name!r} is loaded from another folder; give each one a name of its own")
         if len(self.names) == self._slots:
             raise ConfigError(f"--max-loras {self._slots}: no room for {name!r} beside {', '.join(self.names)}")
-        slot = next(i for i in range(self._slots) if i not in self.names.values())
+        self._fill(name, next(i for i in range(self._slots) if i not in self.names.values()), folder)
+
+    def replace(self, name: str, folder: Path) -> None:
+        """Read a PEFT folder into the slot of `name`, whose adapter stays where that cannot be. No row may use it."""
+        self._fill(name, self.names[name], folder)
+
+    def _fill(self, name: str, slot: int, folder: Path) -> None:
+        read = list(self._read(folder))  # whatever is wrong with them, the slot is as it was
         self._clear(slot)
+        for where, a, b in read:
+            self._store(slot, where, a, b)
+        self.names[name], self._folders[name] = slot, folder.resolve()
+
+    def _read(self, folder: Path) -> Iterator[tuple[tuple[str, int], Tensor, Tensor]]:
+        """(role or fused matrix and layer, its A, its B times the scale), which fit."""
         scale = self._scale(HfConfig(read_json(folder / "adapter_config.json"), str(folder / "adapter_config.json")))
         tensors = Checkpoint(folder, "adapter_model.safetensors")
         found = dict(_pairs(tensors))
@@ -81,10 +94,10 @@ class Adapters:
                     "routers, latent attention and the output head take no adapters)"
                 )
             a, b = tensors.tensor(a_name).float(), tensors.tensor(b_name).float() * scale
-            self._store(slot, bases[base], a, b, f"{folder}: {base}")
+            self._check(bases[base][0], a, b, f"{folder}: {base}")
+            yield bases[base], a, b
         if not found:
             raise ModelError(f"{folder}: adapter_model.safetensors holds no lora_A and lora_B")
-        self.names[name], self._folders[name] = slot, folder.resolve()
 
     def unload(self, name: str) -> None:
         """Give the slot of `name` free; `ConfigError` when no adapter has that name. No row may use it any more."""
@@ -123,15 +136,17 @@ class Adapters:
             return a[:, share.cut(role, spec, a.shape[1])], b
         return a, b[share.cut(role, spec, len(b))] if axis == ROWS else b
 
-    def _store(self, slot: int, where: tuple[str, int], a: Tensor, b: Tensor, what: str) -> None:
-        holder, layer = where
-        spec, family = self._opened.spec, self._opened.family
-        n, k = DISK_ROLES[holder].shape(spec)
+    def _check(self, holder: str, a: Tensor, b: Tensor, what: str) -> None:
+        n, k = DISK_ROLES[holder].shape(self._opened.spec)
         if a.dim() != 2 or len(a) > self._rank or a.shape[1] != k or b.shape != (n, len(a)):
             raise ModelError(
                 f"{what}: lora_A {list(a.shape)} and lora_B {list(b.shape)} do not fit a matrix of [{n}, {k}] and rank "
                 f"{self._rank} at most"
             )
+
+    def _store(self, slot: int, where: tuple[str, int], a: Tensor, b: Tensor) -> None:
+        holder, layer = where
+        spec, family = self._opened.spec, self._opened.family
         rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
         for role in FUSED.get(holder, (holder,)):
             rows = disk_rows(role, holder, spec, family.grouped_qkv and holder == "qkv", rotated)

@@ -16,6 +16,7 @@ from quire.core.request import Request
 from quire.core.sequence import Sequence
 from quire.model.build import load_model
 from quire.model.describe import open_model
+from quire.model.disk.hub import hub_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder
@@ -63,6 +64,6 @@ class Target:
     def matrices(self) -> tuple[Tensor, Tensor]:
         """The table of tokens and the output head as numbers, [V, hidden] f32 each."""
         options = self._config.model
-        opened = open_model(options.model, options.load_format, options.seed)
+        opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
         reader = Reader(opened, self._step.ops, Form(torch.float32), Share(), None)
         return reader.table("embed"), reader.matrix(("head",), None)[0].dequantize()

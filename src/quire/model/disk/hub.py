@@ -1,0 +1,77 @@
+"""Models on the Hugging Face hub: how they are named, and which of their files are downloaded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from quire.core.config import ModelConfig
+from quire.core.errors import ModelError
+
+NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<kind>\w+)|/(?P<file>[\w./-]+\.gguf))?")
+FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+"""Weights, configuration, chat templates, and vocabularies in every form."""
+
+
+class Hub(NamedTuple):
+    """Which `revision` of a model (a branch, tag or commit; None = the newest), and the `folder` of downloads."""
+
+    revision: str | None = None
+    folder: str | None = None
+
+
+NEWEST = Hub()
+
+
+def hub_of(options: ModelConfig) -> Hub:
+    """For the model itself."""
+    return Hub(options.revision, options.download_dir)
+
+
+def hub_beside(options: ModelConfig) -> Hub:
+    """For what is loaded beside the model, which has revisions of its own."""
+    return Hub(None, options.download_dir)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether it is owner/model, or names a GGUF file there: owner/model:Q4_K_M, owner/model/FILE.gguf."""
+    return NAME.fullmatch(name) is not None and ".." not in name
+
+
+def download(name: str, hub: Hub) -> Path:
+    """The folder, or the GGUF file, that a hub name stands for; downloaded unless it is here already."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ModelError(
+            f"{name!r} is not a folder here, and downloading needs huggingface_hub: pip install 'quire[hub]'"
+        ) from None
+    found = NAME.fullmatch(name)
+    assert found is not None, "is_hub_name was asked"
+    kind, file = found["kind"], found["file"]
+    wanted = [file] if file else [f"*{kind.upper()}.gguf", f"*{kind.lower()}.gguf"] if kind else FILES
+    try:
+        where = snapshot_download(found["repo"], revision=hub.revision, cache_dir=hub.folder, allow_patterns=wanted)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name!r} is not a folder here and could not be downloaded: {error}") from None
+    folder = Path(where)
+    if kind or file:
+        return _gguf(name, folder, re.compile(rf"(.*[-._])?{kind}\.gguf", re.IGNORECASE) if kind else None, file or "")
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{name!r} has no config.json; if GGUF files are there, name one: {name}:Q4_K_M, or {name}/FILE.gguf"
+        )
+    return folder
+
+
+def _gguf(name: str, folder: Path, pattern: re.Pattern[str] | None, file: str) -> Path:
+    """The one file meant; the folder may hold others of earlier downloads."""
+    if pattern is None:
+        files = [folder / file] if (folder / file).is_file() else []
+    else:
+        files = sorted(path for path in folder.rglob("*.gguf") if pattern.fullmatch(path.name))
+    if len(files) != 1:
+        there = ", ".join(str(path.relative_to(folder)) for path in files) or "no file of the repository"
+        raise ModelError(f"{name!r} means {there}; name one file as owner/model/FILE.gguf")
+    return files[0]
