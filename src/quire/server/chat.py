@@ -13,6 +13,7 @@ from quire.core.params import MAX_LOGPROBS
 from quire.core.request import Request as EngineRequest
 from quire.server.convert import build_requests, read_body, sampling_params, token_limit
 from quire.server.generation import Generation, Piece
+from quire.server.keys import Tenant
 from quire.server.prompts import encode_chat, truncate
 from quire.server.protocol import ChatCompletionRequest
 from quire.server.replies import (
@@ -51,13 +52,15 @@ def _check(body: ChatCompletionRequest) -> None:
         raise BadRequest("max_tokens: differs from max_completion_tokens; give one", param="max_tokens")
 
 
-async def _submit(service: Service, body: ChatCompletionRequest, arrival: float, tenant: str) -> Generation:
+async def _submit(service: Service, body: ChatCompletionRequest, arrival: float, tenant: Tenant) -> Generation:
     with service.engine.reserve(max(1, body.n or 1)):
         requests = await _requests(service, body, arrival, tenant)
     return Generation(service.engine, service.tokenizer, requests)
 
 
-async def _requests(service: Service, body: ChatCompletionRequest, arrival: float, tenant: str) -> list[EngineRequest]:
+async def _requests(
+    service: Service, body: ChatCompletionRequest, arrival: float, tenant: Tenant
+) -> list[EngineRequest]:
     info = service.engine.info
     ids = await encode_chat(service, body, "messages" if body.truncate_prompt_tokens is None else None)
     prompt = truncate(ids, body.truncate_prompt_tokens, info.max_model_len)

@@ -19,6 +19,7 @@ from quire.server.convert import (
     token_limit,
 )
 from quire.server.generation import Generation, Piece
+from quire.server.keys import Tenant
 from quire.server.prompts import Prompts, encode_prompts, listed, truncate
 from quire.server.protocol import CompletionRequest
 from quire.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
@@ -34,7 +35,7 @@ async def create_completion(service: Service, request: Request) -> Response:
     return await respond(request, _Writer(service, body, generation))
 
 
-async def _submit(service: Service, body: CompletionRequest, arrival: float, tenant: str) -> Generation:
+async def _submit(service: Service, body: CompletionRequest, arrival: float, tenant: Tenant) -> Generation:
     given = listed(service, body.prompt)
     with service.engine.reserve(len(given) * max(1, body.n or 1)):
         requests = await _requests(service, body, given, arrival, tenant)
@@ -42,7 +43,7 @@ async def _submit(service: Service, body: CompletionRequest, arrival: float, ten
 
 
 async def _requests(
-    service: Service, body: CompletionRequest, given: Prompts, arrival: float, tenant: str
+    service: Service, body: CompletionRequest, given: Prompts, arrival: float, tenant: Tenant
 ) -> list[EngineRequest]:
     info = service.engine.info
     field = "prompt" if body.truncate_prompt_tokens is None else None

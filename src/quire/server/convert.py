@@ -15,6 +15,7 @@ from quire.core.request import Request
 from quire.engine.client import EngineInfo
 from quire.engine.requests import ids_of_words, make_request, room
 from quire.server.body import off_loop, read_struct
+from quire.server.keys import Tenant
 from quire.server.protocol import SamplingFields
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
@@ -106,11 +107,12 @@ async def build_requests(
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     arrival: float,
-    tenant: str,
+    tenant: Tenant,
 ) -> list[Request]:
     """One engine request per prompt. Ids are drawn here, so a client's own id can never collide in the engine.
 
-    `tenant` begins the salt of the prefix cache (`Gateway`), whatever the body's own `cache_salt`.
+    The salt of `tenant` begins that of the prefix cache, whatever the body's own `cache_salt`. Where keys tell nobody
+    apart, tenants of the fair policy are the bodies' `user`.
     """
     info, words = service.engine.info, body.bad_words or ()
     banned = await off_loop(2 * sum(map(len, words)), ids_of_words, service.tokenizer, words)
@@ -127,5 +129,7 @@ async def build_requests(
         )
         for prompt, param in zip(prompts, params, strict=True)
     )
-    salt = tenant + (body.cache_salt or "")
-    return [msgspec.structs.replace(r, arrival=arrival, cache_salt=salt) for r in requests]
+    salt = tenant.salt + (body.cache_salt or "")
+    who = tenant.name or (body.user if isinstance(body.user, str) else "")
+    own = {"arrival": arrival, "cache_salt": salt, "tenant": who, "weight": tenant.weight}
+    return [msgspec.structs.replace(r, **own) for r in requests]

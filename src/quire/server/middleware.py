@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import re
 import secrets
@@ -13,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.server.errors import HttpError, encode_error, error_headers
 from quire.server.generation import ClientGone
+from quire.server.keys import NOBODY, Tenant
 from quire.server.service import Service
 
 logger = logging.getLogger("quire.server")
@@ -30,16 +29,13 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 class Gateway:
     """Pure ASGI, so that streams pass through untouched.
 
-    A route finds in `request.state.tenant` what tells the holders of one key from those of another: a beginning for
-    cache salts, as the time and `cached_tokens` of a hit would confirm a guess at another's prompt. It is empty where
-    there are not two keys.
+    A route finds in `request.state.tenant` whose key was sent; its salt parts the prefix cache, as the time and
+    `cached_tokens` of a hit would confirm a guess at another's prompt.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        keys = dict.fromkeys(hashlib.sha256(key.encode()).digest() for key in service.options.api_key)
-        self._tenants = {key: f"key {i}\0" if len(keys) > 1 else "" for i, key in enumerate(keys)}
         self._public = PUBLIC if service.options.protect_metrics else PUBLIC | MEASURED
         hosts = service.options.allowed_hosts
         if not hosts and service.options.host in ("localhost", "127.0.0.1", "::1"):
@@ -91,7 +87,7 @@ class Gateway:
         route = getattr(scope.get("route"), "path", "unmatched")
         self._service.engine.metrics.http_response(route, status)
 
-    def _check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> str:
+    def _check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Tenant:
         """The tenant; raises for a request that must not reach a route, whose body has not been read."""
         size = sum(len(name) + len(value) for name, value in headers)
         if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
@@ -100,21 +96,15 @@ class Gateway:
             raise BadRequest("host: the header is given twice, and which of them counts is not known", param="host")
         if self._hosts and _host(headers) not in self._hosts:
             raise HttpError(421, "host: this server does not answer to that name", code="misdirected_request")
-        tenant = self._tenant(headers) if self._tenants and scope["path"] not in self._public else ""
+        keys = self._service.keys
+        tenant = keys.tenant(headers) if keys.needed and scope["path"] not in self._public else NOBODY
         if tenant is None:
             raise HttpError(401, "a valid key is needed: Authorization: Bearer <key>", code="invalid_api_key")
         if self._service.draining and scope["method"] == "POST":
             raise Unavailable("the server is shutting down; send the request again in a moment")
+        if scope["method"] == "POST":
+            keys.spend(tenant)
         return tenant
-
-    def _tenant(self, headers: list[tuple[bytes, bytes]]) -> str | None:
-        """Whose key was sent, or None: none that is known."""
-        given = [value for name, value in headers if name == b"authorization"]
-        if len(given) != 1 or given[0][:7].lower() != b"bearer ":
-            return None
-        digest = hashlib.sha256(given[0][7:].strip()).digest()
-        matches = [name for key, name in self._tenants.items() if hmac.compare_digest(digest, key)]
-        return matches[0] if matches else None
 
 
 async def send_error(send: Send, error: QuireError) -> None:

@@ -26,6 +26,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     protect_metrics: Annotated[
         bool, about("Ask for a key at /health, /ping and /metrics too; /livez and /readyz are always open.")
     ] = False
+    api_keys_file: Annotated[
+        str | None,
+        about(
+            'JSON file of keys: {"NAME": {"key": "...", "weight": 2, "requests_per_minute": 60}}; read again on SIGHUP.'
+        ),
+    ] = None
     ssl_keyfile: Annotated[str | None, about("Private key for HTTPS.")] = None
     ssl_certfile: Annotated[str | None, about("Certificate for HTTPS.")] = None
     allowed_hosts: Annotated[

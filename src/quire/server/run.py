@@ -25,6 +25,7 @@ from quire.engine.client import EngineClient
 from quire.gguf.file import is_gguf
 from quire.server.app import create_app
 from quire.server.connection import LimitedProtocol
+from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.server.service import Service
 from quire.text.files import read_text
@@ -41,8 +42,8 @@ LAST_WORDS_SECONDS = 2  # for the errors of requests that were not finished
 class DrainingServer(uvicorn.Server):
     """On the first signal new requests are refused (503) while those in flight finish; a second signal ends it now.
 
-    SIGHUP, which comes when a terminal goes away, is a first signal and never a second one: shells and systemd send it
-    beside others. Where it is ignored (nohup) it stays so.
+    SIGHUP reads the file of keys again, where there is one. Otherwise, as when a terminal goes away, it is a first
+    signal and never a second one: shells and systemd send it beside others. Where it is ignored (nohup) it stays so.
     When the engine has died, it ends as soon as the requests in flight have their errors: a supervisor starts it anew.
     """
 
@@ -68,6 +69,9 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal arrived. It is not raised again after the drain (uvicorn does), so the exit code is ours."""
+        if sig == signal.SIGHUP and self._service.keys.from_file:
+            self._service.keys.reload()
+            return
         if self._service.draining and sig == signal.SIGHUP:
             return
         if self._service.draining:
@@ -164,8 +168,9 @@ def _check_tls(options: ServerOptions) -> None:
         ) from None
 
 
-def _check_files(config: EngineConfig) -> None:
-    """Refuse a template or tokenizer that is not there before the model is loaded, which may take minutes."""
+def _check_files(config: EngineConfig, options: ServerOptions) -> None:
+    """Refuse keys, a template or tokenizer that is not there before the model is loaded, which may take minutes."""
+    Keys(options)
     if config.model.chat_template is not None:
         read_text(Path(config.model.chat_template))
     if config.model.tokenizer is not None:
@@ -201,7 +206,7 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
     options.validate()
     _raise_file_limit()
     _check_tls(options)
-    _check_files(config)
+    _check_files(config, options)
     sock = bind(options)
     try:
         client = start_engine(config)

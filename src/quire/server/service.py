@@ -14,6 +14,7 @@ from quire.core.config import EngineConfig
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.requests import Seeds, sampling_defaults
 from quire.server.errors import ModelNotFound
+from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -36,6 +37,9 @@ class Service:
     draining: bool = False
     active: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.keys = Keys(self.options)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
