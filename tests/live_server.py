@@ -16,9 +16,10 @@ import openai
 
 from quire.core.config import EngineConfig, flat_config
 from quire.engine.async_engine import AsyncEngine
+from quire.server.address import bind
 from quire.server.app import create_app
 from quire.server.options import ServerOptions
-from quire.server.run import DrainingServer, bind, uvicorn_config
+from quire.server.run import DrainingServer, uvicorn_config
 from quire.server.service import Service
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer

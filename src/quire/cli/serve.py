@@ -25,7 +25,8 @@ logger = logging.getLogger("quire.cli")
 def serve(options: dict[str, Any]) -> None:
     """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it."""
     config, server = to_engine(options), to_server(options)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    level = server.log_level.upper()
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its name for everything, as "Started" too
     from quire.server import run
 

@@ -12,6 +12,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from quire.core.config import EngineConfig
@@ -72,6 +73,11 @@ def create_app(
     app = FastAPI(title="quire", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     app.add_middleware(Gateway, service=service)
+    if options.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=options.allowed_origins, allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )  # fmt: skip
     app.add_exception_handler(QuireError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     _add_routes(app, service)

@@ -9,6 +9,8 @@ import msgspec
 from quire.core.config import about
 from quire.core.errors import ConfigError
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Names are the command line's. The default host is the loopback address (vLLM's is 0.0.0.0): nothing is reachable
@@ -20,6 +22,13 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, about("Address to listen on; 0.0.0.0 = all.")] = "127.0.0.1"
     port: Annotated[int, about("Port to listen on; 0 = a free one.")] = 8000
+    uds: Annotated[str | None, about("Listen on a Unix socket at this path, for this user only, not on a port.")] = None
+    root_path: Annotated[str, about("Path under which a proxy shows the server.")] = ""
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        about("Web origin whose pages may call the server (CORS), * = any; may be given several times."),
+    ] = ()
+    log_level: Annotated[str, about("What is logged, at least.", LOG_LEVELS)] = "info"
     api_key: Annotated[
         tuple[str, ...], about("Key that clients must send as a bearer token; may be given several times.")
     ] = ()
@@ -62,6 +71,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--port {self.port} must lie in [0, 65535]; 0 takes a free one", param="port")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("--ssl-keyfile and --ssl-certfile belong together: give both", param="ssl_certfile")
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(
+                f"--log-level {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}", param="log_level"
+            )
         if any(not key for key in self.api_key):
             raise ConfigError("--api-key must not be empty", param="api_key")
         if not self.shutdown_timeout >= 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import resource
 import signal
@@ -23,6 +22,7 @@ from quire.core.errors import ConfigError, Unavailable
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.client import EngineClient
 from quire.gguf.file import is_gguf
+from quire.server.address import BACKLOG, bind, leave, listen, where
 from quire.server.app import create_app
 from quire.server.connection import LimitedProtocol
 from quire.server.keys import Keys
@@ -35,7 +35,6 @@ from quire.text.tokenizer import Tokenizer
 logger = logging.getLogger("quire.server")
 
 FAILED_EXIT_CODE = 1  # the engine died, or a second signal cut requests off
-BACKLOG = 2048
 LAST_WORDS_SECONDS = 2  # for the errors of requests that were not finished
 
 
@@ -119,37 +118,8 @@ def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,
+        root_path=options.root_path,
     )
-
-
-def bind(options: ServerOptions) -> socket.socket:
-    """Reserve the address without listening: nothing connects before the model is loaded."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((options.host, options.port))
-    except OSError as error:
-        sock.close()
-        raise _address_error(error, options) from None
-    return sock
-
-
-def listen(sock: socket.socket, options: ServerOptions) -> None:
-    """Take connections; `ConfigError` when somebody else, who had bound the address too, listens by now."""
-    try:
-        sock.listen(BACKLOG)
-    except OSError as error:
-        raise _address_error(error, options) from None
-
-
-def _address_error(error: OSError, options: ServerOptions) -> ConfigError:
-    where = f"{options.host}:{options.port}"
-    if error.errno == errno.EADDRINUSE:
-        return ConfigError(f"{where} is in use by another program; choose another --port", param="port")
-    if error.errno == errno.EACCES:
-        return ConfigError(f"{where}: not permitted; choose a --port above 1023", param="port")
-    return ConfigError(f"--host {options.host}: {error.strerror or error}", param="host")
 
 
 def _check_tls(options: ServerOptions) -> None:
@@ -217,6 +187,7 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
         return _serve(config, options, client, sock)
     finally:
         sock.close()
+        leave(options)
         client.close()
 
 
@@ -229,10 +200,8 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
     engine = AsyncEngine(client)
     app = create_app(engine, tokenizer, template, options, config)
     server = DrainingServer(uvicorn_config(app, options), app.state.service)
-    scheme = "https" if options.ssl_certfile else "http"
-    host, port = sock.getsockname()[:2]
     listen(sock, options)
-    logger.info("serving %s on %s://%s:%d", info.served_name, scheme, f"[{host}]" if ":" in host else host, port)
+    logger.info("serving %s on %s", info.served_name, where(sock, options))
     try:
         server.run(sockets=[sock])
     finally:
