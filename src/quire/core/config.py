@@ -229,6 +229,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
             if getattr(self.scheduler, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1", param=name)
+        if not self.scheduler.target_itl_ms >= 0:
+            raise ConfigError("--target-itl-ms must not be negative", param="target_itl_ms")
         if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
             raise ConfigError("--max-num-batched-tokens must be at least --max-num-seqs, or sequences would starve")
         if self.model.group_size not in GROUP_SIZES:

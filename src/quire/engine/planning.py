@@ -61,6 +61,11 @@ def _check(limits: SchedulerConfig, ops: Ops, length: int) -> None:
             f"--max-model-len ({length})",
             param="max_num_batched_tokens",
         )
+    if limits.target_itl_ms and not limits.enable_chunked_prefill:
+        raise ConfigError(
+            "--target-itl-ms cuts prompts into chunks, which is turned off, or which this model's encoder cannot do",
+            param="target_itl_ms",
+        )
     if limits.async_scheduling and ops.gpu is None:
         raise ConfigError(
             f"--async-scheduling needs a GPU: on the {ops.name} backend the host itself computes each step, "
