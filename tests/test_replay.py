@@ -1,12 +1,9 @@
-"""An engine that is told what another one put out goes on with the same bits; a server whose engine is killed, too."""
+"""An engine that is told what another one put out goes on with the same bits."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +11,11 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from live_server import wait_until
 from oracle import BACKENDS
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.local import LocalEngine
-from test_server_death import LONG, Serving, running
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 PYDOC = str(Path(__file__).parent.parent / "src/quire/assets/pydoc")
@@ -91,15 +86,6 @@ def test_what_was_told_is_gone_on_from(options: dict[str, Any]) -> None:
         assert len(scored) == (cuts["scored", 0] == 0), "prompts are scored with the first token only"
 
 
-BODIES: list[dict[str, Any]] = [
-    LONG | {"max_tokens": 900, "temperature": 0},
-    LONG | {"max_tokens": 900, "temperature": 0.8, "seed": 3, "logprobs": 2},
-    LONG | {"max_tokens": 700, "temperature": 1.0, "seed": 4, "n": 2},
-    LONG | {"max_tokens": 900, "temperature": 0.7, "seed": 5, "presence_penalty": 1.0, "frequency_penalty": 0.3},
-    {"prompt": "import os", "max_tokens": 800, "seed": 6, "temperature": 0.9},
-]
-
-
 def texts_of(reply: httpx.Response) -> dict[int, str]:
     """The text of each choice, streamed or not."""
     assert reply.status_code == 200, reply.text
@@ -112,21 +98,3 @@ def texts_of(reply: httpx.Response) -> dict[int, str]:
         for choice in json.loads(line)["choices"]:
             texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
     return texts
-
-
-def test_clients_of_an_engine_that_is_killed_see_a_pause() -> None:
-    with Serving() as server, server.up() as client, ThreadPoolExecutor(10) as pool:
-        alone = [texts_of(client.post("/v1/completions", json=body)) for body in BODIES]
-        bodies = [body | {"stream": stream} for body in BODIES for stream in (False, True)]
-        sent = [pool.submit(client.post, "/v1/completions", json=body) for body in bodies]
-        for kill in (signal.SIGKILL, signal.SIGKILL):
-            wait_until(lambda: running(client) >= 3, seconds=20)
-            os.kill(server.engine, kill)
-            wait_until(lambda: client.get("/readyz").status_code == 503, seconds=10)
-            wait_until(lambda: client.get("/health").status_code == 200, seconds=30)
-        found = [texts_of(future.result(timeout=60)) for future in sent]
-        assert found == [texts for texts in alone for _ in (0, 1)]
-        assert 'quire:engine_restarts_total{model_name="pydoc"} 2.0' in client.get("/metrics").text
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(10) == 0
-    assert "Traceback" not in "".join(server.log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from binascii import crc32
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ FOREVER = Patience(deaths=10_000)
 
 def request(name: str, tokens: int = 8, n: int = 1, **params: Any) -> Request:
     asked = SamplingParams(max_tokens=tokens, n=n, **params)
-    return Request(id=name, prompt=(5, 6, 7), params=asked, seed=hash(name) % 1000, arrival=time.monotonic())
+    return Request(id=name, prompt=(5, 6, 7), params=asked, seed=crc32(name.encode()), arrival=time.monotonic())
 
 
 class Engine(StubEngine):

@@ -66,6 +66,11 @@ class Kept:
         """Nobody wants more of one sequence: it counts as ended."""
         self.told[index] = None
 
+    def failed(self, error: str) -> list[Output]:
+        """An error for each sequence that goes on."""
+        live = [index for index, told in enumerate(self.told) if told is not None]
+        return [Output(request_id=self.request.id, index=i, finish_reason="error", error=error) for i in live]
+
     def take(self, output: Output) -> None:
         """Note what an engine put out, under the name that the client knows, with the times that it cannot know."""
         output.request_id = self.request.id

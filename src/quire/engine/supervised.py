@@ -129,6 +129,8 @@ class SupervisedEngine:
         try:
             report = engine.poll(timeout)
             if report is None:
+                with self._lock:
+                    self._try_next()  # whoever ran alone may have left
                 self._watch(engine)
                 return None
         except EngineFailure as failure:
@@ -285,12 +287,9 @@ class SupervisedEngine:
 
     def _condemn(self, kept: Kept) -> list[Output]:
         """End a request that ended an engine all by itself."""
-        name = kept.request.id
-        del self._kept[name]
-        logger.error("request %s ended the engine when it ran alone; it gets an error", name)
-        error = "the engine died of this request, also when it ran alone"
-        live = [index for index, told in enumerate(kept.told) if told is not None]
-        return [Output(request_id=name, index=index, finish_reason="error", error=error) for index in live]
+        del self._kept[kept.request.id]
+        logger.error("request %s ended the engine when it ran alone; it gets an error", kept.request.id)
+        return kept.failed("the engine died of this request, also when it ran alone")
 
     def _try_next(self) -> None:
         """Go on with the trial: the first runs alone; once it gave tokens, ended or left, the next does, then all."""
