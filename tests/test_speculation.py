@@ -187,9 +187,22 @@ def golden(folders: dict[str, str]) -> dict[str, dict[str, list[Answer]]]:
     return {}
 
 
-@pytest.mark.parametrize("adaptive", [False, True], ids=["pinned", "adaptive"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("feature", FEATURES)
+CASES = [
+    pytest.param(
+        feature,
+        method,
+        adaptive,
+        id=f"{feature}-{method}-{'adaptive' if adaptive else 'pinned'}",
+        marks=[pytest.mark.slow] if adaptive and method.endswith("_tree") and feature != "plain" else [],
+    )
+    for feature in FEATURES
+    for method in METHODS
+    for adaptive in (False, True)
+]
+"""Trees of all sizes are pinned beside every feature; that they are chosen as well is left to the slow run."""
+
+
+@pytest.mark.parametrize(("feature", "method", "adaptive"), CASES)
 def test_the_bits_are_those_of_plain_decoding(
     feature: str, method: str, adaptive: bool, folders: dict[str, str], golden: dict[str, dict[str, list[Answer]]]
 ) -> None:
