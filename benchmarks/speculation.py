@@ -249,13 +249,13 @@ def look(args: argparse.Namespace) -> dict[str, Any]:
         for i, (start, *rest) in enumerate(texts(32, 512)):
             seq = Sequence(replace(requests_of([[start]], 600)[0], id=str(i)))
             for token in rest:
-                begin = time.perf_counter()
+                begin = time.perf_counter_ns()
                 proposer.propose([seq], [8])
-                spent.append(1e6 * (time.perf_counter() - begin))
+                spent.append((time.perf_counter_ns() - begin) / 1000)
                 seq.tokens.append(token)
             seq.status = Status.FINISHED
-        late = spent[len(spent) // 2 :]
-        found[name] = {"median_us": statistics.median(late), "p99_us": sorted(late)[int(0.99 * len(late))]}
+        late = sorted(spent[len(spent) // 2 :])
+        found[name] = {"median_us": statistics.median(late), "p99_us": late[int(0.99 * len(late))]}
     return found
 
 
@@ -342,10 +342,7 @@ def _race(p: torch.Tensor, q: torch.Tensor) -> float:
 def kept(args: argparse.Namespace) -> dict[str, Any]:
     """Of first guesses, the share that was kept, beside the mean of 1 - TV at the same positions."""
     found = {}
-    drafts: dict[str, dict[str, Any]] = {
-        "self": {"method": "self", "quantization": "int4"},
-        "draft_model": {"method": "draft_model", "model": str(PYDOC), "quantization": "int4"},
-    }
+    drafts = {"self": METHODS["self"], "draft_model": METHODS["draft_model"] | {"quantization": "int4"}}
     for temperature in (0.7, 1.0):
         for name, asked in drafts.items():
             engine = engine_of(PYDOC, asked | {"adaptive": False, "num_speculative_tokens": 1})

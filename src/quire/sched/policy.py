@@ -13,8 +13,6 @@ from quire.sched.queue import WaitingQueue
 Rank = tuple[float, ...]
 OUTPUT = 2.0
 """What a generated token counts beside one of a prompt: it takes a row of a step of its own."""
-
-
 REMEMBERED = 10_000
 """Tenants whose counters are kept in any case."""
 
