@@ -2,6 +2,7 @@
 
     python benchmarks/heads.py train OUT --method eagle3      the command itself, on all modules but the held-out ones
     python benchmarks/heads.py measure OUT                    tokens a step on held-out text: chain of 4, tree of 16
+    python benchmarks/heads.py batches OUT                    16 and 64 sequences, the cost model beside no drafts
 
 The text is the beginnings of modules that neither the model nor the heads were trained on, continued greedily.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from peers import HERE
-from speculation import PYDOC, decode, engine_of, requests_of, texts
+from speculation import PYDOC, compare, decode, engine_of, requests_of, texts
 
 SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data", "turtledemo",
            "lib2to3", "idlelib"}  # fmt: skip
@@ -46,7 +47,7 @@ def train(args: argparse.Namespace) -> None:
 
 def measure(args: argparse.Namespace) -> None:
     """Chain and tree in turns with plain decoding, one sequence at a time; kept in results/speculation.json."""
-    method = "eagle3" if "eagle_config" in json.loads((args.folder / "config.json").read_text()) else "medusa"
+    method = method_of(args.folder)
     plain = engine_of(PYDOC, None)
     requests = [requests_of([row], args.tokens)[0] for row in texts(args.texts, 64)]
     found: dict[str, Any] = {}
@@ -67,11 +68,34 @@ def measure(args: argparse.Namespace) -> None:
             "kept_by_place": [kept / totals.drafts for kept in totals.accepted_per_pos],
             "speed_beside_plain": statistics.median(ratios),
         }
+    keep(args, f"heads {method}", found)
+
+
+def batches(args: argparse.Namespace) -> None:
+    """Places for so many sequences are always taken; the cost model decides whether heads draft at all."""
+    method, found = method_of(args.folder), {}
+    for count in (16, 64):
+        requests = requests_of(texts(4 * count, 32), args.tokens)
+        asked = {"method": method, "model": str(args.folder)}
+        plain, drafting = (engine_of(PYDOC, way, max_num_seqs=count) for way in (None, asked))
+        found[str(count)] = compare(plain, drafting, requests, rounds=7)
+    keep(args, f"heads {method} batches", found)
+
+
+def method_of(folder: Path) -> str:
+    """Which heads they are."""
+    return "eagle3" if "eagle_config" in json.loads((folder / "config.json").read_text()) else "medusa"
+
+
+def keep(args: argparse.Namespace, name: str, found: dict[str, Any]) -> None:
+    """Print what was found and keep it."""
     rows = json.loads(args.output.read_text())
-    command = f"python benchmarks/heads.py measure {args.folder.name}"
-    rows[f"heads {method}"] = {"command": command} | found
+    rows[name] = {"command": f"python benchmarks/heads.py {args.what} {args.folder.name}"} | found
     args.output.write_text(json.dumps(rows, indent=1) + "\n")
-    print(json.dumps(rows[f"heads {method}"], indent=1))
+    print(json.dumps(rows[name], indent=1))
+
+
+WORK = {"train": train, "measure": measure, "batches": batches}
 
 
 def main() -> None:
@@ -80,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=about, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("train", "measure"))
+    parser.add_argument("what", choices=WORK)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--method", choices=("eagle3", "medusa"), default="eagle3")
     parser.add_argument("--steps", type=int, default=3000)
@@ -89,7 +113,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "speculation.json")
     args = parser.parse_args()
-    (train if args.what == "train" else measure)(args)
+    WORK[args.what](args)
 
 
 if __name__ == "__main__":

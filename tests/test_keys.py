@@ -98,6 +98,19 @@ def test_requests_carry_their_tenant_and_sighup_reads_the_file_again(file: Path)
         assert [ask(server, key) for key in ("a-key", "c-key")] == [401, 200]
 
 
+def test_a_key_may_have_so_many_sequences_in_flight(file: Path) -> None:
+    file.write_text(json.dumps({"ann": {"key": "a-key", "max_sequences": 2}, "bob": {"key": "b-key"}}))
+    with live(api_keys_file=str(file)) as server:
+        many = {"prompt": "hello", "max_tokens": 2, "n": 3}
+        refused = server.post("/v1/completions", many, headers={"authorization": "Bearer a-key"})
+        assert refused.status_code == 400 and "its key allows 2" in refused.json()["error"]["message"]
+        asked = {"prompt": "hello", "max_tokens": 2, "n": 2}
+        for key in ("a-key", "b-key"):
+            assert server.post("/v1/completions", asked, headers={"authorization": f"Bearer {key}"}).status_code == 200
+        with server.engine.reserve(2, "ann"):
+            assert [ask(server, key) for key in ("a-key", "b-key")] == [429, 200]
+
+
 def test_without_keys_the_body_says_who_asks() -> None:
     with live() as server:
         server.complete(user="dora", max_tokens=1)

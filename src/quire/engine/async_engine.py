@@ -142,7 +142,8 @@ class AsyncEngine:
         self._client = client
         self.info: EngineInfo = client.info
         self.metrics = EngineMetrics(self.info)
-        self.admission = Admission(max_sequences or self.info.max_num_queued_reqs, max_prompt_tokens)
+        fair = self.info.scheduling_policy == "fair"
+        self.admission = Admission(max_sequences or self.info.max_num_queued_reqs, max_prompt_tokens, fair)
         self._streams: dict[str, OutputStream] = {}
         self._progress = time.monotonic()
         self._failure: QuireError | None = None
@@ -184,16 +185,17 @@ class AsyncEngine:
             self._reader.start()
 
     @contextlib.contextmanager
-    def reserve(self, sequences: int) -> Iterator[None]:
+    def reserve(self, sequences: int, tenant: str = "", most: int = 0) -> Iterator[None]:
         """Hold places while texts become tokens, so that a full queue is refused before that work is done.
 
-        They are free again at the end: `submit` must follow at once, without an `await` in between. Raises as it does.
+        They are free again at the end: `submit` must follow at once, without an `await` in between. Raises as it does,
+        and `Overloaded` where `tenant` would have more than `most` sequences in flight.
         """
-        self._admit(sequences, 0)
+        self._admit(sequences, 0, tenant, most)
         try:
             yield
         finally:
-            self._leave(sequences, 0)
+            self._leave(sequences, 0, tenant)
 
     def submit(self, requests: Sequence[Request]) -> OutputStream:
         """Hand validated requests to the engine, all or none.
@@ -202,7 +204,7 @@ class AsyncEngine:
         `Unavailable` when the engine is gone.
         """
         self.start()
-        self._admit(sum(r.params.n for r in requests), sum(len(r.prompt) for r in requests))
+        self._admit(sum(r.params.n for r in requests), sum(len(r.prompt) for r in requests), requests[0].tenant)
         if not self._streams:
             self._progress = time.monotonic()
         stream = OutputStream(self, requests)
@@ -254,25 +256,25 @@ class AsyncEngine:
             self._reader.join(timeout=5.0)
         self._client.close()
 
-    def _admit(self, sequences: int, prompt_tokens: int) -> None:
+    def _admit(self, sequences: int, prompt_tokens: int, tenant: str, most: int = 0) -> None:
         if not self.healthy:
             raise Unavailable("the engine is not running; the server's log says why")
         try:
-            self.admission.enter(sequences, prompt_tokens)
+            self.admission.enter(sequences, prompt_tokens, tenant, most)
         except Overloaded:
             self.metrics.rejected("queue_full")
             raise
         self.metrics.steps.in_flight = self.in_flight
 
-    def _leave(self, sequences: int, prompt_tokens: int) -> None:
-        self.admission.leave(sequences, prompt_tokens)
+    def _leave(self, sequences: int, prompt_tokens: int, tenant: str) -> None:
+        self.admission.leave(sequences, prompt_tokens, tenant)
         self.metrics.steps.in_flight = self.in_flight
 
     def release(self, request: Request, abort: bool) -> None:
         """A request's last sequence ended: give its place back, and `abort` what the engine still does for it."""
         if self._streams.pop(request.id, None) is None:
             return
-        self._leave(request.params.n, len(request.prompt))
+        self._leave(request.params.n, len(request.prompt), request.tenant)
         self.admission.took(time.monotonic() - request.arrival)
         self.metrics.request_end(request)
         if abort:

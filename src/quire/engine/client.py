@@ -39,6 +39,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     implementations: dict[str, str] = msgspec.field(default_factory=dict)
     adapters: tuple[str, ...] = ()
     opening: Opening | None = None
+    scheduling_policy: str = "fcfs"
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -261,5 +261,6 @@ class Engine:
             generation_defaults=model.generation_defaults,
             adapters=self.adapters,
             opening=self.opening,
+            scheduling_policy=config.scheduler.scheduling_policy,
             implementations=dict(self.ops.chosen),
         )

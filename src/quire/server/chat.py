@@ -53,7 +53,7 @@ def _check(body: ChatCompletionRequest) -> None:
 
 
 async def _submit(service: Service, body: ChatCompletionRequest, arrival: float, tenant: Tenant) -> Generation:
-    with service.engine.reserve(max(1, body.n or 1)):
+    with service.engine.reserve(max(1, body.n or 1), tenant.called(body.user), tenant.max_sequences):
         requests = await _requests(service, body, arrival, tenant)
     return Generation(service.engine, service.tokenizer, requests)
 

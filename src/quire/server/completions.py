@@ -37,7 +37,7 @@ async def create_completion(service: Service, request: Request) -> Response:
 
 async def _submit(service: Service, body: CompletionRequest, arrival: float, tenant: Tenant) -> Generation:
     given = listed(service, body.prompt)
-    with service.engine.reserve(len(given) * max(1, body.n or 1)):
+    with service.engine.reserve(len(given) * max(1, body.n or 1), tenant.called(body.user), tenant.max_sequences):
         requests = await _requests(service, body, given, arrival, tenant)
     return Generation(service.engine, service.tokenizer, requests)
 

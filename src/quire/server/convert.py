@@ -111,8 +111,7 @@ async def build_requests(
 ) -> list[Request]:
     """One engine request per prompt. Ids are drawn here, so a client's own id can never collide in the engine.
 
-    The salt of `tenant` begins that of the prefix cache, whatever the body's own `cache_salt`. Where keys tell nobody
-    apart, tenants of the fair policy are the bodies' `user`.
+    The salt of `tenant` begins that of the prefix cache, whatever the body's own `cache_salt`.
     """
     info, words = service.engine.info, body.bad_words or ()
     banned = await off_loop(2 * sum(map(len, words)), ids_of_words, service.tokenizer, words)
@@ -130,6 +129,5 @@ async def build_requests(
         for prompt, param in zip(prompts, params, strict=True)
     )
     salt = tenant.salt + (body.cache_salt or "")
-    who = tenant.name or (body.user if isinstance(body.user, str) else "")
-    own = {"arrival": arrival, "cache_salt": salt, "tenant": who, "weight": tenant.weight}
+    own = {"arrival": arrival, "cache_salt": salt, "tenant": tenant.called(body.user), "weight": tenant.weight}
     return [msgspec.structs.replace(r, **own) for r in requests]

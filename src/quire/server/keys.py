@@ -19,11 +19,15 @@ logger = logging.getLogger("quire.server")
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key in the file, under the tenant's name. `weight`: of its share where the policy is fair; 0 = no limit."""
+    """A key in the file, under the tenant's name. `weight`: of its share where the policy is fair.
+
+    `max_sequences` may be in flight at once. Limits of 0 are none.
+    """
 
     key: str
     weight: float = 1.0
     requests_per_minute: float = 0.0
+    max_sequences: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class Tenant:
     salt: str = ""
     weight: float = 1.0
     requests_per_minute: float = 0.0
+    max_sequences: int = 0
+
+    def called(self, user: object) -> str:
+        """The name by which shares are counted: where keys tell nobody apart, what the body's `user` says."""
+        return self.name or (user if isinstance(user, str) else "")
 
 
 NOBODY = Tenant()
@@ -75,7 +84,7 @@ class Keys:
             digest = _digest(entry.key.encode())
             if digest in found:
                 raise ConfigError(f"--api-keys-file {self._file}: the key of {name!r} is there twice")
-            found[digest] = Tenant(name, f"tenant {name}\0", entry.weight, entry.requests_per_minute)
+            found[digest] = Tenant(name, f"tenant {name}\0", *msgspec.structs.astuple(entry)[1:])
         return found
 
     def tenant(self, headers: list[tuple[bytes, bytes]]) -> Tenant | None:
@@ -117,9 +126,10 @@ def read_keys(path: str) -> dict[str, KeyEntry]:
         message = f'--api-keys-file {path}: {error}; it looks like {{"NAME": {{"key": "...", "weight": 2}}}}'
         raise ConfigError(message, param="api_keys_file") from None
     for name, entry in found.items():
-        if not name or not entry.key or not entry.weight > 0 or not entry.requests_per_minute >= 0:
+        limits = (entry.requests_per_minute, entry.max_sequences)
+        if not name or not entry.key or not entry.weight > 0 or not all(limit >= 0 for limit in limits):
             raise ConfigError(
-                f"--api-keys-file {path}: {name!r} needs a name, a key, a weight above 0 and a rate of at least 0",
+                f"--api-keys-file {path}: {name!r} needs a name, a key, a weight above 0 and limits of at least 0",
                 param="api_keys_file",
             )
     return found
