@@ -9,6 +9,7 @@ import msgspec
 from quire.core.config import about
 from quire.core.errors import ConfigError
 
+ACCESS_LOGS = ("off", "text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -60,7 +61,16 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         int, about("Deaths of the engine within --engine-deaths-window that end the server; 1 = the first does.")
     ] = 5
     engine_deaths_window: Annotated[float, about("Seconds within which deaths of the engine are counted.")] = 600.0
-    access_log: Annotated[bool, about("Log every request.")] = False
+    access_log: Annotated[
+        str, about("Log every request on standard output, as a line of text or of JSON.", ACCESS_LOGS)
+    ] = "off"
+    explain_other_tenants: Annotated[
+        bool,
+        about("Let a prefix miss be explained by another tenant's prompt: whoever guesses at one learns that it was."),
+    ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None, about("Send OpenTelemetry traces to this collector: http://HOST:4318 (OTLP over HTTP).")
+    ] = None
     allow_runtime_lora_updating: Annotated[
         bool, about("Let clients load and unload LoRA adapters from folders on this machine.")
     ] = False
@@ -74,6 +84,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(
                 f"--log-level {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}", param="log_level"
+            )
+        if self.access_log not in ACCESS_LOGS:
+            raise ConfigError(
+                f"--access-log {self.access_log!r} is not one of {', '.join(ACCESS_LOGS)}", param="access_log"
             )
         if any(not key for key in self.api_key):
             raise ConfigError("--api-key must not be empty", param="api_key")

@@ -28,6 +28,7 @@ from quire.server.connection import LimitedProtocol
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.server.service import Service
+from quire.server.watchers import watchers
 from quire.text.files import read_text
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -110,7 +111,7 @@ def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
         loop="uvloop",
         lifespan="on",
         log_config=None,
-        access_log=options.access_log,
+        access_log=False,  # ours is told more (quire.server.access)
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
@@ -139,8 +140,13 @@ def _check_tls(options: ServerOptions) -> None:
 
 
 def _check_files(config: EngineConfig, options: ServerOptions) -> None:
-    """Refuse keys, a template or tokenizer that is not there before the model is loaded, which may take minutes."""
+    """Refuse keys, a template or tokenizer that is not there before the model is loaded, which may take minutes.
+
+    The same of traces that cannot be sent.
+    """
     Keys(options)
+    for watcher in watchers(options):
+        watcher.close()
     if config.model.chat_template is not None:
         read_text(Path(config.model.chat_template))
     if config.model.tokenizer is not None:
@@ -206,4 +212,5 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
         server.run(sockets=[sock])
     finally:
         engine.close()
+        app.state.service.close()
     return FAILED_EXIT_CODE if server.forced or engine.failure is not None else 0
