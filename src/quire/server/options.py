@@ -68,6 +68,13 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         about("Let a prefix miss be explained by another tenant's prompt: whoever guesses at one learns that it was."),
     ] = False
+    record: Annotated[
+        str | None, about("Flight recorder: write requests and how they ended to this folder, for quire replay.")
+    ] = None
+    record_prompts: Annotated[
+        bool, about("Record the tokens of prompts and answers too, so that a replay can compare them.")
+    ] = False
+    record_mib: Annotated[int, about("MiB of recordings in that folder at most; the oldest make room.")] = 256
     otlp_traces_endpoint: Annotated[
         str | None, about("Send OpenTelemetry traces to this collector: http://HOST:4318 (OTLP over HTTP).")
     ] = None
@@ -89,6 +96,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--access-log {self.access_log!r} is not one of {', '.join(ACCESS_LOGS)}", param="access_log"
             )
+        if self.record_prompts and self.record is None:
+            raise ConfigError("--record-prompts needs --record FOLDER", param="record_prompts")
+        if not 8 <= self.record_mib <= 1 << 20:
+            raise ConfigError("--record-mib must lie in [8, 1048576]", param="record_mib")
         if any(not key for key in self.api_key):
             raise ConfigError("--api-key must not be empty", param="api_key")
         if not self.shutdown_timeout >= 0:

@@ -21,6 +21,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, Unavailable
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.client import EngineClient
+from quire.engine.recorder import RecordingClient, make_folder
 from quire.gguf.file import is_gguf
 from quire.server.address import BACKLOG, bind, leave, listen, where
 from quire.server.app import create_app
@@ -147,6 +148,8 @@ def _check_files(config: EngineConfig, options: ServerOptions) -> None:
     Keys(options)
     for watcher in watchers(options):
         watcher.close()
+    if options.record is not None:
+        make_folder(Path(options.record))
     if config.model.chat_template is not None:
         read_text(Path(config.model.chat_template))
     if config.model.tokenizer is not None:
@@ -174,6 +177,14 @@ def _raise_file_limit() -> None:
         logger.warning("at most %d files can be open, connections among them: %s", soft, error)
 
 
+def recorded(client: EngineClient, config: EngineConfig, options: ServerOptions) -> EngineClient:
+    """The client, with a flight recorder around it where one was asked for."""
+    if options.record is None:
+        return client
+    limit = options.record_mib << 20
+    return RecordingClient(client, config, Path(options.record), prompts=options.record_prompts, limit=limit)
+
+
 def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[EngineConfig], EngineClient]) -> int:
     """Serve until a signal; the exit code, 1 when the engine died. `start_engine` returns a client, its model loaded.
 
@@ -185,7 +196,7 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
     _check_files(config, options)
     sock = bind(options)
     try:
-        client = start_engine(config)
+        client = recorded(start_engine(config), config, options)
     except BaseException:
         sock.close()
         raise
