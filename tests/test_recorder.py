@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from live_server import LiveServer, live
+from live_server import FOLDER, LiveServer, live
 from quire.bench.replay import Replay, doubts, options_of
 from quire.cli import main
 from quire.core.config import EngineConfig, flat_config
@@ -28,6 +28,7 @@ from quire.engine.recording import Asked, Ended, read_run, runs
 from quire.server.options import ServerOptions
 from quire.server.run import recorded
 from stub_engine import StubEngine, expected
+from test_lora_server import write_adapter
 from tiny_model import OPTIONS, write_tiny
 
 SECRETS = ("7001", "7002", "7003", "7004", "my-salt", "hush", "4321")
@@ -173,6 +174,17 @@ def test_options_of_the_server(tmp_path: Path) -> None:
         recorded(stub, EngineConfig(), ServerOptions(record=str(tmp_path / "file")))
 
 
+def test_a_replay_is_told_what_the_engine_was_told(tmp_path: Path) -> None:
+    record(tmp_path, prompts=False).close()
+    assert not list(tmp_path.iterdir()), "nothing was asked, nothing is written"
+    told = flat_config(max_num_seqs=7, served_model_name=("a", "b"))
+    client = RecordingClient(StubEngine(), told, tmp_path, prompts=False, limit=8 << 20)
+    client.submit(request("a"))
+    client.close()
+    limits = {"max_model_len": 256, "num_blocks": 64}
+    assert options_of(read_run(tmp_path)) == {"max_num_seqs": 7, "served_model_name": ("a", "b")} | limits
+
+
 def engine_of(folder: Path, **options: Any) -> tuple[LocalEngine, EngineConfig]:
     config = flat_config(**(OPTIONS | {"model": str(folder), "max_model_len": 96} | options))
     return LocalEngine(config), config
@@ -280,6 +292,27 @@ def test_what_may_change_bits_is_said(recording: Callable[[bool], Path]) -> None
     old = replace(run.began, version="0.0.1")
     run.began = old
     assert any(doubt.startswith("quire was 0.0.1") for doubt in doubts(run, old.info))
+
+
+def test_adapters_that_came_and_went_come_and_go_again(tmp_path: Path) -> None:
+    one, two = write_adapter(tmp_path / "one", 1), write_adapter(tmp_path / "two", 2)
+    config = flat_config(model=str(FOLDER), max_model_len=128, num_blocks=32, enable_lora=True)
+    client = RecordingClient(LocalEngine(config), config, tmp_path / "kept", prompts=True, limit=8 << 20)
+    for number, folder in enumerate(("", one, "", two)):
+        client.change_adapter("mine", folder)
+        params = SamplingParams(max_tokens=8, ignore_eos=True)
+        for adapter in ("", "mine") if folder else ("",):
+            name = f"r{number}{adapter}"
+            client.submit(Request(id=name, prompt=(9,) * 20, params=params, seed=1, arrival=0.0, adapter=adapter))
+        while client.poll(0.0) is not None:
+            pass
+    client.close()
+    run = read_run(tmp_path / "kept")
+    assert [change.folder for change in run.changes] == [one, "", two], "there was nothing to unload at first"
+    made = {end.tokens for (name, _), end in run.ends.items() if "mine" in name}
+    assert len(made) == 2, "the adapters differ"
+    outcome = Replay(run, LocalEngine(flat_config(**options_of(run))), 1e6).go()
+    assert outcome.compared == 6 and not outcome.differences and not outcome.errors
 
 
 def test_requests_over_http_are_recorded_and_stop_strings_end_them(tmp_path: Path) -> None:

@@ -77,10 +77,12 @@ class Outcome:
 
 
 def options_of(run: Run) -> dict[str, Any]:
-    """The options of the recorded engine by their flat names, with the limits that it had found for itself."""
+    """What the recorded engine was told, by flat names, and the limits that it had found for itself."""
     flat: dict[str, Any] = {}
-    for section in SECTIONS:
-        flat |= msgspec.to_builtins(getattr(run.began.config, section))
+    for name, section in SECTIONS.items():
+        given = getattr(run.began.config, name)
+        fields = (field for field in msgspec.structs.fields(section) if getattr(given, field.name) != field.default)
+        flat |= {field.name: getattr(given, field.name) for field in fields}
     info = run.began.info
     return flat | {"max_model_len": info.max_model_len, "num_blocks": info.num_blocks}
 
@@ -103,7 +105,7 @@ class Replay:
     def __init__(self, run: Run, engine: LocalEngine, speed: float) -> None:
         self._run, self._engine, self._speed = run, engine, speed
         events: list[Asked | Changed] = [*run.asked, *run.changes]
-        self._events = deque(sorted(events, key=lambda each: each.at))
+        self._events = deque(sorted(events, key=lambda each: (each.at, isinstance(each, Asked))))
         self._live: dict[Key, list[int]] = {}
         self._requests: dict[str, Request] = {}
         self._records: dict[str, Record] = {}

@@ -148,7 +148,7 @@ class RecordingClient:
         self._secret = secrets.token_bytes(32)
         self._made: dict[str, list[list[int] | None]] = {}
         self._counts: dict[str, list[int]] = {}
-        self._changing: dict[str, str] = {}
+        self._changing: dict[str, tuple[str, float | None]] = {}
         self._adapters: dict[str, str] = {}
         self._lock = threading.Lock()
         make_folder(folder)
@@ -188,7 +188,7 @@ class RecordingClient:
     def change_adapter(self, name: str, folder: str) -> None:
         """Pass it on; it is recorded once it is done."""
         with self._lock:
-            self._changing[name] = folder
+            self._changing[name] = (folder, self._now())
         self._client.change_adapter(name, folder)
 
     def poll(self, timeout: float) -> StepReport | None:
@@ -197,10 +197,10 @@ class RecordingClient:
         if report is not None:
             with self._lock:
                 for change in report.changes:
-                    folder = self._changing.pop(change.name, None)
-                    if folder is not None and not change.error:
+                    folder, asked = self._changing.pop(change.name, ("", None))
+                    if asked is not None and not change.error:
                         self._adapters[change.name] = folder
-                        self._segments.add(Changed(at=self._now(), name=change.name, folder=folder))
+                        self._segments.add(Changed(at=asked, name=change.name, folder=folder))
                 for output in report.outputs:
                     self._take(output)
         return report

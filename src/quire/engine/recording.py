@@ -57,7 +57,7 @@ class Ended(msgspec.Struct, tag="end", frozen=True, kw_only=True):
 
 
 class Changed(msgspec.Struct, tag="adapter", frozen=True, kw_only=True):
-    """A LoRA adapter was loaded from `folder`, or unloaded ("")."""
+    """A LoRA adapter was loaded from `folder`, or unloaded (""), as was asked for `at` that time."""
 
     at: float
     name: str
