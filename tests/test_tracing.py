@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -20,13 +21,13 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_without_the_option_nothing_of_it_is_imported() -> None:
-    with live() as server:
-        server.complete()
-        assert server.service.watchers == ()
+    names = "[name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))]"
+    code = f"import sys, quire.server.run; assert not {names}, {names}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert watchers(ServerOptions()) == ()
 
 
 def test_where_it_is_not_installed_the_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'quire\[otel\]'"):
         watchers(ServerOptions(otlp_traces_endpoint="http://localhost:4318"))

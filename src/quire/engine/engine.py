@@ -264,7 +264,7 @@ class Engine:
             kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
             generation_defaults=model.generation_defaults,
             adapters=self.adapters,
-            max_loras=config.lora.max_loras if config.lora.enable_lora else 0,
+            max_loras=model.adapters.slots if model.adapters is not None else 0,
             opening=self.opening,
             implementations=dict(self.ops.chosen),
         )
