@@ -166,6 +166,7 @@ class StubEngine:
         now = time.monotonic()
         if made == 0:
             row.first = now
+            out.timing = Timing(arrival=request.arrival, scheduled=row.started, first_token=now, last_token=now)
             if params.prompt_logprobs is not None:
                 scored = request.prompt[1:] if row.index == 0 else ()
                 out.prompt_logprobs = [_logprob(t, params.prompt_logprobs) for t in scored]

@@ -66,6 +66,17 @@ def test_adapters_come_and_go(server: LiveServer, tmp_path: Path) -> None:
         200, "Success: LoRA adapter 'mine' added successfully.",
     )  # fmt: skip
     assert names(server)[1:] == ["mine"]
+    empty = 'vllm:lora_requests_info{max_lora="1",running_lora_adapters="",waiting_lora_adapters=""}'
+    assert empty in server.http.get("/metrics").text
+    with server.http.stream(
+        "POST", "/v1/completions",
+        json={"prompt": "x", "model": "mine", "max_tokens": 200, "ignore_eos": True, "stream": True},
+    ) as stream:  # fmt: skip
+        next(stream.iter_lines())
+        assert (
+            empty.replace('running_lora_adapters=""', 'running_lora_adapters="mine"')
+            in server.http.get("/metrics").text
+        )
     first = text(server, "mine")
     assert first != plain and text(server) == plain
     status, why = change(server, "load", lora_name="mine", lora_path=two)

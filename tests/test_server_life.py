@@ -136,7 +136,7 @@ def test_a_numeric_error_ends_one_request(after: int) -> None:
             assert reply.status_code == 500
         stub.poison = None
         assert server.complete("a", max_tokens=9)["usage"]["completion_tokens"] == 9
-        assert 'vllm:request_success_total{finished_reason="error",model_name="stub"} 2.0' in metrics(server)
+        assert 'vllm:request_success_total{engine="0",finished_reason="error",model_name="stub"} 2.0' in metrics(server)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,8 @@ def test_what_the_engine_cannot_serve_is_the_requests_fault(kind: str, code: str
             assert reply.status_code == (500 if kind == "Unknown" else 400)
             assert reply.json()["error"]["code"] == code
         stub.poison = 2
-        text = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9, "stream": True}).text
+        body = {"prompt": "a", "max_tokens": 9, "stream": True, "seed": 0}  # of other seeds 2 tokens may have no text
+        text = server.post("/v1/completions", body).text
         assert "event: error" in text
         assert ("invalid_request_error" in text) == (kind != "Unknown")
 
@@ -224,13 +225,20 @@ def test_metrics_have_vllms_names_and_true_values() -> None:
         assert counts["vllm:time_to_first_token_seconds_count"] == "5.0"
         assert counts["vllm:e2e_request_latency_seconds_count"] == "5.0"
         assert float(counts["vllm:inter_token_latency_seconds_count"]) >= 4 * 4
-        assert counts["vllm:request_queue_time_seconds_count"] == "4.0", "a stop string has no timing of the engine"
+        assert counts["vllm:request_queue_time_seconds_count"] == "5.0", "one ended by a stop string, too"
+        assert counts["vllm:request_prefill_time_seconds_count"] == "5.0"
         assert counts["vllm:request_params_n_sum"] == "5.0"
         assert float(counts["vllm:generation_tokens_total"]) >= 20
         assert float(counts["vllm:e2e_request_latency_seconds_sum"]) >= 5 * 2 * 0.002
         assert 'quire:http_responses_total{route="/v1/completions",status="400"} 1.0' in text
-        assert 'vllm:request_success_total{finished_reason="length",model_name="stub"} 4.0' in text
-        assert 'vllm:request_success_total{finished_reason="stop",model_name="stub"} 1.0' in text
+        for reason, count in (("length", 4.0), ("stop", 1.0)):
+            labels = f'{{engine="0",finished_reason="{reason}",model_name="stub"}}'
+            assert f"vllm:request_success_total{labels} {count}" in text
+        where = 'handler="/v1/completions",method="POST"'
+        assert f"http_request_duration_seconds_count{{{where}}} 4.0" in text
+        assert f'http_requests_total{{{where},status="2xx"}} 3.0' in text
+        assert f'http_requests_total{{{where},status="4xx"}} 1.0' in text
+        assert "vllm:lora_requests_info" not in text, "there is no room for adapters"
 
 
 def test_a_reader_that_stops_reading_is_cut_off_and_aborted() -> None:

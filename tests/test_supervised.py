@@ -157,6 +157,19 @@ def test_times_of_a_sequence_are_those_of_its_client() -> None:
     edge.finish()
     timing = edge.outputs[-1].timing
     assert timing is not None and timing.arrival <= timing.scheduled <= timing.first_token < after < timing.last_token
+    first = next(output.timing for output in edge.outputs if output.timing is not None)
+    assert (first.scheduled, first.first_token) == (timing.scheduled, timing.first_token)
+    assert [output.restarts for output in edge.outputs[:2]] == [0, 0] and edge.outputs[-1].restarts == 1
+
+
+def test_preemptions_of_all_engines_count() -> None:
+    kept = Kept(request("a"))
+    for engine, told in enumerate(((0, 1, 1), (0, 2), (1,))):
+        kept.again()
+        for count in told:
+            output = Output(request_id=kept.name, tokens=[9], preemptions=count)
+            kept.take(output)
+        assert output.preemptions == (1, 3, 4)[engine]
 
 
 def test_one_that_kills_is_tried_alone_and_gets_an_error() -> None:

@@ -28,6 +28,13 @@ class ThroughputLoad(msgspec.Struct, frozen=True, kw_only=True):
     shared_prefix: Annotated[int, Meta(ge=0, description="Tokens that all prompts begin with.")] = 0
 
 
+class ReplayLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A recording that is run again."""
+
+    run: Annotated[str, Meta(description="Name of a run in the folder; the last one if not given.")] = ""
+    speed: Annotated[float, Meta(gt=0, description="Times as fast as requests arrived; inf = all at once.")] = 1.0
+
+
 class ServeLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Requests to a server. `burstiness` 1 = Poisson arrivals, less = bursts, more = steadier (gamma distribution)."""
 

@@ -48,7 +48,7 @@ def report(kind: str, load: object, setting: Any, results: dict[str, Any], outpu
 
 
 def _print_rates(console: Console, kind: str, results: dict[str, Any]) -> None:
-    table = Table(title=f"quire bench {kind}", show_header=False)
+    table = Table(title=kind, show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for name, value in (results["rates"] | results.get("engine", {})).items():

@@ -7,9 +7,12 @@ put at the head and published ones at the tail, which makes eviction least-recen
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence as Seq
 
 _NONE = -1
+REMEMBERED = 1 << 15
+"""Keys of evicted content that are kept, to explain misses: 6 MB."""
 
 
 class BlockPool:
@@ -21,6 +24,7 @@ class BlockPool:
         self._key: list[bytes | None] = [None] * num_blocks
         self._tokens: list[tuple[int, ...]] = [()] * num_blocks
         self._by_key: dict[bytes, int] = {}
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
         # The free list is threaded through two arrays; index num_blocks is the sentinel that holds head and tail.
         self._next: list[int] = [*range(1, num_blocks + 1), 0]
         self._prev: list[int] = [num_blocks, *range(num_blocks)]
@@ -77,6 +81,14 @@ class BlockPool:
         block = self._by_key.get(key)
         return block if block is not None and self._tokens[block] == tuple(tokens) else None
 
+    def published(self, key: bytes) -> bool:
+        """Whether some block is published under `key`."""
+        return key in self._by_key
+
+    def evicted(self, key: bytes) -> bool:
+        """Whether a block was, lately, and had to make room."""
+        return key in self._evicted
+
     def check(self) -> None:
         """Verify free + used = total, link symmetry and the key table; AssertionError names the first violation."""
         seen = set()
@@ -98,6 +110,9 @@ class BlockPool:
         key = self._key[block]
         if key is not None:
             del self._by_key[key]
+            self._evicted[key] = None
+            if len(self._evicted) > REMEMBERED:
+                self._evicted.popitem(last=False)
             self._key[block], self._tokens[block] = None, ()
 
     def _unlink(self, block: int) -> None:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import secrets
 from array import array
+from collections import OrderedDict
 from itertools import takewhile
 
 from quire.cache.blocks import BlockPool
+from quire.core.request import Miss, MissKind
 from quire.core.sequence import SLID_OUT, Sequence
 
 KEY_BYTES = 16
+ROOTS = 64
+"""Pairs of adapter and salt that looked last, among which a miss is explained."""
 
 
 class PrefixCache:
@@ -25,6 +29,7 @@ class PrefixCache:
         self.block_size = block_size
         self.queries = 0
         self.hits = 0
+        self._roots: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._secret = secrets.token_bytes(32)
 
     def match(self, seq: Sequence, windows: tuple[int, ...]) -> list[list[int]]:
@@ -57,10 +62,17 @@ class PrefixCache:
         computed = min(count * self.block_size, len(seq.tokens) - 1)
         return max(0, computed - window + 1) // self.block_size if window else 0
 
-    def count(self, seq: Sequence, hit_tokens: int) -> None:
+    def count(self, seq: Sequence, hit_tokens: int, windows: tuple[int, ...]) -> None:
         """Record a lookup that hit, or after which the sequence began without; one that waits looks at every step."""
         self.queries += len(seq.tokens)
         self.hits += hit_tokens
+        if seq.request.explain != "no" and not seq.preemptions:
+            seq.miss = self._explain(seq, hit_tokens, windows)
+        who = seq.request.adapter, seq.request.cache_salt
+        self._roots[who] = None
+        self._roots.move_to_end(who)
+        if len(self._roots) > ROOTS:
+            self._roots.popitem(last=False)
 
     def publish(self, seq: Sequence, upto: int) -> None:
         """Publish the full blocks of positions 0 .. upto - 1; call only once their values are in the cache."""
@@ -75,21 +87,59 @@ class PrefixCache:
                     self.pool.publish(table[i], _of_group(keys[i], group), seq.tokens[i * size : (i + 1) * size])
         seq.published = full
 
+    def _explain(self, seq: Sequence, hit_tokens: int, windows: tuple[int, ...]) -> Miss | None:
+        """Where the first token lies that was not found, and why (`MissKind`); None where only the last is computed.
+
+        "partial_block": the rest fills no block, and only whole ones are shared. "evicted": its block, or one before it
+        that layers with a window see, had to make room. "other_adapter", "other_tenant": it is there for the same
+        tokens under another adapter or salt; of other salts only a request that asks for all hears.
+        """
+        first = hit_tokens // self.block_size
+        if hit_tokens >= len(seq.tokens) - 1:
+            return None
+        if first == len(seq.tokens) // self.block_size:
+            return Miss(hit_tokens, "partial_block")
+        keys = self._keys(seq, first + 1)
+        for group, window in enumerate(windows):
+            seen = (_of_group(key, group) for key in keys[self._first(seq, first + 1, window) if window else first :])
+            if any(self.pool.evicted(key) and not self.pool.published(key) for key in seen):
+                return Miss(hit_tokens, "evicted")
+        return Miss(hit_tokens, self._elsewhere(seq, first))
+
+    def _elsewhere(self, seq: Sequence, block: int) -> MissKind:
+        """Who else has `block` and all before it. Whoever does not have the first costs two digests."""
+        adapter, salt = seq.request.adapter, seq.request.cache_salt
+        for other in reversed(self._roots):
+            if other == (adapter, salt) or (other[1] != salt and seq.request.explain != "all"):
+                continue
+            key = self._root(*other)
+            for i in range(block + 1):
+                key = self._after(key, seq, i)
+                if not self.pool.published(key):
+                    break
+            else:
+                return "other_adapter" if other[1] == salt else "other_tenant"
+        return "never_seen"
+
     def _keys(self, seq: Sequence, count: int) -> list[bytes]:
         keys = seq.keys
-        parent = keys[-1] if keys else self._root(seq)
-        size = self.block_size
+        parent = keys[-1] if keys else self._root(seq.request.adapter, seq.request.cache_salt)
         for i in range(len(keys), count):
-            tokens = array("q", seq.tokens[i * size : (i + 1) * size]).tobytes()
-            parent = hashlib.blake2b(parent + tokens, key=self._secret, digest_size=KEY_BYTES).digest()
+            parent = self._after(parent, seq, i)
             keys.append(parent)
         return keys[:count]
 
-    def _root(self, seq: Sequence) -> bytes:
+    def _after(self, parent: bytes, seq: Sequence, i: int) -> bytes:
+        """The key of the i-th block of tokens behind that of the block before."""
+        tokens = array("q", seq.tokens[i * self.block_size : (i + 1) * self.block_size]).tobytes()
+        return hashlib.blake2b(parent + tokens, key=self._secret, digest_size=KEY_BYTES).digest()
+
+    def _root(self, adapter: str, salt: str) -> bytes:
         # Keys and values depend on the adapter: a name is hashed with its length, so that no salt can imitate one.
-        adapter = seq.request.adapter.encode()
-        salt = len(adapter).to_bytes(4, "little") + adapter + seq.request.cache_salt.encode()
-        return hashlib.blake2b(salt, key=self._secret, digest_size=KEY_BYTES).digest()
+        name = adapter.encode()
+        return hashlib.blake2b(
+            len(name).to_bytes(4, "little") + name + salt.encode(), key=self._secret, digest_size=KEY_BYTES
+        ).digest()
 
 
 def _of_group(key: bytes, group: int) -> bytes:

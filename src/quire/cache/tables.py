@@ -41,7 +41,7 @@ class BlockTables:
         if not seq.blocks:
             self._open(seq)
             if prefix := self._prefix_for(seq):
-                prefix.count(seq, 0)
+                prefix.count(seq, 0, self.sizes.windows)
         for table in seq.blocks:
             for i in range(seq.computed // self.block_size, self.sizes.entries(upto)):
                 if i == len(table):
@@ -87,7 +87,7 @@ class BlockTables:
                     self.pool.acquire(block)
             seq.published = count
             seq.computed = min(count * self.block_size, len(seq.tokens) - 1)
-            prefix.count(seq, seq.computed)
+            prefix.count(seq, seq.computed, self.sizes.windows)
         if seq.preemptions == 0:
             seq.cached_tokens = seq.computed
 

@@ -12,6 +12,7 @@ from quire.cli.demo import demo
 from quire.cli.doctor import doctor
 from quire.cli.evaluate import evaluate
 from quire.cli.inspect import inspect
+from quire.cli.replay import replay
 from quire.cli.serve import serve
 from quire.cli.talk import chat, generate
 from quire.cli.train_heads import train_heads
@@ -45,6 +46,7 @@ def top(
 app.command("serve")(serve)
 app.command("chat")(chat)
 app.command("generate")(generate)
+app.command("replay")(replay)
 app.add_typer(bench, name="bench")
 app.command("eval")(evaluate)
 app.command("inspect")(inspect)

@@ -9,6 +9,9 @@ import msgspec
 from quire.core.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Explain = Literal["no", "own", "all"]
+"""Whether a prefix miss is to be explained, and by whose prompts."""
+MissKind = Literal["never_seen", "evicted", "other_adapter", "other_tenant", "partial_block", "not_cached"]
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -31,6 +34,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `tenant` and `weight` are for the policy that shares the machine fairly among tenants. `arrival` is in seconds of
     `time.monotonic`. `opening`: set by an engine whose model has an encoder. `told`: what an
     engine that died had put out of each sequence, None of one that had ended; this one goes on behind it.
+    `explain`: whether the first output is to say where its prefix was not found, and why.
     """
 
     id: str
@@ -47,6 +51,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str = ""
     opening: Opening | None = None
     told: tuple[tuple[int, ...] | None, ...] = ()
+    explain: Explain = "no"
 
     def edits_logits(self, made: int) -> bool:
         """Whether the token after `made` generated ones is drawn from changed logits."""
@@ -62,6 +67,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Miss(msgspec.Struct, frozen=True):
+    """The first token of a prompt, counted from 0, that the prefix cache did not have, and why (`PrefixCache`).
+
+    "not_cached": nothing is looked up for such a request, or by this server.
+    """
+
+    position: int
+    kind: MissKind
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Log-probability (nats) of one token with its 1-based rank, and the `top` alternatives, best first."""
 
@@ -74,8 +89,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     """New tokens of one of a request's `n` sequences since the last `Output`; the last one has a `finish_reason`.
 
-    `drafted`: tokens that were guessed ahead for the sequence so far, of which `accepted` were kept. `error_kind` names
-    the class of an error (`core.errors.told_error`): a request that cannot be served is no failure of the engine.
+    `drafted`: tokens that were guessed ahead for the sequence so far, of which `accepted` were kept; `preemptions` of
+    it so far, and `restarts` of engines since it was submitted. `timing` comes with the first token and with the end,
+    `miss` with the first token where that was asked for. `error_kind` names the class of an error
+    (`core.errors.told_error`): a request that cannot be served is no failure of the engine.
     """
 
     request_id: str
@@ -88,16 +105,18 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    preemptions: int = 0
+    restarts: int = 0
+    miss: Miss | None = None
     error: str | None = None
     error_kind: str = ""
     timing: Timing | None = None
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of `time.monotonic` at which a sequence was first scheduled and gave its first and last token."""
+    """Seconds of `time.monotonic` at which a sequence was first scheduled and gave its first and last token, or 0."""
 
     arrival: float
     scheduled: float
     first_token: float
     last_token: float
-    preemptions: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from quire.core.request import FinishReason, Request, TokenLogprob
+from quire.core.request import FinishReason, Miss, Request, TokenLogprob
 
 SLID_OUT = -1
 """Entry of a block table whose block was freed, because no future row can see it."""
@@ -59,6 +59,7 @@ class Sequence:
         "last_token",
         "lead",
         "lookup",
+        "miss",
         "order",
         "parent",
         "parents",
@@ -97,6 +98,7 @@ class Sequence:
         self.order: tuple[float, int, int] = (0.0, 0, index)
         self.slid: list[int] = []
         self.cached_tokens = 0
+        self.miss: Miss | None = None
         self.preemptions = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self.status = Status.PENDING

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import msgspec
 
 from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable, told_error
-from quire.core.request import Output, Request
+from quire.core.request import FinishReason, Output, Request
+from quire.engine.account import SequenceClock
 from quire.engine.admission import Admission
 from quire.engine.client import EngineClient, EngineInfo, StepReport
-from quire.engine.metrics import EngineMetrics, SequenceClock
+from quire.engine.metrics import EngineMetrics
 
 logger = logging.getLogger("quire.engine")
 
@@ -35,8 +36,10 @@ def _merge(old: Output, new: Output) -> None:
     old.stop_token = new.stop_token
     old.cached_tokens = max(old.cached_tokens, new.cached_tokens)
     old.drafted, old.accepted = max(old.drafted, new.drafted), max(old.accepted, new.accepted)
+    old.preemptions, old.restarts = new.preemptions, new.restarts
+    old.miss = old.miss or new.miss
     old.error = new.error
-    old.timing = new.timing
+    old.timing = new.timing or old.timing
 
 
 class OutputStream:
@@ -76,7 +79,7 @@ class OutputStream:
         key = (request_id, index)
         if key in self._live:
             self._pending.pop(key, None)
-            self._engine.metrics.sequence_end(self._clocks[key], "stop", None)
+            self._cut(key, "stop")
             self._engine.abort(request_id, index)
             self._end(key, in_engine=False)
 
@@ -88,9 +91,10 @@ class OutputStream:
         clock = self._clocks[key]
         if output.tokens:
             self._engine.metrics.tokens(clock, len(output.tokens), now)
+        clock.note(output)
         reason = output.finish_reason
         if reason is not None:
-            self._engine.metrics.sequence_end(clock, reason, output.timing)
+            self._engine.metrics.sequence_end(clock, reason)
             self._end(key, in_engine=False)
         if reason in ("error", "abort"):
             message = output.error or f"the engine ended request {output.request_id} ({reason})"
@@ -106,16 +110,24 @@ class OutputStream:
         if self._error is None:
             self._error = error
         for key in list(self._live):
-            self._engine.metrics.sequence_end(self._clocks[key], "error", None)
+            self._cut(key, "error")
             self._end(key, in_engine=True)
         self._wake.set()
 
     def close(self) -> None:
         """The reader left or is done."""
         for key in list(self._live):
-            self._engine.metrics.sequence_end(self._clocks[key], "abort", None)
+            self._cut(key, "abort")
             self._end(key, in_engine=True)
         self._wake.set()
+
+    def clocks(self, request_id: str) -> list[SequenceClock]:
+        """What happened to the sequences of a request so far, in order."""
+        return [self._clocks[request_id, index] for index in range(self._requests[request_id].params.n)]
+
+    def _cut(self, key: Key, reason: FinishReason) -> None:
+        self._clocks[key].cut(reason)
+        self._engine.metrics.sequence_end(self._clocks[key], reason)
 
     def _end(self, key: Key, in_engine: bool) -> None:
         self._live.discard(key)

@@ -38,6 +38,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generation_defaults: dict[str, Any] = msgspec.field(default_factory=dict)
     implementations: dict[str, str] = msgspec.field(default_factory=dict)
     adapters: tuple[str, ...] = ()
+    max_loras: int = 0
     opening: Opening | None = None
     scheduling_policy: str = "fcfs"
 
@@ -46,6 +47,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals after a step. `waste` is the share of reserved KV slots that hold no token.
 
     `drafts` were verified, `draft_tokens` in all, of which `accepted_tokens` were kept, by their place in the draft.
+    `running_adapters`, `waiting_adapters`: names of LoRA adapters that sequences in the batch and in the queue use.
     """
 
     running: int = 0
@@ -68,6 +70,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_pos: tuple[int, ...] = ()
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
 
 
 class EngineKilled(EngineFailure):

@@ -22,6 +22,7 @@ from quire.run.runner import Runner, Underway
 from quire.run.step import Step
 from quire.run.tune import tune
 from quire.run.warm import warm_up
+from quire.sched.growth import adapters_of
 from quire.sched.scheduler import Scheduler
 from quire.speculate.load import Drafting, load_drafting
 from quire.speculate.speculator import Drafts, Speculator
@@ -214,6 +215,7 @@ class Engine:
     def stats(self) -> Stats:
         """Gauges and totals now."""
         drafts = Drafts() if self.speculator is None else self.speculator.totals
+        loras = self.model.adapters is not None
         return Stats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -234,6 +236,8 @@ class Engine:
             draft_tokens=drafts.tokens,
             accepted_tokens=drafts.accepted,
             accepted_per_pos=tuple(drafts.accepted_per_pos),
+            running_adapters=adapters_of(self.scheduler.running) if loras else (),
+            waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),
         )
 
     def info(self) -> EngineInfo:
@@ -260,6 +264,7 @@ class Engine:
             kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
             generation_defaults=model.generation_defaults,
             adapters=self.adapters,
+            max_loras=model.adapters.slots if model.adapters is not None else 0,
             opening=self.opening,
             scheduling_policy=config.scheduler.scheduling_policy,
             implementations=dict(self.ops.chosen),

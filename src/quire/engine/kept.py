@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from msgspec.structs import replace
 
 from quire.core.request import Output, Request, Timing
@@ -12,17 +10,20 @@ from quire.core.request import Output, Request, Timing
 class Kept:
     """A request whose seed is set, the tokens of each of its sequences (None once it ended), and deaths it was in.
 
+    `since`: restarts of engines before it was submitted.
     `name`: what the engine calls it. Each attempt has another, so that nothing that an earlier one still says counts.
     `deaths`: engines that died one after the other while no token came of it; `alone`: it is being tried alone.
     """
 
-    def __init__(self, request: Request) -> None:
-        self.request, self.name = request, request.id
+    def __init__(self, request: Request, since: int = 0) -> None:
+        self.request, self.name, self.since = request, request.id, since
         self.told: list[list[int] | None] = [[] for _ in range(request.params.n)]
         self.deaths = 0
         self.alone = False
-        self._since = self._attempts = 0
-        self._first = [0.0] * request.params.n
+        self._marked = self._attempts = 0
+        self._began: list[Timing | None] = [None] * request.params.n
+        self._preemptions = [0] * request.params.n
+        self._earlier = [0] * request.params.n
 
     @property
     def live(self) -> bool:
@@ -37,11 +38,11 @@ class Kept:
     @property
     def gained(self) -> int:
         """Tokens of each sequence that goes on, at least, since `mark`."""
-        return min((len(told) for told in self.told if told is not None), default=0) - self._since
+        return min((len(told) for told in self.told if told is not None), default=0) - self._marked
 
     def mark(self) -> None:
         """Count `gained` from here."""
-        self._since += self.gained
+        self._marked += self.gained
 
     def died(self) -> None:
         """An engine died that may have been computing it."""
@@ -52,6 +53,7 @@ class Kept:
     def again(self) -> Request:
         """The request as an engine is to run it: behind what came."""
         self._attempts += 1
+        self._earlier = list(self._preemptions)
         if self._attempts > 1:
             self.name = f"{self.request.id}~{self._attempts}"
         if not self.started:
@@ -77,15 +79,12 @@ class Kept:
         told = self.told[output.index]
         if told is None:
             return
-        if output.tokens and not self._first[output.index]:
-            self._first[output.index] = time.monotonic()
         told += output.tokens
+        output.preemptions += self._earlier[output.index]
+        self._preemptions[output.index] = output.preemptions
+        if output.timing is not None:
+            began = self._began[output.index] = self._began[output.index] or output.timing
+            last = max(output.timing.last_token, began.last_token)
+            output.timing = replace(began, last_token=last) if began.first_token else output.timing
         if output.finish_reason is not None:
             self.told[output.index] = None
-            if self._attempts > 1 and output.timing is not None:
-                output.timing = _completed(output.timing, self._first[output.index])
-
-
-def _completed(timing: Timing, first: float) -> Timing:
-    scheduled = min(timing.scheduled or first, first)
-    return replace(timing, scheduled=scheduled, first_token=first, last_token=max(timing.last_token, first))

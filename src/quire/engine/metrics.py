@@ -7,6 +7,7 @@ received, TPOT = (E2E - TTFT) / (tokens - 1). Each of a request's `n` sequences 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
@@ -14,9 +15,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from quire.core.request import Request, Timing
+from quire.core.request import FinishReason, Request
+from quire.engine.account import SequenceClock
 from quire.engine.client import EngineInfo, Stats
 
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+"""vLLM's number of an engine among several; a server has one."""
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -39,18 +44,6 @@ def buckets_125(limit: int) -> tuple[int, ...]:
     return tuple(v for v in values if v <= max(limit, 1))
 
 
-class SequenceClock:
-    """When one sequence was received, gave tokens, and how many; seconds of `time.monotonic`."""
-
-    __slots__ = ("arrival", "first", "last", "tokens")
-
-    def __init__(self, arrival: float) -> None:
-        self.arrival = arrival
-        self.first = 0.0
-        self.last = 0.0
-        self.tokens = 0
-
-
 class _StepCollector(Collector):
     """Gauges and totals of the latest `Stats`, read when Prometheus asks: a step costs one assignment."""
 
@@ -59,19 +52,20 @@ class _StepCollector(Collector):
         self.stats = Stats(total_blocks=info.num_blocks)
         self.in_flight = 0
         self.healthy = True
+        self.updated = 0.0
 
     def collect(self) -> Iterable[Metric]:
         """The metric families of this moment."""
-        stats, model = self.stats, [self.info.served_name]
+        stats, values = self.stats, (self.info.served_name, ENGINE)
 
         def gauge(name: str, help_text: str, value: float) -> Metric:
-            family = GaugeMetricFamily(name, help_text, labels=["model_name"])
-            family.add_metric(model, value)
+            family = GaugeMetricFamily(name, help_text, labels=LABELS)
+            family.add_metric(values, value)
             return family
 
         def counter(name: str, help_text: str, value: float) -> Metric:
-            family = CounterMetricFamily(name, help_text, labels=["model_name"])
-            family.add_metric(model, value)
+            family = CounterMetricFamily(name, help_text, labels=LABELS)
+            family.add_metric(values, value)
             return family
 
         usage = stats.used_blocks / stats.total_blocks if stats.total_blocks else 0.0
@@ -85,7 +79,7 @@ class _StepCollector(Collector):
         yield counter("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield from self._drafts()
         yield gauge("quire:kv_waste_ratio", "Share of reserved KV slots that hold no token.", stats.waste)
-        yield gauge("quire:kv_cached_blocks", "Free KV blocks kept for prefix hits.", stats.cached_blocks)
+        yield gauge("quire:kv_cached_blocks", "KV blocks that a prefix can hit, used or free.", stats.cached_blocks)
         yield counter("quire:engine_steps", "Engine steps.", stats.steps)
         yield counter("quire:engine_restarts", "Engines that were started after one died.", stats.restarts)
         yield counter("quire:numeric_errors", "Rows that ended because of NaN or infinity.", stats.numeric_errors)
@@ -95,28 +89,31 @@ class _StepCollector(Collector):
         yield gauge("quire:model_weight_bytes", "Bytes of the weights in memory.", self.info.weight_bytes)
         yield gauge("quire:kv_bytes_per_token", "Bytes of keys and values per token.", self.info.kv_bytes_per_token)
         yield self._cache_config()
+        if self.info.max_loras:
+            yield self._adapters()
 
     def _drafts(self) -> Iterable[Metric]:
         """Totals of speculation; acceptance rate = accepted tokens / draft tokens."""
-        stats, model = self.stats, self.info.served_name
+        stats, values = self.stats, (self.info.served_name, ENGINE)
         for name, text, value in (
             ("drafts", "Drafts verified.", stats.drafts),
             ("draft_tokens", "Tokens guessed ahead.", stats.draft_tokens),
             ("accepted_tokens", "Guessed tokens that were kept.", stats.accepted_tokens),
         ):
-            family = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=["model_name"])
-            family.add_metric([model], value)
+            family = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=LABELS)
+            family.add_metric(values, value)
             yield family
         name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Those kept, by their place in the draft."
-        family = CounterMetricFamily(name, text, labels=["model_name", "position"])
+        family = CounterMetricFamily(name, text, labels=[*LABELS, "position"])
         for place, count in enumerate(stats.accepted_per_pos):
-            family.add_metric([model, str(place)], count)
+            family.add_metric([*values, str(place)], count)
         yield family
 
     def _cache_config(self) -> Metric:
         info = self.info
         labels = {
             "model_name": info.served_name,
+            "engine": ENGINE,
             "block_size": str(info.block_size),
             "num_gpu_blocks": str(info.num_blocks),
             "cache_dtype": info.kv_cache_dtype,
@@ -124,6 +121,19 @@ class _StepCollector(Collector):
         }
         family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's configuration.", labels=list(labels))
         family.add_metric(list(labels.values()), 1.0)
+        return family
+
+    def _adapters(self) -> Metric:
+        """vLLM's shape: names in labels, the time of the latest step as the value."""
+        stats = self.stats
+        labels = {
+            "max_lora": str(self.info.max_loras),
+            "running_lora_adapters": ",".join(stats.running_adapters),
+            "waiting_lora_adapters": ",".join(stats.waiting_adapters),
+        }
+        text = "LoRA adapters of sequences in the batch and in the queue."
+        family = GaugeMetricFamily("vllm:lora_requests_info", text, labels=list(labels))
+        family.add_metric(list(labels.values()), self.updated)
         return family
 
 
@@ -138,8 +148,8 @@ class EngineMetrics:
         model = info.served_name
 
         def histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-            made = Histogram(name, help_text, ["model_name"], buckets=buckets, registry=self.registry)
-            return made.labels(model)
+            made = Histogram(name, help_text, LABELS, buckets=buckets, registry=self.registry)
+            return made.labels(model, ENGINE)
 
         def latency(name: str, help_text: str) -> Histogram:
             return histogram(f"vllm:{name}_seconds", help_text, LATENCY_BUCKETS)
@@ -162,20 +172,19 @@ class EngineMetrics:
         success = Counter(
             "vllm:request_success",
             "Sequences by why they ended.",
-            ["model_name", "finished_reason"],
+            [*LABELS, "finished_reason"],
             registry=self.registry,
         )
-        self._finished = {r: success.labels(model, r) for r in ("stop", "length", "abort", "error")}
+        self._finished = {r: success.labels(model, ENGINE, r) for r in ("stop", "length", "abort", "error")}
         rejected = "Requests refused before the engine saw them."
         self._rejected = Counter("quire:requests_rejected", rejected, ["model_name", "reason"], registry=self.registry)
-        self._http = Counter("quire:http_responses", "HTTP responses.", ["route", "status"], registry=self.registry)
         self._model = model
 
     def step(self, stats: Stats) -> None:
         """Take the figures of one engine step."""
         if stats.step_tokens and stats.steps != self.steps.stats.steps:
             self._step_tokens.observe(stats.step_tokens)
-        self.steps.stats = stats
+        self.steps.stats, self.steps.updated = stats, time.time()
 
     def tokens(self, clock: SequenceClock, count: int, now: float) -> None:
         """`count` >= 1 new tokens of a sequence arrived together at `now`."""
@@ -189,8 +198,8 @@ class EngineMetrics:
         clock.last = now
         clock.tokens += count
 
-    def sequence_end(self, clock: SequenceClock, reason: str, timing: Timing | None) -> None:
-        """A sequence ended; `timing` is the engine's account, which a stop string found at the edge lacks."""
+    def sequence_end(self, clock: SequenceClock, reason: FinishReason) -> None:
+        """A sequence ended."""
         self._finished[reason].inc()
         if reason not in ("stop", "length") or clock.tokens == 0:
             return
@@ -198,6 +207,7 @@ class EngineMetrics:
         self._e2e.observe(clock.last - clock.arrival)
         if clock.tokens > 1:
             self._tpot.observe((clock.last - clock.first) / (clock.tokens - 1))
+        timing = clock.timing
         if timing is not None:
             self._queue.observe(timing.scheduled - timing.arrival)
             self._prefill.observe(timing.first_token - timing.scheduled)
@@ -214,10 +224,6 @@ class EngineMetrics:
     def rejected(self, reason: str) -> None:
         """A request was refused; `reason` is one of a few fixed words."""
         self._rejected.labels(self._model, reason).inc()
-
-    def http_response(self, route: str, status: int) -> None:
-        """An HTTP response was started; `route` is a registered path, never what the client sent."""
-        self._http.labels(route, str(status)).inc()
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -35,7 +35,6 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_auto_tool_choice": ((False,), _TOOLS),
     "tool_call_parser": ((None,), _TOOLS),
     "reasoning_parser": ((None,), "splitting off reasoning is not built yet"),
-    "otlp_traces_endpoint": ((None,), "traces are not built yet; metrics are at /metrics"),
 }
 """Each row: option, the values that ask for nothing, and why any other is refused."""
 

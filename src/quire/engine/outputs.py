@@ -97,7 +97,8 @@ class RequestBuilder:
         self._prompt_logprobs: list[TokenLogprob] = []
         self._cached = 0
         self._guessed = [(0, 0)] * request.params.n
-        self._timings: list[Timing] = []
+        self._timings: dict[int, Timing] = {}
+        self._preemptions = [0] * request.params.n
         self._first: float | None = None
         self._last: float | None = None
 
@@ -114,7 +115,8 @@ class RequestBuilder:
         if output.drafted:
             self._guessed[output.index] = output.drafted, output.accepted
         if output.timing is not None:
-            self._timings.append(output.timing)
+            self._timings[output.index] = output.timing
+        self._preemptions[output.index] = output.preemptions
         if output.prompt_logprobs:
             self._prompt_logprobs = output.prompt_logprobs
         if target.finish_reason is not None:
@@ -163,11 +165,11 @@ class RequestBuilder:
 
     def _metrics(self) -> RequestMetrics:
         """The engine's clock where it told; a text that a stop string ended has only ours."""
-        told = self._timings
+        told = self._timings.values()
         return RequestMetrics(
             arrival_time=self.request.arrival,
             first_scheduled_time=min((t.scheduled for t in told if t.scheduled), default=None),
             first_token_time=min((t.first_token for t in told if t.first_token), default=self._first),
             last_token_time=max((t.last_token for t in told if t.last_token), default=self._last),
-            preemptions=sum(t.preemptions for t in told),
+            preemptions=sum(self._preemptions),
         )

@@ -96,7 +96,7 @@ class SupervisedEngine:
     def submit(self, request: Request) -> None:
         """Keep a request and hand it over, now or when there is an engine again."""
         with self._lock:
-            kept = self._kept[request.id] = Kept(request)
+            kept = self._kept[request.id] = Kept(request, self._restarts)
             if not self._trial:
                 self._hand_over(kept)
 
@@ -176,6 +176,7 @@ class SupervisedEngine:
             kept = self._names.get(output.request_id)
             if kept is not None:
                 kept.take(output)
+                output.restarts = self._restarts - kept.since
                 outputs.append(output)
                 if not kept.live:
                     del self._names[kept.name], self._kept[kept.request.id]

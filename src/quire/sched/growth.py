@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quire.core.errors import QuireError
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output, Timing
@@ -17,7 +19,8 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longes
     reason: FinishReason | None = None
     for token in result.tokens:
         if not output.tokens and len(seq.tokens) == seq.prompt_len:
-            seq.first_token = now
+            seq.first_token = seq.last_token = now
+            output.timing, output.miss = timing(seq), seq.miss
             if scored:
                 output.prompt_logprobs = seq.prompt_logprobs
         seq.tokens.append(token)
@@ -29,6 +32,7 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longes
         seq.last_token = now
         seq.in_flight -= 1
         output.logprobs = result.logprobs[: len(output.tokens)]
+        output.preemptions = seq.preemptions
     if seq.draft:
         seq.drafted += len(seq.draft)
         seq.accepted += max(0, len(result.tokens) - 1)
@@ -88,10 +92,21 @@ def _end_reason(seq: Sequence, token: int, longest: int) -> FinishReason | None:
 
 def ended(seq: Sequence, error: QuireError | None = None) -> Output:
     """The output of a sequence that ended without another token."""
-    output = Output(request_id=seq.request.id, index=seq.index, finish_reason=seq.finish_reason, timing=timing(seq))
+    output = Output(
+        request_id=seq.request.id,
+        index=seq.index,
+        finish_reason=seq.finish_reason,
+        preemptions=seq.preemptions,
+        timing=timing(seq),
+    )
     if error is not None:
         output.error, output.error_kind = error.message, type(error).__name__
     return output
+
+
+def adapters_of(sequences: Iterable[Sequence]) -> tuple[str, ...]:
+    """Names of the LoRA adapters that they use."""
+    return tuple(sorted({seq.request.adapter for seq in sequences} - {""}))
 
 
 def timing(seq: Sequence) -> Timing:
@@ -101,5 +116,4 @@ def timing(seq: Sequence) -> Timing:
         scheduled=seq.first_scheduled,
         first_token=seq.first_token,
         last_token=seq.last_token,
-        preemptions=seq.preemptions,
     )

@@ -33,6 +33,7 @@ from quire.server.protocol import (
 )
 from quire.server.service import VERSION, Service
 from quire.server.tokenize import detokenize, tokenize
+from quire.server.watchers import watchers
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -62,7 +63,7 @@ def create_app(
     `config`: what the engine was told.
     """
     options.validate()
-    service = Service(engine, tokenizer, template, options, config or EngineConfig())
+    service = Service(engine, tokenizer, template, options, config or EngineConfig(), watchers=watchers(options))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 
 from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.params import SamplingParams
-from quire.core.request import Request
+from quire.core.request import Explain, Request
 from quire.engine.client import EngineInfo
 from quire.engine.requests import ids_of_words, make_request, room
 from quire.server.body import off_loop, read_struct
@@ -129,5 +129,14 @@ async def build_requests(
         for prompt, param in zip(prompts, params, strict=True)
     )
     salt = tenant.salt + (body.cache_salt or "")
-    own = {"arrival": arrival, "cache_salt": salt, "tenant": tenant.called(body.user), "weight": tenant.weight}
+    explain: Explain = "no"
+    if body.quire is not None and body.quire.cache:
+        explain = "all" if service.options.explain_other_tenants else "own"
+    own = {
+        "arrival": arrival,
+        "cache_salt": salt,
+        "tenant": tenant.called(body.user),
+        "weight": tenant.weight,
+        "explain": explain,
+    }
     return [msgspec.structs.replace(r, **own) for r in requests]

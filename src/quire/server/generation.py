@@ -10,9 +10,10 @@ from typing import Any
 
 from msgspec import UNSET
 
-from quire.core.request import Output, Request, TokenLogprob
+from quire.core.request import Miss, Output, Request, TokenLogprob
+from quire.engine.account import Timings, timings
 from quire.engine.async_engine import AsyncEngine
-from quire.server.replies import CachedTokens, PredictedTokens, Usage
+from quire.server.replies import CachedTokens, CacheReport, PredictedTokens, Usage
 from quire.text.detokenizer import OutputText
 from quire.text.tokenizer import Tokenizer
 
@@ -75,6 +76,7 @@ class Generation:
                 key = (request.id, index)
                 self._choices[key] = _Choice(len(self._choices), request, tokenizer)
         self._cached = dict.fromkeys((r.id for r in requests), 0)
+        self._misses: dict[str, Miss] = {}
 
     @property
     def count(self) -> int:
@@ -93,6 +95,8 @@ class Generation:
             return None
         if output.index == 0:  # the others fork from it, and count its prompt as found
             self._cached[output.request_id] = max(output.cached_tokens, self._cached[output.request_id])
+            if output.miss is not None:
+                self._misses.setdefault(output.request_id, output.miss)
         piece = choice.push(output)
         if choice.done and output.finish_reason is None:
             self._stream.stop(output.request_id, output.index)
@@ -112,6 +116,27 @@ class Generation:
             prompt_tokens_details=CachedTokens(cached_tokens=sum(self._cached[i] for i in used)),
             completion_tokens_details=guessed if drafted else UNSET,
         )
+
+    def timings(self, request: Request | None = None) -> Timings:
+        """Where the time of a request, or of all, went so far."""
+        asked = self.requests if request is None else (request,)
+        clocks = [clock for each in asked for clock in self._stream.clocks(each.id)]
+        return timings(clocks, sum(len(each.prompt) for each in asked))
+
+    def cache(self, request: Request) -> CacheReport:
+        """What the prefix cache had of a prompt."""
+        hit, prompt = self._cached[request.id], len(request.prompt)
+        miss = self._misses.get(request.id, Miss(0, "not_cached"))
+        return CacheReport(prompt_tokens=prompt, hit_tokens=hit, first_miss=miss if hit < prompt - 1 else None)
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """Why each choice ended, if it did."""
+        return [reason for request in self.requests for reason in self.finish_reasons_of(request)]
+
+    def finish_reasons_of(self, request: Request) -> list[str | None]:
+        """The same of one prompt's choices."""
+        return [clock.reason for clock in self._stream.clocks(request.id)]
 
     def close(self) -> None:
         """Abort what has not finished; idempotent."""

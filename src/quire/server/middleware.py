@@ -1,15 +1,20 @@
-"""What every request passes before a route sees it: limits, Host, key, draining; and what every response gets."""
+"""What every request passes before a route sees it: limits, Host, key, draining; and what every response gets.
+
+What came of a request is an `Exchange`, which the metrics and the watchers of the service see at its end.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 import secrets
+import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.server.errors import HttpError, encode_error, error_headers
+from quire.server.exchange import Exchange
 from quire.server.generation import ClientGone
 from quire.server.keys import NOBODY, Tenant
 from quire.server.service import Service
@@ -50,42 +55,39 @@ class Gateway:
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn, which has the other scope, leaves the body out
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        request_id = _request_id(headers)
-        started = False
+        exchange = Exchange(_request_id(headers), scope, time.time(), time.monotonic())
 
         async def reply(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
-                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
+                exchange.status = message["status"]
+                named = (b"x-request-id", exchange.request_id.encode())
+                message = {**message, "headers": [*message["headers"], named]}
                 if self._service.draining:
                     message["headers"].append((b"connection", b"close"))
-                self._count(scope, message["status"])
             await send(message)
 
         counted = scope["method"] == "POST"
         self._service.active += counted
         try:
-            tenant = self._check(scope, headers)
-            scope = {**scope, "state": {**scope.get("state", {}), "tenant": tenant}}
-            await self._app(scope, receive, reply)
+            exchange.tenant = self._check(scope, headers)
+            state = {**scope.get("state", {}), "tenant": exchange.tenant, "exchange": exchange}
+            exchange.scope = {**scope, "state": state}  # the router adds its route to it
+            await self._app(exchange.scope, receive, reply)
         except ClientGone:
-            self._count(scope, 499)
+            exchange.status = 499
         except QuireError as error:
-            if not started:
+            if not exchange.status:
                 await send_error(reply, error)
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
-            logger.exception("request %s failed", request_id.decode())
-            if not started:
-                await send_error(reply, QuireError(f"internal error in request {request_id.decode()}"))
+            logger.exception("request %s failed", exchange.request_id)
+            if not exchange.status:
+                await send_error(reply, QuireError(f"internal error in request {exchange.request_id}"))
         finally:
             self._service.active -= counted
-
-    def _count(self, scope: Scope, status: int) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
-        self._service.engine.metrics.http_response(route, status)
+            exchange.end()
+            self._service.ended(exchange)
 
     def _check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Tenant:
         """The tenant; raises for a request that must not reach a route, whose body has not been read."""
@@ -115,10 +117,10 @@ async def send_error(send: Send, error: QuireError) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
+def _request_id(headers: list[tuple[bytes, bytes]]) -> str:
     """The client's X-Request-Id if it is harmless to repeat, else a new one."""
     given = next((value for name, value in headers if name == b"x-request-id"), b"")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+    return given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def _host(headers: list[tuple[bytes, bytes]]) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from quire.core.config import about
 from quire.core.errors import ConfigError
 
+ACCESS_LOGS = ("off", "text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -60,7 +61,23 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         int, about("Deaths of the engine within --engine-deaths-window that end the server; 1 = the first does.")
     ] = 5
     engine_deaths_window: Annotated[float, about("Seconds within which deaths of the engine are counted.")] = 600.0
-    access_log: Annotated[bool, about("Log every request.")] = False
+    access_log: Annotated[
+        str, about("Log every request on standard output, as a line of text or of JSON.", ACCESS_LOGS)
+    ] = "off"
+    explain_other_tenants: Annotated[
+        bool,
+        about("Let a prefix miss be explained by another tenant's prompt: whoever guesses at one learns that it was."),
+    ] = False
+    record: Annotated[
+        str | None, about("Flight recorder: write requests and how they ended to this folder, for quire replay.")
+    ] = None
+    record_prompts: Annotated[
+        bool, about("Record the tokens of prompts and answers too, so that a replay can compare them.")
+    ] = False
+    record_mib: Annotated[int, about("MiB of recordings in that folder at most; the oldest make room.")] = 256
+    otlp_traces_endpoint: Annotated[
+        str | None, about("Send OpenTelemetry traces to this collector: http://HOST:4318 (OTLP over HTTP).")
+    ] = None
     allow_runtime_lora_updating: Annotated[
         bool, about("Let clients load and unload LoRA adapters from folders on this machine.")
     ] = False
@@ -75,6 +92,14 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--log-level {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}", param="log_level"
             )
+        if self.access_log not in ACCESS_LOGS:
+            raise ConfigError(
+                f"--access-log {self.access_log!r} is not one of {', '.join(ACCESS_LOGS)}", param="access_log"
+            )
+        if self.record_prompts and self.record is None:
+            raise ConfigError("--record-prompts needs --record FOLDER", param="record_prompts")
+        if not 8 <= self.record_mib <= 1 << 20:
+            raise ConfigError("--record-mib must lie in [8, 1048576]", param="record_mib")
         if any(not key for key in self.api_key):
             raise ConfigError("--api-key must not be empty", param="api_key")
         if not self.shutdown_timeout >= 0:

@@ -22,8 +22,15 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     include_obfuscation: bool | None = None
 
 
+class QuireOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the reply's `quire` is to tell beside identifiers: where the time went, what the prefix cache had."""
+
+    timings: bool | None = None
+    cache: bool | None = None
+
+
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat completions have in common; vLLM's extras come after OpenAI's fields."""
+    """What completions and chat completions have in common; vLLM's extras come after OpenAI's fields, then ours."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -65,6 +72,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    quire: QuireOptions | None = None
 
     response_format: Any = None
     structured_outputs: Any = None

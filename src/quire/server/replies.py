@@ -7,6 +7,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.core.request import Miss
+from quire.engine.account import Timings
+
 PromptLogprobs = list[dict[str, Any] | None]
 
 
@@ -31,6 +34,35 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     prompt_tokens_details: CachedTokens
     completion_tokens_details: PredictedTokens | UnsetType = UNSET
+
+
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the prefix cache had of a prompt, and where and why it had no more; null: all but the last token."""
+
+    prompt_tokens: int
+    hit_tokens: int
+    first_miss: Miss | None
+
+
+class PromptReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to one prompt; `id`: what the engine calls it."""
+
+    id: str
+    timings: Timings | UnsetType = UNSET
+    cache: CacheReport | UnsetType = UNSET
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a body's `quire`: of one prompt as it is, of several in `prompts`, in their order.
+
+    `request_id` is that of the header x-request-id, and of the access log.
+    """
+
+    request_id: str
+    id: str | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+    cache: CacheReport | UnsetType = UNSET
+    prompts: list[PromptReport] | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
@@ -65,6 +97,7 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    quire: Report | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):
@@ -137,6 +170,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    quire: Report | UnsetType = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
@@ -150,6 +184,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    quire: Report | UnsetType = UNSET
 
 
 class Tokens(msgspec.Struct, kw_only=True):

@@ -21,6 +21,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, Unavailable
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.client import EngineClient
+from quire.engine.recorder import RecordingClient, make_folder
 from quire.gguf.file import is_gguf
 from quire.server.address import BACKLOG, bind, leave, listen, where
 from quire.server.app import create_app
@@ -28,6 +29,7 @@ from quire.server.connection import LimitedProtocol
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.server.service import Service
+from quire.server.watchers import watchers
 from quire.text.files import read_text
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -110,7 +112,7 @@ def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
         loop="uvloop",
         lifespan="on",
         log_config=None,
-        access_log=options.access_log,
+        access_log=False,  # ours is told more (quire.server.access)
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
@@ -139,8 +141,15 @@ def _check_tls(options: ServerOptions) -> None:
 
 
 def _check_files(config: EngineConfig, options: ServerOptions) -> None:
-    """Refuse keys, a template or tokenizer that is not there before the model is loaded, which may take minutes."""
+    """Refuse keys, a template or tokenizer that is not there before the model is loaded, which may take minutes.
+
+    The same of traces that cannot be sent.
+    """
     Keys(options)
+    for watcher in watchers(options):
+        watcher.close()
+    if options.record is not None:
+        make_folder(Path(options.record))
     if config.model.chat_template is not None:
         read_text(Path(config.model.chat_template))
     if config.model.tokenizer is not None:
@@ -168,6 +177,14 @@ def _raise_file_limit() -> None:
         logger.warning("at most %d files can be open, connections among them: %s", soft, error)
 
 
+def recorded(client: EngineClient, config: EngineConfig, options: ServerOptions) -> EngineClient:
+    """The client, with a flight recorder around it where one was asked for."""
+    if options.record is None:
+        return client
+    limit = options.record_mib << 20
+    return RecordingClient(client, config, Path(options.record), prompts=options.record_prompts, limit=limit)
+
+
 def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[EngineConfig], EngineClient]) -> int:
     """Serve until a signal; the exit code, 1 when the engine died. `start_engine` returns a client, its model loaded.
 
@@ -179,7 +196,7 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
     _check_files(config, options)
     sock = bind(options)
     try:
-        client = start_engine(config)
+        client = recorded(start_engine(config), config, options)
     except BaseException:
         sock.close()
         raise
@@ -206,4 +223,5 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
         server.run(sockets=[sock])
     finally:
         engine.close()
+        app.state.service.close()
     return FAILED_EXIT_CODE if server.forced or engine.failure is not None else 0

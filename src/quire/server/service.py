@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -14,19 +15,23 @@ from quire.core.config import EngineConfig
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.requests import Seeds, sampling_defaults
 from quire.server.errors import ModelNotFound
+from quire.server.exchange import Exchange, Watcher
+from quire.server.http_metrics import HttpMetrics
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 VERSION = quire.__version__
+logger = logging.getLogger("quire.server")
 
 
 @dataclass
 class Service:
     """One model behind one server; `config` is what its engine was told.
 
-    `active` counts requests being served, `draining` is set by the first SIGTERM.
+    `active` counts requests being served, `draining` is set by the first SIGTERM. `watchers` see every exchange at its
+    end: the access log, traces.
     """
 
     engine: AsyncEngine
@@ -37,9 +42,25 @@ class Service:
     draining: bool = False
     active: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
+    watchers: tuple[Watcher, ...] = ()
 
     def __post_init__(self) -> None:
         self.keys = Keys(self.options)
+        self.http = HttpMetrics(self.engine.metrics.registry)
+
+    def ended(self, exchange: Exchange) -> None:
+        """Count an exchange and show it to those who watch; what fails in one of them is no matter of the client's."""
+        self.http.ended(exchange.route, exchange.method, exchange.status, exchange.seconds)
+        for watcher in self.watchers:
+            try:
+                watcher.see(exchange)
+            except Exception:
+                logger.exception("%s failed on request %s", type(watcher).__name__, exchange.request_id)
+
+    def close(self) -> None:
+        """Let those who watch finish."""
+        for watcher in self.watchers:
+            watcher.close()
 
     @cached_property
     def names(self) -> tuple[str, ...]:

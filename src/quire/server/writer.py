@@ -17,12 +17,14 @@ from quire.server.convert import new_id
 from quire.server.generation import Generation, Piece, cancel_on_disconnect
 from quire.server.logprobs import LogprobWriter
 from quire.server.protocol import SamplingFields
-from quire.server.replies import PromptLogprobs, Usage
+from quire.server.replies import ChatCompletion, ChatCompletionChunk, Completion, PromptLogprobs, Usage
+from quire.server.reports import report
 from quire.server.service import Service
 from quire.server.sse import EventStream, event
 
 Body = TypeVar("Body", bound=SamplingFields)
 Choices = list[Any]
+Reply = Completion | ChatCompletion | ChatCompletionChunk
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class Writer(ABC, Generic[Body]):
         self.generation = generation
         self.logprobs = LogprobWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
         self.with_ids = bool(body.return_token_ids)
+        self.request_id = ""
         self.facts: dict[str, Any] = {
             "id": new_id(self.prefix, body),
             "created": int(time.time()),
@@ -87,11 +90,11 @@ class Writer(ABC, Generic[Body]):
         """A choice of the reply."""
 
     @abstractmethod
-    def chunk_of(self, choices: Choices, usage: Usage | UnsetType | None) -> msgspec.Struct:
+    def chunk_of(self, choices: Choices, usage: Usage | UnsetType | None) -> Reply:
         """One event of the stream."""
 
     @abstractmethod
-    def reply_of(self, choices: Choices, usage: Usage) -> msgspec.Struct:
+    def reply_of(self, choices: Choices, usage: Usage) -> Reply:
         """The reply."""
 
     def opens(self, state: State) -> bool:
@@ -140,8 +143,10 @@ class Writer(ABC, Generic[Body]):
         return b"".join(events)
 
     def tail(self) -> bytes:
-        """What follows the last choice: usage, if asked for."""
-        return event(self.chunk_of([], self.usage())) if self._usage_at_end else b""
+        """What follows the last choice: usage and a report, if asked for."""
+        if not self._usage_at_end and self.body.quire is None:
+            return b""
+        return event(self._reported(self.chunk_of([], self.usage() if self._usage_at_end else UNSET)))
 
     def add(self, pieces: list[Piece]) -> None:
         """Collect for `reply`."""
@@ -152,12 +157,20 @@ class Writer(ABC, Generic[Body]):
     def reply(self) -> bytes:
         """The whole response."""
         choices = [self.whole(state, state.whole(number)) for number, state in enumerate(self._states)]
-        return msgspec.json.encode(self.reply_of(choices, self.usage()))
+        return msgspec.json.encode(self._reported(self.reply_of(choices, self.usage())))
+
+    def _reported(self, reply: Reply) -> Reply:
+        """With what the body's `quire` asks for."""
+        if self.body.quire is not None:
+            reply.quire = report(self.request_id, self.generation, self.body.quire)
+        return reply
 
 
 async def respond(request: Request, writer: Writer[Any]) -> Response:
     """What was generated, whole or as a stream of server-sent events."""
-    generation = writer.generation
+    generation, exchange = writer.generation, request.state.exchange
+    exchange.generation, exchange.model = generation, writer.facts["model"]
+    writer.request_id = exchange.request_id
     if writer.body.stream:
         return EventStream(generation, writer.chunk, writer.tail)
     try:

@@ -32,7 +32,7 @@ class Adapters:
         self.names: dict[str, int] = {}
         self._folders: dict[str, Path] = {}
         self._opened, self._share = opened, share
-        self._slots = slots
+        self.slots = slots
         self._rank = max_rank
         self._pieces: dict[tuple[str, int], Piece] = {}
 
@@ -46,7 +46,7 @@ class Adapters:
         pieces, start = [], 0
         for role in roles:
             n, k = self._share.shape(role, self._opened.spec)
-            a, b = (torch.zeros(self._slots, self._rank, size, device=self._device) for size in (k, n))
+            a, b = (torch.zeros(self.slots, self._rank, size, device=self._device) for size in (k, n))
             piece = self._pieces[role, layer] = Piece(a, b, self.rows, start)
             pieces.append(piece)
             start += n
@@ -65,9 +65,9 @@ class Adapters:
             return
         if not name or name in self.names:
             raise ConfigError(f"adapter {name!r} is loaded from another folder; give each one a name of its own")
-        if len(self.names) == self._slots:
-            raise ConfigError(f"--max-loras {self._slots}: no room for {name!r} beside {', '.join(self.names)}")
-        self._fill(name, next(i for i in range(self._slots) if i not in self.names.values()), folder)
+        if len(self.names) == self.slots:
+            raise ConfigError(f"--max-loras {self.slots}: no room for {name!r} beside {', '.join(self.names)}")
+        self._fill(name, next(i for i in range(self.slots) if i not in self.names.values()), folder)
 
     def replace(self, name: str, folder: Path) -> None:
         """Read a PEFT folder into the slot of `name`, whose adapter stays where that cannot be. No row may use it."""

@@ -1,0 +1,79 @@
+"""`quire replay`: a recorded run again, token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.bench.loads import ReplayLoad
+from quire.cli.bench import Output, facts
+from quire.cli.flags import ENGINE, pick, to_engine, with_flags
+from quire.engine.options import KNOWN
+
+if TYPE_CHECKING:
+    from quire.bench.replay import Outcome
+    from quire.engine.recording import Run
+
+KV_FLAGS = {"ctk", "ctv", "kv_cache_dtype"}
+
+
+@with_flags({"Replay": ReplayLoad} | ENGINE, model_argument=False)
+def replay(
+    options: dict[str, Any],
+    folder: Annotated[Path, typer.Argument(help="What `quire serve --record` wrote.")],
+    output: Output = None,
+) -> None:
+    """Run a recording again and compare every token with those that were recorded; exit code 1 where one differs.
+
+    The engine has the recorded options; those given here take their place, and most must not change a bit.
+    """
+    load = pick(options, ReplayLoad)
+    from quire.engine.recording import read_run
+
+    run = read_run(folder, load.run)
+    _describe(run)
+    from quire.bench.replay import Replay, doubts, options_of
+    from quire.bench.report import report
+    from quire.engine.local import LocalEngine
+    from quire.engine.progress import loading_bar
+
+    given = {name: value for name, value in options.items() if name not in ReplayLoad.__struct_fields__}
+    recorded = {k: v for k, v in options_of(run).items() if not (k in KV_FLAGS and KV_FLAGS & set(given))}
+    config = to_engine({k: v for k, v in recorded.items() if k in KNOWN} | given)
+    with loading_bar() as progress:
+        engine = LocalEngine(config, progress)
+    for doubt in doubts(run, engine.info):
+        print(f"bits may differ: {doubt}")
+    outcome = Replay(run, engine, load.speed).go()
+    report("replay", load, facts(engine), outcome.results(), output)
+    engine.close()
+    _judge(run, outcome)
+
+
+def _describe(run: Run) -> None:
+    began, last = run.began, run.asked[-1].at if run.asked else 0.0
+    print(f"run {run.name}: {len(run.asked)} requests within {last:.1f} s, {began.info.model}, quire {began.version}")
+    if not began.prompts:
+        print("synthetic: prompts were not recorded. Random tokens of the same lengths run, and nothing is compared")
+    if run.lost:
+        print(f"{run.lost} lines of the recording are missing")
+
+
+def _judge(run: Run, outcome: Outcome) -> None:
+    """Say what was found; exit code 1 for a difference, or where something could not be run."""
+    for count, what in (
+        (outcome.unfinished, "requests have no end in the recording: they ran, and nothing is compared with them"),
+        (outcome.skipped, "requests were left before their first token: they did not run"),
+    ):
+        if count:
+            print(f"{count} {what}")
+    for each in outcome.differences[:8]:
+        where = f"request {each.request_id}, sequence {each.index}, token {each.position}"
+        print(f"different: {where}: {each.recorded} was recorded, {each.replayed} came")
+    if run.began.prompts:
+        same = outcome.compared - len(outcome.differences)
+        print(f"{same} of {outcome.compared} sequences are the same, bit for bit ({outcome.tokens} tokens)")
+    if outcome.differences or (outcome.errors and not run.began.prompts):
+        raise typer.Exit(1)

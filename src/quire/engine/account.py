@@ -1,0 +1,82 @@
+"""What happened to a sequence, as metrics, replies, logs and traces tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from quire.core.request import FinishReason, Output, Timing
+
+
+class SequenceClock:
+    """When one sequence was received, gave tokens, and how many; seconds of `time.monotonic`.
+
+    `first`, `last`: when its tokens reached the edge. `timing`: the engine's account, None until the first token.
+    """
+
+    __slots__ = ("arrival", "first", "last", "preemptions", "reason", "restarts", "timing", "tokens")
+
+    def __init__(self, arrival: float) -> None:
+        self.arrival = arrival
+        self.first = self.last = 0.0
+        self.tokens = self.preemptions = self.restarts = 0
+        self.timing: Timing | None = None
+        self.reason: FinishReason | None = None
+
+    def note(self, output: Output) -> None:
+        """Keep what the engine says beside tokens."""
+        self.preemptions, self.restarts = output.preemptions, output.restarts
+        self.timing = output.timing or self.timing
+        self.reason = output.finish_reason
+
+    def cut(self, reason: FinishReason) -> None:
+        """The edge ended it: the engine's account goes on until the last token that came."""
+        self.reason = reason
+        if self.timing is not None:
+            self.timing = replace(self.timing, last_token=max(self.last, self.timing.last_token))
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of a request went, in seconds; null: that never happened.
+
+    Of several sequences the earliest beginnings and the latest end count, and all tokens and preemptions.
+    `generated_tokens` are the engine's, also those behind a stop string. `engine_restarts`: while it was in flight.
+    """
+
+    queue_seconds: float | None
+    prefill_seconds: float | None
+    decode_seconds: float | None
+    ttft_seconds: float | None
+    e2e_seconds: float | None
+    prompt_tokens: int
+    generated_tokens: int
+    preemptions: int
+    engine_restarts: int
+
+
+def timings(clocks: Sequence[SequenceClock], prompt_tokens: int) -> Timings:
+    """Of sequences that were received together: queue = received to first scheduled, prefill = from there to the first
+    token, decode = from there to the last, TTFT and E2E = received to first and last token at the edge."""
+    told = [clock.timing for clock in clocks if clock.timing is not None]
+    arrival = min((clock.arrival for clock in clocks), default=0.0)
+    scheduled = min((each.scheduled for each in told if each.scheduled), default=0.0)
+    first = min((each.first_token for each in told if each.first_token), default=0.0)
+    last = max((each.last_token for each in told), default=0.0)
+    return Timings(
+        queue_seconds=_between(arrival, scheduled),
+        prefill_seconds=_between(scheduled, first),
+        decode_seconds=_between(first, last),
+        ttft_seconds=_between(arrival, min((clock.first for clock in clocks if clock.tokens), default=0.0)),
+        e2e_seconds=_between(arrival, max((clock.last for clock in clocks), default=0.0)),
+        prompt_tokens=prompt_tokens,
+        generated_tokens=sum(clock.tokens for clock in clocks),
+        preemptions=sum(clock.preemptions for clock in clocks),
+        engine_restarts=max((clock.restarts for clock in clocks), default=0),
+    )
+
+
+def _between(start: float, end: float) -> float | None:
+    """Seconds to the microsecond; None where either never was."""
+    return round(end - start, 6) if start and end else None

@@ -1,0 +1,27 @@
+"""The answer to a body's `quire`: identifiers, where the time went, and what the prefix cache had."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from quire.core.request import Request
+from quire.server.generation import Generation
+from quire.server.protocol import QuireOptions
+from quire.server.replies import PromptReport, Report
+
+
+def report(request_id: str, generation: Generation, asked: QuireOptions) -> Report:
+    """What is known of all prompts of a request over HTTP, as far as it was `asked` for."""
+
+    def of(request: Request) -> PromptReport:
+        return PromptReport(
+            id=request.id,
+            timings=generation.timings(request) if asked.timings else UNSET,
+            cache=generation.cache(request) if asked.cache else UNSET,
+        )
+
+    prompts = [of(request) for request in generation.requests]
+    if len(prompts) > 1:
+        return Report(request_id=request_id, prompts=prompts)
+    one = prompts[0]
+    return Report(request_id=request_id, id=one.id, timings=one.timings, cache=one.cache)
