@@ -22,7 +22,9 @@ from quire.core.errors import QuireError
 from quire.engine.client import ChangeAdapter
 from quire.model.build import Model, load_model
 from quire.model.net.decoder import Decoder
+from quire.ops.op import REGISTRY
 from test_model import TOLERANCE, Paged, prompt
+from triton_ops import TRITON_OPS, needs_triton
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ALL = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "c_attn", "c_proj", "c_fc", *LINEARS)
@@ -101,6 +103,23 @@ def test_logits_are_those_of_the_model_an_adapter_makes(family: str, name: str, 
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+@pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"quantization": "int8"}], ids=["bf16", "int8"])
+def test_rows_do_not_depend_on_their_batch_in_narrow_formats(more: dict[str, Any], tmp_path: Path) -> None:
+    oracle = write(tmp_path / "m", "qwen2", tie_word_embeddings=True)
+    kinds = ("dora", "saved", "tied tokens", "tables", "bias", "")
+    layouts = {kind: KINDS[kind](oracle, i) for i, kind in enumerate(kinds[:-1])}
+    folders = {kind: layout.write(tmp_path / kind) for kind, layout in layouts.items()}
+    model = load_model(flat_config(**options(tmp_path / "m", folders, **more)), backend("cpu"))
+    sequences = [[3, 9, 41, *prompt(4 + i, i)] for i in range(len(kinds))]
+    mixed = Extended(model, sequences, list(kinds)).run([[4] * len(kinds), [len(s) - 4 for s in sequences]])
+    for i, kind in enumerate(kinds):
+        want = logits(layouts[kind].merged if kind else oracle, sequences[i])
+        assert relative_error(mixed[i], want) <= 0.1, kind
+        (alone,) = Extended(model, sequences[i : i + 1], [kind]).run([[len(sequences[i])]])
+        assert torch.equal(alone, mixed[i]), kind
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_magnitudes_are_of_the_matrix_that_is_served(quantization: str, tmp_path: Path) -> None:
     oracle = write(tmp_path / "m", "llama")
@@ -122,8 +141,8 @@ def test_magnitudes_are_of_the_matrix_that_is_served(quantization: str, tmp_path
     assert relative_error(1 + held[:64], magnitude / plain.norm(dim=1)) > 1e-4, "not of the matrix before it is rounded"
 
 
-def greedy(llm: LLM, prompts: list[list[int]], lora: Any = None) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, detokenize=False)
+def greedy(llm: LLM, prompts: list[list[int]], lora: Any = None, count: int = 9) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
     found = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False, lora_request=lora)
     return [list(f.outputs[0].token_ids) for f in found]
 
@@ -167,6 +186,25 @@ def test_requests_say_what_the_models_of_their_adapters_say(
         assert greedy(llm, [PROMPT] * len(said), requests(paths)) == said
         for lora, want in zip(requests(paths), said, strict=True):
             assert greedy(llm, [PROMPT], lora) == [want], "with a warm prefix, alone"
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("kinds", "length"), [(("dora", "saved"), 3), pytest.param(SERVED, 20, marks=pytest.mark.slow)], ids=["two", "all"]
+)
+def test_requests_say_the_same_on_the_gpu_backend(
+    kinds: tuple[str, ...], length: int, served: tuple[Path, dict[str, Path], list[list[int]]]
+) -> None:
+    folder, paths, _ = served
+    missing = tuple(f"{op}=reference" for op in REGISTRY if op not in TRITON_OPS)
+    gpu = {"max_num_batched_tokens": 128, "device": "cuda", "ops": missing, "enforce_eager": True}
+    loras = requests({kind: paths[kind] for kind in kinds})
+    found = []
+    for more in ({"device": "reference"}, gpu):
+        with LLM(folder, enable_lora=True, **(SMALL | more)) as llm:
+            found.append(greedy(llm, [PROMPT[:length]] * len(loras), loras, 2))
+    assert found[0] == found[1] and len({tuple(tokens) for tokens in found[0]}) > 1
 
 
 def test_what_an_adapter_held_is_given_back_and_the_next_one_finds_its_place_clean(

@@ -89,6 +89,7 @@ class Adapters:
             piece, rank = self._pieces[at], len(part.a)
             piece.a[slot, :rank], piece.b[slot, :rank] = part.a, part.b.t()
         self.extensions.hold(held)
+        self._opened.source.give_back()
         self.names[name], self._folders[name] = slot, folder.resolve()
 
     def unload(self, name: str) -> None:

@@ -36,6 +36,16 @@ class Base:
     weights: Callable[[str, int | None], tuple[QWeight, Tensor | None]]
     dtype: torch.dtype
 
+    @property
+    def row_dtype(self) -> torch.dtype:
+        """Of rows between ops: a GPU's have that of the table of tokens."""
+        embed = self.decoder.embed
+        return embed.dtype if self.ops.gpu is not None and isinstance(embed, Tensor) else torch.float32
+
+    def kept_bytes(self, rows: int) -> int:
+        """Bytes of `rows` rows that the head reads."""
+        return rows * self.spec.embed_width * self.row_dtype.itemsize
+
 
 @dataclass(frozen=True)
 class HeadChange:
@@ -120,7 +130,7 @@ def own_rows(base: Base, slot: int, change: TableChange, rows: int) -> OwnRows |
         return replace(
             found, excess=excess, a=low.a.t().contiguous().to(device), b=low.b.t()[None].contiguous().to(device)
         )
-    vocabulary, dtype = base.spec.vocab_size, _embedded(base, torch.zeros(1, dtype=torch.int32)).dtype
+    vocabulary = base.spec.vocab_size
     ids = (
         torch.tensor(change.tokens, dtype=torch.int32)
         if change.own is None
@@ -128,7 +138,7 @@ def own_rows(base: Base, slot: int, change: TableChange, rows: int) -> OwnRows |
     )
     own = change.rows if change.own is None else change.own
     assert own is not None
-    added = torch.empty(1 + len(ids), own.shape[1], dtype=dtype, device=device)
+    added = torch.empty(1 + len(ids), own.shape[1], dtype=base.row_dtype, device=device)
     added[0] = -0.0  # x + -0 is x for every x
     for i in range(0, len(ids), CHUNK):
         part = slice(i, i + CHUNK)

@@ -35,8 +35,13 @@ class Held:
     after: Mapping[Where, Shift]
 
     @property
+    def heads(self) -> bool:
+        """Whether one has an output head of its own."""
+        return any(e.head is not None and e.head.own is not None for e in self.by_slot.values())
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of all of it, the step's arrays aside."""
         together = [f.excess for f in self.before.values()] + [s.shift for s in self.after.values()]
         return sum(e.nbytes for e in self.by_slot.values()) + sum(t.nbytes for t in together)
 
@@ -59,7 +64,7 @@ class Extensions:
     @property
     def nbytes(self) -> int:
         """Bytes that are taken."""
-        return self._held.nbytes
+        return self._taken(self._held)
 
     @property
     def left(self) -> int:
@@ -101,8 +106,12 @@ class Extensions:
         embed = own_rows(base, slot, file.embed, rows)
         others[slot] = Extension(excess, shift, embed, head_change(base, file.head, rows, self._ones))
         held = self._together(others)
-        self._check(held.nbytes)
+        self._check(self._taken(held))
         return held, low
+
+    def _taken(self, held: Held) -> int:
+        """With what keeps the rows of heads."""
+        return held.nbytes + (self._base.kept_bytes(len(self._rows)) if held.heads and self._base is not None else 0)
 
     def _check(self, nbytes: int) -> None:
         if nbytes > self._limit:
@@ -139,14 +148,11 @@ class Extensions:
         """From now on this is held. No step that has a row of one that changes is under way."""
         self._held = held
         self.version += 1
-        keeps = any(e.head is not None and e.head.own is not None for e in held.by_slot.values())
-        if not keeps:
+        if not held.heads or self._base is None:
             self._kept = None
         elif self._kept is None:
-            assert self._base is not None
-            embed, ops = self._base.decoder.embed, self._base.ops
-            dtype = embed.dtype if ops.gpu is not None and isinstance(embed, Tensor) else torch.float32
-            self._kept = torch.empty(len(self._rows), self._base.spec.embed_width, dtype=dtype, device=ops.device)
+            base, rows = self._base, len(self._rows)
+            self._kept = torch.empty(rows, base.spec.embed_width, dtype=base.row_dtype, device=base.ops.device)
 
     def drop(self, slot: int) -> None:
         """Give back what the adapter in `slot` holds."""
