@@ -174,9 +174,15 @@ def requests(paths: dict[str, Path]) -> list[LoRARequest | None]:
     return [None, *(LoRARequest(name, i + 1, str(path)) for i, (name, path) in enumerate(paths.items()))]
 
 
-@pytest.mark.parametrize("more", [{}, {"enforce_eager": True, "max_num_batched_tokens": 8},
-                                  {"speculative_config": '{"method": "ngram"}'}],
-                         ids=["recorded", "eager chunks", "drafts"])  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "recorded": {},
+    "eager chunks": {"enforce_eager": True, "max_num_batched_tokens": 8},
+    "drafts": {"speculative_config": '{"method": "ngram"}'},
+    "drafts by its own layers": {"speculative_config": '{"method": "self", "layers": 1, "num_speculative_tokens": 2}'},
+}
+
+
+@pytest.mark.parametrize("more", WAYS.values(), ids=WAYS)
 def test_requests_say_what_the_models_of_their_adapters_say(
     served: tuple[Path, dict[str, Path], list[list[int]]], more: dict[str, Any]
 ) -> None:
@@ -229,6 +235,8 @@ def test_adapters_that_take_more_than_there_is_are_refused(
     served: tuple[Path, dict[str, Path], list[list[int]]],
 ) -> None:
     folder, paths, said = served
+    with pytest.raises(QuireError, match="--lora-extra-bytes must not be negative"):
+        flat_config(lora_extra_bytes=-1).validate()
     with LLM(folder, enable_lora=True, **(SMALL | {"lora_extra_bytes": 40_000})) as llm:
         engine = llm.engine.engine
         assert not engine.change_adapter(ChangeAdapter("dora", str(paths["dora"]))).error
