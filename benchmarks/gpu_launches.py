@@ -267,6 +267,7 @@ def adapters(gpu: Gpu) -> Iterator[Launch]:
         x = zeros(4, 4096, dtype=dtype)
         y = torch.zeros_like(x)
         yield f"rank {rank}, {NAMES[dtype]}", partial(rowwise.lora, gpu, x, y, a, b, ints(4), 0)
+        yield f"factors, {NAMES[dtype]}", partial(rowwise.lora_scale, gpu, y, zeros(4, 1, 4096, dtype=F32), ints(4))
 
 
 def samplers(gpu: Gpu) -> Iterator[Launch]:

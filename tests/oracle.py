@@ -118,6 +118,8 @@ MODEL_OPS = {
     "rope_and_cache",
     "rope_queries",
     "lora",
+    "lora_expand",
+    "lora_scale",
     "attention",
     "gated_activation",
     "gated_mlp",

@@ -33,7 +33,7 @@ MISSING = tuple(f"{name}=reference" for name in sorted(REGISTRY) if name not in 
 @pytest.mark.parametrize("eager", ["side", "main"])
 def test_a_step_reads_its_own_arrays_whenever_copies_happen(eager: str) -> None:
     runtime = FakeRuntime(eager)
-    arrays = DeviceArrays(Sizes(8, 4, 6, groups=2), None, runtime, torch.device("cpu"))
+    arrays = DeviceArrays(Sizes(8, 4, 6, groups=2), {}, runtime, torch.device("cpu"))
     seen: list[tuple[list[int], list[list[list[int]]]]] = []
     expected = []
     for step in range(7):
@@ -59,7 +59,7 @@ def test_a_step_reads_its_own_arrays_whenever_copies_happen(eager: str) -> None:
 @pytest.mark.parametrize("eager", ["side", "main"])
 def test_rows_see_their_encoder_s_part_whenever_copies_happen(eager: str) -> None:
     runtime = FakeRuntime(eager)
-    arrays = DeviceArrays(Sizes(8, 4, 6, cross=True), None, runtime, torch.device("cpu"))
+    arrays = DeviceArrays(Sizes(8, 4, 6, cross=True), {}, runtime, torch.device("cpu"))
     seen, expected = list[tuple[list[int], list[int], list[int]]](), []
     for step in range(5):
         seqs, tokens = 1 + step % 4, 2 + step
@@ -81,7 +81,7 @@ def test_rows_see_their_encoder_s_part_whenever_copies_happen(eager: str) -> Non
 
 
 def test_arrays_stay_where_graphs_read_them() -> None:
-    arrays = DeviceArrays(Sizes(8, 4, 6), None, FakeRuntime(), torch.device("cpu"))
+    arrays = DeviceArrays(Sizes(8, 4, 6), {}, FakeRuntime(), torch.device("cpu"))
     places = []
     for _ in range(3):
         arrays.begin()
@@ -95,7 +95,7 @@ def test_arrays_stay_where_graphs_read_them() -> None:
 def test_adapters_rows_arrive_where_the_decoder_reads_them() -> None:
     rows = torch.full((8,), -1, dtype=torch.int32)
     runtime = FakeRuntime()
-    arrays = DeviceArrays(Sizes(8, 4, 6), rows, runtime, torch.device("cpu"))
+    arrays = DeviceArrays(Sizes(8, 4, 6), {"adapters": rows}, runtime, torch.device("cpu"))
     arrays.begin()
     arrays.adapters[:] = np.arange(8)
     arrays.send(1, 1)

@@ -181,7 +181,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dora": ({"use_dora": True}, "use_dora"),
     "bias": ({"bias": "all"}, "bias"),
     "modules_to_save": ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-    "alpha_pattern": ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern"),
+    "a pattern that takes for ever": (
+        {"alpha_pattern": {"(a+)+": 3}},
+        r"alpha_pattern: \(a\+\)\+: is too long, repeats",
+    ),
+    "no pattern": ({"rank_pattern": {"q[": 3}}, r"rank_pattern: q\[: is not a pattern of names"),
+    "a rank of a pattern": ({"rank_pattern": {"v_proj": 40}}, "rank_pattern: v_proj|v_proj: is 40; --max-lora-rank 16"),
+    "another rank": ({"rank_pattern": {"q_proj": 3}}, "q_proj: lora_A .* rank 3, which adapter_config.json says"),
     "kind": ({"peft_type": "IA3"}, "peft_type"),
     "rank": ({"r": 32}, "max-lora-rank 16"),
     "alpha": ({"lora_alpha": None}, "lora_alpha"),
@@ -233,10 +239,11 @@ def test_fields_that_change_nothing_are_accepted(tmp_path: Path) -> None:
     [
         ("layers.0.self_attn.q_proj", "layers.0.self_attn.r_proj", "r_proj: no matrix"),
         ("layers.0.self_attn.q_proj", "layers.7.self_attn.q_proj", "layers.7"),
-        ("q_proj.lora_A", "q_proj.lora_embedding_A", "neither a lora_A"),
+        ("q_proj.lora_A", "q_proj.lora_embedding_A", "only one of"),
+        ("q_proj.lora_A.weight", "q_proj.lora_C", "neither a lora_A"),
         ("q_proj.lora_B", "k_proj.lora_B", "only one of"),
         ("self_attn.q_proj", "self_attn.v_proj", "do not fit"),
-        ("model.layers.0.self_attn.q_proj", "lm_head", "lm_head: no matrix"),
+        ("model.layers.0.self_attn.q_proj", "lm_head", "lm_head: lora_A .* do not fit"),
     ],
 )
 def test_tensors_that_fit_nowhere_are_named(old: str, new: str, message: str, tmp_path: Path) -> None:

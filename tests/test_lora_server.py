@@ -19,8 +19,10 @@ from quire.server.options import ServerOptions
 PROMPT = "What is a list? " * 9
 
 
-def write_adapter(folder: Path, seed: int, rank: int = 4, roles: tuple[str, ...] = ("q_proj", "down_proj")) -> str:
-    """A PEFT folder that changes the embedded model's text; returns its path."""
+def write_adapter(
+    folder: Path, seed: int, rank: int = 4, roles: tuple[str, ...] = ("q_proj", "down_proj"), **config: Any
+) -> str:
+    """A PEFT folder that changes the embedded model's text, with magnitudes if `use_dora`; returns its path."""
     made, tensors = torch.Generator().manual_seed(seed), {}
     for name, weight in load_file(FOLDER / "model.safetensors").items():
         base = name.removesuffix(".weight")
@@ -28,9 +30,12 @@ def write_adapter(folder: Path, seed: int, rank: int = 4, roles: tuple[str, ...]
             n, k = weight.shape
             tensors[f"base_model.model.{base}.lora_A.weight"] = torch.randn(rank, k, generator=made) * 0.3
             tensors[f"base_model.model.{base}.lora_B.weight"] = torch.randn(n, rank, generator=made) * 0.3
+            if config.get("use_dora"):
+                norms = weight.float().norm(dim=1)
+                tensors[f"base_model.model.{base}.lora_magnitude_vector"] = norms * torch.rand(n, generator=made)
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 8}))
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 8} | config))
     return str(folder)
 
 
@@ -96,6 +101,21 @@ def test_adapters_come_and_go(server: LiveServer, tmp_path: Path) -> None:
     assert change(server, "load", lora_name="again", lora_path=two)[0] == 200
     assert text(server, "again") == second and text(server) == plain
     assert change(server, "unload", lora_name="again", lora_int_id=1)[0] == 200
+
+
+def test_adapters_with_magnitudes_come_and_go(server: LiveServer, tmp_path: Path) -> None:
+    one, two = (write_adapter(tmp_path / str(seed), seed, use_dora=seed == 1) for seed in (1, 2))
+    broken = write_adapter(tmp_path / "broken", 3, lora_bias=True)
+    plain = text(server)
+    assert change(server, "load", lora_name="mine", lora_path=one)[0] == 200
+    first = text(server, "mine")
+    status, why = change(server, "load", lora_name="mine", lora_path=broken, load_inplace=True)
+    assert status == 400 and "against lora_bias" in why and text(server, "mine") == first, "the old one stays"
+    assert change(server, "load", lora_name="mine", lora_path=two, load_inplace=True)[0] == 200
+    second = text(server, "mine")
+    assert change(server, "load", lora_name="mine", lora_path=one, load_inplace=True)[0] == 200
+    assert text(server, "mine") == first and len({plain, first, second}) == 3
+    assert change(server, "unload", lora_name="mine")[0] == 200 and text(server) == plain
 
 
 def test_what_cannot_be_done_is_said(server: LiveServer, tmp_path: Path) -> None:

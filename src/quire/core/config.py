@@ -174,6 +174,13 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
         int, about("Adapters that can be loaded at one time; at least as many as --lora-modules names.")
     ] = 1
     max_lora_rank: Annotated[int, about("Largest rank of an adapter.")] = 16
+    lora_extra_bytes: Annotated[
+        int,
+        about(
+            "Memory for what adapters hold beside low-rank matrices of layers, all together: output heads, embeddings, "
+            "DoRA's magnitudes, biases."
+        ),
+    ] = 256 << 20
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,6 +250,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--cache-packed-gib must lie in [0, 1048576]", param="cache_packed_gib")
         if not 0 <= self.device.threads <= 1024:
             raise ConfigError(f"--threads {self.device.threads} must lie in [0, 1024]", param="threads")
+        if self.lora.lora_extra_bytes < 0:
+            raise ConfigError("--lora-extra-bytes must not be negative", param="lora_extra_bytes")
         sizes = (self.model.max_model_len, self.cache.kv_cache_memory_bytes, self.cache.num_blocks)
         if min(sizes) < 0:
             raise ConfigError("--max-model-len, --kv-cache-memory-bytes and --num-blocks must not be negative")

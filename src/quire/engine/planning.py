@@ -90,4 +90,6 @@ def _cache_bytes(config: EngineConfig, model: Model, ops: Ops, shape: KVPlan, be
     kept = graph_bytes(step.graph_sizes, model.spec.vocab_size)
     if step.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
         kept += runtime.peak(lambda: step.profile(step.graph_sizes[-1]))
+    if model.adapters is not None:
+        kept += model.adapters.extensions.left  # adapters may come while the engine runs
     return gpu_cache_bytes(runtime, cache.gpu_memory_utilization, step.profile) - kept

@@ -27,6 +27,7 @@ from quire.model.families.rope import shared_tables
 from quire.model.load.adapters import Adapters, parse_modules
 from quire.model.load.builders import load_decoder
 from quire.model.load.encoder import check_encoder, load_encoder
+from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
 from quire.model.load.place import placed
@@ -115,9 +116,10 @@ def load_model(
     encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     if adapters is not None:
-        reader.count("adapters", "f32", adapters.nbytes)
+        adapters.extensions.attach(Base(ops, spec, made, lambda role, layer: reader.matrix((role,), layer), dtype))
         for name, folder in parse_modules(config.lora.lora_modules).items():
             adapters.load(name, folder)
+        reader.count("adapters", "f32", adapters.nbytes)
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
     return Model(
@@ -195,9 +197,8 @@ def load_room(config: EngineConfig, opened: Opened, device: torch.device, share:
     lora = config.lora
     if not lora.enable_lora:
         return None
-    slots = max(lora.max_loras, len(lora.lora_modules))
     rows = config.scheduler.rows(max_model_len(config.model.max_model_len, opened.spec))
-    return Adapters(opened, share, slots, lora.max_lora_rank, rows, device)
+    return Adapters(opened, share, lora, rows, device)
 
 
 def check_groups(opened: Opened, target: Quantizer, group: int) -> None:

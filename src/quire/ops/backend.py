@@ -17,6 +17,7 @@ from quire.ops import cases as _cases  # noqa: F401  (registers the cases)
 from quire.ops import cpu as _cpu
 from quire.ops import embedding_cpu as _embedding_cpu  # noqa: F401  (registers the implementation)
 from quire.ops import lora as _lora  # noqa: F401  (registers the definition)
+from quire.ops import lora_cpu as _lora_cpu  # noqa: F401  (registers the implementations)
 from quire.ops import mla as _mla  # noqa: F401  (registers the definitions)
 from quire.ops import mla_cpu as _mla_cpu  # noqa: F401  (registers the implementations)
 from quire.ops import moe as _moe  # noqa: F401  (registers the definitions)

@@ -121,21 +121,6 @@ def rope_queries(
     return out
 
 
-@impl("lora", "cpu")
-def lora(cpu: Cpu, x: Tensor, y: Tensor, a: Tensor, b: Tensor, rows: Tensor, start: int) -> Tensor:
-    count, k = check(x, "lora x", F32, -1, -1).shape
-    width = check(y, "lora y", F32, count, -1).shape[1]
-    slots, rank = check(a, "lora a", F32, -1, -1, k).shape[:2]
-    n = check(b, "lora b", F32, slots, rank, -1).shape[2]
-    if len(check(rows, "lora rows", I32, -1)) < count:
-        raise ValueError(f"lora: {len(rows)} adapter numbers for {count} rows")
-    if count:
-        h = cpu.arena.empty(count, rank)
-        cpu.call("lora_shrink", h.data_ptr(), x.data_ptr(), a.data_ptr(), rows.data_ptr(), count, k, rank, slots)
-        cpu.call("lora_expand", y.data_ptr(), h.data_ptr(), b.data_ptr(), rows.data_ptr(), count, n, rank, width, start)
-    return y
-
-
 def _change(cpu: Cpu, name: str, x: Tensor, number: float) -> Tensor:
     """An op that changes every number of x in place."""
     check(x, f"{name} x", F32, -1, -1)

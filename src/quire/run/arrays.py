@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from quire.ops.gpu import take_drawn
 from quire.ops.runtime import Mark, Runtime
 from quire.ops.sampling import Found
 
+NO_ARRAYS: Mapping[str, Tensor] = {}
 WIDE = ("slots", "tree")
 """Arrays of int64."""
 
@@ -40,6 +42,7 @@ class Sizes:
         """Array -> shape; all int32 but those of `WIDE`, which come first: so all stay aligned."""
         own = {"slots": (self.groups, self.rows), "tree": (self.rows,), "tokens": (self.rows,),
                "positions": (self.rows,), "logit_rows": (self.rows,), "adapters": (self.rows,),
+               "logit_adapters": (self.rows,),
                "cu_q": (self.seqs + 1,), "context": (self.seqs,)}  # fmt: skip
         return own | ({"owners": (self.rows,), "encoded": (self.seqs,)} if self.cross else {})
 
@@ -63,21 +66,21 @@ class Arrays:
     """What the host fills and the ops read: one memory for both, where the ops run on the host.
 
     `tokens`: where the host does not know one yet, -1 - i for the i-th that the step before draws. `adapters`: the LoRA
-    slots of rows, which the decoder's adapters read where they lie. `slots` [groups, tokens] and `block_tables`
-    [groups, seqs, blocks] differ by group of layers; the tables keep their rows from step to step.
+    slots of rows, which the decoder's adapters read where they lie, and `logit_adapters` those of rows of logits.
+    `slots` [groups, tokens] and `block_tables` [groups, seqs, blocks] differ by group of layers; the tables keep their
+    rows from step to step.
 
     With an encoder, all but two are of the decoder's part of the sequences. `encoded` [seqs]: tokens of the encoder's
     part, which lies in the blocks of the last of the tables; 1 where the host says nothing.
     """
 
-    def __init__(self, sizes: Sizes, rows: Tensor | None = None) -> None:
-        """`rows` [tokens] int32: the numbers of the rows' adapters."""
+    def __init__(self, sizes: Sizes, own: Mapping[str, Tensor] = NO_ARRAYS) -> None:
+        """`own`: arrays that lie elsewhere, where the decoder's adapters read them."""
         self.max_seqs, self.max_blocks = sizes.seqs, sizes.blocks
         self.block_tables = np.zeros(sizes.tables, np.int32)
         self.sizes = sizes
         self._place(torch.zeros(sizes.nbytes, dtype=torch.uint8), torch.from_numpy(self.block_tables))
-        if rows is not None:
-            self._views["adapters"] = rows
+        self._views |= own
         self._use({name: view.numpy() for name, view in self._views.items()})
         self.encoded[:] = 1
 
@@ -91,7 +94,8 @@ class Arrays:
     def _use(self, host: dict[str, NDArray[Any]]) -> None:
         """Let the host fill these."""
         self.slots, self.tokens, self.positions = host["slots"], host["tokens"], host["positions"]
-        self.logit_rows, self.adapters = host["logit_rows"], host["adapters"]
+        self.logit_rows = host["logit_rows"]
+        self.adapters, self.logit_adapters = host["adapters"], host["logit_adapters"]
         self.cu_q, self.context, self.tree = host["cu_q"], host["context"], host["tree"]
         self.encoded = host.get("encoded", self.context[:0])
 
@@ -148,7 +152,7 @@ class _Buffer:
         self.arrays: dict[str, NDArray[Any]] = {name: v.numpy() for name, v in sizes.cut(self.host).items()}
         self.device = torch.zeros(sizes.nbytes, dtype=torch.uint8, device=device)
         self.device_tables = torch.zeros(cells, dtype=torch.int32, device=device)
-        self.adapters = sizes.cut(self.device)["adapters"]
+        self.views = sizes.cut(self.device)
         self.sent: Mark | None = None
         self.read: Mark | None = None
 
@@ -160,7 +164,7 @@ class DeviceArrays(Arrays):
     may still be under way; it waits for a set that the device has not read yet.
     """
 
-    def __init__(self, sizes: Sizes, rows: Tensor | None, runtime: Runtime, device: torch.device) -> None:
+    def __init__(self, sizes: Sizes, own: Mapping[str, Tensor], runtime: Runtime, device: torch.device) -> None:
         super().__init__(sizes)
         self._runtime = runtime
         self._buffers = tuple(_Buffer(runtime, device, sizes) for _ in range(2))
@@ -171,7 +175,7 @@ class DeviceArrays(Arrays):
         if sizes.cross:
             self._seen = torch.ones(sizes.rows, dtype=torch.int32, device=device)
             self._seen_tables = torch.zeros(sizes.rows, sizes.blocks, dtype=torch.int32, device=device)
-        self._rows = rows
+        self._own = own
         self._use(self._buffers[0].arrays)
 
     def begin(self) -> None:
@@ -197,8 +201,7 @@ class DeviceArrays(Arrays):
         placed = [(self._memory, buffer.device)]
         if cells:
             placed.append((self._tables[:, :seqs, :blocks], buffer.device_tables[:cells].view(groups, seqs, blocks)))
-        if self._rows is not None:
-            placed.append((self._rows, buffer.adapters))
+        placed += [(array, buffer.views[name]) for name, array in self._own.items()]
         self._runtime.place(placed)
         buffer.read = self._runtime.mark()
 

@@ -15,13 +15,15 @@ from quire.sample.sampler import LogitRow
 
 
 class Shape(NamedTuple):
-    """Sizes of a step: rows, sequences, rows that want logits, most blocks of a sequence; whether a draft branches."""
+    """Sizes of a step: rows, sequences, rows that want logits, most blocks of a sequence; whether a draft branches, and
+    whether an adapter of a row has more than low-rank matrices of layers."""
 
     tokens: int
     seqs: int
     logits: int
     blocks: int
     tree: bool = False
+    extended: bool = False
 
 
 def ancestors(parents: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -48,6 +50,7 @@ class BatchBuilder:
         arrays, adapters, at = self._arrays, self._adapters, 0
         rows: list[LogitRow] = []
         tree = any(chunk.seq.parents and chunk.seq.draft for chunk in chunks)
+        extended = False
         arrays.begin()
         for s, chunk in enumerate(chunks):
             seq, end = chunk.seq, chunk.start + chunk.count
@@ -63,7 +66,10 @@ class BatchBuilder:
             if tree:
                 self._fill_tree(seq, start, at, stop)
             if adapters is not None:
-                arrays.adapters[at:stop] = adapters.slot(seq.request.adapter)
+                slot = adapters.slot(seq.request.adapter)
+                extended = extended or slot in adapters.extensions
+                arrays.adapters[at:stop] = slot
+                arrays.logit_adapters[len(rows) : len(rows) + chunk.logits] = slot
             arrays.context[s] = end - seq.lead
             arrays.cu_q[s + 1] = stop
             for place in range(end - chunk.logits, end):
@@ -75,7 +81,8 @@ class BatchBuilder:
                     rows.append(LogitRow(seq, position, target, node))
             at = stop
         del self._owners[len(chunks) :]  # a step that is padded writes rows of tables behind these
-        return Shape(at, len(chunks), len(rows), max(len(chunk.seq.blocks[0]) for chunk in chunks), tree), rows
+        blocks = max(len(chunk.seq.blocks[0]) for chunk in chunks)
+        return Shape(at, len(chunks), len(rows), blocks, tree, extended), rows
 
     def _fill_blocks(self, s: int, seq: Sequence, start: int, count: int, at: int) -> None:
         """Positions and slots of one chunk, and its rows of the block tables (what changed since the last step)."""

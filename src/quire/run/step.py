@@ -16,10 +16,11 @@ from quire.model.net.decoder import Decoder
 from quire.model.net.lora import NONE
 from quire.model.net.tapped import TappedDecoder, Taps, tapped
 from quire.ops.backend import Captured, Ops, Replay
-from quire.run.arrays import Arrays, DeviceArrays, Sizes
+from quire.run.arrays import NO_ARRAYS, Arrays, DeviceArrays, Sizes
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
+from quire.run.extended import ExtendedStep
 from quire.run.shapes import MOST, fitting, graph_sizes
 
 
@@ -54,13 +55,17 @@ class Step:
         max_tokens, max_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
         self.graph_sizes = graph_sizes(max_tokens, max_seqs) if capture and ops.gpu is not None else ()
         self.capture = capture and model.decoder.recordable
-        rows = None if model.adapters is None else model.adapters.rows
+        own = NO_ARRAYS if model.adapters is None else model.adapters.arrays
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
-        self.arrays = Arrays(sizes, rows) if ops.gpu is None else DeviceArrays(sizes, rows, ops.gpu.runtime, ops.device)
+        self.arrays = Arrays(sizes, own) if ops.gpu is None else DeviceArrays(sizes, own, ops.gpu.runtime, ops.device)
         self.hidden = torch.empty(0)
         self._decoder = model.decoder if taps is None else self._tapped(taps)
         self.recorded: dict[tuple[int, int, bool], Recording] = {}
+        self._extended: ExtendedStep | None = None
+        if model.adapters is not None:
+            assert isinstance(self._decoder, Decoder), "others take no adapters"
+            self._extended = ExtendedStep(ops, self.arrays, caches, self._decoder, model.adapters.extensions)
         self._logits = torch.empty(0)
 
     def _tapped(self, taps: Taps) -> TappedDecoder:
@@ -71,7 +76,9 @@ class Step:
 
     def forward(self, shape: Shape) -> torch.Tensor:
         """Logits f32 [shape.logits, V] of the step whose arrays are filled. A GPU is only told what to do."""
-        tokens, seqs, logits, blocks, tree = shape
+        if shape.extended and self._extended is not None:
+            return self._extended.forward(shape, self.capture)
+        tokens, seqs, logits, blocks, tree, _ = shape
         exact = self.ops.gpu is None
         fixed = self.capture and (tokens == seqs or not exact or self.model.encoder is None)  # what it reads is copied
         size = fitting(self.graph_sizes, tokens, seqs, logits, exact) if fixed else (0, 0)

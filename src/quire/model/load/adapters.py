@@ -2,46 +2,52 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from quire.core.errors import ConfigError, ModelError
-from quire.model.disk.adapter_config import adapter_scale
-from quire.model.disk.checkpoint import Checkpoint
-from quire.model.disk.hf_config import HfConfig, read_json
+from quire.core.config import LoraConfig
+from quire.core.errors import ConfigError
 from quire.model.disk.opened import Opened
+from quire.model.load.adapter_files import AdapterFile, LowRank, read_adapter
+from quire.model.load.extension import Where
+from quire.model.load.extensions import Extensions
 from quire.model.load.roles import COLUMNS, DISK_ROLES, FUSED, ROWS, Share, disk_rows
 from quire.model.net.lora import NONE, Piece
 
 ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
-"""Roles an adapter may change: not those of experts, routers, latents and heads."""
+"""Roles of layers that an adapter may change: not those of experts, routers and latents."""
 
 
 class Adapters:
     """The adapters of a model: room in its linears, and which adapter has which slot."""
 
-    def __init__(
-        self, opened: Opened, share: Share, slots: int, max_rank: int, max_rows: int, device: torch.device
-    ) -> None:
-        self.rows = torch.full((max_rows,), NONE, dtype=torch.int32, device=device)
+    def __init__(self, opened: Opened, share: Share, options: LoraConfig, max_rows: int, device: torch.device) -> None:
+        """`max_rows`: of a step."""
+        self.rows, self.logit_rows = (torch.full((max_rows,), NONE, dtype=torch.int32, device=device) for _ in range(2))
         self._device = device
         self.names: dict[str, int] = {}
         self._folders: dict[str, Path] = {}
         self._opened, self._share = opened, share
-        self.slots = slots
-        self._rank = max_rank
-        self._pieces: dict[tuple[str, int], Piece] = {}
+        self.slots = max(options.max_loras, len(options.lora_modules))
+        self._rank = options.max_lora_rank
+        self._pieces: dict[Where, Piece] = {}
+        self.extensions = Extensions(self.slots, options.lora_extra_bytes, self.rows, self.logit_rows)
+
+    @property
+    def arrays(self) -> Mapping[str, Tensor]:
+        """What a step's arrays of these names must be: its rows' slots, and those of its rows of logits."""
+        return {"adapters": self.rows, "logit_adapters": self.logit_rows}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the room for all slots."""
-        return sum(p.a.nbytes + p.b.nbytes for p in self._pieces.values())
+        """Bytes of the room for all slots, and of what adapters hold beyond it."""
+        return sum(p.a.nbytes + p.b.nbytes for p in self._pieces.values()) + self.extensions.nbytes
 
-    def make_room(self, roles: Iterable[str], layer: int) -> tuple[Piece, ...]:
+    def make_room(self, roles: tuple[str, ...], layer: int) -> tuple[Piece, ...]:
         """Room for the adapters of the linear that `roles` are fused into, one piece per role."""
         pieces, start = [], 0
         for role in roles:
@@ -50,6 +56,7 @@ class Adapters:
             piece = self._pieces[role, layer] = Piece(a, b, self.rows, start)
             pieces.append(piece)
             start += n
+        self.extensions.know(roles, layer, tuple(pieces))
         return tuple(pieces)
 
     def slot(self, name: str) -> int:
@@ -74,35 +81,22 @@ class Adapters:
         self._fill(name, self.names[name], folder)
 
     def _fill(self, name: str, slot: int, folder: Path) -> None:
-        read = list(self._read(folder))  # whatever is wrong with them, the slot is as it was
+        file = read_adapter(folder, self._opened, self._taken(), self._rank)
+        parts = {(role, layer): low for role, layer, low in self._parts(file, folder)}
+        held, low = self.extensions.planned(slot, parts, file)  # whatever is wrong, the slot is as it was
         self._clear(slot)
-        for where, a, b in read:
-            self._store(slot, where, a, b)
+        for at, part in low.items():
+            piece, rank = self._pieces[at], len(part.a)
+            piece.a[slot, :rank], piece.b[slot, :rank] = part.a, part.b.t()
+        self.extensions.hold(held)
+        self._opened.source.give_back()
         self.names[name], self._folders[name] = slot, folder.resolve()
-
-    def _read(self, folder: Path) -> Iterator[tuple[tuple[str, int], Tensor, Tensor]]:
-        """(role or fused matrix and layer, its A, its B times the scale), which fit."""
-        scale = self._scale(HfConfig(read_json(folder / "adapter_config.json"), str(folder / "adapter_config.json")))
-        tensors = Checkpoint(folder, "adapter_model.safetensors")
-        found = dict(_pairs(tensors))
-        bases = self._bases()
-        for base, (a_name, b_name) in found.items():
-            if base not in bases:
-                known = ", ".join(sorted({b.rsplit(".", 1)[-1] for b in bases}))
-                raise ModelError(
-                    f"{folder}: {base}: no matrix of that name can be adapted; known: {known} (matrices of experts, "
-                    "routers, latent attention and the output head take no adapters)"
-                )
-            a, b = tensors.tensor(a_name).float(), tensors.tensor(b_name).float() * scale
-            self._check(bases[base][0], a, b, f"{folder}: {base}")
-            yield bases[base], a, b
-        if not found:
-            raise ModelError(f"{folder}: adapter_model.safetensors holds no lora_A and lora_B")
 
     def unload(self, name: str) -> None:
         """Give the slot of `name` free; `ConfigError` when no adapter has that name. No row may use it any more."""
         if name not in self.names:
             raise ConfigError(f"adapter {name!r} is not loaded; loaded: {', '.join(self.names) or 'none'}")
+        self.extensions.drop(self.names[name])
         del self.names[name], self._folders[name]
 
     def _clear(self, slot: int) -> None:
@@ -110,64 +104,39 @@ class Adapters:
         for piece in self._pieces.values():
             piece.a[slot], piece.b[slot] = 0.0, 0.0
 
-    def _scale(self, config: HfConfig) -> float:
-        rank, scale = adapter_scale(config)
-        if rank > self._rank:
-            raise ConfigError(f"{config.where}: r: is {rank}; --max-lora-rank {self._rank} must be at least that")
-        return scale
+    def _taken(self) -> Iterator[Where]:
+        """Roles or fused matrices on disk, and layers, that have room."""
+        for role in self._opened.family.names:
+            if role in DISK_ROLES and DISK_ROLES[role].kind == "linear" and DISK_ROLES[role].layer:
+                for layer in range(self._opened.spec.layers):
+                    if any((part, layer) in self._pieces for part in FUSED.get(role, (role,))):
+                        yield role, layer
 
-    def _bases(self) -> dict[str, tuple[str, int]]:
-        """Module names as PEFT knows them -> (role or fused matrix, layer)."""
-        family, spec = self._opened.family, self._opened.spec
-        return {
-            family.prefix * (not family.names["layer"].startswith(family.prefix))
-            + family.names["layer"].format(layer)
-            + family.names[role]: (role, layer)
-            for role in family.names
-            if role in DISK_ROLES and DISK_ROLES[role].kind == "linear" and DISK_ROLES[role].layer
-            for layer in range(spec.layers)
-            if any((part, layer) in self._pieces for part in FUSED.get(role, (role,)))
-        }
-
-    def _share_of(self, role: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's part of a role's A [rank, k] and B [n, rank], cut as its matrix is."""
-        spec, share, axis = self._opened.spec, self._share, DISK_ROLES[role].shard
-        if axis == COLUMNS:
-            return a[:, share.cut(role, spec, a.shape[1])], b
-        return a, b[share.cut(role, spec, len(b))] if axis == ROWS else b
-
-    def _check(self, holder: str, a: Tensor, b: Tensor, what: str) -> None:
-        n, k = DISK_ROLES[holder].shape(self._opened.spec)
-        if a.dim() != 2 or len(a) > self._rank or a.shape[1] != k or b.shape != (n, len(a)):
-            raise ModelError(
-                f"{what}: lora_A {list(a.shape)} and lora_B {list(b.shape)} do not fit a matrix of [{n}, {k}] and rank "
-                f"{self._rank} at most"
-            )
-
-    def _store(self, slot: int, where: tuple[str, int], a: Tensor, b: Tensor) -> None:
-        holder, layer = where
+    def _parts(self, file: AdapterFile, folder: Path) -> Iterator[tuple[str, int, LowRank]]:
+        """What is added to each role: of a fused matrix the rows that are its own, in our order, and this rank's."""
         spec, family = self._opened.spec, self._opened.family
-        rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
-        for role in FUSED.get(holder, (holder,)):
-            rows = disk_rows(role, holder, spec, family.grouped_qkv and holder == "qkv", rotated)
-            piece = self._pieces[role, layer]
-            own_a, own_b = self._share_of(role, a, b if rows is None else b[rows])
-            piece.a[slot, : len(a)] = own_a
-            piece.b[slot, : len(a)] = own_b.t()
+        for (holder, layer), low in file.matrices.items():
+            rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
+            for role in FUSED.get(holder, (holder,)):
+                rows = disk_rows(role, holder, spec, family.grouped_qkv and holder == "qkv", rotated)
+                yield role, layer, self._share_of(role, low if rows is None else _taken_rows(low, rows), folder)
+
+    def _share_of(self, role: str, low: LowRank, folder: Path) -> LowRank:
+        """This rank's part of what is added to a role, cut as its matrix is."""
+        spec, share, axis = self._opened.spec, self._share, DISK_ROLES[role].shard
+        if share.world > 1 and (low.magnitude is not None or low.bias is not None):
+            raise ConfigError(
+                f"{folder}: magnitudes (DoRA) and biases (lora_bias) are not split over ranks; use one device"
+            )
+        if axis == COLUMNS:
+            return replace(low, a=low.a[:, share.cut(role, spec, low.a.shape[1])])
+        return replace(low, b=low.b[share.cut(role, spec, len(low.b))]) if axis == ROWS else low
 
 
-def _pairs(tensors: Checkpoint) -> Iterable[tuple[str, tuple[str, str]]]:
-    """(module name, (name of its A, name of its B)); a tensor that is neither is an error."""
-    found: dict[str, dict[str, str]] = {}
-    for name in tensors.infos:
-        match = re.fullmatch(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight", name)
-        if match is None:
-            raise ModelError(f"{tensors.folder}: tensor {name} is neither a lora_A nor a lora_B of a linear layer")
-        found.setdefault(match[1], {})[match[2]] = name
-    for base, parts in found.items():
-        if set(parts) != {"A", "B"}:
-            raise ModelError(f"{tensors.folder}: {base} has only one of lora_A and lora_B")
-        yield base, (parts["A"], parts["B"])
+def _taken_rows(low: LowRank, rows: Tensor) -> LowRank:
+    """What is added to the rows `rows` of a matrix."""
+    bias, magnitude = (None if part is None else part[rows] for part in (low.bias, low.magnitude))
+    return LowRank(low.a, low.b[rows], bias, magnitude)
 
 
 def parse_modules(modules: Iterable[str]) -> Mapping[str, Path]:

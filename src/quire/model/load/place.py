@@ -1,7 +1,8 @@
-"""Moves a decoder to the device it runs on."""
+"""Rebuilds a decoder with some of its parts replaced, above all to move it to the device it runs on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -9,26 +10,29 @@ import torch
 from torch import Tensor
 
 
-def placed(value: Any, device: torch.device, seen: dict[int, tuple[Any, Any]] | None = None) -> Any:
-    """`value` with every tensor in it on `device`: dataclasses, tuples and lists are rebuilt where one has moved.
+def placed(value: Any, device: torch.device) -> Any:
+    """`value` with every tensor in it on `device`; what was one tensor stays one (rope tables, the rows' adapters)."""
+    return rebuilt(value, lambda part: part.to(device) if isinstance(part, Tensor) else part)
 
-    What was one tensor stays one (rope tables, the rows' adapters). Functions are not looked into: parts of a decoder
-    that hold tensors are dataclasses.
+
+def rebuilt(value: Any, change: Callable[[Any], Any], seen: dict[int, tuple[Any, Any]] | None = None) -> Any:
+    """`value` with `change(part)` for its parts: dataclasses, tuples and lists are rebuilt where one differs.
+
+    What was one part stays one. One that was changed is not looked into, nor are functions: parts of a decoder that
+    hold tensors are dataclasses.
     """
     seen = {} if seen is None else seen
     if id(value) in seen:
         return seen[id(value)][1]
-    found = value
-    if isinstance(value, Tensor):
-        found = value.to(device)
-    elif is_dataclass(value) and not isinstance(value, type):
+    found = change(value)
+    if found is value and is_dataclass(value) and not isinstance(value, type):
         parts = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-        moved = {name: placed(part, device, seen) for name, part in parts.items()}
-        if any(moved[name] is not part for name, part in parts.items()):
-            found = replace(value, **moved)
-    elif isinstance(value, (tuple, list)):
-        moved_items = [placed(part, device, seen) for part in value]
-        if any(a is not b for a, b in zip(moved_items, value, strict=True)):
-            found = type(value)(moved_items)
+        made = {name: rebuilt(part, change, seen) for name, part in parts.items()}
+        if any(made[name] is not part for name, part in parts.items()):
+            found = replace(value, **made)
+    elif found is value and isinstance(value, (tuple, list)):
+        items = [rebuilt(part, change, seen) for part in value]
+        if any(a is not b for a, b in zip(items, value, strict=True)):
+            found = type(value)(items)
     seen[id(value)] = (value, found)
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.model.net.lora import Piece
+from quire.model.net.lora import Change
 from quire.ops.backend import Ops
 from quire.ops.weights import Packed
 
@@ -20,14 +20,14 @@ class Linear:
 
     weight: Packed
     bias: Tensor | None = None
-    adapters: tuple[Piece, ...] = ()
+    adapters: tuple[Change, ...] = ()
     more: tuple[Linear, ...] = ()
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         """x [T, k] f32 -> [T, n] f32."""
         y: Tensor = ops.linear(x, self.weight, self.bias)
-        for piece in self.adapters:
-            y = piece.add(ops, x, y)
+        for change in self.adapters:
+            y = change(ops, x, y)
         if self.more:
             y = ops.join_columns((y, *(part(ops, x) for part in self.more)))
         return y

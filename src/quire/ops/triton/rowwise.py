@@ -206,24 +206,57 @@ def place_columns(gpu: Gpu, out: Tensor, x: Tensor, at: int) -> Tensor:
 @impl("lora", "triton")
 def lora(gpu: Gpu, x: Tensor, y: Tensor, a: Tensor, b: Tensor, rows: Tensor, start: int) -> Tensor:
     count, k = activations(x, "lora x")
-    width = activations(y, "lora y", count)[1]
+    activations(y, "lora y", count)
     slots, rank = tensor(a, "lora a", F32, -1, -1, k).shape[:2]
-    n = tensor(b, "lora b", F32, slots, rank, -1).shape[2]
-    if len(tensor(rows, "lora rows", I32, -1)) < count or start + n > width:
-        raise ValueError(f"lora: {len(rows)} adapter numbers for {count} rows, columns {start}..{start + n} of {width}")
+    tensor(b, "lora b", F32, slots, rank, -1)
+    _check_rows(rows, count)
+    if not count:
+        return y
+    sizes, precision = gpu.config("rowwise"), _precision(x)
+    h = gpu.empty(count, rank)
+    kernels.shrink_kernel[(cdiv(count, sizes["rows"]),)](
+        h, x, a, rows, count, k, rank, slots, BM=sizes["rows"], BR=max(16, next_power_of_2(rank)), BK=sizes["columns"],
+        PRECISION=precision,
+    )  # fmt: skip
+    return lora_expand(gpu, h, y, b, rows, start)
+
+
+@impl("lora_expand", "triton")
+def lora_expand(gpu: Gpu, h: Tensor, y: Tensor, b: Tensor, rows: Tensor, start: int) -> Tensor:
+    count, width = activations(y, "lora_expand y")
+    rank = activations(h, "lora_expand h", count)[1]
+    slots, _, n = tensor(b, "lora_expand b", F32, -1, rank, -1).shape
+    _check_rows(rows, count)
+    if start + n > width:
+        raise ValueError(f"lora_expand: columns {start}..{start + n} of {width}")
     if count:
         sizes = gpu.config("rowwise")
-        tile, inner = sizes["rows"], max(16, next_power_of_2(rank))
-        precision = "ieee" if x.dtype is F32 else "tf32"  # 16-bit numbers are exact in tf32
-        h = gpu.empty(count, rank)
-        kernels.shrink_kernel[(cdiv(count, tile),)](
-            h, x, a, rows, count, k, rank, slots, BM=tile, BR=inner, BK=sizes["columns"], PRECISION=precision
-        )  # fmt: skip
-        kernels.expand_kernel[(cdiv(count, tile), cdiv(n, sizes["columns"]))](
-            y, h, b, rows, count, n, rank, width, start, slots, BM=tile, BR=inner, BN=sizes["columns"],
-            PRECISION=precision,
+        kernels.expand_kernel[(cdiv(count, sizes["rows"]), cdiv(n, sizes["columns"]))](
+            y, h, b, rows, count, n, rank, width, start, slots, BM=sizes["rows"], BR=max(16, next_power_of_2(rank)),
+            BN=sizes["columns"], PRECISION=_precision(y),
         )  # fmt: skip
     return y
+
+
+@impl("lora_scale", "triton")
+def lora_scale(gpu: Gpu, y: Tensor, excess: Tensor, rows: Tensor) -> Tensor:
+    count, n = activations(y, "lora_scale y")
+    slots = len(tensor(excess, "lora_scale excess", F32, -1, 1, n))
+    _check_rows(rows, count)
+    if count:
+        size = _columns(gpu, n)
+        kernels.slot_scale_kernel[(count, cdiv(n, size))](y, excess, rows, n, slots, BD=size)
+    return y
+
+
+def _check_rows(rows: Tensor, count: int) -> None:
+    if len(tensor(rows, "lora rows", I32, -1)) < count:
+        raise ValueError(f"lora: {len(rows)} adapter numbers for {count} rows")
+
+
+def _precision(x: Tensor) -> str:
+    """Numbers of 16 bits are exact in tf32."""
+    return "ieee" if x.dtype is F32 else "tf32"
 
 
 def _columns(gpu: Gpu, d: int) -> int:

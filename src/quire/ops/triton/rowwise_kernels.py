@@ -187,7 +187,8 @@ def expand_kernel(y, h, b, slots_of, count, n, rank, width, start, slots, BM: tl
     column = tl.program_id(1) * BN + tl.arange(0, BN)
     r = tl.arange(0, BR)
     own = tl.load(slots_of + row, mask=row < count, other=-1)
-    inner = tl.load(h + row[:, None] * rank + r[None, :], mask=(row < count)[:, None] & (r < rank)[None, :], other=0.0)
+    known = (row < count)[:, None] & (r < rank)[None, :]
+    inner = tl.load(h + row[:, None] * rank + r[None, :], mask=known, other=0.0).to(tl.float32)
     total = tl.zeros([BM, BN], tl.float32)
     for slot in range(slots):
         if any_of(own, slot):
@@ -198,3 +199,14 @@ def expand_kernel(y, h, b, slots_of, count, n, rank, width, start, slots, BM: tl
     at = y + row.to(tl.int64)[:, None] * width + start + column[None, :]
     inside = ((row < count) & (own >= 0) & (own < slots))[:, None] & (column < n)[None, :]
     tl.store(at, tl.load(at, mask=inside, other=0.0).to(tl.float32) + total, mask=inside)
+
+
+@triton.jit
+def slot_scale_kernel(y, excess, slots_of, n, slots, BD: tl.constexpr):
+    """y [count, n] *= 1 + the rows' adapters' excess [slots, n], in place. Grid: (count, n / BD)."""
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BD + tl.arange(0, BD)
+    slot = tl.load(slots_of + row)
+    at, inside = row.to(tl.int64) * n + column, (column < n) & (slot >= 0) & (slot < slots)
+    factor = 1.0 + tl.load(excess + slot.to(tl.int64) * n + column, mask=inside, other=0.0)
+    tl.store(y + at, tl.load(y + at, mask=inside, other=0.0).to(tl.float32) * factor, mask=inside)

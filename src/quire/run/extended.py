@@ -1,0 +1,58 @@
+"""Steps that have a row whose adapter holds more than low-rank matrices of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quire.model.batch import Batch
+from quire.model.load.extensions import Extensions
+from quire.model.net.decoder import Decoder
+from quire.ops.backend import Captured, Ops, Replay
+from quire.run.arrays import Arrays
+from quire.run.builder import Shape
+from quire.run.caches import Caches
+from quire.run.shapes import MOST, fitting
+
+Recorded = Replay[torch.Tensor] | Captured
+
+
+class ExtendedStep:
+    """Runs the decoder that has what is loaded now. On the host small steps are recorded; a GPU takes op after op, as
+    its graphs were captured without."""
+
+    def __init__(self, ops: Ops, arrays: Arrays, caches: Caches, decoder: Decoder, extensions: Extensions) -> None:
+        self._ops, self._arrays, self._caches = ops, arrays, caches
+        self._plain, self._extensions = decoder, extensions
+        self._decoder, self._version = decoder, -1
+        self._recorded: dict[tuple[int, int, bool], Recorded] = {}
+
+    def forward(self, shape: Shape, capture: bool) -> torch.Tensor:
+        """As `Step.forward`; `capture`: small steps are recorded."""
+        if self._version != self._extensions.version:
+            self._decoder, self._version = self._extensions.decoder(self._plain), self._extensions.version
+            self._recorded.clear()
+        arrays, ops = self._arrays, self._ops
+        arrays.send(shape.seqs, shape.blocks)
+        arrays.complete(shape.tokens)
+        batches = arrays.batches(shape.tokens, shape.seqs, shape.logits, shape.tree)
+        self._extensions.look_up(batches[0])
+        logits = self._logits(shape, lambda: self._decode(batches), capture and ops.gpu is None)
+        return self._extensions.after(logits, arrays.logit_adapters[: shape.logits], self._decoder, batches[0])
+
+    def _logits(self, shape: Shape, run: Callable[[], torch.Tensor], capture: bool) -> torch.Tensor:
+        key = shape.tokens, shape.seqs, shape.tree
+        if not capture or not fitting((), *key[:2], shape.logits, exact=True)[0]:
+            return self._ops.compute(run, together=capture)
+        found = self._recorded.get(key)
+        if found is not None:
+            return found.run()
+        if len(self._recorded) >= MOST:
+            return self._ops.compute(run, together=True)
+        made = self._recorded[key] = self._ops.capture(run)
+        return made.output
+
+    def _decode(self, batches: list[Batch]) -> torch.Tensor:
+        views = [batches[group] for group in self._caches.group_of] if len(batches) > 1 else ()
+        return self._decoder(batches[0], self._caches.of_layer, views)
