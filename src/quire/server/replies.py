@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-PromptLogprobs = list[dict[str, Any] | None]
+from quire.server.pieces import Parts
+
+PromptLogprobs = Iterator[dict[str, Any] | None]
 
 
 class CachedTokens(msgspec.Struct, kw_only=True):
@@ -33,7 +36,7 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens_details: PredictedTokens | UnsetType = UNSET
 
 
-class CompletionLogprobs(msgspec.Struct, kw_only=True):
+class CompletionLogprobs(Parts, kw_only=True):
     """Parallel lists, one entry per token."""
 
     text_offset: list[int] = msgspec.field(default_factory=list)
@@ -42,7 +45,7 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True):
     top_logprobs: list[dict[str, float] | None] = msgspec.field(default_factory=list)
 
 
-class CompletionChoice(msgspec.Struct, kw_only=True):
+class CompletionChoice(Parts, kw_only=True):
     """One continuation, or a piece of it in a stream."""
 
     index: int
@@ -55,7 +58,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct, kw_only=True):
+class Completion(Parts, kw_only=True):
     """Response, and chunk, of /v1/completions."""
 
     id: str
@@ -81,7 +84,7 @@ class ChatTokenLogprob(TopLogprob, kw_only=True):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(msgspec.Struct, kw_only=True):
+class ChatLogprobs(Parts, kw_only=True):
     """One entry per token of the content."""
 
     content: list[ChatTokenLogprob]
@@ -103,7 +106,7 @@ class ChatDelta(msgspec.Struct, kw_only=True):
     content: str | UnsetType = UNSET
 
 
-class ChatChoice(msgspec.Struct, kw_only=True):
+class ChatChoice(Parts, kw_only=True):
     """One finished answer."""
 
     index: int
@@ -125,7 +128,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct, kw_only=True):
+class ChatCompletion(Parts, kw_only=True):
     """Response of /v1/chat/completions."""
 
     id: str
