@@ -29,7 +29,7 @@ PROCESSES = 2
 """Most that render at once: while one works off its budget of CPU time, another serves."""
 WALL_SECONDS = 10.0
 """Time for an answer, a start included: many times the budgets of CPU time, as processors may be shared."""
-COMPILE_SECONDS, RENDER_SECONDS = 2.0, 0.25
+COMPILE_SECONDS, RENDER_SECONDS = 1.0, 0.25
 """CPU time of one compilation, and of one rendering beside that for what it is given."""
 SECONDS_PER_BYTE, MOST_SECONDS = 1e-6, 2.0
 """CPU time for each byte that a rendering is given, and the most there is in all. The dearest of published templates,
