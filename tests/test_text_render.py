@@ -213,6 +213,18 @@ def test_one_that_ends_again_and_again_is_an_error_of_its_template(monkeypatch: 
     renderer.close()
 
 
+def test_messages_that_are_too_large_are_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make("{{ messages[0].content }}")
+    assert source.render(user("x")) == "x"
+    before, rests = renderers(os.getpid()), set(RENDERER._rests)
+    with monkeypatch.context() as patched:
+        patched.setattr(render, "MAX_FRAME", 999)
+        with pytest.raises(BadRequest, match="bytes are more than the 999 that a template may be given"):
+            source.render(user("x" * 1000))
+    assert set(RENDERER._rests) <= rests and renderers(os.getpid()) == before
+    assert source.render(user("x" * 1000)) == "x" * 1000
+
+
 def test_processes_that_do_not_start_are_not_started_without_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

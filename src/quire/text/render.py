@@ -58,8 +58,9 @@ _START = (
 
 
 class RenderError(Exception):
-    """`kind`: "limit" for a bound exceeded, "undefined" for a field that is missing, "refused" for what the template
-    raised, "security" for what is not allowed, "failed" for any other error in it."""
+    """`kind`: "limit" for a bound exceeded, "large" for more than a template is given, "undefined" for a field that is
+    missing, "refused" for what the template raised, "security" for what is not allowed, "failed" for any other error in
+    it."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -113,7 +114,7 @@ class _Process:
         """
         data = json.dumps(job, ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(data) > MAX_FRAME:
-            raise RenderError("limit", f"{len(data)} bytes are more than the {MAX_FRAME} that it may be given")
+            raise RenderError("large", f"{len(data)} bytes are more than the {MAX_FRAME} that a template may be given")
         if "values" in job:
             seconds = min(seconds + SECONDS_PER_BYTE * len(data), MOST_SECONDS)
         end = time.monotonic() + WALL_SECONDS
