@@ -80,6 +80,21 @@ def test_rows_see_their_encoder_s_part_whenever_copies_happen(eager: str) -> Non
     assert seen == expected
 
 
+@pytest.mark.parametrize("eager", ["side", "main"])
+def test_tokens_that_were_drawn_in_pieces_are_found_by_their_places(eager: str) -> None:
+    runtime = FakeRuntime(eager)
+    arrays = DeviceArrays(Sizes(8, 4, 6), None, runtime, torch.device("cpu"))
+    arrays.keep_drawn([np.array([50, 60], np.int32), np.array([70], np.int32)])
+    arrays.begin()
+    arrays.tokens[:4] = -1, 9, -3, -2
+    arrays.send(4, 1)
+    seen = list[int]()
+    runtime.queue(lambda: arrays.complete(4))
+    runtime.queue(lambda: seen.extend(arrays.batches(4, 4, 4)[0].tokens.tolist()))
+    runtime.fetch([])()
+    assert seen == [50, 9, 70, 60]
+
+
 def test_arrays_stay_where_graphs_read_them() -> None:
     arrays = DeviceArrays(Sizes(8, 4, 6), {}, FakeRuntime(), torch.device("cpu"))
     places = []
@@ -190,6 +205,26 @@ def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
         spare = engine.runner.caches.of_layer[0].keys[engine.pool.num_blocks]
         assert bool(spare.any()) == (not more), "only rows that pad are written there"
     assert answers[0] == answers[1]
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_logits_of_prompts_in_pieces_change_no_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the next step, sent ahead, names by its place a token that is drawn in the last piece."""
+    found = []
+    for rows in (256, 1):
+        monkeypatch.setattr("quire.run.step.LOGITS", rows)
+        options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder)} | SMALL | {"enforce_eager": True}
+        engine = Engine(flat_config(**options))
+        assert engine.ahead and engine.runner.step.most_logits == (16 if rows > 16 else 4)
+        params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, prompt_logprobs=2)
+        engine.submit(request(0, (9, 8)))
+        engine.submit(Request(id="scored", prompt=tuple(range(5, 16)), params=params, seed=0, arrival=0.0))
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step()
+        found.append([(out.request_id, out.tokens, out.prompt_logprobs) for out in outputs])
+    assert found[0] == found[1] and sum(len(scores or ()) for _, _, scores in found[0]) == 10
 
 
 @needs_triton

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -17,8 +18,9 @@ import httpx
 import pytest
 
 from live_server import live
-from quire.core.errors import BadRequest, ModelError
-from quire.text.render import RENDERER, WALL_SECONDS, RenderError
+from quire.core.errors import BadRequest, ModelError, Unavailable
+from quire.text import render
+from quire.text.render import MEMORY, RENDERER, WALL_SECONDS, Renderer, RenderError
 from quire.text.template import ChatTemplate
 from stub_engine import StubEngine
 from test_end_to_end import serving
@@ -32,8 +34,8 @@ LONG: dict[str, str] = {
     "a sort": "{% for i in range(9999) %}{% set _ = range(99999) | sort | list %}{% endfor %}",
     "in": "{% set l = range(99999) | list %}{{ l | select('in', l | reverse | list) | list | length }}",
     "filters in loops": "{% for i in range(99999) %}{% set _ = range(99999) | map('string') | join %}{% endfor %}",
-    "a power": "{{ 9 ** (9 ** 9) }}",
-    "a power in a call": "{{ [9 ** (9 ** 9)] | first }}",
+    "a power": "{% set x = 9 ** (9 ** 9) %}",
+    "a power in a call": "{{ messages[0:1] + [9 ** (9 ** 9)] }}",
 }
 LARGE: dict[str, str] = {
     "a list of one string": "{{ ['a' * 16000000] * 1000 }}",
@@ -111,9 +113,15 @@ def test_mistakes_of_a_template_are_told_without_a_path(case: str) -> None:
     check(FAILING[case], BadRequest, "the chat template 'default' (fails on these messages|does what is not allowed)")
 
 
-def test_compiling_is_bounded() -> None:
-    with pytest.raises(ModelError, match="does not compile: it takes more than 2 s of CPU time"):
-        make("{% if a %}{% elif b %}" + "{{ a }}" * 400_000 + "{% endif %}")
+@pytest.mark.parametrize(
+    "source",
+    ["{% if a %}{% elif b %}" + "{{ a }}" * 400_000 + "{% endif %}", "{{ 9 ** (9 ** 9) }}"],
+    ids=["long", "a constant"],
+)
+def test_compiling_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "COMPILE_SECONDS", 0.5)
+    with pytest.raises(ModelError, match=r"does not compile: it takes more than 0\.5 s of CPU time"):
+        make(source)
     assert make("{{ 1 }}").render(user("x")) == "1"
 
 
@@ -121,6 +129,18 @@ def test_long_messages_have_room() -> None:
     text = "日本語 a\U0001f600 " * 300_000
     source = "{% for m in messages %}<|user|>{{ m.content | trim }}{{ m | tojson }}{% endfor %}"
     assert len(make(source).render(user(text))) > 2 * len(text)
+
+
+def test_time_grows_with_what_is_given_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions of each message of one character, more than published templates have."""
+    asks = "{% if m.content is string and m.content not in ['y', 'z'] %}{{ m.content | trim }}{% endif %}"
+    many = "{% for m in messages %}" + 3 * asks + "{% endfor %}"
+    given = {"messages": 20_000 * user("x")}
+    assert len(RENDERER.render(many, given, 1 << 20)) == 60_000
+    for size, seconds in ((200_000, "0.45"), (900_000, "0.6")):
+        monkeypatch.setattr(render, "MOST_SECONDS", 0.6)
+        with pytest.raises(RenderError, match=f"more than {seconds} s of CPU time"):
+            RENDERER.render(HANG, {"messages": user("x" * size)}, 1 << 20)
 
 
 def test_text_is_bounded_by_the_context() -> None:
@@ -156,6 +176,95 @@ def test_one_that_hangs_leaves_room_for_others() -> None:
         thread.join()
     assert failures and set(failures) == {"it takes more than 0.25 s of CPU time"}
     assert sorted(times)[25] < 0.1, "half of them take what they take alone, many times over"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
+def test_one_that_something_else_ended_is_replaced_and_its_work_is_done_again() -> None:
+    assert RENDERER.render("{{ a }}", {"a": 1}, 9) == "1"
+    for child in renderers(os.getpid()):
+        os.kill(child, signal.SIGKILL)
+    assert RENDERER.render("{{ a }}", {"a": 2}, 9) == "2", "it was idle"
+    slow = "{% for i in range(900) %}{% for j in range(900) %}{% endfor %}{% endfor %}{{ a }}"
+    assert RENDERER.render(slow, {"a": 3}, 9) == "3"
+    with ThreadPoolExecutor(1) as threads:
+        for _ in range(3):
+            busy = threads.submit(RENDERER.render, slow, {"a": 3}, 9)
+            time.sleep(0.005)
+            for child in renderers(os.getpid()):
+                os.kill(child, signal.SIGKILL)
+            assert busy.result() == "3", "it was at work"
+
+
+def test_one_that_ends_again_and_again_is_an_error_of_its_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def dies(self: Any, job: Any, seconds: float) -> str:
+        asked.append(job)
+        self.close()
+        raise render._Ended(-11)
+
+    renderer = Renderer()
+    with monkeypatch.context() as patched:
+        patched.setattr(render._Process, "ask", dies)
+        with pytest.raises(RenderError, match="ends with code -11"):
+            renderer.render("{{ a }}", {}, 9)
+    assert len(asked) == 2, "once more, and no more"
+    assert renderer.render("{{ a }}", {"a": 1}, 9) == "1"
+    renderer.close()
+
+
+def test_messages_that_are_too_large_are_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make("{{ messages[0].content }}")
+    assert source.render(user("x")) == "x"
+    before, rests = renderers(os.getpid()), set(RENDERER._rests)
+    with monkeypatch.context() as patched:
+        patched.setattr(render, "MAX_FRAME", 999)
+        with pytest.raises(BadRequest, match="bytes are more than the 999 that a template may be given"):
+            source.render(user("x" * 1000))
+    assert set(RENDERER._rests) <= rests and renderers(os.getpid()) == before
+    assert source.render(user("x" * 1000)) == "x" * 1000
+
+
+def test_processes_that_do_not_start_are_not_started_without_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """However many ask: a start costs a core for 60 ms."""
+    (tmp_path / "broken.py").write_text("raise SystemExit(3)")
+    started: list[Any] = []
+    start = subprocess.Popen
+
+    def counting(*args: Any, **more: Any) -> Any:
+        started.append(args)
+        return start(*args, **more)
+
+    renderer = Renderer()
+    with monkeypatch.context() as patched:
+        patched.setattr(render, "_SCRIPT", tmp_path / "broken.py")
+        patched.setattr(render, "START_AGAIN_SECONDS", 30.0)
+        patched.setattr(subprocess, "Popen", counting)
+        with pytest.raises(Unavailable, match="does not start: it ended with code 3"):
+            renderer.compile("{{ 1 }}")
+        for _ in range(50):
+            with pytest.raises(Unavailable, match="does not start; in a second"):
+                renderer.compile("{{ 1 }}")
+        assert len(started) == 1
+    renderer._start_again = 0.0
+    assert renderer.render("{{ 1 }}", {}, 9) == "1"
+    renderer.close()
+
+
+def test_a_template_that_exceeds_its_time_again_and_again_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(render, "RENDER_SECONDS", 0.05)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    renderer = Renderer()
+    for _ in range(2):
+        with pytest.raises(RenderError, match=r"0\.05 s of CPU time"):
+            renderer.render(HANG, {}, 9)
+    assert slept[0] == 0 and slept[1] > 0.1, "three times what it took"
+    renderer.render("{{ 1 }}", {}, 9)
+    assert slept[2] == 0, "others do not wait"
+    renderer.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -223,7 +332,10 @@ def test_it_can_open_nothing_and_start_nothing() -> None:
         rows = {line[:26].strip(): line[26:].split()[:2] for line in limits.splitlines()}
         for name in ("Max open files", "Max processes", "Max file size", "Max core file size"):
             assert rows[name] == ["0", "0"], name
-        assert int(rows["Max address space"][0]) < 1 << 30
+        space = int(rows["Max address space"][0])
+        assert MEMORY < space < MEMORY + (96 << 20), "what the interpreter maps, and what a template may have"
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines())
+        assert int(status["VmPeak"].split()[0]) << 10 <= space
         assert {fd.name for fd in Path(f"/proc/{child}/fd").iterdir()} == {"0", "1", "2"}
 
 

@@ -161,7 +161,6 @@ BOMBS = [
     "{{ 'x' * 1000000000 }}",
     "{{ 1000000000 * 'x' }}",
     "{{ [1] * 1000000000 }}",
-    "{{ 9 ** (9 ** 9) }}",
     "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
     "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
     "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s.replace('x', ns.s) %}{% endfor %}",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -105,8 +106,8 @@ class Arrays:
     def send(self, seqs: int, blocks: int) -> None:
         """The ops may read from here on: the arrays and the first `blocks` columns of `seqs` rows of the tables."""
 
-    def keep_drawn(self, tokens: Found) -> None:
-        """What a step drew, int32 [n], for the next one. The host, where nothing is ahead, knows it by then."""
+    def keep_drawn(self, tokens: Sequence[Found]) -> None:
+        """What a step drew, int32 [n] each, for the next one. The host, where nothing is ahead, knows it by then."""
 
     def complete(self, tokens: int) -> None:
         """The first part of a step of so many: look up what the host did not know, or left to the device."""
@@ -205,10 +206,11 @@ class DeviceArrays(Arrays):
         self._runtime.place(placed)
         buffer.read = self._runtime.mark()
 
-    def keep_drawn(self, tokens: Found) -> None:
-        """Queue a copy to where the next step looks, behind the step that runs."""
-        drawn = torch.as_tensor(tokens)
-        self._runtime.place([(self._drawn[: len(drawn)], drawn)])
+    def keep_drawn(self, tokens: Sequence[Found]) -> None:
+        """Queue copies to where the next step looks, behind the step that runs."""
+        ends = list(accumulate(map(len, tokens), initial=0))
+        parts = zip(pairwise(ends), tokens, strict=True)
+        self._runtime.place([(self._drawn[start:end], torch.as_tensor(part)) for (start, end), part in parts])
 
     def complete(self, tokens: int) -> None:
         """Queue it, or record it as a graph's first part: tokens that the step before drew; what cross attention reads.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 from torch import Tensor
 
 from quire.core.config import SchedulerConfig
@@ -18,11 +21,11 @@ from quire.sample.sampler import NUMERICS, Drawn, LogitRow, Sampler
 
 
 class Underway:
-    """A step whose forward pass was launched; `drawn` is there once it is sampled."""
+    """A step whose forward pass was launched; `drawn` is there once it is sampled. `logits` and `drawn` in pieces."""
 
-    def __init__(self, plan: StepPlan, rows: list[LogitRow], logits: Tensor | None) -> None:
+    def __init__(self, plan: StepPlan, rows: list[LogitRow], logits: Iterable[Tensor]) -> None:
         self.plan, self.rows, self.logits = plan, rows, logits
-        self.drawn: Drawn | None = None
+        self.drawn: list[Drawn] = []
 
 
 class Runner:
@@ -55,19 +58,20 @@ class Runner:
         """Wipe, copy and compute what `plan` says. Tokens that are not known yet are those that the last step draws."""
         self.caches.prepare(plan)
         if not plan.chunks:
-            return Underway(plan, [], None)
+            return Underway(plan, [], ())
         for chunk in plan.chunks:
             if chunk.start < chunk.seq.encoded:
                 self.step.encode(*self.builder.encoded(chunk.seq))
         shape, rows = self.builder.fill(plan.chunks)
-        return Underway(plan, rows, self.step.forward(shape))
+        return Underway(plan, rows, self.step.pieces(shape))
 
     def sample(self, step: Underway) -> Underway:
         """Edit the logits of `step` and draw its tokens; those of all steps before it were committed. Returns it."""
-        if step.rows and step.logits is not None:
-            step.drawn = self.sampler(step.logits, step.rows)
-            if step.drawn.tokens is not None:
-                self.step.arrays.keep_drawn(step.drawn.tokens)
+        at = 0
+        for logits in step.logits if step.rows else ():
+            step.drawn.append(self.sampler(logits, step.rows[at : at + len(logits)]))
+            at += len(logits)
+        self.step.arrays.keep_drawn([piece.tokens for piece in step.drawn if piece.tokens is not None])
         self.builder.drew(step.rows)
         return step
 
@@ -75,11 +79,11 @@ class Runner:
         """What a sampled step found, a result per chunk in order, once the device has it."""
         return self._collect(step.plan.chunks, step.rows, step.drawn)
 
-    def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: Drawn | None) -> list[ChunkResult]:
+    def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: list[Drawn]) -> list[ChunkResult]:
         """The rows' tokens, those after a draft as long as they are what the draft said."""
         results = {id(c.seq): ChunkResult([], [], []) for c in chunks}
         ends: dict[Sequence, int | None] = {}  # the node that the last token is, -1 before the first, None after others
-        for row, found in zip(rows, drawn.results() if drawn is not None else (), strict=True):
+        for row, found in zip(rows, chain.from_iterable(piece.results() for piece in drawn), strict=True):
             result = results[id(row.seq)]
             if found.error is not None and row.seq.draft:
                 result.again = True

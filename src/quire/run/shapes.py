@@ -8,6 +8,8 @@ EXACT = 128
 """Rows of the largest step that a CPU replays, each size from a recording of its own."""
 MOST = 512
 """Recordings that a CPU keeps: with drafts, steps differ by rows and by sequences. One is some 100 KB for 16 layers."""
+LOGITS = 256
+"""Rows of logits that are made at once at least: fewer would read the output matrix too often."""
 
 
 def graph_sizes(max_tokens: int, max_seqs: int) -> tuple[int, ...]:

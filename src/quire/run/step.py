@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -16,12 +18,16 @@ from quire.model.net.decoder import Decoder
 from quire.model.net.lora import NONE
 from quire.model.net.tapped import TappedDecoder, Taps, tapped
 from quire.ops.backend import Captured, Ops, Replay
+from quire.ops.layout import KVCache
 from quire.run.arrays import NO_ARRAYS, Arrays, DeviceArrays, Sizes
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
 from quire.run.extended import ExtendedStep
-from quire.run.shapes import MOST, fitting, graph_sizes
+from quire.run.shapes import LOGITS, MOST, fitting, graph_sizes
+
+Run = Callable[[Batch, Sequence[KVCache], Sequence[Batch]], torch.Tensor]
+"""Arguments as of a decoder's call."""
 
 
 class Recording(Protocol):
@@ -39,6 +45,7 @@ class Step:
     one token in a block of their own behind the cache's: they compute like others and nothing reads them.
 
     `hidden` [rows, width] f32, at one address: what `taps` say of the last step's rows, where there are any.
+    `most_logits`: rows of logits that are made at once, which is what a plan of memory counts.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class Step:
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
         self.arrays = Arrays(sizes, own) if ops.gpu is None else DeviceArrays(sizes, own, ops.gpu.runtime, ops.device)
+        self.most_logits = max(self.arrays.max_seqs, min(LOGITS, max_tokens))
         self.hidden = torch.empty(0)
         self._decoder = model.decoder if taps is None else self._tapped(taps)
         self.recorded: dict[tuple[int, int, bool], Recording] = {}
@@ -87,9 +95,31 @@ class Step:
                 self._pad(tokens, seqs, logits, size[0])
             self.arrays.send(size[1], blocks)
             return self._replay(*size, tree)[:logits]
-        self.arrays.send(seqs, blocks)
-        batches = self.arrays.batches(tokens, seqs, logits, tree)
-        return self.ops.compute(lambda: self._decode(batches), together=self.capture)
+        return self._compute(shape, self._decoder)[0]
+
+    def pieces(self, shape: Shape) -> Iterable[torch.Tensor]:
+        """The logits of `forward` in pieces of at most `most_logits` rows, each valid until the next is taken.
+
+        So the log-probabilities of a prompt of 8,192 tokens need no 4.2 GB for logits of 128 k tokens, which no plan of
+        memory counts. Models by transformers' code, and adapters with heads of their own, make all at once.
+        """
+        decoder = self._decoder
+        if shape.logits <= self.most_logits or shape.extended or not isinstance(decoder, Decoder):
+            return (self.forward(shape),)
+        h, batch = self._compute(shape, decoder.head_rows)
+        return self._scores(decoder, h if self.ops.gpu is not None else h.clone(), batch)  # an arena is taken back
+
+    def _compute(self, shape: Shape, run: Run) -> tuple[torch.Tensor, Batch]:
+        """What `run` makes of the step whose arrays are filled, and its batch."""
+        self.arrays.send(shape.seqs, shape.blocks)
+        batches = self.arrays.batches(shape.tokens, shape.seqs, shape.logits, shape.tree)
+        return self.ops.compute(lambda: self._decode(batches, run), together=self.capture), batches[0]
+
+    def _scores(self, decoder: Decoder, h: torch.Tensor, batch: Batch) -> Iterator[torch.Tensor]:
+        for at in range(0, len(h), self.most_logits):
+            rows = slice(at, at + self.most_logits)
+            piece = replace(batch, logit_rows=batch.logit_rows[rows])
+            yield self.ops.compute(partial(decoder.score, h[rows], piece), together=self.capture)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
         """Compute an encoder's part, which is always computed as one; its keys and values go to `slots`."""
@@ -116,6 +146,7 @@ class Step:
         """Run a step of `tokens` of `seqs` sequences (0: as many as fit) in the spare block. GPU only."""
         arrays, size, pad = self.arrays, self.caches.block_size, self.caches.pad_block
         tokens = min(tokens or len(arrays.tokens), (seqs or arrays.max_seqs) * arrays.max_blocks * size)
+        wanted = min(tokens, seqs or self.most_logits)
         seqs = min(seqs or arrays.max_seqs, tokens)
         arrays.begin()
         at = np.arange(tokens)
@@ -125,7 +156,7 @@ class Step:
         arrays.cu_q[: seqs + 1] = np.linspace(0, tokens, seqs + 1)
         arrays.context[:seqs] = np.diff(arrays.cu_q[: seqs + 1])
         arrays.send(seqs, arrays.max_blocks)
-        logits = self._decode(arrays.batches(tokens, seqs, seqs))
+        logits = self._decode(arrays.batches(tokens, seqs, wanted))
         logits.clone()  # rows that are edited are kept beside it
         if self.model.encoder is not None:
             at = np.arange(min(tokens, self.model.max_model_len))
@@ -161,10 +192,10 @@ class Step:
         """Zero the block that made-up steps wrote."""
         self.caches.zero((0,))
 
-    def _decode(self, batches: list[Batch]) -> torch.Tensor:
+    def _decode(self, batches: list[Batch], run: Run | None = None) -> torch.Tensor:
         self.arrays.complete(len(batches[0].tokens))
         views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
-        return self._decoder(batches[0], self.caches.of_layer, views)
+        return (run or self._decoder)(batches[0], self.caches.of_layer, views)
 
     def _replay(self, rows: int, seqs: int, tree: bool = False) -> torch.Tensor:
         """Logits of the step of so many rows whose arrays were sent: replayed, or recorded the first time."""

@@ -61,7 +61,7 @@ async def _requests(
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             param = msgspec.structs.replace(param, prompt_logprobs=wanted)
         params.append(param)
-    return await build_requests(service, body, prompts, params, arrival, tenant)
+    return await build_requests(service, body, prompts, params, arrival, tenant, shown=max(1, body.n or 1))
 
 
 class _Writer(Writer[CompletionRequest]):

@@ -108,10 +108,12 @@ async def build_requests(
     params: Sequence[SamplingParams],
     arrival: float,
     tenant: Tenant,
+    shown: int = 1,
 ) -> list[Request]:
     """One engine request per prompt. Ids are drawn here, so a client's own id can never collide in the engine.
 
-    The salt of `tenant` begins that of the prefix cache, whatever the body's own `cache_salt`.
+    The salt of `tenant` begins that of the prefix cache, whatever the body's own `cache_salt`. `shown`: choices that
+    show their prompt.
     """
     info, words = service.engine.info, body.bad_words or ()
     banned = await off_loop(2 * sum(map(len, words)), ids_of_words, service.tokenizer, words)
@@ -139,4 +141,20 @@ async def build_requests(
         "weight": tenant.weight,
         "explain": explain,
     }
-    return [msgspec.structs.replace(r, **own) for r in requests]
+    made = [msgspec.structs.replace(r, **own) for r in requests]
+    name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+    _check_scored(made, shown, service.options.max_prompt_logprobs, name)
+    return made
+
+
+def _check_scored(requests: Sequence[Request], shown: int, limit: int, param: str) -> None:
+    """Refuse more log-probabilities of prompts than a reply may have: each is some 100 bytes, here and in the reply."""
+    asked = [(len(r.prompt), r.params.prompt_logprobs) for r in requests if r.params.prompt_logprobs is not None]
+    count = shown * sum(tokens * (1 + k) for tokens, k in asked)
+    if count > limit:
+        tokens, k = sum(tokens for tokens, _ in asked), max(k for _, k in asked)
+        raise BadRequest(
+            f"{param}: {tokens} tokens of prompts with {k + 1} log-probabilities each, for {shown} choices, make "
+            f"{count}; this server gives at most {limit} (--max-prompt-logprobs)",
+            param=param,
+        )

@@ -9,11 +9,18 @@ from quire.core.request import TokenLogprob
 from quire.server.replies import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprobs, TopLogprob
 from quire.text.tokenizer import Tokenizer
 
+BYTES = 64
+"""Of JSON that one log-probability takes, about."""
 FLOOR = -9999.0  # JSON has no infinity; vLLM's value for a token that cannot be chosen
 
 
 def _nats(value: float) -> float:
     return max(value, FLOOR)
+
+
+def weight(items: Sequence[TokenLogprob]) -> int:
+    """Bytes of JSON that `items` become, about."""
+    return BYTES * len(items) * (1 + len(items[0].top)) if items else 0
 
 
 class LogprobWriter:
@@ -22,9 +29,16 @@ class LogprobWriter:
     def __init__(self, tokenizer: Tokenizer, as_ids: bool) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
+        self._names: dict[int, str] = {}
 
     def name(self, token: int) -> str:
         """How a reply writes the token."""
+        name = self._names.get(token)
+        if name is None:
+            name = self._names[token] = self._name(token)
+        return name
+
+    def _name(self, token: int) -> str:
         if self._as_ids:
             return f"token_id:{token}"
         data = self._tokenizer.id_to_bytes(token)
@@ -77,13 +91,12 @@ class LogprobWriter:
 
     def prompt(self, prompt: Sequence[int], found: Sequence[TokenLogprob], count: int) -> PromptLogprobs:
         """vLLM's `prompt_logprobs`: per prompt token a dict keyed by token id; the first has none."""
-        rows: PromptLogprobs = [None] * (len(prompt) - len(found))
+        yield from [None] * (len(prompt) - len(found))
         for item in found:
             row: dict[str, Any] = {str(item.token): self._row(item.token, item.logprob, item.rank)}
             for rank, (token, logprob) in enumerate(item.top[:count], 1):
                 row.setdefault(str(token), self._row(token, logprob, rank))
-            rows.append(row)
-        return rows
+            yield row
 
     def _row(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
         return {"logprob": _nats(logprob), "rank": rank, "decoded_token": self.name(token)}

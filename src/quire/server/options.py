@@ -49,6 +49,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     shutdown_timeout: Annotated[float, about("Seconds to let requests finish after SIGTERM or SIGHUP.")] = 30.0
     max_body_bytes: Annotated[int, about("Largest request body.")] = 8 << 20
+    max_prompt_logprobs: Annotated[
+        int,
+        about("Most log-probabilities of prompts in a reply: tokens x (k + 1), for each choice that shows its prompt."),
+    ] = 1 << 18
     body_timeout: Annotated[float, about("Seconds a client may take to send a body.")] = 30.0
     header_timeout: Annotated[float, about("Seconds a client may take to send its headers.")] = 15.0
     write_timeout: Annotated[float, about("Seconds a client may leave a response unread.")] = 30.0
@@ -113,5 +117,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "--max-engine-deaths must be at least 1, --engine-deaths-window above 0", param="max_engine_deaths"
             )
+        if self.max_prompt_logprobs < 0:
+            raise ConfigError("--max-prompt-logprobs must not be negative", param="max_prompt_logprobs")
         if self.max_body_bytes < 1024:
             raise ConfigError("--max-body-bytes must be at least 1024", param="max_body_bytes")

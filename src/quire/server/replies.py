@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -9,8 +10,9 @@ from msgspec import UNSET, UnsetType
 
 from quire.core.request import Miss
 from quire.engine.account import Timings
+from quire.server.pieces import Parts
 
-PromptLogprobs = list[dict[str, Any] | None]
+PromptLogprobs = Iterator[dict[str, Any] | None]
 
 
 class CachedTokens(msgspec.Struct, kw_only=True):
@@ -65,7 +67,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     prompts: list[PromptReport] | UnsetType = UNSET
 
 
-class CompletionLogprobs(msgspec.Struct, kw_only=True):
+class CompletionLogprobs(Parts, kw_only=True):
     """Parallel lists, one entry per token."""
 
     text_offset: list[int] = msgspec.field(default_factory=list)
@@ -74,7 +76,7 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True):
     top_logprobs: list[dict[str, float] | None] = msgspec.field(default_factory=list)
 
 
-class CompletionChoice(msgspec.Struct, kw_only=True):
+class CompletionChoice(Parts, kw_only=True):
     """One continuation, or a piece of it in a stream."""
 
     index: int
@@ -87,7 +89,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct, kw_only=True):
+class Completion(Parts, kw_only=True):
     """Response, and chunk, of /v1/completions."""
 
     id: str
@@ -114,7 +116,7 @@ class ChatTokenLogprob(TopLogprob, kw_only=True):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(msgspec.Struct, kw_only=True):
+class ChatLogprobs(Parts, kw_only=True):
     """One entry per token of the content."""
 
     content: list[ChatTokenLogprob]
@@ -136,7 +138,7 @@ class ChatDelta(msgspec.Struct, kw_only=True):
     content: str | UnsetType = UNSET
 
 
-class ChatChoice(msgspec.Struct, kw_only=True):
+class ChatChoice(Parts, kw_only=True):
     """One finished answer."""
 
     index: int
@@ -158,7 +160,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct, kw_only=True):
+class ChatCompletion(Parts, kw_only=True):
     """Response of /v1/chat/completions."""
 
     id: str

@@ -1,8 +1,8 @@
-"""Server-sent events: the only hot path of the server, one `send` per engine step and stream."""
+"""Replies in parts, and server-sent events: the only hot path of the server, one `send` per engine step and stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.responses import Response
@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from quire.core.errors import QuireError
 from quire.server.errors import encode_error
 from quire.server.generation import ClientGone, Generation, Piece, cancel_on_disconnect
+from quire.server.pieces import PART, encode
 
 DONE = b"data: [DONE]\n\n"
 
@@ -26,9 +27,25 @@ _START: Message = {
 _encoder = msgspec.json.Encoder()
 
 
-def event(value: msgspec.Struct) -> bytes:
-    """One event that carries a JSON value."""
-    return b"data: " + _encoder.encode(value) + b"\n\n"
+def event(value: msgspec.Struct, large: bool = False) -> bytes:
+    """One event that carries a JSON value; a `large` one is encoded in pieces."""
+    return b"".join((b"data: ", *(encode(value) if large else (_encoder.encode(value),)), b"\n\n"))
+
+
+class PartsResponse(Response):
+    """JSON in `parts`, each sent when the client has taken most of those before."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        super().__init__(headers={"content-length": str(sum(map(len, parts)))}, media_type="application/json")
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them (ASGI), and keep none that was sent."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._parts.reverse()
+        while self._parts:
+            part = self._parts.pop()
+            await send({"type": "http.response.body", "body": part, "more_body": bool(self._parts)})
 
 
 class EventStream(Response):
@@ -39,7 +56,7 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, generation: Generation, chunk: Callable[[list[Piece]], bytes], tail: Callable[[], bytes]
+        self, generation: Generation, chunk: Callable[[list[Piece]], Awaitable[bytes]], tail: Callable[[], bytes]
     ) -> None:
         super().__init__(status_code=200)
         self._generation = generation
@@ -52,13 +69,14 @@ class EventStream(Response):
         try:
             async with cancel_on_disconnect(receive):
                 async for pieces in self._generation.pieces():
-                    data = self._chunk(pieces)
+                    data = await self._chunk(pieces)
                     if not data:
                         continue
                     if not started:
                         await send(_START)
                         started = True
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    for at in range(0, len(data), PART):
+                        await send({"type": "http.response.body", "body": data[at : at + PART], "more_body": True})
             end = self._tail() + DONE
         except ClientGone:
             return

@@ -13,18 +13,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.request import TokenLogprob
+from quire.server.body import LARGE, off_loop
 from quire.server.convert import new_id
 from quire.server.generation import Generation, Piece, cancel_on_disconnect
-from quire.server.logprobs import LogprobWriter
+from quire.server.logprobs import LogprobWriter, weight
+from quire.server.pieces import encode
 from quire.server.protocol import SamplingFields
 from quire.server.replies import ChatCompletion, ChatCompletionChunk, Completion, PromptLogprobs, Usage
 from quire.server.reports import report
 from quire.server.service import Service
-from quire.server.sse import EventStream, event
+from quire.server.sse import EventStream, PartsResponse, event
 
 Body = TypeVar("Body", bound=SamplingFields)
 Choices = list[Any]
 Reply = Completion | ChatCompletion | ChatCompletionChunk
+TOKEN_BYTES = 4
+"""Of text, about."""
 
 
 @dataclass(slots=True)
@@ -126,9 +130,13 @@ class Writer(ABC, Generic[Body]):
             return UNSET
         return self.logprobs.prompt(self.prompt(choice), self.prompt_logprobs.get(self.prompt_of(choice), []), count)
 
-    def chunk(self, pieces: list[Piece]) -> bytes:
-        """The events of one step."""
+    async def events(self, pieces: list[Piece]) -> bytes:
+        """The events of one step; much text, as with a prompt's log-probabilities, is written in a thread."""
         self.take(pieces)
+        size = sum(self._weight(p.choice, p.logprobs, self.opens(self._states[p.choice])) for p in pieces)
+        return await off_loop(size, self._events, pieces, size > LARGE)
+
+    def _events(self, pieces: list[Piece], large: bool) -> bytes:
         events = []
         for piece in pieces:
             state = self._states[piece.choice]
@@ -138,7 +146,7 @@ class Writer(ABC, Generic[Body]):
             usage: Usage | UnsetType | None = None if self._usage_at_end else UNSET
             if self._usage_always:
                 usage = self.usage()
-            events.append(event(self.chunk_of([self.part(state, piece)], usage)))
+            events.append(event(self.chunk_of([self.part(state, piece)], usage), large))
             state.begun = True
         return b"".join(events)
 
@@ -154,10 +162,22 @@ class Writer(ABC, Generic[Body]):
         for piece in pieces:
             self._states[piece.choice].add(piece)
 
-    def reply(self) -> bytes:
-        """The whole response."""
+    async def reply(self) -> list[bytes]:
+        """The whole response, in parts; a large one is written in a thread."""
+        shows = bool(self.prompt_logprobs) or self.opens(State())
+        size = sum(self._weight(number, state.logprobs, shows) for number, state in enumerate(self._states))
+        return await off_loop(size, self._reply)
+
+    def _weight(self, choice: int, logprobs: list[TokenLogprob], shows_prompt: bool) -> int:
+        """Bytes, about, of a choice's log-probabilities, and of what is said of its prompt."""
+        if not shows_prompt:
+            return weight(logprobs)
+        found = self.prompt_logprobs.get(self.prompt_of(choice), ())
+        return weight(logprobs) + weight(found) + TOKEN_BYTES * len(self.prompt(choice))
+
+    def _reply(self) -> list[bytes]:
         choices = [self.whole(state, state.whole(number)) for number, state in enumerate(self._states)]
-        return msgspec.json.encode(self._reported(self.reply_of(choices, self.usage())))
+        return encode(self._reported(self.reply_of(choices, self.usage())))
 
     def _reported(self, reply: Reply) -> Reply:
         """With what the body's `quire` asks for."""
@@ -172,11 +192,11 @@ async def respond(request: Request, writer: Writer[Any]) -> Response:
     exchange.generation, exchange.model = generation, writer.facts["model"]
     writer.request_id = exchange.request_id
     if writer.body.stream:
-        return EventStream(generation, writer.chunk, writer.tail)
+        return EventStream(generation, writer.events, writer.tail)
     try:
         async with cancel_on_disconnect(request.receive):
             async for pieces in generation.pieces():
                 writer.add(pieces)
     finally:
         generation.close()
-    return Response(writer.reply(), media_type="application/json")
+    return PartsResponse(await writer.reply())

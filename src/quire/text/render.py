@@ -1,7 +1,8 @@
 """Templates are rendered in processes of their own, which the kernel bounds (`quire.text.sandbox` says how).
 
 One process starts with the first template (some 60 ms) and stays warm; a second one starts when two threads render at
-once. A process that exceeds a bound is ended and replaced. All end with the one that started them.
+once. A process that exceeds a bound is ended and replaced; one that something else ended, too, and what it was at is
+done again. All end with the one that started them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -27,8 +29,16 @@ PROCESSES = 2
 """Most that render at once: while one works off its budget of CPU time, another serves."""
 WALL_SECONDS = 10.0
 """Time for an answer, a start included: many times the budgets of CPU time, as processors may be shared."""
-COMPILE_SECONDS, RENDER_SECONDS = 2.0, 0.25
-"""CPU time of one compilation and one rendering."""
+COMPILE_SECONDS, RENDER_SECONDS = 1.0, 0.25
+"""CPU time of one compilation, and of one rendering beside that for what it is given."""
+SECONDS_PER_BYTE, MOST_SECONDS = 1e-6, 2.0
+"""CPU time for each byte that a rendering is given, and the most there is in all. The dearest of published templates,
+which asks a dozen questions of each message, takes 0.4 us a byte of messages of one letter, 0.04 of ordinary ones."""
+REST = 3.0
+"""Times as long as it took to exceed a bound that a template waits then: one that does so again and again, and each
+time costs a process, takes a quarter of the time of the processes."""
+START_AGAIN_SECONDS = 1.0
+"""Until a process that did not start is tried again."""
 MEMORY, SHARE = 64 << 20, 24
 """Bytes that a rendering may use beside those of the process at rest, and beside them for each byte it is given: values
 and text at up to four bytes a character, in several copies."""
@@ -38,6 +48,9 @@ MAX_REPLY = 256 << 20
 """Longest message from a process, in bytes."""
 MAX_TEMPLATES = 64
 """Templates a process keeps compiled before another takes its place."""
+HEAD = struct.Struct("!Id")
+"""Of a message to a process: its length, and seconds of CPU time."""
+_NO_START = "the process that renders chat templates does not start"
 _SCRIPT = Path(__file__).with_name("sandbox.py")
 _START = (
     "import os, runpy, sys; sys.path += sys.argv[2].split(os.pathsep); runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -45,18 +58,28 @@ _START = (
 
 
 class RenderError(Exception):
-    """`kind`: "limit" for a bound exceeded, "undefined" for a field that is missing, "refused" for what the template
-    raised, "security" for what is not allowed, "failed" for any other error in it."""
+    """`kind`: "limit" for a bound exceeded, "large" for more than a template is given, "undefined" for a field that is
+    missing, "refused" for what the template raised, "security" for what is not allowed, "failed" for any other error in
+    it."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
 
 
+class _Ended(Exception):
+    """A process is gone; not by its bound of CPU time, as `code` says."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+
 class _Process:
     """One process and the socket to it."""
 
     def __init__(self) -> None:
+        """It is ready then; `Unavailable` when it does not start."""
         ours, theirs = socket.socketpair()
         specs = (importlib.util.find_spec(name) for name in ("jinja2", "markupsafe"))
         folders = {str(Path(spec.origin).parent.parent) for spec in specs if spec is not None and spec.origin}
@@ -73,53 +96,61 @@ class _Process:
             )
         except OSError as error:
             ours.close()
-            raise Unavailable(f"the process that renders chat templates does not start: {error.strerror}") from None
+            raise Unavailable(f"{_NO_START}: {error.strerror}") from None
         finally:
             theirs.close()
         self._socket = ours
         self.known: set[str] = set()
+        try:
+            self._read_frame(time.monotonic() + WALL_SECONDS)
+        except OSError:  # a timeout is one
+            self.close()
+            raise Unavailable(f"{_NO_START}: it ended with code {self._process.returncode}") from None
 
-    def ask(self, job: Mapping[str, Any]) -> str:
-        """The text for `job`; `RenderError` naming the bound when the process ended in its budget of CPU time."""
+    def ask(self, job: Mapping[str, Any], seconds: float) -> str:
+        """The text for `job`, for which it has `seconds` of CPU time, and some for each byte of values.
+
+        `RenderError` when it exceeds a bound, `_Ended` when the process is gone for another reason.
+        """
         data = json.dumps(job, ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(data) > MAX_FRAME:
-            raise RenderError("limit", f"{len(data)} bytes are more than the {MAX_FRAME} that it may be given")
+            raise RenderError("large", f"{len(data)} bytes are more than the {MAX_FRAME} that a template may be given")
+        if "values" in job:
+            seconds = min(seconds + SECONDS_PER_BYTE * len(data), MOST_SECONDS)
         end = time.monotonic() + WALL_SECONDS
         try:
             self._socket.settimeout(WALL_SECONDS)
-            self._socket.sendall(len(data).to_bytes(4, "big") + data)
-            size = int.from_bytes(self._read(4, end), "big")
-            reply = json.loads(self._read(size, end).decode("utf-8", "surrogatepass"))
+            self._socket.sendall(HEAD.pack(len(data), seconds) + data)
+            reply = json.loads(self._read_frame(end).decode("utf-8", "surrogatepass"))
         except TimeoutError:
             raise Unavailable(f"no chat template was rendered within {WALL_SECONDS:g} s; the machine is busy") from None
-        except (EOFError, OSError):
-            raise RenderError("limit", self._why_ended(job["seconds"])) from None
+        except OSError:
+            self.close()
+            if self._process.returncode == -signal.SIGPROF:
+                raise RenderError("limit", f"it takes more than {seconds:.2g} s of CPU time") from None
+            raise _Ended(self._process.returncode) from None
         if "text" in reply:
             return str(reply["text"])
         if reply["kind"] == "memory":
             raise RenderError("limit", f"it takes more than {MEMORY >> 20} MiB of memory")
         raise RenderError(str(reply["kind"]), str(reply["error"]))
 
+    def _read_frame(self, end: float) -> bytes:
+        """A message, whole by `end`; an `OSError` when it does not come."""
+        size = int.from_bytes(self._read(4, end), "big")
+        if size > MAX_REPLY:
+            raise RenderError("limit", f"its text has more than {MAX_REPLY >> 20} MiB")
+        return self._read(size, end)
+
     def _read(self, size: int, end: float) -> bytes:
         data = bytearray()
-        if size > MAX_REPLY:
-            raise EOFError
         while len(data) < size:
             self._socket.settimeout(max(end - time.monotonic(), 0.001))
             part = self._socket.recv(min(size - len(data), 1 << 20))
             if not part:
-                raise EOFError
+                raise ConnectionResetError
             data += part
         return bytes(data)
-
-    def _why_ended(self, seconds: float) -> str:
-        try:
-            code = self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            code = 0
-        if code == -signal.SIGPROF:
-            return f"it takes more than {seconds:g} s of CPU time"
-        return f"the process that renders it ended with code {code}, as by a lack of memory"
 
     def close(self) -> None:
         """End the process at once."""
@@ -141,6 +172,8 @@ class Renderer:
         self._idle: list[_Process] = []
         self._room = threading.BoundedSemaphore(PROCESSES)
         self._lock = threading.Lock()
+        self._rests: dict[str, float] = {}
+        self._start_again = 0.0
 
     def compile(self, source: str) -> None:
         """Nothing when `source` is a template, else `RenderError`."""
@@ -156,27 +189,57 @@ class Renderer:
     def _run(self, source: str, job: dict[str, Any] | None) -> str:
         key = hashlib.blake2b(source.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         with self._room:
-            process, keep = self._take(), False
+            time.sleep(max(0.0, self._rests.get(key, 0.0) - time.monotonic()))
+            begun = time.monotonic()
             try:
-                text = ""
-                if key not in process.known:
-                    process.ask({"key": key, "source": source, "seconds": COMPILE_SECONDS})
-                    process.known.add(key)
-                if job is not None:
-                    text = process.ask({"key": key, "seconds": RENDER_SECONDS, **job})
-                keep = len(process.known) < MAX_TEMPLATES
-                return text
+                try:
+                    return self._try(key, source, job, self._take())
+                except _Ended:  # by what looks for memory, say, and takes all that are idle
+                    return self._try(key, source, job, self._start())
+            except _Ended as error:
+                told = f"the process that renders it ends with code {error.code}, as by a lack of memory"
+                raise self._rested(key, begun, RenderError("limit", told)) from None
             except RenderError as error:
-                keep = error.kind != "limit"
-                raise
-            finally:
-                self._give_back(process, keep)
+                raise self._rested(key, begun, error) from None
+
+    def _try(self, key: str, source: str, job: dict[str, Any] | None, process: _Process) -> str:
+        text, keep = "", False
+        try:
+            if key not in process.known:
+                process.ask({"key": key, "source": source}, COMPILE_SECONDS)
+                process.known.add(key)
+            if job is not None:
+                text = process.ask({"key": key, **job}, RENDER_SECONDS)
+            keep = len(process.known) < MAX_TEMPLATES
+            return text
+        except RenderError as error:
+            keep = error.kind != "limit"
+            raise
+        finally:
+            self._give_back(process, keep)
+
+    def _rested(self, key: str, begun: float, error: RenderError) -> RenderError:
+        """`error` of what began at `begun`, after which the template waits if it exceeded a bound."""
+        now = time.monotonic()
+        self._rests = {k: until for k, until in self._rests.items() if until > now}
+        if error.kind == "limit":
+            self._rests[key] = now + REST * min(now - begun, MOST_SECONDS)
+        return error
 
     def _take(self) -> _Process:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        process = _Process()
+        return self._start()
+
+    def _start(self) -> _Process:
+        if time.monotonic() < self._start_again:
+            raise Unavailable(f"{_NO_START}; in a second it is tried again")
+        try:
+            process = _Process()
+        except Unavailable:
+            self._start_again = time.monotonic() + START_AGAIN_SECONDS
+            raise
         with self._lock:
             self._all.add(process)
         return process

@@ -6,7 +6,8 @@ ends the process), address space, files, processes. So nothing here lists what a
 `sandbox.py FOLDERS MEMORY SHARE FRAME` (where jinja2 is; bytes beyond those of the process at rest, and beside them for
 each byte of a frame; the longest frame).
 
-Frames on file descriptor 0, a socket, are JSON in UTF-8 behind its length in four bytes. Its end ends the process.
+Frames on file descriptor 0, a socket, are JSON in UTF-8 behind its length, those to this process also behind seconds of
+CPU time. The first one says that it is ready. The end of the socket ends the process.
 macOS enforces no bound of address space: there memory is bounded only by what fits in the CPU time.
 """
 
@@ -17,6 +18,7 @@ import os
 import pprint  # noqa: F401 (a filter imports it when used, when no file can be opened any more)
 import resource
 import signal
+import struct
 import sys
 import textwrap  # noqa: F401
 from collections.abc import Iterable
@@ -27,7 +29,6 @@ from typing import Any
 import jinja2
 import jinja2.debug
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -35,6 +36,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 PER_BYTE = 4
 """Characters that a text may have beside its bound for each byte of the frame."""
+HEAD = struct.Struct("!Id")
 MESSAGE = 300
 """Characters of an error that are told."""
 _WARM = "{% set a = 'b' %}{% for m in [1] %}{{ m | tojson }}{{ a ~ m }}{% endfor %}"
@@ -53,15 +55,6 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
-
-
-class _Generator(CodeGenerator):
-    """Evaluates nothing while it compiles, which may take as long as rendering."""
-
-    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
-        if not isinstance(node, nodes.TemplateData):
-            raise nodes.Impossible
-        return super()._output_child_to_const(node, frame, finalize)
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -106,8 +99,6 @@ def _tojson(
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of chat templates, with the filters and globals that transformers gives them."""
 
-    code_generator_class = _Generator
-
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
         self.filters["tojson"] = _tojson
@@ -134,9 +125,9 @@ class _Jobs:
         self._sandbox = Sandbox()
         self._templates: dict[str, jinja2.Template] = {}
 
-    def do(self, job: dict[str, Any]) -> dict[str, str]:
+    def do(self, job: dict[str, Any], seconds: float) -> dict[str, str]:
         """{"text"} or {"error", "kind"}; the process ends by SIGPROF after `seconds` of CPU time."""
-        signal.setitimer(signal.ITIMER_PROF, job["seconds"])
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             return {"text": self._run(job)}
         except MemoryError:
@@ -205,17 +196,18 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     memory, share, frame = map(int, sys.argv[3:])
     jobs = _Jobs()
-    jobs.do({"key": "", "source": _WARM, "seconds": 10})
-    jobs.do({"key": "", "values": {}, "max_chars": 9, "seconds": 10})
+    jobs.do({"key": "", "source": _WARM}, 10)
+    jobs.do({"key": "", "values": {}, "max_chars": 9}, 10)
     base = _address_space()
     for name in ("RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_CORE"):
         _limit(getattr(resource, name), 0, 0)
+    _write(b"{}")
     while True:
-        size = int.from_bytes(_read(4), "big")
+        size, seconds = HEAD.unpack(_read(HEAD.size))
         if base is not None:
             _limit(resource.RLIMIT_AS, base + memory + share * size, base + memory + share * frame)
         job = json.loads(_read(size).decode("utf-8", "surrogatepass"))
-        reply = jobs.do(job | {"max_chars": job.get("max_chars", 0) + PER_BYTE * size})
+        reply = jobs.do(job | {"max_chars": job.get("max_chars", 0) + PER_BYTE * size}, seconds)
         _write(json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 

@@ -33,6 +33,7 @@ _TOLD = {
     "refused": "{error}",
     "undefined": "the chat template {name!r} misses a field: {error}",
     "security": "the chat template {name!r} does what is not allowed: {error}",
+    "large": "{error}",
     "limit": "the chat template {name!r} stopped: {error}",
     "failed": "the chat template {name!r} fails on these messages: {error}",
 }

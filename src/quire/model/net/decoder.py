@@ -166,9 +166,13 @@ class Decoder:
 
         One cache per layer. `views`: the batch as each layer sees it, where layers have block tables of their own.
         """
+        return self.score(self.head_rows(batch, caches, views), batch)
+
+    def head_rows(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
+        """What the head reads of the rows `batch.logit_rows`, [R, hidden]; arguments as of a call."""
         wanted = self.wanted(batch)
         x, delta = self.walk(self.enter(batch), None, views or (batch,) * len(caches), caches, wanted=wanted)
-        return self.leave(x, delta, batch, wanted)
+        return self.last(x, delta, batch, wanted)
 
     def wanted(self, batch: Batch) -> Wanted:
         """The rows that `walk` goes on with past the last layer's attention, and `leave` gets; None: all."""
@@ -208,10 +212,13 @@ class Decoder:
 
     def leave(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
         """Logits f32 [R, V] of the rows `batch.logit_rows`. x, delta: past the last layer, of the rows `wanted`."""
-        ops = self.ops
-        logits = self.head(ops, self.last(x, delta, batch, wanted))
+        return self.score(self.last(x, delta, batch, wanted), batch)
+
+    def score(self, h: Tensor, batch: Batch) -> Tensor:
+        """Logits f32 [R, V] of what the head reads of the rows `batch.logit_rows`, h [R, hidden]."""
+        logits: Tensor = self.head(self.ops, h)
         for step in self.head_steps:
-            logits = step(ops, logits, batch)
+            logits = step(self.ops, logits, batch)
         return logits
 
     def last(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
