@@ -77,6 +77,11 @@ class BlockPool:
         block = self._by_key.get(key)
         return block if block is not None and self._tokens[block] == tuple(tokens) else None
 
+    def forget_all(self) -> None:
+        """Make no content findable any more. Owners keep their blocks, and still copy shared ones before a write."""
+        for block in list(self._by_key.values()):
+            self._forget(block)
+
     def check(self) -> None:
         """Verify free + used = total, link symmetry and the key table; AssertionError names the first violation."""
         seen = set()

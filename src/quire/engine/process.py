@@ -27,6 +27,7 @@ from quire.engine.client import (
     FromEngine,
     Loading,
     Ready,
+    ResetPrefixCache,
     StepReport,
     Submit,
     ToEngine,
@@ -105,6 +106,10 @@ class ProcessEngine:
     def change_adapter(self, name: str, folder: str) -> None:
         """Ask for a LoRA adapter to be loaded, or unloaded where `folder` is empty."""
         self._send(ChangeAdapter(name, folder))
+
+    def reset_prefix_cache(self) -> None:
+        """Ask for it; messages arrive in order, so requests that are submitted later come after it."""
+        self._send(ResetPrefixCache())
 
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report, or None after `timeout` seconds. EngineFailure when the process is gone."""

@@ -31,6 +31,7 @@ from quire.engine.client import (
     FromEngine,
     Loading,
     Ready,
+    ResetPrefixCache,
     StepReport,
     Submit,
     ToEngine,
@@ -81,6 +82,8 @@ class Worker:
                     refused.append(output)
             elif isinstance(message, Abort):
                 engine.abort(message.request_id, message.index)
+            elif isinstance(message, ResetPrefixCache):
+                engine.reset_prefix_cache()
             elif isinstance(message, ChangeAdapter):
                 self.send(StepReport([], engine.stats(), (engine.change_adapter(message),)))
         return refused

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.server.errors import HttpError, encode_error, error_headers
+from quire.server.fields import warning
 from quire.server.generation import ClientGone
 from quire.server.keys import NOBODY, Tenant
 from quire.server.service import Service
@@ -30,7 +31,8 @@ class Gateway:
     """Pure ASGI, so that streams pass through untouched.
 
     A route finds in `request.state.tenant` whose key was sent; its salt parts the prefix cache, as the time and
-    `cached_tokens` of a hit would confirm a guess at another's prompt.
+    `cached_tokens` of a hit would confirm a guess at another's prompt. In `request.state.ignored` it notes fields
+    of the body that mean nothing here: the response's `Warning` header names them.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -51,7 +53,7 @@ class Gateway:
             scope = {**scope, "method": "GET"}  # uvicorn, which has the other scope, leaves the body out
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         request_id = _request_id(headers)
-        started = False
+        started, ignored = False, list[str]()
 
         async def reply(message: Message) -> None:
             nonlocal started
@@ -60,6 +62,8 @@ class Gateway:
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
                 if self._service.draining:
                     message["headers"].append((b"connection", b"close"))
+                if ignored:
+                    message["headers"].append((b"warning", warning(ignored)))
                 self._count(scope, message["status"])
             await send(message)
 
@@ -67,7 +71,7 @@ class Gateway:
         self._service.active += counted
         try:
             tenant = self._check(scope, headers)
-            scope = {**scope, "state": {**scope.get("state", {}), "tenant": tenant}}
+            scope = {**scope, "state": {**scope.get("state", {}), "tenant": tenant, "ignored": ignored}}
             await self._app(scope, receive, reply)
         except ClientGone:
             self._count(scope, 499)

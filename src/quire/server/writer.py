@@ -159,7 +159,7 @@ async def respond(request: Request, writer: Writer[Any]) -> Response:
     """What was generated, whole or as a stream of server-sent events."""
     generation = writer.generation
     if writer.body.stream:
-        return EventStream(generation, writer.chunk, writer.tail)
+        return EventStream(generation, writer.chunk, writer.tail, writer.service.options.stream_ping_interval)
     try:
         async with cancel_on_disconnect(request.receive):
             async for pieces in generation.pieces():
