@@ -1,4 +1,7 @@
-"""Connections that are slow, broken or without end: what the protocol refuses, and when it closes."""
+"""Connections that are slow, broken or without end: what the protocol refuses, and when it closes.
+
+T4, with test_content_type_encoding_and_size of test_server_refusals.py; tiny chunks: test_reliability_http.py.
+"""
 
 from __future__ import annotations
 
@@ -195,9 +198,10 @@ def test_a_body_that_is_too_large_is_told_so_where_the_connection_ends_too() -> 
         assert got.startswith(b"HTTP/1.1 413") and b"connection: close" in got
 
 
-def test_a_machine_that_vanished_is_not_waited_for_longer_than_a_reader() -> None:
+def test_the_system_waits_for_a_vanished_machine_as_long_as_for_a_reader_and_keeps_little_for_it() -> None:
     with live(write_timeout=7.0) as server, socket.create_connection(("127.0.0.1", server.port), timeout=5.0):
         wait_until(lambda: len(server.server.server_state.connections) == 1)
         (connection,) = server.server.server_state.connections
         sock = connection.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 64 << 10

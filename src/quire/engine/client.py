@@ -136,6 +136,9 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     exit_code: int
 
 
+UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+"""What decoding a message may raise: text that is no UTF-8 is a ValueError."""
+
 ToEngine = Submit | Abort | ChangeAdapter | ResetPrefixCache
 FromEngine = Loading | Ready | StepReport | Failed
 

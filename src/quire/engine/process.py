@@ -19,6 +19,7 @@ from quire.core.errors import ConfigError, EngineFailure, ModelError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Request
 from quire.engine.client import (
+    UNREADABLE,
     Abort,
     ChangeAdapter,
     EngineInfo,
@@ -160,7 +161,10 @@ class ProcessEngine:
 
     def _receive(self, timeout: float) -> FromEngine | None:
         if self._from.poll(int(timeout * 1000)):
-            message: FromEngine = self._decode(self._from.recv())
+            try:
+                message: FromEngine = self._decode(self._from.recv())
+            except UNREADABLE as error:
+                raise EngineFailure(f"the engine process sent what cannot be read: {error}") from None
             return message
         code = self._process.poll()
         # A last message may still be under way when the process has already ended.

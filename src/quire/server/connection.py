@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quire.core.errors import BadRequest
@@ -68,6 +69,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family in (socket.AF_INET, socket.AF_INET6):
             # A client whose machine has vanished confirms nothing: Linux waits for it for a quarter of an hour.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self.write_timeout))
+            # Beside the 64 KiB that wait here: else the system takes megabytes for a reader that reads nothing.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, HIGH_WATER_LIMIT)
         self._start_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
