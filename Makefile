@@ -8,7 +8,7 @@ SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
 	moe_ops.py sampler_ops.py tree_attention.py stored.py super_blocks.py experts.py sharing.py kinds.py)
 
-.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality gpu-check gpu-kernels build table train clean
+.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality gpu-check gpu-kernels build table train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -36,6 +36,15 @@ chaos: build  ## engines that are killed, stopped, torn and poisoned under load;
 
 chaos-full: build  ## the same at full scale: 50 kills under 32 streams
 	QUIRE_CHAOS_FULL=1 $(BIN)/python -m pytest -q -s tests/test_chaos.py
+
+reliability: build  ## thousands of streams, clients that leave or stall, broken bodies, kills, drains, too much load; minutes
+	$(BIN)/python -m pytest -q -s -m "" tests/test_reliability_load.py tests/test_reliability_http.py tests/test_reliability_life.py
+
+reliability-full: build  ## the same at full scale: an hour or two, on a machine that is otherwise idle
+	QUIRE_RELIABILITY_FULL=1 $(BIN)/python -m pytest -q -s -m "" tests/test_reliability_load.py tests/test_reliability_http.py tests/test_reliability_life.py
+
+soak: build  ## QUIRE_SOAK_HOURS (1) of mixed requests with kills, aborts and broken bodies; fails where something grows
+	PYTHONPATH=tests $(BIN)/python tests/soak.py
 
 lint: build
 	$(BIN)/ruff check .

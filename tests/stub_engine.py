@@ -82,7 +82,7 @@ class StubEngine:
         self.script: list[int] | None = None
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
-        self.closed = 0
+        self.closed = self.resets = 0
         self._inbox: deque[Request] = deque()
         self._rows: list[_Row] = []
         self._lock = threading.Lock()
@@ -96,6 +96,10 @@ class StubEngine:
 
     def change_adapter(self, name: str, folder: str) -> None:
         """There are none."""
+
+    def reset_prefix_cache(self) -> None:
+        """Count calls."""
+        self.resets += 1
 
     def kill(self) -> None:
         """Die."""

@@ -1,4 +1,7 @@
-"""Connections that are slow, broken or without end: what the protocol refuses, and when it closes."""
+"""Connections that are slow, broken or without end: what the protocol refuses, and when it closes.
+
+T4, with test_content_type_encoding_and_size of test_server_refusals.py; tiny chunks: test_reliability_http.py.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import time
 
 import pytest
 
-from live_server import LiveServer, live
+from live_server import LiveServer, live, wait_until
 from quire.server.connection import LimitedProtocol
+from stub_engine import StubEngine
 
 
 def raw(server: LiveServer, data: bytes, seconds: float = 5.0) -> str:
@@ -113,3 +117,91 @@ def test_a_second_host_header_is_refused(second: str) -> None:
     with live() as server:
         reply = raw(server, f"GET /livez HTTP/1.1\r\nHost: localhost\r\nHost: {second}\r\n\r\n".encode(), 0.5)
         assert reply.startswith("HTTP/1.1 400") and '"param":"host"' in reply
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+BODY = b'{"prompt": "a", "max_tokens": 4, "stream": %s}'
+
+
+def post(stream: bool = False) -> bytes:
+    """A whole request."""
+    body = BODY % (b"true" if stream else b"false")
+    return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{}\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+        HEAD + b"Content-Length: 3\r\nContent-Length: 5\r\n\r\n{}",
+    ],
+    ids=("no size", "wrong size", "gzip", "chunked first", "two lengths"),
+)
+def test_a_body_that_cannot_be_read_is_a_400(data: bytes) -> None:
+    with live() as server:
+        got = raw(server, data, 2.0)
+        assert got.startswith("HTTP/1.1 400") and got.count("HTTP/1.1") == 1 and "not a valid HTTP request" in got
+        wait_until(lambda: server.service.active == 0)
+        assert server.engine.in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_garbage_after_a_request_is_refused_after_its_answer(stream: bool) -> None:
+    with live(StubEngine(step_seconds=0.02)) as server:
+        got = raw(server, post(stream) + b"garbage\r\n\r\n", 3.0)
+        first, _, second = got.rpartition("HTTP/1.1 ")
+        assert first.startswith("HTTP/1.1 200") and ("[DONE]" in first if stream else '"finish_reason"' in first)
+        assert second.startswith("400")
+        two = raw(server, post(stream) + post(stream) + HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 3.0)
+        assert two.count("HTTP/1.1 200") == 2 and two.count("HTTP/1.1 400") == 1 and two.rfind("400") > two.rfind("200")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_only_ends_its_sending_half_is_answered(stream: bool) -> None:
+    with live(StubEngine(step_seconds=0.05)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5.0) as sock:
+            sock.sendall(post() + post(stream))
+            sock.shutdown(socket.SHUT_WR)
+            got = b""
+            while chunk := sock.recv(65536):
+                got += chunk
+        assert got.count(b"HTTP/1.1 200") == 2 and got.count(b"HTTP/1.1 ") == 2 + got.count(b"HTTP/1.1 100 Continue")
+        assert b"[DONE]" in got or not stream
+        assert not server.stub.aborted
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_one_that_left_is_noticed_before_anything_is_to_be_said(paused: bool) -> None:
+    stub = StubEngine(step_seconds=0.02)
+    stub.paused = paused
+    with live(stub) as server:
+        sock = socket.create_connection(("127.0.0.1", server.port), timeout=5.0)
+        sock.sendall(post().replace(b'"max_tokens": 4', b'"max_tokens":99'))
+        wait_until(lambda: server.engine.in_flight == 1)
+        began = time.monotonic()
+        sock.close()
+        wait_until(lambda: server.engine.in_flight == 0)
+        assert len(stub.aborted) == 1 and time.monotonic() - began < 1
+
+
+def test_a_body_that_is_too_large_is_told_so_where_the_connection_ends_too() -> None:
+    big = b"a" * (9 << 20)
+    with live() as server, socket.create_connection(("127.0.0.1", server.port), timeout=10.0) as sock:
+        sock.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(big))
+        sock.sendall(big)
+        got = b""
+        while chunk := sock.recv(65536):
+            got += chunk
+        assert got.startswith(b"HTTP/1.1 413") and b"connection: close" in got
+
+
+def test_the_system_waits_for_a_vanished_machine_as_long_as_for_a_reader_and_keeps_little_for_it() -> None:
+    with live(write_timeout=7.0) as server, socket.create_connection(("127.0.0.1", server.port), timeout=5.0):
+        wait_until(lambda: len(server.server.server_state.connections) == 1)
+        (connection,) = server.server.server_state.connections
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 64 << 10

@@ -82,10 +82,11 @@ class Serving:
         program: Sequence[str] = ("-m", "quire"),
         environment: dict[str, str] | None = None,
         module: str = "quire.engine.worker",
+        port: int = 0,
     ) -> None:
-        """`program` is what Python runs, `module` what its engines run."""
+        """`program` is what Python runs, `module` what its engines run; port 0 is a free one."""
         self._module = module.encode()
-        command = [sys.executable, *program, "serve", *words, "--port", "0"]
+        command = [sys.executable, *program, "serve", *words, "--port", str(port)]
         # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
         default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
         env = os.environ | (environment or {})
@@ -177,9 +178,28 @@ def test_a_signal_to_all_processes_drains_as_one_to_the_server() -> None:
         assert gone(engine)
 
 
+def listening(pids: list[int]) -> set[tuple[str, int]]:
+    """Addresses (hexadecimal) and ports on which processes take connections from other machines or users."""
+    inodes = set()
+    for pid in pids:
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                inodes.add(str(file.readlink()).removeprefix("socket:[").removesuffix("]"))
+    found = set()
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[9] in inodes and (words[3] == "0A" or table.startswith("udp")):
+                address, _, port = words[1].partition(":")
+                found.add((address, int(port, 16)))
+    return found
+
+
 def test_kill_9_of_the_server_leaves_nothing() -> None:
-    with Serving() as server, server.up():
+    """T14 at a small scale; and nothing but the port that was asked for is listened on (T25)."""
+    with Serving() as server, server.up() as client:
         engine, helpers = server.engine, children(server.process.pid)
+        assert listening([server.process.pid, *helpers]) == {("0100007F", client.base_url.port)}
         (words,) = re.findall(rb"ipc://(.*?)/to", Path(f"/proc/{engine}/cmdline").read_bytes())
         directory = Path(words.decode())
         assert directory.is_dir()

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,11 +15,14 @@ import pytest
 
 from live_server import LiveServer, live, wait_until
 from stub_engine import StubEngine, expected, stub_info
+from stub_server import StubServer
 
 LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 200}
 
 
 def test_fifty_concurrent_streams_complete_with_their_own_tokens() -> None:
+    """T1 at a small scale."""
+
     async def stream(client: httpx.AsyncClient, seed: int) -> tuple[int, str, bool]:
         body = {"prompt": f"x = {seed}", "max_tokens": 40, "seed": seed, "stream": True}
         text, done = "", False
@@ -93,6 +92,7 @@ def read_all(sock: socket.socket) -> str:
 
 
 def test_a_full_queue_is_a_429_with_retry_after() -> None:
+    """T17 at a small scale."""
     stub = StubEngine(stub_info(max_num_queued_reqs=4))
     stub.paused = True
     with live(stub) as server:
@@ -242,6 +242,7 @@ def test_metrics_have_vllms_names_and_true_values() -> None:
 
 
 def test_a_reader_that_stops_reading_is_cut_off_and_aborted() -> None:
+    """T3 at a small scale."""
     info = stub_info(max_model_len=1 << 20, num_blocks=1 << 16)
     with live(StubEngine(info), write_timeout=0.3) as server:
         body = {"prompt": "x", "max_tokens": 500_000, "logprobs": 20}
@@ -252,53 +253,11 @@ def test_a_reader_that_stops_reading_is_cut_off_and_aborted() -> None:
         sock.close()
 
 
-DRAIN = """
-import sys
-from quire.core.config import EngineConfig
-from quire.server.options import ServerOptions
-from quire.server.run import serve
-from stub_engine import StubEngine, stub_info
-stub = StubEngine(stub_info(folder=sys.argv[1]), step_seconds=0.01)
-options = ServerOptions(port=int(sys.argv[2]), shutdown_timeout=float(sys.argv[3]))
-sys.exit(serve(EngineConfig(), options, lambda config: stub))
-"""
-
-
-class Served:
-    """`serve` in a process of its own."""
-
-    def __init__(self, shutdown_timeout: float) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
-        tests = Path(__file__).parent
-        folder = tests.parent / "src" / "quire" / "assets" / "pydoc"
-        path = os.pathsep.join([str(tests.parent / "src"), str(tests)])
-        arguments = [sys.executable, "-c", DRAIN, str(folder), str(self.port), str(shutdown_timeout)]
-        self.process = subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE)
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=10.0)
-
-    def __enter__(self) -> Served:
-        wait_until(self._up, seconds=20)
-        return self
-
-    def _up(self) -> bool:
-        assert self.process.poll() is None
-        try:
-            return self.client.get("/livez").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
-
-
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGTERM, signal.SIGHUP]])
 def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_with_0(signals: list[signal.Signals]) -> None:
+    """T16 at a small scale."""
     with (
-        Served(shutdown_timeout=20) as served,
+        StubServer(shutdown_timeout=20) as served,
         served.client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 100, "stream": True}) as reply,
     ):
         lines = reply.iter_lines()
@@ -320,7 +279,7 @@ def test_nohup_is_heeded_and_all_files_may_be_open() -> None:
     before, limits = signal.signal(signal.SIGHUP, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[1]), limits[1]))
     try:
-        served = Served(shutdown_timeout=20)
+        served = StubServer(shutdown_timeout=20)
     finally:
         signal.signal(signal.SIGHUP, before)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -333,7 +292,7 @@ def test_nohup_is_heeded_and_all_files_may_be_open() -> None:
 
 def test_what_does_not_finish_in_time_gets_an_error_event() -> None:
     with (
-        Served(shutdown_timeout=0.2) as served,
+        StubServer(shutdown_timeout=0.2) as served,
         served.client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as reply,
     ):
         lines = reply.iter_lines()
@@ -345,8 +304,9 @@ def test_what_does_not_finish_in_time_gets_an_error_event() -> None:
 
 
 def test_a_second_signal_ends_the_server_at_once() -> None:
+    """T16."""
     with (
-        Served(shutdown_timeout=60) as served,
+        StubServer(shutdown_timeout=60) as served,
         served.client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as reply,
     ):
         lines = reply.iter_lines()
@@ -361,7 +321,7 @@ def test_a_second_signal_ends_the_server_at_once() -> None:
 
 def test_a_third_signal_leaves_no_traceback() -> None:
     with (
-        Served(shutdown_timeout=60) as served,
+        StubServer(shutdown_timeout=60) as served,
         served.client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as reply,
     ):
         next(reply.iter_lines())

@@ -18,7 +18,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with live() as server:
+    with live(strict=True) as server:
         yield server
 
 
@@ -291,6 +291,7 @@ def test_content_type_encoding_and_size(server: LiveServer) -> None:
 
 
 def test_hosts_and_keys() -> None:
+    """With every route and method without a key (T25)."""
     with live() as server:
         assert server.http.get("/version", headers={"host": "evil.example"}).status_code == 421
         assert server.http.get("/version", headers={"host": "LOCALHOST:8000"}).status_code == 200

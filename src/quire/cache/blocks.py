@@ -89,6 +89,11 @@ class BlockPool:
         """Whether a block was, lately, and had to make room."""
         return key in self._evicted
 
+    def forget_all(self) -> None:
+        """Make no content findable any more. Owners keep their blocks, and still copy shared ones before a write."""
+        for block in list(self._by_key.values()):
+            self._forget(block)
+
     def check(self) -> None:
         """Verify free + used = total, link symmetry and the key table; AssertionError names the first violation."""
         seen = set()

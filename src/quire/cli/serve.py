@@ -7,10 +7,11 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.cli.config_file import with_config
 from quire.cli.flags import ENGINE, SERVER, to_engine, to_server, with_flags
 
 if TYPE_CHECKING:
@@ -22,8 +23,20 @@ logger = logging.getLogger("quire.cli")
 
 
 @with_flags(ENGINE | SERVER)
-def serve(options: dict[str, Any]) -> None:
+def serve(
+    options: dict[str, Any],
+    config_file: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            rich_help_panel="Server",
+            help="TOML file of flags by their long names; those of the command line win.",
+        ),
+    ] = None,
+) -> None:
     """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it."""
+    options = with_config(config_file, options)
     config, server = to_engine(options), to_server(options)
     level = server.log_level.upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

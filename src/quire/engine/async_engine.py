@@ -256,6 +256,13 @@ class AsyncEngine:
         finally:
             self._changes.pop(name, None)
 
+    def reset_prefix_cache(self) -> None:
+        """Let requests that are submitted from now on find nothing of earlier ones; `Unavailable` without an engine."""
+        if not self.healthy:
+            raise Unavailable("the engine is not running; the server's log says why")
+        with contextlib.suppress(EngineFailure):  # it has just died: the next one's is empty
+            self._client.reset_prefix_cache()
+
     def fail_all(self, error: QuireError) -> None:
         """End every request in flight with `error`."""
         for stream in set(self._streams.values()):

@@ -99,6 +99,10 @@ class ChangeAdapter(msgspec.Struct, tag="change_adapter", frozen=True):
     folder: str
 
 
+class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
+    """Edge to engine: requests that follow find nothing of earlier ones in the prefix cache."""
+
+
 class Loading(msgspec.Struct, tag="loading", frozen=True):
     """Engine to edge: progress of the load, in bytes."""
 
@@ -137,7 +141,10 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     exit_code: int
 
 
-ToEngine = Submit | Abort | ChangeAdapter
+UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+"""What decoding a message may raise: text that is no UTF-8 is a ValueError."""
+
+ToEngine = Submit | Abort | ChangeAdapter | ResetPrefixCache
 FromEngine = Loading | Ready | StepReport | Failed
 
 
@@ -163,6 +170,9 @@ class EngineClient(Protocol):
 
     def change_adapter(self, name: str, folder: str) -> None:
         """Load the LoRA adapter in `folder` under `name`, or unload it (""); a report's `changes` say what became."""
+
+    def reset_prefix_cache(self) -> None:
+        """Let requests that are submitted later find nothing of earlier ones."""
 
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report, waiting at most `timeout` seconds; raises `EngineFailure` when the engine is dead."""

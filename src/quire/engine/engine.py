@@ -155,6 +155,10 @@ class Engine:
         """Drop a request, or its sequence `index`, and free the blocks; unknown ids are ignored."""
         self.scheduler.abort(request_id, index)
 
+    def reset_prefix_cache(self) -> None:
+        """Later requests find nothing of earlier ones. Those that run keep what they have, and their answers."""
+        self.pool.forget_all()
+
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""

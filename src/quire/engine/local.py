@@ -41,6 +41,10 @@ class LocalEngine:
         """Load a LoRA adapter, or unload it where `folder` is empty; the next `poll` reports it."""
         self._changes.append(self.engine.change_adapter(ChangeAdapter(name, folder)))
 
+    def reset_prefix_cache(self) -> None:
+        """Later requests find nothing of earlier ones."""
+        self.engine.reset_prefix_cache()
+
     def submit(self, request: Request) -> None:
         """Queue a request; a refusal is reported by the next `poll`."""
         refused = self.engine.submit(request)

@@ -19,6 +19,7 @@ from quire.core.errors import ConfigError, EngineFailure, ModelError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Request
 from quire.engine.client import (
+    UNREADABLE,
     Abort,
     ChangeAdapter,
     EngineInfo,
@@ -27,6 +28,7 @@ from quire.engine.client import (
     FromEngine,
     Loading,
     Ready,
+    ResetPrefixCache,
     StepReport,
     Submit,
     ToEngine,
@@ -106,6 +108,10 @@ class ProcessEngine:
         """Ask for a LoRA adapter to be loaded, or unloaded where `folder` is empty."""
         self._send(ChangeAdapter(name, folder))
 
+    def reset_prefix_cache(self) -> None:
+        """Ask for it; messages arrive in order, so requests that are submitted later come after it."""
+        self._send(ResetPrefixCache())
+
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report, or None after `timeout` seconds. EngineFailure when the process is gone."""
         message = self._receive(timeout)
@@ -155,7 +161,10 @@ class ProcessEngine:
 
     def _receive(self, timeout: float) -> FromEngine | None:
         if self._from.poll(int(timeout * 1000)):
-            message: FromEngine = self._decode(self._from.recv())
+            try:
+                message: FromEngine = self._decode(self._from.recv())
+            except UNREADABLE as error:
+                raise EngineFailure(f"the engine process sent what cannot be read: {error}") from None
             return message
         code = self._process.poll()
         # A last message may still be under way when the process has already ended.

@@ -191,6 +191,10 @@ class RecordingClient:
             self._changing[name] = (folder, self._now())
         self._client.change_adapter(name, folder)
 
+    def reset_prefix_cache(self) -> None:
+        """Pass it on; no token depends on it."""
+        self._client.reset_prefix_cache()
+
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report, written down."""
         report = self._client.poll(timeout)

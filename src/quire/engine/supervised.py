@@ -122,6 +122,10 @@ class SupervisedEngine:
             self._heard = time.monotonic()
             self._send(lambda engine: engine.change_adapter(name, folder))
 
+    def reset_prefix_cache(self) -> None:
+        """Now; an engine that comes after this one has an empty one."""
+        self._send(lambda engine: engine.reset_prefix_cache())
+
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report. `EngineFailure` when engines died too often."""
         engine = self._engine
@@ -166,8 +170,6 @@ class SupervisedEngine:
     def _withdraw(self, kept: Kept) -> None:
         if self._names.pop(kept.name, None) is not None:
             self._send(lambda engine: engine.abort(kept.name))
-
-    # ---------------------------------------------------------------------------------------------------- reports
 
     def _take(self, report: StepReport) -> StepReport:
         """Remember what came; what nobody wants any more, or an earlier attempt said, is dropped."""
@@ -216,8 +218,6 @@ class SupervisedEngine:
         if time.monotonic() - self._heard > limit:
             engine.kill()
             raise EngineFailure(f"the engine hangs: no step ended for {limit:.0f} s")
-
-    # ---------------------------------------------------------------------------------------------------- deaths
 
     def _go_on(self, failure: EngineFailure) -> StepReport:
         """Start the next engine. A request that is known to have ended the last one gets an error."""

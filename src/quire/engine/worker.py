@@ -7,6 +7,7 @@ parent is gone and so is this process. Messages are msgpack of fixed schemas (no
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import shutil
 import signal
@@ -25,12 +26,14 @@ from quire.core.errors import QuireError
 from quire.core.machine import uncollected
 from quire.core.request import Output
 from quire.engine.client import (
+    UNREADABLE,
     Abort,
     ChangeAdapter,
     Failed,
     FromEngine,
     Loading,
     Ready,
+    ResetPrefixCache,
     StepReport,
     Submit,
     ToEngine,
@@ -39,6 +42,8 @@ from quire.model.load.packed_folder import ask_ahead
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
+
+logger = logging.getLogger("quire.engine")
 
 IDLE_WAIT_MS = 1000
 PROGRESS_INTERVAL = 0.1
@@ -74,13 +79,19 @@ class Worker:
         refused = []
         while self.inbox.poll(timeout_ms):
             timeout_ms = 0
-            message = self._decode(self.inbox.recv())
+            try:
+                message = self._decode(self.inbox.recv())
+            except UNREADABLE as error:
+                logger.error("a message that cannot be read was dropped: %s", error)
+                continue
             if isinstance(message, Submit):
                 output = engine.submit(message.request)
                 if output is not None:
                     refused.append(output)
             elif isinstance(message, Abort):
                 engine.abort(message.request_id, message.index)
+            elif isinstance(message, ResetPrefixCache):
+                engine.reset_prefix_cache()
             elif isinstance(message, ChangeAdapter):
                 self.send(StepReport([], engine.stats(), (engine.change_adapter(message),)))
         return refused

@@ -63,4 +63,4 @@ async def _read(service: Service, request: Request, kind: type[T]) -> T:
             "adapters cannot be changed; start the server with --allow-runtime-lora-updating",
             code="forbidden",
         )
-    return await read_struct(request, kind, limit=options.max_body_bytes, timeout=options.body_timeout)
+    return await read_struct(request, options, lambda _: kind)

@@ -14,23 +14,20 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.engine.async_engine import AsyncEngine
-from quire.server.adapters import LoadLora, UnloadLora, load_lora_adapter, unload_lora_adapter
+from quire.server.adapters import load_lora_adapter, unload_lora_adapter
 from quire.server.chat import create_chat_completion
 from quire.server.completions import create_completion
 from quire.server.errors import HttpError, encode_error, error_headers
 from quire.server.middleware import Gateway
+from quire.server.openapi import described, operation
 from quire.server.options import ServerOptions
-from quire.server.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeChat,
-    TokenizeText,
-)
+from quire.server.replies import Load, ModelCard, ModelList, Readiness, Version
+from quire.server.reset import reset_prefix_cache
 from quire.server.service import VERSION, Service
 from quire.server.tokenize import detokenize, tokenize
 from quire.server.watchers import watchers
@@ -39,16 +36,7 @@ from quire.text.tokenizer import Tokenizer
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
-_BODIES: dict[str, tuple[type, ...]] = {
-    "/v1/completions": (CompletionRequest,),
-    "/v1/chat/completions": (ChatCompletionRequest,),
-    "/v1/load_lora_adapter": (LoadLora,),
-    "/v1/unload_lora_adapter": (UnloadLora,),
-    "/tokenize": (TokenizeText, TokenizeChat),
-    "/detokenize": (DetokenizeRequest,),
-}
 AGAIN = {"retry-after": "1"}
-_REFS = "#/components/schemas/{name}"
 
 
 def create_app(
@@ -82,7 +70,7 @@ def create_app(
     app.add_exception_handler(QuireError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     _add_routes(app, service)
-    app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]
+    app.openapi = partial(described, app, app.openapi, options.strict)  # type: ignore[method-assign]
     return app
 
 
@@ -94,6 +82,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ("GET", "/v1/models/{model:path}", model),
         ("POST", "/v1/load_lora_adapter", load_lora_adapter),
         ("POST", "/v1/unload_lora_adapter", unload_lora_adapter),
+        ("POST", "/reset_prefix_cache", reset_prefix_cache),
         ("POST", "/tokenize", tokenize),
         ("POST", "/detokenize", detokenize),
         ("GET", "/health", health),
@@ -106,7 +95,6 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ("GET", "/metrics", metrics),
     ]
     for method, path, handler in routes:
-        extra = {"requestBody": _body_schema(_BODIES[path])} if path in _BODIES else None
         name = f"{method.lower()}{path.replace('/', '_').replace('{model:path}', 'model')}"
         app.add_api_route(
             path,
@@ -115,7 +103,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             name=name,
             operation_id=name,
             summary=(handler.__doc__ or "").splitlines()[0],
-            openapi_extra=extra,
+            openapi_extra=operation(path),
+            response_class=Response,
             response_model=None,
         )
 
@@ -125,23 +114,6 @@ def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitab
         return await handler(service, request)
 
     return endpoint
-
-
-def _body_schema(kinds: tuple[type, ...]) -> dict[str, Any]:
-    refs = [{"$ref": _REFS.format(name=kind.__name__)} for kind in kinds]
-    schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
-
-
-def _openapi(app: FastAPI, describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """FastAPI's description with the schemas of the bodies, which msgspec knows."""
-    if app.openapi_schema is None:
-        kinds = [kind for group in _BODIES.values() for kind in group]
-        _, schemas = msgspec.json.schema_components(kinds, ref_template=_REFS)
-        described = describe()
-        described.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
-        app.openapi_schema = described
-    return app.openapi_schema
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
@@ -159,6 +131,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         refusal = HttpError(404, f"there is no route {path!r}; /openapi.json lists all", code="not_found")
     elif error.status_code == 405:
         refusal = HttpError(405, f"{request.method} is not offered here", code="method_not_allowed")
+        error.headers = {"allow": ", ".join(_methods(request))}
     else:
         refusal = HttpError(error.status_code, str(error.detail), code="http_error")
     response = await _on_error(request, refusal)
@@ -166,28 +139,27 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     return response
 
 
+def _methods(request: Request) -> list[str]:
+    """What the path of a request is offered to: several routes may have it."""
+    there = (r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] is not Match.NONE)
+    methods = set().union(*(route.methods or () for route in there))
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
+
+
 def _json(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def _model_card(service: Service, name: str) -> dict[str, Any]:
+def _model_card(service: Service, name: str) -> ModelCard:
     info = service.engine.info
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "quire",
-        "root": info.model,
-        "parent": service.names[0] if name in info.adapters else None,
-        "max_model_len": info.max_model_len,
-        "permission": [],
-    }
+    parent = service.names[0] if name in info.adapters else None
+    return ModelCard(id=name, created=service.created, root=info.model, parent=parent, max_model_len=info.max_model_len)
 
 
 async def models(service: Service, request: Request) -> Response:
     """The served model under each of its names, and its adapters."""
     names = (*service.names, *service.engine.info.adapters)
-    return _json({"object": "list", "data": [_model_card(service, name) for name in names]})
+    return _json(ModelList(data=[_model_card(service, name) for name in names]))
 
 
 async def model(service: Service, request: Request) -> Response:
@@ -216,19 +188,19 @@ async def readyz(service: Service, request: Request) -> Response:
         "engine makes progress": engine.stalled_seconds < options.stall_timeout,
     }
     ready = all(checks.values())
-    reply = _json({"ready": ready, "checks": checks}, 200 if ready else 503)
+    reply = _json(Readiness(ready=ready, checks=checks), 200 if ready else 503)
     reply.headers.update({} if ready else AGAIN)
     return reply
 
 
 async def load(service: Service, request: Request) -> Response:
     """How many API requests are being served."""
-    return _json({"server_load": service.active})
+    return _json(Load(server_load=service.active))
 
 
 async def version(service: Service, request: Request) -> Response:
     """The server's version."""
-    return _json({"version": VERSION})
+    return _json(Version(version=VERSION))
 
 
 async def metrics(service: Service, request: Request) -> Response:

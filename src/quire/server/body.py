@@ -14,6 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.core.errors import BadRequest
 from quire.server.errors import HttpError
+from quire.server.fields import drop_unknown
+from quire.server.options import ServerOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -28,25 +30,33 @@ async def off_loop(size: int, function: Callable[P, T], *args: P.args, **kwargs:
     return function(*args, **kwargs)
 
 
-async def read_struct(request: Request, kind: type[T], *, limit: int, timeout: float) -> T:
-    """The body of `request` as a `kind`; raises `BadRequest`, or `HttpError` 408, 413 or 415."""
-    data = await read_bytes(request, limit=limit, timeout=timeout)
-    return await off_loop(len(data), parse, data, kind)
+async def read_struct(request: Request, options: ServerOptions, choose: Callable[[Any], type[T]]) -> T:
+    """The body of `request` as the kind of struct that `choose` sees in its JSON.
+
+    Fields that the kind does not have are noted in `request.state.ignored`, unless `options.strict` refuses them.
+    Raises `BadRequest`, or `HttpError` 408, 413 or 415.
+    """
+    data = await _read_bytes(request, options.max_body_bytes, options.body_timeout)
+
+    def parse() -> tuple[T, list[str]]:
+        value = read_json(data)
+        kind = choose(value)
+        value, ignored = (value, []) if options.strict else drop_unknown(value, kind)
+        return shaped(value, kind), ignored
+
+    body, ignored = await off_loop(len(data), parse)
+    request.state.ignored.extend(ignored)
+    return body
 
 
-async def read_bytes(request: Request, *, limit: int, timeout: float) -> bytes:
-    """The body of `request`, at most `limit` bytes within `timeout` seconds; raises `HttpError`."""
+async def _read_bytes(request: Request, limit: int, timeout: float) -> bytes:
+    """At most `limit` bytes within `timeout` seconds."""
     _check_headers(request, limit)
     try:
         async with asyncio.timeout(timeout):
             return await _read(request, limit)
     except TimeoutError:
         raise HttpError(408, f"the body did not arrive within {timeout:g} s", code="request_timeout") from None
-
-
-def parse(data: bytes, kind: type[T]) -> T:
-    """`data` as a `kind`; see `read_json` and `shaped`."""
-    return shaped(read_json(data), kind)
 
 
 def read_json(data: bytes) -> Any:

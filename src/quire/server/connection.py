@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quire.core.errors import BadRequest
@@ -13,12 +15,33 @@ from quire.server.errors import HttpError, encode_error
 from quire.server.middleware import MAX_HEADER_BYTES, MAX_HEADERS
 
 MAX_UNREAD_BODY = 64 << 20  # bytes thrown away after an early refusal before the connection is cut
+PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+PROBE_SECONDS = (0.02, 1.0)
+"""Between the first two probes, and at most; each pause is twice the last."""
+
+
+class _Exit:
+    """The transport as one answer sees it: `close` lets a body that still arrives end first.
+
+    Closed at once, the system would reset the connection, and the client might lose the answer it has not read.
+    """
+
+    def __init__(self, protocol: LimitedProtocol, transport: asyncio.Transport) -> None:
+        self._protocol = protocol
+        self.write, self.is_closing = transport.write, transport.is_closing
+
+    def close(self) -> None:
+        """Close after the body, or now."""
+        self._protocol.leave()
 
 
 class LimitedProtocol(HttpToolsProtocol):
     """Refuses endless headers (431) while they arrive, slow ones (408), and cuts readers that stopped reading.
 
     A client that was answered before its body was whole has `late_body_timeout` seconds to read that and end the body.
+    What is no HTTP is refused after the answers to what came before it. One that ends its sending half is answered if
+    it still reads. Whether it does or has left, only writing tells, so an answer that has not begun is preceded by
+    interim ones (100); over TLS and for HTTP/1.0, which have no such means, it counts as gone.
     """
 
     header_timeout = 15.0
@@ -34,10 +57,20 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._body_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._unanswered = 0
+        self._leaving = self._half_closed = False
+        self._refusal: BadRequest | HttpError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected and must send its headers now."""
         super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family in (socket.AF_INET, socket.AF_INET6):
+            # A client whose machine has vanished confirms nothing: Linux waits for it for a quarter of an hour.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self.write_timeout))
+            # Beside the 64 KiB that wait here: else the system takes megabytes for a reader that reads nothing.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, HIGH_WATER_LIMIT)
         self._start_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -45,8 +78,19 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timers()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. True keeps the connection for the answers to what it has sent."""
+        old = self.scope is not None and self.scope["http_version"] == "1.0"
+        if not self._unanswered or self._in_body or old or self.transport.get_extra_info("ssl_object") is not None:
+            return False
+        self._half_closed = True
+        self._probe(PROBE_SECONDS[0])
+        return True
+
     def data_received(self, data: bytes) -> None:
         """Bytes arrived; those of headers are counted as they come, because the parser keeps unfinished ones."""
+        if self._refusal is not None:
+            return
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -76,6 +120,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         super().on_headers_complete()
+        self._unanswered += 1
+        self.cycle.transport = _Exit(self, self.transport)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body; after an early refusal it is thrown away, but not without end."""
@@ -92,12 +138,28 @@ class LimitedProtocol(HttpToolsProtocol):
             self._body_timer.cancel()
             self._body_timer = None
         super().on_message_complete()
+        if self._leaving:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """A request was answered, perhaps before its body was whole."""
         super().on_response_complete()
-        if self._in_body and self.cycle.response_complete and not self.transport.is_closing():
+        self._unanswered -= 1
+        if self._unanswered or self.transport.is_closing():
+            return
+        if self._refusal is not None:
+            self._refuse(self._refusal)
+        elif self._half_closed:
+            self.transport.close()
+        elif self._in_body:
             self._body_timer = self.loop.call_later(self.late_body_timeout, self.transport.close)
+
+    def leave(self) -> None:
+        """The last answer is written: close, once the body that it answers has ended."""
+        if self._in_body and self.cycle.response_complete:
+            self._leaving = True
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """The client reads slower than we write: it has `write_timeout` seconds to go on."""
@@ -135,18 +197,42 @@ class LimitedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, handler)
 
     def _refuse(self, error: BadRequest | HttpError) -> None:
-        """Answer outside of any request, and close."""
-        if self.transport.is_closing():
+        """Answer in the place of the request that is being read, after those before it, and close."""
+        if self.transport.is_closing() or (self._refusal is not None and self._unanswered):
             return
-        body = encode_error(error)
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(STATUS_LINE[error.status] + head + body)
+        answered = self._in_body and not self._drop()
+        if self._unanswered and not answered:
+            self._refusal = error
+            return
         self._stop_timers()
+        if not answered:
+            body = encode_error(error)
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()
 
+    def _drop(self) -> bool:
+        """Forget the request whose body is being read; False where its answer has begun."""
+        self._in_body, cycle = False, self.cycle
+        if cycle.response_started:
+            return False
+        self._unanswered -= 1
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+        cycle.disconnected = True  # nothing that it still says is sent
+        cycle.message_event.set()
+        return True
+
+    def _probe(self, seconds: float) -> None:
+        """Write what tells whether anybody still reads. Of a stream its events do."""
+        if self.transport.is_closing() or not self._unanswered:
+            return
+        if not self.cycle.response_started and not self.pipeline:
+            self.transport.write(PROBE)
+        self._probe_timer = self.loop.call_later(seconds, self._probe, min(2 * seconds, PROBE_SECONDS[1]))
+
     def _stop_timers(self) -> None:
-        for timer in (self._head_timer, self._write_timer, self._body_timer):
+        for timer in (self._head_timer, self._write_timer, self._body_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._write_timer = self._body_timer = None
+        self._head_timer = self._write_timer = self._body_timer = self._probe_timer = None

@@ -36,8 +36,7 @@ async def read_body(
     service: Service, request: HttpRequest, kind: type[Body], built: frozenset[str] = frozenset()
 ) -> Body:
     """The body as a `kind`, refused if it names what is not served or not `built`, or is known to be wrong."""
-    limit, timeout = service.options.max_body_bytes, service.options.body_timeout
-    body = await read_struct(request, kind, limit=limit, timeout=timeout)
+    body = await read_struct(request, service.options, lambda _: kind)
     refuse_unbuilt(body, built=built)
     service.check_model(body.model)
     _check_fields(body, service.config.scheduler.scheduling_policy)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from quire.core.errors import NotFound, Overloaded, QuireError, Unavailable
@@ -35,11 +33,19 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
-def error_body(error: QuireError) -> dict[str, Any]:
-    """The error object of a response body or of an SSE event."""
-    code = getattr(error, "code", None)
-    fields = {"message": error.message, "type": error.kind, "param": error.param, "code": code}
-    return {"error": fields}
+class ErrorFields(msgspec.Struct, kw_only=True):
+    """`param` names the field that is to blame, `code` is a word that a program can test for."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(msgspec.Struct, kw_only=True):
+    """The body of an error's response, and an SSE event."""
+
+    error: ErrorFields
 
 
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
@@ -56,4 +62,6 @@ def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
 
 def encode_error(error: QuireError) -> bytes:
     """The JSON body of an error response."""
-    return msgspec.json.encode(error_body(error))
+    code = getattr(error, "code", None)
+    fields = ErrorFields(message=error.message, type=error.kind, param=error.param, code=code)
+    return msgspec.json.encode(ErrorReply(error=fields))

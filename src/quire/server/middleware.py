@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.server.errors import HttpError, encode_error, error_headers
 from quire.server.exchange import Exchange
+from quire.server.fields import warning
 from quire.server.generation import ClientGone
 from quire.server.keys import NOBODY, Tenant
 from quire.server.service import Service
@@ -35,7 +36,8 @@ class Gateway:
     """Pure ASGI, so that streams pass through untouched.
 
     A route finds in `request.state.tenant` whose key was sent; its salt parts the prefix cache, as the time and
-    `cached_tokens` of a hit would confirm a guess at another's prompt.
+    `cached_tokens` of a hit would confirm a guess at another's prompt. In `request.state.ignored` it notes fields
+    of the body that mean nothing here: the response's `Warning` header names them.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -56,6 +58,7 @@ class Gateway:
             scope = {**scope, "method": "GET"}  # uvicorn, which has the other scope, leaves the body out
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         exchange = Exchange(_request_id(headers), scope, time.time(), time.monotonic())
+        ignored: list[str] = []
 
         async def reply(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -64,14 +67,16 @@ class Gateway:
                 message = {**message, "headers": [*message["headers"], named]}
                 if self._service.draining:
                     message["headers"].append((b"connection", b"close"))
+                if ignored:
+                    message["headers"].append((b"warning", warning(ignored)))
             await send(message)
 
         counted = scope["method"] == "POST"
         self._service.active += counted
         try:
             exchange.tenant = self._check(scope, headers)
-            state = {**scope.get("state", {}), "tenant": exchange.tenant, "exchange": exchange}
-            exchange.scope = {**scope, "state": state}  # the router adds its route to it
+            own = {"tenant": exchange.tenant, "exchange": exchange, "ignored": ignored}
+            exchange.scope = {**scope, "state": {**scope.get("state", {}), **own}}  # the router adds its route to it
             await self._app(exchange.scope, receive, reply)
         except ClientGone:
             exchange.status = 499

@@ -53,9 +53,15 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         about("Most log-probabilities of prompts in a reply: tokens x (k + 1), for each choice that shows its prompt."),
     ] = 1 << 18
+    strict: Annotated[
+        bool, about("Refuse bodies with fields that mean nothing here; else a Warning header names them.")
+    ] = False
     body_timeout: Annotated[float, about("Seconds a client may take to send a body.")] = 30.0
     header_timeout: Annotated[float, about("Seconds a client may take to send its headers.")] = 15.0
     write_timeout: Annotated[float, about("Seconds a client may leave a response unread.")] = 30.0
+    stream_ping_interval: Annotated[
+        float, about("Seconds without a token after which a stream gets its headers and a comment (: ping); 0 = never.")
+    ] = 15.0
     keep_alive_timeout: Annotated[float, about("Seconds an idle connection is kept.")] = 65.0
     stall_timeout: Annotated[float, about("Seconds without progress after which the engine counts as dead.")] = 120.0
     watchdog_timeout: Annotated[
@@ -86,6 +92,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool, about("Let clients load and unload LoRA adapters from folders on this machine.")
     ] = False
 
+    allow_reset_prefix_cache: Annotated[
+        bool, about("Let clients empty the prefix cache by POST /reset_prefix_cache.")
+    ] = False
+
     def validate(self) -> None:
         """Refuse what cannot work, naming the option."""
         if not 0 <= self.port <= 65535:
@@ -111,8 +121,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("body_timeout", "header_timeout", "write_timeout", "keep_alive_timeout", "stall_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be more than 0 seconds", param=name)
-        if not self.watchdog_timeout >= 0:
-            raise ConfigError("--watchdog-timeout must not be negative", param="watchdog_timeout")
+        for name in ("watchdog_timeout", "stream_ping_interval"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must not be negative", param=name)
         if self.max_engine_deaths < 1 or not self.engine_deaths_window > 0:
             raise ConfigError(
                 "--max-engine-deaths must be at least 1, --engine-deaths-window above 0", param="max_engine_deaths"

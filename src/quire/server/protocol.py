@@ -1,4 +1,5 @@
-"""The bodies of requests as strict structs: a wrong type or an unknown field is an error that names it.
+"""The bodies of requests as strict structs: a wrong type is an error that names the field, and so is an unknown field
+where the server is `--strict`; elsewhere `quire.server.fields` takes those out before.
 
 `null` means "not given" everywhere, as OpenAI's clients send it. Fields of type `Any` are known to clients but not
 built here (see `quire.server.unbuilt`), or accepted because they cannot change an answer (user, metadata, ...).

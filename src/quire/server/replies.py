@@ -189,6 +189,51 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     quire: Report | UnsetType = UNSET
 
 
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A served name."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "quire"
+    root: str
+    parent: str | None
+    max_model_len: int
+    permission: list[Any] = msgspec.field(default_factory=list)
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """Response of /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Text(msgspec.Struct, kw_only=True):
+    """Response of /detokenize."""
+
+    prompt: str
+
+
+class Readiness(msgspec.Struct, kw_only=True):
+    """Response of /readyz: ready where all checks hold."""
+
+    ready: bool
+    checks: dict[str, bool]
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """Response of /load."""
+
+    server_load: int
+
+
+class Version(msgspec.Struct, kw_only=True):
+    """Response of /version."""
+
+    version: str
+
+
 class Tokens(msgspec.Struct, kw_only=True):
     """Response of /tokenize."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 from starlette.responses import Response
@@ -14,6 +16,7 @@ from quire.server.generation import ClientGone, Generation, Piece, cancel_on_dis
 from quire.server.pieces import PART, encode
 
 DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
 
 _START: Message = {
     "type": "http.response.start",
@@ -52,46 +55,80 @@ class EventStream(Response):
     """Streams a generation: `chunk` turns pieces into events, `tail` gives what follows the last one.
 
     The headers wait for the first tokens, so that a failure before them has its own status; one after them is an
-    `error` event and the end of the stream without [DONE]. A client that leaves aborts its requests.
+    `error` event and the end of the stream without [DONE]. Where nothing is to be said for `ping` seconds, headers and
+    a comment are sent: proxies cut silent connections, and only what is sent finds out that a client has vanished. A
+    client that leaves aborts its requests.
     """
 
     def __init__(
-        self, generation: Generation, chunk: Callable[[list[Piece]], Awaitable[bytes]], tail: Callable[[], bytes]
+        self,
+        generation: Generation,
+        chunk: Callable[[list[Piece]], Awaitable[bytes]],
+        tail: Callable[[], bytes],
+        ping: float,
     ) -> None:
+        """`ping` 0: never."""
         super().__init__(status_code=200)
         self._generation = generation
         self._chunk = chunk
         self._tail = tail
+        self._ping = ping
+        self._started, self._silent = False, True
+        self._whole = asyncio.Lock()  # a comment within an event would end it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream (ASGI)."""
-        started = False
         try:
-            async with cancel_on_disconnect(receive):
+            async with cancel_on_disconnect(receive), self._pings(send):
                 async for pieces in self._generation.pieces():
                     data = await self._chunk(pieces)
                     if not data:
                         continue
-                    if not started:
-                        await send(_START)
-                        started = True
-                    for at in range(0, len(data), PART):
-                        await send({"type": "http.response.body", "body": data[at : at + PART], "more_body": True})
+                    self._silent = False
+                    await self._send(send, data)
             end = self._tail() + DONE
         except ClientGone:
             return
         except QuireError as error:
-            if not started:
+            if not self._started:
                 raise
             end = _error_event(error)
         except Exception:
-            if started:
+            if self._started:
                 end = _error_event(QuireError("internal error; the request id is in the x-request-id header"))
                 await send({"type": "http.response.body", "body": end, "more_body": False})
             raise
         finally:
             self._generation.close()
         await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        async with self._whole:
+            if not self._started:
+                self._started = True
+                await send(_START)
+            for at in range(0, len(data), PART):
+                await send({"type": "http.response.body", "body": data[at : at + PART], "more_body": True})
+
+    @contextlib.asynccontextmanager
+    async def _pings(self, send: Send) -> AsyncIterator[None]:
+        """Meanwhile, a comment after each `ping` seconds in which no event was sent."""
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(self._ping)
+                if self._silent:
+                    await self._send(send, PING)
+                self._silent = True
+
+        if not self._ping:
+            yield
+            return
+        task = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            task.cancel()
 
 
 def _error_event(error: QuireError) -> bytes:

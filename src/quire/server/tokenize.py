@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.server.body import off_loop, read_bytes, read_json, read_struct, shaped
+from quire.server.body import off_loop, read_struct
 from quire.server.prompts import encode_chat, encode_texts
 from quire.server.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
-from quire.server.replies import Tokens
+from quire.server.replies import Text, Tokens
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 
 
-def _parse(data: bytes) -> TokenizeText | TokenizeChat:
-    value = read_json(data)
+def _kind(value: Any) -> type[TokenizeText] | type[TokenizeChat]:
     chat = isinstance(value, dict) and value.get("messages") is not None
-    return shaped(value, TokenizeChat) if chat else shaped(value, TokenizeText)
+    return TokenizeChat if chat else TokenizeText
 
 
 async def tokenize(service: Service, request: Request) -> Response:
     """A text, or chat messages, as token ids."""
-    options = service.options
-    data = await read_bytes(request, limit=options.max_body_bytes, timeout=options.body_timeout)
-    body = await off_loop(len(data), _parse, data)
+    body: TokenizeText | TokenizeChat = await read_struct(request, service.options, _kind)
     service.check_model(body.model)
     if isinstance(body, TokenizeChat):
         refuse_unbuilt(body)
@@ -47,11 +46,10 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 async def detokenize(service: Service, request: Request) -> Response:
     """Token ids as a text, special tokens included."""
-    options = service.options
-    body = await read_struct(request, DetokenizeRequest, limit=options.max_body_bytes, timeout=options.body_timeout)
+    body = await read_struct(request, service.options, lambda _: DetokenizeRequest)
     service.check_model(body.model)
     vocab = service.engine.info.vocab_size
     if body.tokens and (min(body.tokens) < 0 or max(body.tokens) >= vocab):
         raise BadRequest(f"tokens: ids must lie in [0, {vocab}) for this model", param="tokens")
     text = await off_loop(4 * len(body.tokens), service.tokenizer.decode, body.tokens, False)
-    return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
+    return Response(msgspec.json.encode(Text(prompt=text)), media_type="application/json")

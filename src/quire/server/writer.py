@@ -192,7 +192,7 @@ async def respond(request: Request, writer: Writer[Any]) -> Response:
     exchange.generation, exchange.model = generation, writer.facts["model"]
     writer.request_id = exchange.request_id
     if writer.body.stream:
-        return EventStream(generation, writer.events, writer.tail)
+        return EventStream(generation, writer.events, writer.tail, writer.service.options.stream_ping_interval)
     try:
         async with cancel_on_disconnect(request.receive):
             async for pieces in generation.pieces():

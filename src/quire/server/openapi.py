@@ -1,0 +1,122 @@
+"""/openapi.json: FastAPI's description of the routes, with the schemas of bodies and replies, which msgspec knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from quire.server.adapters import LoadLora, UnloadLora
+from quire.server.errors import ErrorReply
+from quire.server.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChat,
+    TokenizeText,
+)
+from quire.server.replies import (
+    ChatCompletion,
+    Completion,
+    Load,
+    ModelCard,
+    ModelList,
+    Readiness,
+    Text,
+    Tokens,
+    Version,
+)
+
+Kinds = tuple[type[msgspec.Struct], ...]
+
+BODIES: dict[str, Kinds] = {
+    "/v1/completions": (CompletionRequest,),
+    "/v1/chat/completions": (ChatCompletionRequest,),
+    "/v1/load_lora_adapter": (LoadLora,),
+    "/v1/unload_lora_adapter": (UnloadLora,),
+    "/tokenize": (TokenizeText, TokenizeChat),
+    "/detokenize": (DetokenizeRequest,),
+}
+REPLIES: dict[str, Kinds] = {
+    "/v1/completions": (Completion,),
+    "/v1/chat/completions": (ChatCompletion,),
+    "/v1/models": (ModelList,),
+    "/v1/models/{model:path}": (ModelCard,),
+    "/tokenize": (Tokens,),
+    "/detokenize": (Text,),
+    "/readyz": (Readiness,),
+    "/load": (Load,),
+    "/version": (Version,),
+}
+STREAMED = ("/v1/completions", "/v1/chat/completions")
+PLAIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/metrics")
+ADMIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache")
+
+ANY = {400: "Not HTTP, or a bad field", 401: "No valid key", 421: "A Host this server does not answer to",
+       431: "Headers too large", 500: "Internal error"}  # fmt: skip
+WITH_BODY = {408: "The body was too slow", 413: "The body is too large", 415: "Not JSON, or compressed"}
+GENERATES = {404: "No such model", 429: "The queue, or the rate of the key, is full", 503: "Draining, or no engine"}
+_REFS = "#/components/schemas/{name}"
+
+
+def operation(path: str) -> dict[str, Any]:
+    """What FastAPI cannot know of the operation at `path`: its body, its parameters, its responses."""
+    found: dict[str, Any] = {"responses": _responses(path)}
+    if path in BODIES:
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(BODIES[path])}}}
+    if "{model:path}" in path:
+        found["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if path == "/reset_prefix_cache":
+        flag = {"type": "boolean", "enum": [False]}
+        found["parameters"] = [{"name": "reset_running_requests", "in": "query", "schema": flag}]
+    return found
+
+
+def described(app: FastAPI, describe: Callable[[], dict[str, Any]], strict: bool) -> dict[str, Any]:
+    """FastAPI's description, with the schemas. Bodies may have other fields unless the server is `strict`."""
+    if app.openapi_schema is None:
+        bodies = [kind for group in BODIES.values() for kind in group]
+        replies = [kind for group in (*REPLIES.values(), (ErrorReply,)) for kind in group]
+        _, schemas = msgspec.json.schema_components([*bodies, *replies], ref_template=_REFS)
+        for schema in schemas.values() if not strict else ():
+            schema.pop("additionalProperties", None)
+        found = describe()
+        found.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+        app.openapi_schema = found
+    return app.openapi_schema
+
+
+def _responses(path: str) -> dict[str, Any]:
+    errors = dict(ANY)
+    if path in BODIES:
+        errors |= WITH_BODY | GENERATES
+    if path in ADMIN:
+        errors |= GENERATES | {403: "The server was started without leave to do this"}
+    if path.startswith("/v1/models/"):
+        errors[404] = GENERATES[404]
+    error = {"application/json": {"schema": _schema((ErrorReply,))}}
+    found: dict[str, Any] = {str(status): {"description": text, "content": error} for status, text in errors.items()}
+    found["200"] = {"description": "As asked", "content": _contents(path)}
+    if path in ("/health", "/ping"):
+        found["503"] = {"description": "No engine answers now"}
+    if path == "/readyz":
+        found["503"] = {"description": "Not ready, and why", "content": _contents(path)}
+    return found
+
+
+def _contents(path: str) -> dict[str, Any]:
+    """The media types of a good reply and their schemas."""
+    found = {"application/json": {"schema": _schema(REPLIES[path])}} if path in REPLIES else {}
+    text = {"schema": {"type": "string"}}
+    return (
+        found
+        | ({"text/event-stream": text} if path in STREAMED else {})
+        | ({"text/plain": text} if path in PLAIN else {})
+    )
+
+
+def _schema(kinds: Kinds) -> dict[str, Any]:
+    refs = [{"$ref": _REFS.format(name=kind.__name__)} for kind in kinds]
+    return refs[0] if len(refs) == 1 else {"anyOf": refs}

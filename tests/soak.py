@@ -1,0 +1,247 @@
+"""T26: a server under mixed traffic for QUIRE_SOAK_HOURS (1): does anything grow? `make soak`.
+
+Requests that are read, left, stopped and broken, and engines that are killed now and then; every answer as alone. From
+time to time the traffic pauses: then nothing may be in flight, no block used, and files and threads are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from live_server import wait_until
+from quire.cli.flags import to_arguments
+from raw_client import RESET, ask, connect, request
+from stub_server import rss_of
+from test_reliability_http import malformed
+from test_server_death import Serving
+from tiny_model import OPTIONS, write_tiny
+
+HOURS = float(os.environ.get("QUIRE_SOAK_HOURS", "1"))
+CLIENTS = 8
+ROUND = min(60.0, HOURS * 3600 / 12)
+"""Seconds between two pauses."""
+KILLS = max(2, int(2 * HOURS))
+WARM = 3
+"""Rounds after which nothing more may be allocated for good; of an engine that came after a kill, one."""
+MIB_PER_HOUR, NOISE = 1.0, 3.0
+"""Growth of memory that is allowed, and what an allocator may keep in a run of any length, in MiB."""
+BETWEEN = "vllm:inter_token_latency_seconds"
+DRIFT, DRIFT_SHORT = 0.05, 0.5
+"""Growth of the time per token that is allowed, in a run of an hour or more and in a shorter one."""
+
+
+@dataclass
+class Sample:
+    """What was counted in a pause. `engine`: its process; memory in MiB, `seconds` since the start.
+
+    `between`: seconds between tokens, in all, and how many such times there were.
+    """
+
+    seconds: float
+    engine: int
+    rss: dict[str, float]
+    files: dict[str, int]
+    threads: dict[str, int]
+    blocks: float
+    between: tuple[float, float]
+
+
+@dataclass
+class Traffic:
+    """Clients that ask without end. `alone`: what each of `bodies` gets alone."""
+
+    port: int
+    bodies: list[dict[str, Any]]
+    alone: list[str]
+    rng: random.Random = field(default_factory=lambda: random.Random(26))
+    counts: dict[str, int] = field(default_factory=dict)
+
+    async def run(self, seconds: float) -> None:
+        """Ask for so long; what was begun is finished."""
+        end = time.monotonic() + seconds
+        await asyncio.gather(*(self._client(end) for _ in range(CLIENTS)))
+
+    async def _client(self, end: float) -> None:
+        kinds: list[tuple[Callable[[], Any], int]] = [
+            (self._whole, 6), (self._leave, 3), (self._broken, 2), (self._half_a_head, 1), (self._metrics, 1)
+        ]  # fmt: skip
+        while time.monotonic() < end:
+            kind = self.rng.choices([k for k, _ in kinds], [w for _, w in kinds])[0]
+            self.counts[kind.__name__[1:]] = self.counts.get(kind.__name__[1:], 0) + 1
+            await kind()
+
+    async def _whole(self) -> None:
+        number = self.rng.randrange(len(self.bodies))
+        answer = await ask(self.port, request(self.bodies[number]))
+        assert answer.status == 200, answer.body
+        assert answer.text == self.alone[number], f"{self.bodies[number]}: {answer.text!r}"
+
+    async def _leave(self) -> None:
+        data = request(self.rng.choice(self.bodies) | {"n": 2})
+        sock = await connect(self.port)
+        with contextlib.closing(sock):
+            await asyncio.get_running_loop().sock_sendall(sock, data[: self.rng.choice((50, len(data), len(data)))])
+            await asyncio.sleep(self.rng.random() * 0.1)
+            if self.rng.random() < 0.5:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+    async def _broken(self) -> None:
+        path, body = malformed(self.rng)
+        assert (await ask(self.port, request(body, path))).status in (200, 400, 404), body
+
+    async def _half_a_head(self) -> None:
+        sock = await connect(self.port)
+        with contextlib.closing(sock):
+            await asyncio.get_running_loop().sock_sendall(sock, b"POST /v1/completions HTTP/1.1\r\nHost: loc")
+            await asyncio.sleep(0.05)
+
+    async def _metrics(self) -> None:
+        assert (
+            await ask(self.port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        ).status == 200
+
+
+def bodies() -> list[dict[str, Any]]:
+    """Requests of many kinds, each with a seed."""
+    rng = random.Random(1)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0}, {"temperature": 0.9}, {"stop": ["a", "e"]}, {"presence_penalty": 1.0}, {"min_p": 0.05}
+    ]  # fmt: skip
+    return [
+        kinds[i % len(kinds)] | {"prompt": [rng.randrange(4, 250) for _ in range(rng.randrange(2, 60))], "seed": i}
+        | {"max_tokens": rng.randrange(4, 60), "stream": i % 3 > 0, "ignore_eos": True}
+        for i in range(40)
+    ]  # fmt: skip
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    """The value of a metric."""
+    found = re.search(rf"^{name}\{{.*\}} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    assert found, name
+    return float(found[1])
+
+
+def count(server: Serving, client: httpx.Client, began: float) -> Sample:
+    """Wait until nothing is in flight, and count."""
+    wait_until(lambda: metric(client, "quire:requests_in_flight") == 0, seconds=120)
+    wait_until(lambda: metric(client, "vllm:kv_cache_usage_perc") == 0, seconds=20)
+    pids = {"server": server.process.pid, "engine": server.engine}
+    at = {name: Path(f"/proc/{pid}") for name, pid in pids.items()}
+    return Sample(
+        seconds=time.monotonic() - began,
+        engine=pids["engine"],
+        rss={name: rss_of(pid) / 2**20 for name, pid in pids.items()},
+        files={name: len(list((path / "fd").iterdir())) for name, path in at.items()},
+        threads={name: len(list((path / "task").iterdir())) for name, path in at.items()},
+        blocks=metric(client, "vllm:kv_cache_usage_perc"),
+        between=(metric(client, f"{BETWEEN}_sum"), metric(client, f"{BETWEEN}_count")),
+    )
+
+
+def slope(points: list[tuple[int, float, float]]) -> float:
+    """Least squares of (process, seconds, value): growth per hour within processes; 0 where that is not known."""
+    above = below = 0.0
+    for process in {p for p, _, _ in points}:
+        own = [(t, v) for p, t, v in points if p == process]
+        middle, mean = statistics.fmean(t for t, _ in own), statistics.fmean(v for _, v in own)
+        above += sum((t - middle) * (v - mean) for t, v in own)
+        below += sum((t - middle) ** 2 for t, _ in own)
+    return 3600 * above / below if below else 0.0
+
+
+def verdict(samples: list[Sample]) -> list[str]:
+    """Print what grew; what grew too much."""
+    wrong = []
+    fresh = {s.engine: [x for x in samples if x.engine == s.engine][:1] for s in samples}
+    warm = samples[WARM:]
+    hours = (warm[-1].seconds - warm[0].seconds) / 3600
+    allowed = MIB_PER_HOUR * hours + NOISE
+    for name in ("server", "engine"):
+        used = [s for s in warm if name == "server" or s not in fresh[s.engine]]
+        grown = slope([(s.engine if name == "engine" else 0, s.seconds, s.rss[name]) for s in used])
+        print(f"{name}: RSS {grown:+.2f} MiB/h, {grown * hours:+.2f} MiB in {hours * 60:.1f} min")
+        if grown * hours > allowed:
+            wrong.append(f"the {name}'s memory grew by {grown * hours:.1f} MiB, more than {allowed:.1f}")
+        for what in ("files", "threads"):
+            values = [getattr(s, what)[name] for s in used]
+            half = len(values) // 2
+            print(f"{name}: {what} {min(values)} to {max(values)}")
+            if max(values[half:], default=0) > max(values[:half], default=0):
+                wrong.append(f"the {name}'s {what} grew: {values}")
+    if any(s.blocks for s in samples):
+        wrong.append("blocks were used though nothing ran")
+    pairs = [(a, b) for a, b in itertools.pairwise(samples) if a.engine == b.engine and b in warm]
+    times = [1e3 * (b.between[0] - a.between[0]) / (b.between[1] - a.between[1]) for a, b in pairs]
+    third = max(1, len(times) // 3)
+    before, after = statistics.median(times[:third]), statistics.median(times[-third:])
+    print(f"time per token: {before:.2f} ms, at the end {after:.2f} ms ({after / before - 1:+.1%})")
+    if after / before - 1 > (DRIFT if HOURS >= 1 else DRIFT_SHORT):
+        wrong.append("tokens take longer than at the beginning")
+    return wrong
+
+
+def soak(server: Serving, client: httpx.Client) -> list[str]:
+    """Rounds of traffic, some of them with a kill; what is wrong at the end."""
+    asked = bodies()
+    alone = [client.post("/v1/completions", json=body | {"stream": False}).json() for body in asked]
+    port = client.base_url.port
+    assert port is not None
+    traffic = Traffic(port, asked, [reply["choices"][0]["text"] for reply in alone])
+    began, samples, killed = time.monotonic(), list[Sample](), 0
+    rounds = max(WARM + 6, int(HOURS * 3600 / ROUND))
+    when = {WARM + 1 + (rounds - WARM) * (2 * k + 1) // (2 * KILLS) for k in range(KILLS)}
+
+    async def one(number: int) -> None:
+        nonlocal killed
+        running = asyncio.create_task(traffic.run(ROUND))
+        if number in when:
+            await asyncio.sleep(ROUND / 3)
+            os.kill(server.engine, signal.SIGKILL)
+            killed += 1
+        await running
+
+    for number in range(rounds):
+        asyncio.run(one(number))
+        sample = count(server, client, began)
+        samples.append(sample)
+        print(json.dumps({k: v for k, v in vars(sample).items() if k != "blocks"}), flush=True)
+    print(f"{sum(traffic.counts.values())} requests: {traffic.counts}; {killed} engines killed")
+    wrong = verdict(samples)
+    if metric(client, "quire:engine_restarts_total") != killed:
+        wrong.append("engines died that nobody killed")
+    return wrong
+
+
+def main() -> int:
+    """0 if nothing grew."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [str(write_tiny(Path(folder) / "tiny")), *to_arguments(OPTIONS), "--max-engine-deaths", "1000000"]
+        with Serving(*words) as server, server.up() as client:
+            client.timeout = httpx.Timeout(120.0)
+            wrong = soak(server, client)
+    wrong += ["the server's log has a traceback"] if "Traceback" in "".join(server.log) else []
+    for line in wrong:
+        print(f"FAILED: {line}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
