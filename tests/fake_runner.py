@@ -25,6 +25,7 @@ from quire.core.request import Output, Request
 from quire.core.sequence import SLID_OUT, Sequence, Status
 from quire.sched.drafts import room_for_drafts, undrafted
 from quire.sched.scheduler import Scheduler
+from turns import working
 
 VOCAB = 50
 
@@ -240,11 +241,8 @@ class FakeEngine:
 
     def drain(self, limit: int = 5000) -> None:
         """Step until nothing is left; a bounded number of steps must do."""
-        steps = 0
-        while self.scheduler.has_work:
+        for _ in working(self.scheduler, limit):
             self.step()
-            steps += 1
-            assert steps < limit, "the engine makes no progress"
         assert not self.scheduler.requests, "a request is remembered without work"
         assert self.pool.num_used == 0
 

@@ -16,6 +16,7 @@ from quire.core.speculation import parse_speculation
 from quire.sched.drafts import room_for_drafts
 from quire.speculate.cost import CostModel
 from test_scheduler import assert_golden
+from turns import turns
 
 
 @pytest.mark.parametrize("windows", [(0,), (5,), (0, 5)])
@@ -66,7 +67,7 @@ def drafted(budget: int, draft: int, **limits: int) -> tuple[FakeEngine, Sequenc
     """An engine whose only sequence has 8 tokens, 7 of them computed, and a draft."""
     engine = FakeEngine(64, 4, 48, max_num_batched_tokens=budget, **limits)
     engine.submit(request("r", [1, 2, 3, 4, 5, 6, 8], 9, eos=()))
-    while not engine.outputs.get(("r", 0)):
+    for _ in turns(lambda: not engine.outputs.get(("r", 0))):
         engine.step()
     (seq,) = engine.scheduler.running
     seq.draft = list(range(20, 20 + draft))

@@ -19,6 +19,7 @@ from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import Output, Request, TokenLogprob
 from quire.core.sequence import Sequence
 from quire.sched.growth import append
+from turns import turns, working
 
 
 def assert_golden(engine: FakeEngine, requests: list[Request]) -> None:
@@ -74,7 +75,7 @@ def test_no_row_is_planned_past_a_known_end() -> None:
     engine.submit(request("short", [1, 2], 3, eos=()))
     engine.submit(request("longest", [3, 4], 40, eos=()))
     rows = []
-    while engine.scheduler.has_work:
+    for _ in working(engine.scheduler):
         engine.step()
         rows.append(engine._launched[0].num_tokens if engine._launched else None)
     # The prompts, then a row each until one has its three tokens, the other the twelve that a sequence may have.
@@ -101,7 +102,7 @@ def test_an_end_token_and_an_abort_throw_the_row_ahead_away() -> None:
 def test_a_block_is_published_only_when_its_last_row_is_known_to_be_finite() -> None:
     engine = FakeEngine(64, 4, 48, ahead=True, late=True)
     engine.submit(request("bad", [1, 2, 3], 20, eos=()))
-    while engine._launched is None or engine._launched[0].chunks[0].start != 7:
+    for _ in turns(lambda: engine._launched is None or engine._launched[0].chunks[0].start != 7):
         engine.step()
     engine.poison.add("bad")  # the row that fills the second block is under way, and its logits will not be numbers
     engine.drain()
@@ -166,7 +167,7 @@ def test_decodes_come_before_prefill() -> None:
     engine.submit(request("short", [1], 30, eos=()))
     engine.step()
     engine.submit(request("long", list(range(30)), 2))
-    while ("long", 0) not in engine.ends:
+    for _ in turns(lambda: ("long", 0) not in engine.ends):
         before = len(engine.outputs["short", 0])
         engine.step()
         assert len(engine.outputs["short", 0]) == before + 1
@@ -218,7 +219,7 @@ def test_static_batching_waits_for_the_whole_batch() -> None:
     for req in requests:
         engine.submit(req)
     sizes = []
-    while engine.scheduler.has_work:
+    for _ in working(engine.scheduler):
         engine.step()
         sizes.append(len(engine.scheduler.running))
     assert_golden(engine, requests)
