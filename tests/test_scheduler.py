@@ -1,4 +1,4 @@
-"""Pool, prefix cache, block tables and scheduler together: invariants after every step, outputs as if run alone."""
+"""T11. Pool, prefix cache, block tables and scheduler: invariants after every step, outputs as if run alone."""
 
 from __future__ import annotations
 
@@ -265,16 +265,18 @@ class Machine(RuleBasedStateMachine):
         length=st.integers(1, 39),
         max_tokens=st.integers(1, 30),
         n=st.integers(1, 3),
-        salt=st.sampled_from(["", "a"]),
+        who=st.sampled_from([("", ""), ("a", ""), ("", ""), ("", "a")]),
         priority=st.integers(-1, 1),
         poison=st.sampled_from([False, False, False, True]),
     )
-    def submit(self, head: int, length: int, max_tokens: int, n: int, salt: str, priority: int, poison: bool) -> None:
-        """Add a request whose prompt shares its beginning with others."""
+    def submit(
+        self, head: int, length: int, max_tokens: int, n: int, who: tuple[str, str], priority: int, poison: bool
+    ) -> None:
+        """Add a request whose prompt shares its beginning with others, of the same tenant and adapter or not."""
         self.count += 1
         edited = {"presence_penalty": 1.0} if self.count % 5 == 0 else {}
-        req = request(f"r{self.count}", [head, *range(length - 1)], max_tokens, n, salt, priority, **edited)
-        req = replace(req, tenant=salt, weight=1.0 + head)
+        req = request(f"r{self.count}", [head, *range(length - 1)], max_tokens, n, who[0], priority, **edited)
+        req = replace(req, tenant=who[0], adapter=who[1], weight=1.0 + head)
         try:
             self.engine.submit(req)
         except BadRequest:
