@@ -20,7 +20,7 @@ from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import SchedulerConfig
-from quire.core.errors import EngineFailure
+from quire.core.errors import NumericError
 from quire.core.params import SamplingParams
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import Output, Request
@@ -213,7 +213,7 @@ class FakeEngine:
             if end == len(tokens):
                 self._drawn[seq] = next_token(tokens, seq.index)
             if seq in self.sick:
-                result.error = EngineFailure("numerics")
+                result.error = NumericError("no numbers")
             elif end == len(tokens):
                 result.tokens = [self._drawn[seq]]
             result.finite = result.error is None
