@@ -105,3 +105,27 @@ def test_blocks_of_a_request_that_failed_are_wiped_before_reuse(ahead: bool) -> 
     assert not scrub & set(good.blocks[0])
     engine.drain()
     assert ("nan",) not in engine.cache.values()
+
+
+def test_of_a_sequence_that_left_the_beginning_is_kept_longest() -> None:
+    """A later block of a chain is useless without the earlier ones."""
+    engine = FakeEngine(num_blocks=8, block_size=4, max_num_batched_tokens=32)
+    stem = list(range(20, 36))
+    engine.submit(request("first", [*stem, 1], 1, eos=()))
+    engine.drain()
+    engine.submit(request("other", [*range(21)], 1, eos=()))  # takes six of eight blocks: two of the first's four stay
+    engine.drain()
+    engine.submit(request("again", [*stem, 1], 1, eos=()))
+    engine.drain()
+    assert engine.ends["again", 0].cached_tokens == 8
+
+
+def test_tokens_that_a_preempted_request_finds_again_were_not_cached_for_it() -> None:
+    engine = FakeEngine(num_blocks=9, block_size=4, max_model_len=30)
+    requests = [request(f"r{i}", [i, 2, 3], 25, eos=()) for i in range(4)]
+    for each in requests:
+        engine.submit(each)
+    engine.drain()
+    assert engine.scheduler.preemptions and engine.prefix is not None and engine.prefix.hits
+    assert {end.cached_tokens for end in engine.ends.values()} == {0}
+    assert_golden(engine, requests)
