@@ -14,4 +14,4 @@ preload=$(ldd "$site"/quire/_native.*.so | awk '/lib(asan|tsan|ubsan|stdc\+\+)\.
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 export PYTHONMALLOC=malloc OMP_NUM_THREADS=1 PYTHONPATH=$site:$packages
 LD_PRELOAD=$preload "$python" -S -c 'import quire._native as n; print("with sanitizers:", n.__file__, n.units())'
-LD_PRELOAD=$preload exec "$python" -S -m pytest -x -p no:cacheprovider --capture=sys "$@"
+LD_PRELOAD=$preload exec "$python" -S -m pytest -x --timeout 3600 -p no:cacheprovider --capture=sys "$@"

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 
+import pytest
 import torch
 
 # Triton reads it when a kernel is defined: kernels then run as Python, on CPU tensors. `make gpu-check` sets it to 0.
@@ -16,3 +17,14 @@ torch.set_num_threads(1)
 # What quire keeps for later starts must not land among the user's caches, nor be found from an earlier run.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="quire-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+LONG = {"slow": 4 * 3600.0, "nightly": 24 * 3600.0}
+"""Seconds that tests with these marks may take; others have the `timeout` of pyproject.toml."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bound every test in time."""
+    for item in items:
+        for mark, seconds in LONG.items():
+            if item.get_closest_marker(mark) and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(seconds))

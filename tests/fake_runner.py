@@ -1,7 +1,9 @@
 """A model without tensors: the KV cache is a dictionary of slots, the next token a hash of the whole prefix.
 
-It fails loudly when a row reads a slot that does not hold exactly the token the sequence has there, so that every fault
-in block ownership, copy-on-write, sharing or scrubbing becomes a wrong value and not a silent one.
+It fails loudly when a row reads a slot that does not hold exactly the token the sequence has there, written by its own
+tenant and adapter, so that every fault in block ownership, copy-on-write, sharing or scrubbing becomes a wrong value
+and not a silent one. A request in `poison` writes what is no number: no block that holds it may be published, and what
+it leaves behind is wiped. `check` and `launch` hold the invariants of ownership, of which T11 is the list.
 
 A step computes when it is launched or, on a `late` device, when its results are waited for: from what was known when it
 was launched, and after all that were launched before it.
@@ -18,15 +20,18 @@ from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import SchedulerConfig
-from quire.core.errors import EngineFailure
+from quire.core.errors import NumericError
 from quire.core.params import SamplingParams
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import Output, Request
 from quire.core.sequence import SLID_OUT, Sequence, Status
 from quire.sched.drafts import room_for_drafts, undrafted
 from quire.sched.scheduler import Scheduler
+from turns import working
 
 VOCAB = 50
+NAN = ("nan",)
+"""What a poisoned request writes."""
 
 
 def next_token(prefix: list[int], index: int) -> int:
@@ -67,8 +72,11 @@ class FakeEngine:
         self.sizes = TableSizes(block_size, config.max_num_batched_tokens, windows)
         self.scheduler = Scheduler(config, BlockTables(self.pool, self.prefix, self.sizes), max_model_len)
         self.block_size, self.windows, self.max_model_len = block_size, windows, max_model_len
-        self.cache: dict[int, tuple[int, ...]] = {}
+        self.cache: dict[int, tuple[object, ...]] = {}
         self.poison: set[str] = set()
+        self.sick: set[Sequence] = set()
+        self._unwiped: set[int] = set()
+        self._proved: dict[int, bytes] = {}
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], Output] = {}
         self.ahead, self.late, self.drafts = ahead, late, drafts
@@ -88,7 +96,11 @@ class FakeEngine:
         plan, results = self._launched or self.launch()
         self._launched = self.launch() if self.ahead and self.scheduler.may_plan_ahead() else None
         self.steps_ahead += self._launched is not None
-        outputs = self.scheduler.commit(plan, results())
+        found = results()
+        for chunk, result in zip(plan.chunks, found, strict=True):
+            if result.error is not None and chunk.seq.status is not Status.FINISHED:
+                self._unwiped |= {b for table in chunk.seq.blocks for b in table if b >= 0 and self.pool.writable(b)}
+        outputs = self.scheduler.commit(plan, found)
         for out in outputs:
             key = (out.request_id, out.index)
             assert key not in self.ends, f"output after the end of {key}"
@@ -100,7 +112,12 @@ class FakeEngine:
 
     def launch(self) -> tuple[StepPlan, Callable[[], list[ChunkResult]]]:
         """Plan a step and give it to the device."""
+        alone = not self.scheduler.running and len(self.scheduler.waiting)
         plan = self.scheduler.plan()
+        assert plan.chunks or not alone, "nobody runs, and who waits is neither admitted nor refused"
+        assert self._unwiped <= set(plan.scrub), "a block of a request that failed is not wiped"
+        self._unwiped.clear()
+        self._check_writers(plan)
         tables = [[list(table) for table in chunk.seq.blocks] for chunk in plan.chunks]
         known = [[*chunk.seq.tokens, *chunk.seq.draft] for chunk in plan.chunks]
         if self.late:
@@ -112,6 +129,7 @@ class FakeEngine:
         """Guess tokens for some sequences, some of them right, after writing to their slots as a draft model would."""
         seqs = undrafted(self.scheduler)
         limits, before = room_for_drafts(self.scheduler, [(seq, rng.randint(0, 5)) for seq in seqs])
+        self._unwiped -= set(before.scrub)
         self._prepare(before)
         for seq, room in zip(seqs, limits, strict=True):
             branches = rng.random() < 0.5
@@ -162,16 +180,23 @@ class FakeEngine:
     def _attend(self, chunk: Chunk, tables: list[list[int]], tokens: list[int]) -> None:
         """Write the chunk's slots and read all that its rows see."""
         size, end = self.block_size, chunk.start + chunk.count
+        sick = chunk.seq.request.id in self.poison or chunk.seq in self.sick
+        if sick:
+            self.sick.add(chunk.seq)
         for group, (table, window) in enumerate(zip(tables, self.windows, strict=True)):
             for position in range(chunk.start, end):
                 slot = table[position // size] * size + position % size
-                self.cache[slot] = (group, *self._before(chunk.seq, tokens, position))
+                self.cache[slot] = NAN if sick else self._value(chunk.seq, group, tokens, position)
             for position in range(max(0, chunk.start - window + 1) if window else 0, end):
                 block = table[position // size]
                 assert block != SLID_OUT, f"{chunk.seq} reads position {position}, which slid out"
                 held = self.cache.get(block * size + position % size)
-                want = (group, *self._before(chunk.seq, tokens, position))
-                assert held == want, f"{chunk.seq} reads a wrong value at {position}: {held}"
+                want = self._value(chunk.seq, group, tokens, position)
+                assert sick or held == want, f"{chunk.seq} reads a wrong value at {position}: {held}"
+
+    def _value(self, seq: Sequence, group: int, tokens: list[int], place: int) -> tuple[object, ...]:
+        """What the slot of position `place` holds: who may read it, and all that it depends on."""
+        return (group, seq.request.adapter, seq.request.cache_salt, *self._before(seq, tokens, place))
 
     def _before(self, seq: Sequence, tokens: list[int], place: int) -> list[int]:
         """The tokens that the one in the slot of position `place` follows, and it."""
@@ -187,8 +212,8 @@ class FakeEngine:
         if chunk.logits and (end == len(tokens) or end < seq.prompt_len):
             if end == len(tokens):
                 self._drawn[seq] = next_token(tokens, seq.index)
-            if seq.request.id in self.poison:
-                result.error = EngineFailure("numerics")
+            if seq in self.sick:
+                result.error = NumericError("no numbers")
             elif end == len(tokens):
                 result.tokens = [self._drawn[seq]]
             result.finite = result.error is None
@@ -197,7 +222,8 @@ class FakeEngine:
     def _verify(self, chunk: Chunk, tokens: list[int]) -> ChunkResult:
         seq, result = chunk.seq, ChunkResult([], [], [], finite=True)
         assert chunk.logits == 1 + len(seq.draft) and chunk.start + chunk.count == len(tokens)
-        if seq.request.id in self.poison:
+        if seq in self.sick:
+            self.sick.remove(seq)  # it is wiped, and computed again without a draft: then it shows whose fault it was
             return ChunkResult([], [], [], again=True)
         node: int | None = -1
         while node is not None:
@@ -232,19 +258,41 @@ class FakeEngine:
                 more = sum(map(bool, self.windows)) * self.sizes.entries(self.sizes.max_chunk) if self.ahead else 0
                 assert held <= self.sizes.footprint(seq.target) + more, "more blocks than were promised"
         assert owners == self.pool.refs, "reference counts differ from the owners that exist"
-        # One writer: the block that a sequence writes next is its own unless it will be copied first.
-        writing = [table[s.computed // self.block_size] for s in self.scheduler.running for table in s.blocks
-                   if s.computed // self.block_size < len(table)]  # fmt: skip
-        mine = [b for b in writing if self.pool.writable(b)]
-        assert len(mine) == len(set(mine)), "two sequences would write one block"
+        cached = sum(not self.pool.refs[block] for block in self.pool._by_key.values())
+        free = self.pool.num_free - cached
+        assert free >= 0 and free + self.pool.num_used + cached == self.pool.num_blocks
+        self._check_published()
+
+    def _check_writers(self, plan: StepPlan) -> None:
+        """What a step writes belongs to one sequence, and nobody else can find it."""
+        written: list[int] = []
+        for chunk in plan.chunks:
+            first, end = chunk.start // self.block_size, self.sizes.entries(chunk.start + chunk.count)
+            written += [block for table in chunk.seq.blocks for block in table[first:end]]
+        assert len(written) == len(set(written)), "two sequences would write one block"
+        assert all(map(self.pool.writable, written)), "a block that others have would be written"
+
+    def _check_published(self) -> None:
+        """A block is published once its values are there, are numbers, and are of the tokens that it is found by."""
+        size, owed = self.block_size, {place for _, place in self.scheduler._moves}
+        proved, self._proved = self._proved, {}
+        for key, block in self.pool._by_key.items():
+            if owed & set(range(block * size, (block + 1) * size)):
+                continue  # what was kept of a draft is moved there before anybody reads it
+            self._proved[block] = key
+            if proved.get(block) == key:
+                continue
+            before: tuple[object, ...] = ()
+            for slot, token in enumerate(self.pool._tokens[block], block * size):
+                held = self.cache.get(slot, NAN)
+                assert held != NAN and held[-1] == token, f"block {block} is published and holds {held} at {slot}"
+                assert held[:-1] == before or not before, f"block {block} is of several sequences"
+                before = held
 
     def drain(self, limit: int = 5000) -> None:
         """Step until nothing is left; a bounded number of steps must do."""
-        steps = 0
-        while self.scheduler.has_work:
+        for _ in working(self.scheduler, limit):
             self.step()
-            steps += 1
-            assert steps < limit, "the engine makes no progress"
         assert not self.scheduler.requests, "a request is remembered without work"
         assert self.pool.num_used == 0
 

@@ -78,7 +78,7 @@ class StubEngine:
         self.paused = False
         self.dead = False
         self.poison: int | None = None
-        self.poison_kind = "EngineFailure"
+        self.poison_kind = "NumericError"
         self.script: list[int] | None = None
         self.submitted: list[Request] = []
         self.aborted: list[str] = []

@@ -15,6 +15,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.text.tokenizer import Tokenizer
+from turns import reports
 
 FOLDER = Path(checkpoint.EMBEDDED)
 LENGTHS = (3, 5, 8, 13, 21, 34, 55, 89, 144, 233)
@@ -58,7 +59,7 @@ def test_greedy_generations_equal_transformers() -> None:
             Request(id=str(i), prompt=tuple(row), params=params, seed=0, arrival=time.monotonic(), eos_token_ids=eos)
         )
     got: list[list[int]] = [[] for _ in rows]
-    while (report := engine.poll(0)) is not None:
+    for report in reports(engine):
         for output in report.outputs:
             got[int(output.request_id)] += output.tokens
     differing = [i for i in range(len(rows)) if got[i] != want[i]]

@@ -29,6 +29,7 @@ from quire.ops.op import REGISTRY
 from quire.ops.sampling import SCORE, Found, Records, RowEdits
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton
+from turns import turns
 
 BROKEN = 200
 """A token whose embedding is NaN."""
@@ -133,7 +134,7 @@ def run(
     """Outputs of all, and after how many steps the device had the next one; requests trickle in, some are aborted."""
     answers: Answers = {}
     waiting, drop, ahead = list(requests), list(aborted), 0
-    while waiting or engine.has_work:
+    for _ in turns(lambda: waiting or engine.has_work):
         for _ in range(min(len(waiting), rng.randint(0, 3))):
             engine.submit(waiting.pop(0))
         if drop and (drop[0], 0) in answers:

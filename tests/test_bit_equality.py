@@ -17,6 +17,7 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request, TokenLogprob
 from quire.engine.local import LocalEngine
+from turns import reports, turns
 
 
 @dataclass
@@ -53,11 +54,11 @@ def run(engine: LocalEngine, requests: list[Request], rng: random.Random | None 
     """All requests at once, or trickling in at random steps when `rng` is given."""
     answers: dict[str, Answer] = {r.id: Answer([], []) for r in requests}
     waiting = list(requests)
-    while waiting or engine.engine.has_work:
-        batch = waiting if rng is None else waiting[: rng.randint(0, 6)]
+    for _ in turns(lambda: waiting or engine.engine.has_work):
+        batch = waiting[: len(waiting) if rng is None else rng.randint(0, 6)]
         for request in batch:
             engine.submit(request)
-        waiting = waiting[len(batch) :]
+        del waiting[: len(batch)]
         report = engine.poll(0)
         for out in report.outputs if report else ():
             answer = answers[out.request_id]
@@ -146,7 +147,7 @@ def test_siblings_share_their_prompt_and_differ_from_each_other() -> None:
         engine.submit(Request(id=name, prompt=prompt, params=params, seed=11, arrival=0.0))
     rows: dict[tuple[str, int], list[int]] = {}
     most = 0
-    while (report := engine.poll(0)) is not None:
+    for report in reports(engine):
         most = max(most, report.stats.used_blocks)
         for out in report.outputs:
             rows.setdefault((out.request_id, out.index), []).extend(out.tokens)

@@ -28,8 +28,11 @@ from test_lora_server import write_adapter
 from test_replay import texts_of
 from test_server_death import Serving
 
-pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 FULL = bool(os.environ.get("QUIRE_CHAOS_FULL"))
+pytestmark = [
+    pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built"),
+    *([pytest.mark.timeout(4 * 3600)] if FULL else []),
+]
 KILLS, STREAMS = (50, 32) if FULL else (2, 8)
 POISON = 5000
 HERE = Path(__file__).parent

@@ -13,9 +13,10 @@ from quire.core.errors import ConfigError
 from quire.core.plan import ChunkResult
 from quire.core.sequence import Sequence
 from quire.core.speculation import parse_speculation
-from quire.sched.drafts import room_for_drafts
+from quire.sched.drafts import room_for_drafts, undrafted
 from quire.speculate.cost import CostModel
 from test_scheduler import assert_golden
+from turns import turns
 
 
 @pytest.mark.parametrize("windows", [(0,), (5,), (0, 5)])
@@ -66,7 +67,7 @@ def drafted(budget: int, draft: int, **limits: int) -> tuple[FakeEngine, Sequenc
     """An engine whose only sequence has 8 tokens, 7 of them computed, and a draft."""
     engine = FakeEngine(64, 4, 48, max_num_batched_tokens=budget, **limits)
     engine.submit(request("r", [1, 2, 3, 4, 5, 6, 8], 9, eos=()))
-    while not engine.outputs.get(("r", 0)):
+    for _ in turns(lambda: not engine.outputs.get(("r", 0))):
         engine.step()
     (seq,) = engine.scheduler.running
     seq.draft = list(range(20, 20 + draft))
@@ -177,3 +178,30 @@ def test_the_two_options_of_older_calls() -> None:
         parse_speculation(None, None, 3)
     with pytest.raises(ConfigError, match="leave out"):
         parse_speculation("{}", "folder", 3)
+
+
+def test_no_more_is_drafted_than_a_request_may_still_have() -> None:
+    """The last token is drawn by the row before it: a guess at it would be computed for nothing."""
+    engine, seq = drafted(16, 0)
+    assert seq.request.params.max_tokens == 9
+    for made in range(1, 9):
+        assert len(seq.output) == made
+        ready = undrafted(engine.scheduler)
+        assert room_for_drafts(engine.scheduler, [(each, 20) for each in ready])[0] == [9 - made - 1]
+        engine.scheduler.tables.trim(seq)
+        engine.step()
+    assert engine.ends["r", 0].finish_reason == "length"
+
+
+def test_a_guess_takes_no_block_that_others_may_need_in_this_step() -> None:
+    engine, seq = drafted(16, 0)
+    others = [engine.pool.allocate() for _ in range(engine.pool.num_free - 1)]
+    engine.scheduler.tables.trim(seq)
+    assert len(seq.tokens) == 8 and len(seq.blocks[0]) == 2 and engine.pool.num_free == 1
+    assert room_for_drafts(engine.scheduler, [(seq, 4)])[0] == [0], "the one that is left is kept free"
+    engine.pool.release(others.pop())
+    assert room_for_drafts(engine.scheduler, [(seq, 4)])[0] == [4]
+    for block in others:
+        engine.pool.release(block)
+    engine.scheduler.tables.trim(seq)
+    engine.drain()

@@ -42,6 +42,7 @@ from quire.server.options import ServerOptions
 from quire.text.tokenizer import Tokenizer as TextTokenizer
 from test_model import CUTS, Paged, assert_left_out, load, prompt
 from test_packed_cache import load as load_kept
+from turns import reports
 
 SMALL = {"d_ff": 96, "d_kv": 16}
 NEAR = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
@@ -247,7 +248,7 @@ def generate(engine: LocalEngine, prompts: list[list[int]], **params: Any) -> di
         engine.submit(Request(id=str(i), prompt=tuple(tokens), params=wanted, seed=i, arrival=time.monotonic(),
                               eos_token_ids=engine.info.eos_token_ids))  # fmt: skip
     got: dict[tuple[str, int], list[int]] = {}
-    while (report := engine.poll(0)) is not None:
+    for report in reports(engine):
         for output in report.outputs:
             assert output.error is None
             got.setdefault((output.request_id, output.index), []).extend(output.tokens)

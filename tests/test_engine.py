@@ -14,6 +14,7 @@ from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
+from turns import reports
 
 
 class Recorder(TorchDispatchMode):
@@ -66,7 +67,7 @@ def test_waste_is_below_four_percent_under_a_mixed_load() -> None:
     for i, (prompt, tokens) in enumerate(lengths):
         submit(engine, f"r{i}", prompt, tokens, temperature=0.0)
     wasted: list[float] = []
-    while (report := engine.poll(0)) is not None:
+    for report in reports(engine):
         if report.stats.running > 8:
             wasted.append(report.stats.waste)
     assert sum(wasted) / len(wasted) < 0.04
@@ -104,7 +105,7 @@ def test_a_request_that_cannot_be_served_is_told_apart_from_a_failure() -> None:
     ):
         engine.submit(refused)
         ends = []
-        while (report := engine.poll(0)) is not None:
+        for report in reports(engine):
             ends += [output for output in report.outputs if output.request_id == "none" and output.finish_reason]
         assert [output.error_kind for output in ends] == [kind], ends
         assert (kind == "") == (ends[0].error is None)

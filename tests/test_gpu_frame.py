@@ -26,6 +26,7 @@ from quire.run.shapes import LARGEST, fitting, graph_sizes
 from quire.run.warm import warm_device
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton
+from turns import working
 
 MISSING = tuple(f"{name}=reference" for name in sorted(REGISTRY) if name not in TRITON_OPS)
 
@@ -177,7 +178,7 @@ def test_fp16_checkpoints_stay_fp16_on_the_gpu_backend(tmp_path: Path) -> None:
         found.append(engine.model)
         engine.submit(request(0, (5, 6, 7, 8, 9), logprobs=3))
         tops = []
-        while engine.has_work:
+        for _ in working(engine):
             tops += [value for out in engine.step() for lp in out.logprobs for _, value in lp.top]
         numbers.append(tops)
     half, matrix = found[1], found[1].decoder.layers[0].o.weight  # type: ignore[attr-defined]
@@ -198,7 +199,7 @@ def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
         for i, prompt in enumerate(((5, 6, 7), (9,) * 20, (8, 4))):
             engine.submit(request(i, prompt))
         tokens: dict[str, list[int]] = {}
-        while engine.has_work:
+        for _ in working(engine):
             for out in engine.step():
                 tokens.setdefault(out.request_id, []).extend(out.tokens)
         answers.append(tokens)

@@ -24,6 +24,7 @@ from quire.model.net.tapped import Taps
 from quire.speculate.medusa import MedusaDrafter
 from test_bit_equality import engine_of
 from test_speculation import PYDOC
+from turns import working
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 PROMPT = (9, 300, 41, 7, 1200, 33, 5, 78, 2024, 17)
@@ -192,7 +193,7 @@ def test_eagle_drafts_what_its_formula_says(method: str, tmp_path: Path) -> None
     engine = engine_with(folder, method, max_num_batched_tokens=16, max_num_seqs=4)
     start(engine, PROMPT * 4, 30)
     seen = 0
-    while engine.has_work:
+    for _ in working(engine):
         engine.step()
         for seq in engine.scheduler.running:
             if len(seq.tokens) <= seq.prompt_len:

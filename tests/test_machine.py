@@ -14,6 +14,7 @@ from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.ops.measure import ThreadRate, enough_threads, thread_counts, thread_rates
 from quire.ops.native import load_native
+from turns import reports
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_an_idle_engine_takes_no_processor_time() -> None:
     """The pool's threads spin for microseconds after a step and then sleep."""
     engine = LocalEngine(flat_config(max_model_len=64, threads=4))
     engine.submit(Request(id="a", prompt=(5, 6, 7), params=SamplingParams(max_tokens=4), seed=0, arrival=0.0))
-    while engine.poll(0.0) is not None:
+    for _ in reports(engine):
         pass
     time.sleep(0.05)
     before = time.process_time()

@@ -16,6 +16,7 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.local import LocalEngine
+from turns import reports
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 PYDOC = str(Path(__file__).parent.parent / "src/quire/assets/pydoc")
@@ -47,7 +48,7 @@ def run(asked: list[Request], **options: Any) -> tuple[Found, list[Output]]:
         engine.submit(each)
     found: dict[tuple[str, int], list[Any]] = {}
     outputs = []
-    while (report := engine.poll(0)) is not None:
+    for report in reports(engine):
         for output in report.outputs:
             outputs.append(output)
             row = found.setdefault((output.request_id, output.index), [[], [], None])

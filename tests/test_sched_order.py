@@ -12,12 +12,13 @@ from quire.sched.pace import LEAST, Pace
 from quire.sched.policy import Fair
 from quire.sched.shares import shares
 from test_scheduler import assert_golden
+from turns import turns, working
 
 
 def first_token(engine: FakeEngine, *names: str) -> list[str]:
     """The requests in the order of their first tokens."""
     order: list[str] = []
-    while engine.scheduler.has_work:
+    for _ in working(engine.scheduler):
         engine.step()
         order += [name for name in names if engine.outputs.get((name, 0)) and name not in order]
     return order
@@ -56,7 +57,7 @@ def test_the_newest_gives_its_blocks_back() -> None:
     engine = FakeEngine(num_blocks=9, block_size=4, max_model_len=30)
     for name in ("old", "newer", "newest"):
         engine.submit(request(name, [1, 2, 3], 25, eos=()))
-    while not engine.scheduler.preemptions:
+    for _ in turns(lambda: not engine.scheduler.preemptions):
         engine.step()
     (waiting,) = engine.scheduler.waiting
     assert waiting.request.id == "newest"
@@ -68,7 +69,7 @@ def test_a_late_urgent_sequence_is_never_the_victim_of_less_urgent_ones() -> Non
         engine.submit(request(f"r{i}", [i, 2, 3], 25, eos=(), priority=1))
     engine.step()
     engine.submit(request("urgent", [7, 2, 3], 25, eos=(), priority=0))
-    while ("urgent", 0) not in engine.ends:
+    for _ in turns(lambda: ("urgent", 0) not in engine.ends):
         engine.step()
         urgent = engine.scheduler.requests.get("urgent", [])
         assert all(not seq.preemptions for seq in urgent)
@@ -130,7 +131,7 @@ def test_one_alone_is_served_as_if_there_were_no_tenants() -> None:
         for i in range(30):
             tenant(engine, f"r{i}", "only")
         count = 0
-        while engine.scheduler.has_work:
+        for _ in working(engine.scheduler):
             engine.step()
             count += 1
         steps.append(count)
@@ -203,7 +204,7 @@ def test_a_paced_scheduler_serves_everybody() -> None:
     for each in requests:
         engine.submit(each)
     sizes = []
-    while engine.scheduler.has_work:
+    for _ in working(engine.scheduler):
         waited = any(len(tokens) and key not in engine.ends for key, tokens in engine.outputs.items())
         plan, results = engine.launch()
         sizes += [plan.num_tokens] if waited else []

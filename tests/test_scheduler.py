@@ -1,4 +1,4 @@
-"""Pool, prefix cache, block tables and scheduler together: invariants after every step, outputs as if run alone."""
+"""T11. Pool, prefix cache, block tables and scheduler: invariants after every step, outputs as if run alone."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import Output, Request, TokenLogprob
 from quire.core.sequence import Sequence
 from quire.sched.growth import append
+from turns import turns, working
 
 
 def assert_golden(engine: FakeEngine, requests: list[Request]) -> None:
@@ -74,7 +75,7 @@ def test_no_row_is_planned_past_a_known_end() -> None:
     engine.submit(request("short", [1, 2], 3, eos=()))
     engine.submit(request("longest", [3, 4], 40, eos=()))
     rows = []
-    while engine.scheduler.has_work:
+    for _ in working(engine.scheduler):
         engine.step()
         rows.append(engine._launched[0].num_tokens if engine._launched else None)
     # The prompts, then a row each until one has its three tokens, the other the twelve that a sequence may have.
@@ -101,7 +102,7 @@ def test_an_end_token_and_an_abort_throw_the_row_ahead_away() -> None:
 def test_a_block_is_published_only_when_its_last_row_is_known_to_be_finite() -> None:
     engine = FakeEngine(64, 4, 48, ahead=True, late=True)
     engine.submit(request("bad", [1, 2, 3], 20, eos=()))
-    while engine._launched is None or engine._launched[0].chunks[0].start != 7:
+    for _ in turns(lambda: engine._launched is None or engine._launched[0].chunks[0].start != 7):
         engine.step()
     engine.poison.add("bad")  # the row that fills the second block is under way, and its logits will not be numbers
     engine.drain()
@@ -166,7 +167,7 @@ def test_decodes_come_before_prefill() -> None:
     engine.submit(request("short", [1], 30, eos=()))
     engine.step()
     engine.submit(request("long", list(range(30)), 2))
-    while ("long", 0) not in engine.ends:
+    for _ in turns(lambda: ("long", 0) not in engine.ends):
         before = len(engine.outputs["short", 0])
         engine.step()
         assert len(engine.outputs["short", 0]) == before + 1
@@ -218,7 +219,7 @@ def test_static_batching_waits_for_the_whole_batch() -> None:
     for req in requests:
         engine.submit(req)
     sizes = []
-    while engine.scheduler.has_work:
+    for _ in working(engine.scheduler):
         engine.step()
         sizes.append(len(engine.scheduler.running))
     assert_golden(engine, requests)
@@ -264,16 +265,18 @@ class Machine(RuleBasedStateMachine):
         length=st.integers(1, 39),
         max_tokens=st.integers(1, 30),
         n=st.integers(1, 3),
-        salt=st.sampled_from(["", "a"]),
+        who=st.sampled_from([("", ""), ("a", ""), ("", ""), ("", "a")]),
         priority=st.integers(-1, 1),
         poison=st.sampled_from([False, False, False, True]),
     )
-    def submit(self, head: int, length: int, max_tokens: int, n: int, salt: str, priority: int, poison: bool) -> None:
-        """Add a request whose prompt shares its beginning with others."""
+    def submit(
+        self, head: int, length: int, max_tokens: int, n: int, who: tuple[str, str], priority: int, poison: bool
+    ) -> None:
+        """Add a request whose prompt shares its beginning with others, of the same tenant and adapter or not."""
         self.count += 1
         edited = {"presence_penalty": 1.0} if self.count % 5 == 0 else {}
-        req = request(f"r{self.count}", [head, *range(length - 1)], max_tokens, n, salt, priority, **edited)
-        req = replace(req, tenant=salt, weight=1.0 + head)
+        req = request(f"r{self.count}", [head, *range(length - 1)], max_tokens, n, who[0], priority, **edited)
+        req = replace(req, tenant=who[0], adapter=who[1], weight=1.0 + head)
         try:
             self.engine.submit(req)
         except BadRequest:

@@ -127,11 +127,13 @@ def test_a_numeric_error_ends_one_request(after: int) -> None:
     with live(stub) as server:
         stub.poison = after
         reply = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9})
-        assert reply.status_code == 500 and "NaN" in reply.json()["error"]["message"]
+        error = reply.json()["error"]
+        assert reply.status_code == 500 and "NaN" in error["message"]
+        assert (error["type"], error["code"]) == ("engine_error", "numerics")
         stub.step_seconds = 0.01
         reply = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9, "stream": True})
         if after:
-            assert reply.status_code == 200 and "event: error" in reply.text and "[DONE]" not in reply.text
+            assert reply.status_code == 200 and '"code":"numerics"' in reply.text and "[DONE]" not in reply.text
         else:
             assert reply.status_code == 500
         stub.poison = None

@@ -18,6 +18,7 @@ from quire.ops.backend import Ops, select
 from quire.ops.layout import KV_FORMATS, KVCache, KVLayout
 from quire.ops.native import load_native
 from quire.ops.op import Case
+from turns import reports
 
 native = load_native()
 pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")
@@ -213,9 +214,8 @@ def generate(prompts: list[tuple[int, ...]], n: int, **options: object) -> tuple
     for i, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=24, n=n, temperature=1.0, logprobs=2, ignore_eos=True)
         engine.submit(Request(id=f"r{i}", prompt=prompt, params=params, seed=i, arrival=0.0))
-        while engine.engine.has_work and i in (0, len(prompts) - 1):
-            report = engine.poll(0)
-            for out in report.outputs if report else ():
+        for report in reports(engine) if i in (0, len(prompts) - 1) else ():
+            for out in report.outputs:
                 found.setdefault(f"{out.request_id}/{out.index}", []).extend(zip(out.tokens, out.logprobs, strict=True))
     return dict(found), native.tiles_read() - before
 

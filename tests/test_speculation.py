@@ -21,6 +21,7 @@ from test_bit_equality import Answer, engine_of
 from test_lora import write_adapter
 from test_mixtures import EIGHT
 from test_mla import GROUPS, SIZES
+from turns import turns
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 
@@ -156,11 +157,11 @@ def answers(engine: LocalEngine, requests: list[Request]) -> dict[str, list[Answ
     """What every sequence gave, trickling in at random steps."""
     alone = {r.id: [Answer([], []) for _ in range(r.params.n)] for r in requests}
     rng, waiting = random.Random(5), list(requests)
-    while waiting or engine.engine.has_work:
+    for _ in turns(lambda: waiting or engine.engine.has_work):
         batch = waiting[: rng.randint(0, 6)]
         for request in batch:
             engine.submit(request)
-        waiting = waiting[len(batch) :]
+        del waiting[: len(batch)]
         report = engine.poll(0)
         for out in report.outputs if report else ():
             assert out.error is None, out.error

@@ -18,6 +18,7 @@ from test_ahead import BROKEN, ROOMY, SHORT, Answers, build, folder, joined, mak
 from test_gpu_frame import MISSING, SMALL, request
 from tiny_model import OPTIONS
 from triton_ops import needs_triton
+from turns import working
 
 __all__ = ["folder"]
 WAYS = ("ngram", "suffix", "layers", "model", "medusa", "eagle3")
@@ -127,7 +128,7 @@ def test_drafts_by_the_kernels_of_a_gpu_give_the_same_tokens(folder: Path, way: 
         for each in requests:
             engine.submit(each)
         tokens: dict[str, list[int]] = {}
-        while engine.has_work:
+        for _ in working(engine):
             for out in engine.step():
                 tokens.setdefault(out.request_id, []).extend(out.tokens)
         answers.append(tokens)

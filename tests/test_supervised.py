@@ -19,6 +19,7 @@ from quire.engine.client import AdapterChanged, EngineInfo, EngineKilled, StepRe
 from quire.engine.kept import Kept
 from quire.engine.supervised import Patience, SupervisedEngine
 from stub_engine import StubEngine, expected
+from turns import turns
 
 LIMITS = SchedulerConfig(max_num_seqs=64)
 FOREVER = Patience(deaths=10_000)
@@ -99,7 +100,7 @@ class Edge:
                     self.ends[key] = output.finish_reason
 
     def finish(self) -> None:
-        while self.client._kept:
+        for _ in turns(lambda: self.client._kept):
             self.poll()
 
     def check(self, *dead: str) -> None:

@@ -31,6 +31,7 @@ from quire.speculate.tree import Candidates, Tree, grow_trees
 from test_bit_equality import engine_of
 from test_mla import GROUPS, SIZES
 from test_speculation import PYDOC, write_words
+from turns import working
 
 KV_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
@@ -176,7 +177,7 @@ def test_a_tree_keeps_more_than_its_first_branch(monkeypatch: pytest.MonkeyPatch
     params = SamplingParams(max_tokens=60, temperature=1.0, ignore_eos=True)
     for i in range(4):
         engine.submit(Request(id=f"r{i}", prompt=(5, 9, 40 + i), params=params, seed=i, arrival=0.0))
-    while engine.engine.has_work:
+    for _ in working(engine.engine):
         engine.poll(0)
     assert engine.engine.speculator is not None
     totals = engine.engine.speculator.totals

@@ -14,6 +14,7 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops.op import REGISTRY
 from triton_ops import TRITON_OPS, needs_triton
+from turns import working
 
 pytestmark = [needs_triton, pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")]
 MISSING = tuple(f"{name}=reference" for name in sorted(REGISTRY) if name not in TRITON_OPS)
@@ -39,7 +40,7 @@ def run(folder: Path, prompts: tuple[tuple[int, ...], ...] = PROMPTS, **options:
     for tokens in prompts:
         engine.submit(Request(id=str(tokens[0]), prompt=tokens, params=params, seed=0, arrival=0.0))
     found: Answers = {str(tokens[0]): ([], []) for tokens in prompts}
-    while engine.has_work:
+    for _ in working(engine):
         for output in engine.step():
             assert output.error is None
             found[output.request_id][0].extend(output.tokens)

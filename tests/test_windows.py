@@ -19,6 +19,7 @@ from quire.ops.layout import KVLayout
 from quire.run.budget import shape_kv
 from test_bit_equality import engine_of, make_requests, replace_id, run
 from test_mixtures import EIGHT
+from turns import reports
 
 WINDOW = 20
 LOCAL, FULL = "sliding_attention", "full_attention"
@@ -93,7 +94,7 @@ def test_a_long_sequence_holds_its_windows_only(folder: str, budget: int) -> Non
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     engine.submit(Request(id="long", prompt=tuple(range(3, 93)) * 2, params=params, seed=0, arrival=0.0))
     kv, most = engine.engine.kv, 0
-    while (report := engine.poll(0)) is not None:
+    for report in reports(engine):
         (seq,) = engine.engine.scheduler.running or (None,)
         if seq is not None:
             held = [sum(b >= 0 for b in table) for table in seq.blocks]

@@ -69,9 +69,15 @@ class EngineFailure(QuireError):
     kind = "engine_error"
 
 
+class NumericError(EngineFailure):
+    """The logits of one request were NaN or infinite; those of the others in its batch were not."""
+
+    code = "numerics"
+
+
 def told_error(kind: str, message: str) -> QuireError:
     """The error that an engine told of: `kind` is the name of its class, `EngineFailure` where none is known by it."""
-    kinds: dict[str, type[QuireError]] = {e.__name__: e for e in (BadRequest, ContextTooLong)}
+    kinds: dict[str, type[QuireError]] = {e.__name__: e for e in (BadRequest, ContextTooLong, NumericError)}
     return kinds.get(kind, EngineFailure)(message)
 
 

@@ -15,6 +15,7 @@ from quire.core.errors import BadRequest, ConfigError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, Stats
+from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
@@ -36,11 +37,12 @@ class Engine:
         started = time.monotonic()
         self.config = config
         self.ops: Ops = select(config.device)
-        self.model: Model = load_model(config, self.ops, progress)
-        self.drafting = load_drafting(config, self.model, self.ops, progress)
-        plan = make_plan(config, self.model, self.ops, self.beside)
-        self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
-        self._allocate(plan)
+        with told_plainly(config.model.model):
+            self.model: Model = load_model(config, self.ops, progress)
+            self.drafting = load_drafting(config, self.model, self.ops, progress)
+            plan = make_plan(config, self.model, self.ops, self.beside)
+            self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
+            self._allocate(plan)
         self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
         self._next: Underway | None = None
         self.load_seconds = time.monotonic() - started

@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.core.errors import BadRequest, EngineFailure, QuireError
+from quire.core.errors import BadRequest, NumericError, QuireError
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence, Status
 from quire.ops.philox import noise
 from quire.ops.sampling import DRAW, GREEDY_BELOW, NOTHING_ALLOWED, PACK_DRAW, QUERY, SCORE, Found, Records, RowEdits
 from quire.sample.edits import History
 
-NUMERICS = EngineFailure(
+NUMERICS = NumericError(
     "the model's logits are not finite numbers (NaN or infinity); the weights or their number format are at fault"
 )
 NO_TOKEN = BadRequest(

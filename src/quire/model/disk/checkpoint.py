@@ -169,8 +169,8 @@ class Checkpoint:
         path = self.folder / file
         if not path.is_file():
             raise ModelError(why_missing(path, "is missing, the index names it; finish the download"))
-        opened = _opened(path, "numpy")  # as "pt" would import torch
         with path.open("rb") as raw:
+            opened = _opened(path, "numpy")  # as "pt" would import torch
             self._seen[file] = _identity(os.fstat(raw.fileno()))
             length = int.from_bytes(raw.read(8), "little")
             places = json.loads(raw.read(length))
@@ -201,7 +201,9 @@ def _opened(path: Path, framework: str) -> Any:
     """The file, its header checked against its size."""
     try:
         return safe_open(path, framework=framework)
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
+        raise ModelError(f"{path} cannot be opened ({error})") from None
+    except SafetensorError as error:
         raise ModelError(f"{path} is truncated or not a safetensors file ({error}); download it again") from None
 
 

@@ -1,0 +1,52 @@
+"""A supervised engine's patience: how long a request is tried alone, and how long a step may take."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from quire.core.config import SchedulerConfig
+from quire.core.errors import EngineFailure
+from quire.engine.client import Stats
+from quire.engine.supervised import LARGE, SLOW, TRIED, Patience
+from test_supervised import Edge, request
+from turns import turns
+
+
+def test_who_is_tried_alone_stays_so_until_it_gave_two_tokens() -> None:
+    """The step that gives the first may have been under way when the last engine died."""
+    edge = Edge()
+    edge.submit(request("a"), request("b"))
+    edge.poll(2)
+    edge.engine.dead = True
+    edge.poll()
+    tried: list[int] = []
+    for _ in turns(lambda: edge.client._trial):
+        tried.append(len(edge.client._trial))
+        edge.poll()
+    assert tried == [2] * TRIED + [1] * TRIED
+    edge.finish()
+    edge.check()
+
+
+@pytest.mark.parametrize(
+    ("steps", "most", "limit"),
+    [
+        ([(0.001, 1)], 1, 0.1),  # at least what was asked for
+        ([(0.02, 1), (0.001, 1)], 1, SLOW * 0.02),
+        ([(0.002, 1), (0.064, 64)], 256, SLOW * 0.064),
+        ([(0.002, 1), (0.064, 64)], 4096, LARGE * 0.001 * 4096),  # a row of the largest step takes as long as the best
+    ],
+)
+def test_a_hang_is_longer_than_any_step_may_be(steps: list[tuple[float, int]], most: int, limit: float) -> None:
+    edge = Edge(patience=Patience(hang=0.1, deaths=10))
+    edge.client._limits = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=most)
+    edge.submit(request("a"))
+    for seconds, rows in steps:
+        edge.client._clock(Stats(step_seconds=seconds, step_tokens=rows))
+    edge.client._heard = time.monotonic() - 0.9 * limit
+    edge.client._watch(edge.engine)
+    edge.client._heard = time.monotonic() - 1.1 * limit
+    with pytest.raises(EngineFailure, match="hangs"):
+        edge.client._watch(edge.engine)
