@@ -18,6 +18,7 @@ from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, Stats
 from quire.engine.planning import Plan, make_plan
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
+from quire.run.ranks import lead, of_a_rank, shared
 from quire.run.runner import Runner, Underway
 from quire.run.step import Step
 from quire.run.tune import tune
@@ -33,11 +34,14 @@ class Engine:
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
         config.validate()
         started = time.monotonic()
-        self.config = config
+        self.config = config = of_a_rank(config)
         self.ops: Ops = select(config.device)
-        self.model: Model = load_model(config, self.ops, progress)
+        self.ranks = lead(config)
+        self.model: Model = load_model(config, self.ops, progress, *shared(self.ranks))
         self.drafting = load_drafting(config, self.model, self.ops, progress)
         plan = make_plan(config, self.model, self.ops, self.beside)
+        if self.ranks is not None:
+            self.ranks.allocate(plan.kv, bool(self.beside))
         self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
         self._allocate(plan)
         self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
@@ -60,9 +64,9 @@ class Engine:
         self.opening = None if encoder is None else Opening(size, self.model.decoder_start)
         self.scheduler = Scheduler(plan.limits, tables, self.max_model_len)
         taps = None if self.drafting is None else self.drafting.taps
-        self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps)
+        self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
         warm_up(self.runner.step, self._trees)
-        tune(self.runner.step, self.config, self.model.weight_bytes)
+        tune(self.runner.step, self.config, self.model.weight_bytes if self.ranks is None else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
 
     @property
@@ -104,6 +108,12 @@ class Engine:
         if self.model.adapters is None:
             raise ConfigError("there is no room for LoRA adapters: set enable_lora", param="enable_lora")
         self.model.adapters.load(name, Path(folder).expanduser())
+        self._told(name, folder)
+
+    def _told(self, name: str, folder: str = "") -> None:
+        """Other ranks change their adapters as this one did."""
+        if self.ranks is not None:
+            self.ranks.adapter(name, folder)
 
     def change_adapter(self, change: ChangeAdapter) -> AdapterChanged:
         """Load, replace or unload a LoRA adapter between steps; one that a request still uses stays."""
@@ -126,12 +136,14 @@ class Engine:
             raise ConfigError("there are no LoRA adapters: set enable_lora", param="enable_lora")
         self._check_unused(name)
         self.model.adapters.unload(name)
+        self._told(name)
         self._unloads[name] = self._unloads.get(name, 0) + 1
 
     def _replace_adapter(self, name: str, folder: str) -> None:
         assert self.model.adapters is not None
         self._check_unused(name)
         self.model.adapters.replace(name, Path(folder).expanduser())
+        self._told(name, folder)
         self._unloads[name] = self._unloads.get(name, 0) + 1
 
     def _check_unused(self, name: str) -> None:

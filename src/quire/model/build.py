@@ -30,6 +30,7 @@ from quire.model.load.encoder import check_encoder, load_encoder
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
 from quire.model.load.place import placed
+from quire.model.load.ranks import joined
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.net.encoder import Encoder
@@ -38,6 +39,7 @@ from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.ops.lazy import torch_dtype
 from quire.ops.mla import LatentLayout
+from quire.parallel.comm import Comm
 from quire.quant.base import Quantizer, QuantScheme
 from quire.quant.registry import DENSE, quantizer
 
@@ -83,15 +85,26 @@ def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, layout: type[KV
 
 
 def load_model(
-    config: EngineConfig, ops: Ops, progress: LoadProgress | None = None, share: Share = WHOLE_MODEL
+    config: EngineConfig,
+    ops: Ops,
+    progress: LoadProgress | None = None,
+    share: Share = WHOLE_MODEL,
+    comm: Comm | None = None,
 ) -> Model:
     """Load and pack `share` of `config.model`. `progress(done_bytes, total_bytes, what)` is called after every layer.
+
+    `comm`: what the decoder of a share joins its results with those of others by.
 
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
     options = config.model
     borrowed = find_borrowed(resolve(options.model, hub_of(options)))
     if borrowed is not None:
+        if comm is not None:
+            raise ConfigError(
+                f"--tensor-parallel-size: {borrowed.spec.family!r} runs by the code of transformers, in one process",
+                param="tensor_parallel_size",
+            )
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
@@ -112,6 +125,8 @@ def load_model(
     tables = shared_tables(spec.rope, length)
     ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
     made = load_decoder(reader, ropes)
+    if comm is not None:
+        made = joined(made, spec, comm)
     encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     if adapters is not None:
