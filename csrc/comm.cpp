@@ -127,8 +127,8 @@ void all_reduce(Comm* comm, float* x, int64_t count) {
     }
 }
 
-// out [rows, starts[world]]: each rank's x [rows, starts[rank + 1] - starts[rank]] beside each other.
-void gather_columns(Comm* comm, float* out, Optional<const float> x, const int64_t* starts, int64_t rows) {
+// out [rows, starts[world]]: each rank's x [rows, starts[rank + 1] - starts[rank]] beside each other. Ranks meet for no rows, too.
+void gather_columns(Comm* comm, Optional<float> out, Optional<const float> x, const int64_t* starts, int64_t rows) {
     const auto width = [&](int64_t rank) { return starts[rank + 1] - starts[rank]; };
     const int64_t total = starts[comm->world];
     int64_t widest = 1;
@@ -146,7 +146,7 @@ void gather_columns(Comm* comm, float* out, Optional<const float> x, const int64
             meet(*comm);
             for (int64_t rank = 0; rank < comm->world; ++rank)
                 for (int64_t i = 0, w = piece(rank); i < n && w; ++i)
-                    std::memcpy(out + (row + i) * total + starts[rank] + from, part(*comm, rank) + i * w, static_cast<size_t>(w) * 4);
+                    std::memcpy(out.ptr + (row + i) * total + starts[rank] + from, part(*comm, rank) + i * w, static_cast<size_t>(w) * 4);
         }
     }
 }
@@ -171,10 +171,19 @@ void hear(Comm* comm, char* out, int64_t* size, int64_t milliseconds) {
     say(*comm, comm->shared->heard[comm->rank], static_cast<uint32_t>(comm->messages));
 }
 
+// Columns start .. start + d of x [rows, width] as out [rows, d].
+void take_columns(float* out, const float* x, int64_t rows, int64_t width, int64_t start, int64_t d) {
+    if (start < 0 || start > width - d) fail("take_columns: the row has no such columns");
+    parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) std::memcpy(out + r * d, x + r * width + start, static_cast<size_t>(d) * sizeof(float));
+    });
+}
+
 void leave(Comm* comm) { comm->shared->left.value.store(1); }
 
 const OpEntry kOps[] = {op_entry<&all_reduce>("all_reduce"), op_entry<&gather_columns>("gather_columns"), op_entry<&tell>("tell"),
-                        op_entry<&hear>("hear"), op_entry<&leave>("leave")};
+                        op_entry<&hear>("hear"), op_entry<&leave>("leave"),
+                        op_entry<&take_columns>("take_columns")};
 const Register kRegister(kOps);
 
 }  // namespace

@@ -128,6 +128,7 @@ MODEL_OPS = {
     "norm_spans",
     "join_columns",
     "place_columns",
+    "take_columns",
     "add",
     "add_positions",
     "scale",

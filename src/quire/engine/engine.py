@@ -200,6 +200,11 @@ class Engine:
         self.scheduler.pace.learn(plan, self.step_seconds)
         return outputs
 
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if self.ranks is not None:
+            self.ranks.close()
+
     def check(self) -> None:
         """Verify the account of blocks; it takes milliseconds, so call it when idle. AssertionError if it is wrong."""
         self.pool.check()

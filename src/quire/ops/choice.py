@@ -20,8 +20,8 @@ OPS = (
     "combine", "copy_blocks", "embedding", "expert_mlp", "gated_activation", "gated_mlp", "grouped_linear",
     "head_linear", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora",
     "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns", "rmsnorm", "rope_and_cache",
-    "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert", "take_rows",
-    "top_logprobs", "zero_blocks",
+    "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert", "take_columns",
+    "take_rows", "top_logprobs", "zero_blocks",
 )  # fmt: skip
 """Every op. Each backend implements all of them, which a test holds."""
 OTHERS = {"triton": {"linear": ("cublas",)}}

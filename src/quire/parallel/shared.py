@@ -91,7 +91,7 @@ class SharedComm:
 
     def tell(self, message: bytes) -> None:
         """Rank 0 says something to all others; it waits until they have heard what was before."""
-        for at in range(0, len(message), MESSAGE - 1):
+        for at in range(0, max(1, len(message)), MESSAGE - 1):
             piece = message[at : at + MESSAGE - 1]
             more = bytes([at + len(piece) < len(message)])
             self._module.call(self._ids["tell"], (self._at, _address(data := more + piece), len(data)))

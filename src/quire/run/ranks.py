@@ -40,9 +40,9 @@ class Ranks:
         self._encode = msgspec.msgpack.Encoder().encode
         file = shared_memory(comm_bytes(world))
         self.comm = SharedComm(file, 0, world, crowded)
-        self._others = [self._start(Start(config, rank, world, file, crowded)) for rank in range(1, world)]
+        self.others = [self._start(Start(config, rank, world, file, crowded)) for rank in range(1, world)]
         self._ending = False
-        for other in self._others:
+        for other in self.others:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
     def _start(self, start: Start) -> subprocess.Popen[bytes]:
@@ -94,7 +94,7 @@ class Ranks:
     def close(self) -> None:
         """End the others."""
         self._ending = True
-        for other in self._others:
+        for other in self.others:
             assert other.stdin is not None
             other.stdin.close()
             other.wait()

@@ -43,6 +43,26 @@ class SummedMlp:
 
 
 @dataclass(frozen=True)
+class GatheredNorm:
+    """A norm of rows whose columns `start` on are one rank's `widths[rank]` of all; `weight` is of all."""
+
+    weight: Tensor
+    start: int
+    widths: tuple[int, ...]
+    centered: bool
+    eps: float
+    comm: Comm
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+        """x [T, width], these columns normed in place."""
+        own, before = self.widths[self.comm.rank], sum(self.widths[: self.comm.rank])
+        rows = self.comm.gather_columns(ops, ops.take_columns(x, self.start, own), self.widths)
+        rows = ops.norm_spans(rows, self.weight, 0, sum(self.widths), self.centered, self.eps)
+        normed: Tensor = ops.place_columns(x, ops.take_columns(rows, before, own), self.start)
+        return normed
+
+
+@dataclass(frozen=True)
 class GatheredHead:
     """Each rank's rows of the vocabulary, `widths` of them."""
 
