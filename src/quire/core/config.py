@@ -207,6 +207,14 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[
         int, about("Processes that share each layer's matrices, every one with its part of the threads.")
     ] = 1
+    data_parallel_size: Annotated[
+        int, about("Engines of the whole model behind one server, every one with its part of threads and memory.")
+    ] = 1
+
+    @property
+    def processes(self) -> int:
+        """That share this machine."""
+        return self.tensor_parallel_size * self.data_parallel_size
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,8 +266,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--max-loras must lie in [1, 1024] and --max-lora-rank in [1, 512]", param="max_loras")
         if not 0 <= self.model.cache_packed_gib <= 1 << 20:
             raise ConfigError("--cache-packed-gib must lie in [0, 1048576]", param="cache_packed_gib")
-        if not 1 <= self.parallel.tensor_parallel_size <= 64:
-            raise ConfigError("--tensor-parallel-size must lie in [1, 64]", param="tensor_parallel_size")
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            if not 1 <= getattr(self.parallel, name) <= 64:
+                raise ConfigError(f"--{name.replace('_', '-')} must lie in [1, 64]", param=name)
         if not 0 <= self.device.threads <= 1024:
             raise ConfigError(f"--threads {self.device.threads} must lie in [0, 1024]", param="threads")
         sizes = (self.model.max_model_len, self.cache.kv_cache_memory_bytes, self.cache.num_blocks)

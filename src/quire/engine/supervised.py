@@ -66,7 +66,11 @@ Start = Callable[[EngineInfo | None, Callable[[], bool]], Mortal]
 class SupervisedEngine:
     """`EngineClient` over engines that `start` makes; `poll` finds out that one died, and starts the next."""
 
-    def __init__(self, start: Start, patience: Patience, limits: SchedulerConfig) -> None:
+    def __init__(
+        self, start: Start, patience: Patience, limits: SchedulerConfig, on_death: Callable[[], object] = lambda: None
+    ) -> None:
+        """`on_death` is called before the next engine is started: it may `release` what others can go on with."""
+        self._on_death = on_death
         self._start, self._patience, self._limits = start, patience, limits
         self._lock = threading.RLock()
         self._closed = False
@@ -97,6 +101,27 @@ class SupervisedEngine:
         """Keep a request and hand it over, now or when there is an engine again."""
         with self._lock:
             kept = self._kept[request.id] = Kept(request)
+            if not self._trial:
+                self._hand_over(kept)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether anything of a request goes on here."""
+        return request_id in self._kept
+
+    def release(self, ended: bool) -> list[Kept]:
+        """Give up what others may go on with; those that are tried alone only once this one has `ended`."""
+        with self._lock:
+            stay = [] if ended else self._trial
+            gone = [kept for kept in self._kept.values() if kept not in stay]
+            for kept in gone:
+                del self._kept[kept.request.id]
+                self._names.pop(kept.name, None)
+            return gone
+
+    def adopt(self, kept: Kept) -> None:
+        """Go on with a request that another one has released."""
+        with self._lock:
+            self._kept[kept.request.id] = kept
             if not self._trial:
                 self._hand_over(kept)
 
@@ -228,6 +253,7 @@ class SupervisedEngine:
             self._names.clear()
             guilty = self._blame(isinstance(failure, EngineKilled))
         dead.close()
+        self._on_death()
         engine = self._next_engine(failure)
         with self._lock:
             self._engine, self._heard = engine, time.monotonic()

@@ -36,7 +36,7 @@ class Ranks:
     def __init__(self, config: EngineConfig) -> None:
         """`config`: as each rank is to have it, its own number of threads included."""
         world = config.parallel.tensor_parallel_size
-        crowded = world * max(1, config.device.threads) > cores().threads
+        crowded = config.parallel.processes * max(1, config.device.threads) > cores().threads
         self._encode = msgspec.msgpack.Encoder().encode
         file = shared_memory(comm_bytes(world))
         self.comm = SharedComm(file, 0, world, crowded)
@@ -145,13 +145,12 @@ def shared(ranks: Ranks | None) -> tuple[Share, Comm | None]:
 
 def of_a_rank(config: EngineConfig) -> EngineConfig:
     """`config` with each rank's part of the threads. `ConfigError` for what ranks cannot do, with the reason."""
-    world = config.parallel.tensor_parallel_size
-    if world == 1:
+    if config.parallel.processes == 1:
         return config
     if backend_of(config.device) == "triton":
         raise ConfigError(
             "--tensor-parallel-size: ranks on GPUs are not built yet; --device cpu has them",
             param="tensor_parallel_size",
         )
-    threads = config.device.threads or max(1, cores().threads // world)
+    threads = config.device.threads or max(1, cores().threads // config.parallel.processes)
     return msgspec.structs.replace(config, device=msgspec.structs.replace(config.device, threads=threads))
