@@ -39,13 +39,13 @@ class LocalEngine:
     @finished_before_the_end
     def with_adapter(self, name: str, folder: str) -> str:
         """`name`, once the LoRA adapter in `folder` is loaded under it."""
-        self.engine.load_adapter(name, folder)
+        self.engine.adapting.load(name, folder)
         return name
 
     @finished_before_the_end
     def change_adapter(self, name: str, folder: str) -> None:
         """Load a LoRA adapter, or unload it where `folder` is empty; the next `poll` reports it."""
-        self._changes.append(self.engine.change_adapter(ChangeAdapter(name, folder)))
+        self._changes.append(self.engine.adapting.change(ChangeAdapter(name, folder)))
 
     def submit(self, request: Request) -> None:
         """Queue a request; a refusal is reported by the next `poll`."""

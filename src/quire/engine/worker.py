@@ -82,7 +82,7 @@ class Worker:
             elif isinstance(message, Abort):
                 engine.abort(message.request_id, message.index)
             elif isinstance(message, ChangeAdapter):
-                self.send(StepReport([], engine.stats(), (engine.change_adapter(message),)))
+                self.send(StepReport([], engine.stats(), (engine.adapting.change(message),)))
         return refused
 
     def loop(self, engine: Engine) -> NoReturn:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from quire.core.config import CacheConfig, EngineConfig
+from quire.core.config import CacheConfig, EngineConfig, ModelConfig
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.core.progress import LoadProgress
@@ -100,11 +100,6 @@ def load_model(
     options = config.model
     borrowed = find_borrowed(resolve(options.model, hub_of(options)))
     if borrowed is not None:
-        if comm is not None:
-            raise ConfigError(
-                f"--tensor-parallel-size: {borrowed.spec.family!r} runs by the code of transformers, in one process",
-                param="tensor_parallel_size",
-            )
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
@@ -117,22 +112,16 @@ def load_model(
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
     adapters = load_room(config, opened, ops.device, share)
-    form = Form(dtype, target, options.group_size, options.activations)
     cache = packed_cache(options, opened, ops, dtype, target, share)
-    reader = Reader(opened, ops, form, share, progress, adapters, cache)
+    reader = Reader(opened, ops, _form(options, dtype, target), share, progress, adapters, cache)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
     ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
-    made = load_decoder(reader, ropes)
-    if comm is not None:
-        made = joined(made, spec, comm)
+    made = load_decoder(reader, ropes) if comm is None else joined(load_decoder(reader, ropes), spec, comm)
     encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
-    if adapters is not None:
-        reader.count("adapters", "f32", adapters.nbytes)
-        for name, folder in parse_modules(config.lora.lora_modules).items():
-            adapters.load(name, folder)
+    load_adapters(reader, config)
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
     return Model(
@@ -163,6 +152,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
     for given, name in (
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
+        (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
     ):  # fmt: skip
         if given:
             raise ConfigError(
@@ -203,6 +193,18 @@ def _format(of: QuantScheme | Quantizer | None) -> str:
 def _warn(folder: Path, notes: tuple[str, ...]) -> None:
     for note in notes:
         log.warning("%s: %s", folder, note)
+
+
+def _form(options: ModelConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
+    return Form(dtype, target, options.group_size, options.activations)
+
+
+def load_adapters(reader: Reader, config: EngineConfig) -> None:
+    """Those that are named at the start, into the room that there is."""
+    if reader.adapters is not None:
+        reader.count("adapters", "f32", reader.adapters.nbytes)
+        for name, folder in parse_modules(config.lora.lora_modules).items():
+            reader.adapters.load(name, folder)
 
 
 def load_room(config: EngineConfig, opened: Opened, device: torch.device, share: Share) -> Adapters | None:

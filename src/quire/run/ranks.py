@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from quire.core.config import EngineConfig
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
 from quire.model.load.roles import Share
 from quire.ops.choice import backend_of
@@ -90,6 +90,12 @@ class Ranks:
         made = LedCaches(*args)
         made.ranks = self
         return made
+
+    def check(self) -> None:
+        """`EngineFailure` when one of the others has ended."""
+        for i, other in enumerate(self.others, 1):
+            if other.poll() is not None:
+                raise EngineFailure(f"rank {i} has ended (exit code {other.returncode})")
 
     def close(self) -> None:
         """End the others."""
