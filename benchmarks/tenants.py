@@ -55,7 +55,7 @@ class Load:
 
 def serve(engine: Engine, loads: list[Load], seconds: float, stop: float | None = None) -> dict[str, Record]:
     """Submit each when it is due and step until all are done, or for `stop` seconds; times count from the start."""
-    vocab = engine.info.vocab_size
+    vocab = engine.model.spec.vocab_size
     due = sorted((r for load in loads for r in load.requests(seconds, vocab, 0)), key=lambda r: -r.arrival)
     records = {r.id: Record(intended=r.arrival, sent=r.arrival, input_tokens=len(r.prompt)) for r in due}
     start = time.perf_counter()

@@ -130,6 +130,7 @@ MODEL_OPS = {
     "norm_spans",
     "join_columns",
     "place_columns",
+    "take_columns",
     "add",
     "add_positions",
     "scale",

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "quire"
 LAYERS = (
     {"core"},
-    {"cache", "sched", "ops", "text", "gguf"},
+    {"cache", "sched", "ops", "text", "gguf", "parallel"},
     {"quant", "sample"},
     {"model"},
     {"run"},
@@ -22,8 +22,9 @@ LAYERS = (
     {"server", "bench"},
     {"cli"},
 )
-# Inside L1 a scheduler plans in terms of the block tables, and a GGUF file carries its own tokenizer.
-ALLOWED_SIDEWAYS = {("sched", "cache"), ("text", "gguf")}
+# Inside L1 a scheduler plans in terms of the block tables, a GGUF file carries its own tokenizer, and
+# what ranks exchange is recorded with the ops of a step.
+ALLOWED_SIDEWAYS = {("sched", "cache"), ("text", "gguf"), ("parallel", "ops")}
 FILES = sorted(p for folder in ("src", "tests", "training", "benchmarks") for p in (ROOT / folder).rglob("*.py"))
 TORCH_FREE = {"core", "cache", "sched", "text", "gguf", "server"}
 

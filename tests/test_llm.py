@@ -321,7 +321,7 @@ def test_every_name_of_the_offline_call_is_accepted(folder: Path) -> None:
     ("option", "value", "reason"),
     [
         ("speculative_draft_tensor_parallel_size", 2, "not built"),
-        ("tensor_parallel_size", 2, "not built"),
+        ("data_parallel_size", 2, "runs one engine"),
         ("pipeline_parallel_size", 2, "not built"),
         ("quantization_param_path", "x.json", "not read"),
         ("revision", "x", "lies on this machine"),

@@ -164,17 +164,17 @@ def test_an_adapter_in_use_stays_and_its_place_is_left_clean(tmp_path: Path) -> 
             Request(id="r", prompt=tuple(tokens), params=SamplingParams(max_tokens=9), seed=1, arrival=0.0, adapter="a")
         )
         engine.step()
-        changed = engine.change_adapter(ChangeAdapter("a", ""))
+        changed = engine.adapting.change(ChangeAdapter("a", ""))
         assert "used by 1 requests" in changed.error and changed.adapters == ("a",)
         engine.abort("r")
-        assert engine.change_adapter(ChangeAdapter("a", "")) == AdapterChanged("a", ())
-        assert "not loaded" in engine.change_adapter(ChangeAdapter("a", "")).error
+        assert engine.adapting.change(ChangeAdapter("a", "")) == AdapterChanged("a", ())
+        assert "not loaded" in engine.adapting.change(ChangeAdapter("a", "")).error
         again = greedy(llm, [tokens], LoRARequest("a", 1, str(two)))
     with LLM(folder, enable_lora=True, max_loras=1, num_blocks=64, block_size=4) as llm:
         assert greedy(llm, [tokens], LoRARequest("a", 1, str(two))) == again
-        assert "enable_lora" not in llm.engine.engine.change_adapter(ChangeAdapter("b", str(one))).error
+        assert "enable_lora" not in llm.engine.engine.adapting.change(ChangeAdapter("b", str(one))).error
     with LLM(folder, num_blocks=64) as llm:
-        assert "enable_lora" in llm.engine.engine.change_adapter(ChangeAdapter("a", "")).error
+        assert "enable_lora" in llm.engine.engine.adapting.change(ChangeAdapter("a", "")).error
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

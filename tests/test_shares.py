@@ -1,35 +1,31 @@
-"""Two ranks that each load their share give the logits of the whole model, once their partial outputs are added."""
+"""Two ranks that each load their share give the logits of the whole model."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from oracle import backend, relative_error, write
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
-from quire.model.batch import Batch
 from quire.model.build import Model, load_model
 from quire.model.load.packed_writing import finish_all
 from quire.model.load.roles import Share
-from quire.model.net.decoder import Decoder, Layer
-from quire.model.net.parts import NormSpans, Step
-from quire.ops.backend import Ops, select
+from quire.ops.backend import select
 from quire.ops.mla import LatentLayout
 from quire.ops.native import load_native
+from quire.parallel.comm import Comm
+from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from test_lora import TARGETS, write_adapter
 from test_model import Paged, prompt
 from test_packed_cache import KEPT, made_anew
 
 WORLD = 2
+pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "grouped queries": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "tied head": ("llama", {"tie_word_embeddings": True, "vocab_size": 101}),
@@ -50,61 +46,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-WHOLE_ROWS = ("olmo2",)
-"""Families whose norms of queries and keys are of all heads together."""
-
-
-class Ranks:
-    """What ranks that are threads exchange: each hands in its part and gets those of all."""
-
-    def __init__(self) -> None:
-        self._parts: list[Tensor] = [torch.empty(0)] * WORLD
-        self._all_in, self._all_out = threading.Barrier(WORLD, timeout=60), threading.Barrier(WORLD, timeout=60)
-
-    def exchange(self, rank: int, part: Tensor) -> list[Tensor]:
-        """The parts of all ranks."""
-        self._parts[rank] = part.clone()
-        self._all_in.wait()
-        parts = list(self._parts)
-        self._all_out.wait()
-        return parts
-
-    def total(self, rank: int, part: Tensor) -> Tensor:
-        """Their sum, in the order of ranks."""
-        first, second = self.exchange(rank, part)
-        return first + second
-
-
-def joined(model: Model, ranks: Ranks, rank: int) -> Model:
-    """The model with the sums over ranks that a block needs, and all columns of its logits."""
-    decoder = model.decoder
-    assert isinstance(decoder, Decoder)
-
-    def whole_norm(step: NormSpans) -> Step:
-        def run(ops: Ops, x: Tensor, batch: Batch) -> Tensor:
-            columns = slice(step.start, step.start + step.span)
-            parts = ranks.exchange(rank, x[:, columns])
-            weight = torch.cat(ranks.exchange(rank, step.weight))
-            normed = NormSpans(weight, 0, len(weight), step.centered, step.eps)(ops, torch.cat(parts, 1), batch)
-            x[:, columns] = normed.chunk(WORLD, 1)[rank]
-            return x
-
-        return run
-
-    def layer(own: Layer) -> Layer:
-        steps = (
-            whole_norm(s) if isinstance(s, NormSpans) and model.spec.family in WHOLE_ROWS else s for s in own.qkv_steps
-        )
-        attend: Callable[..., Tensor] = lambda *args: ranks.total(rank, own.attention(*args))  # noqa: E731
-        mlp: Callable[..., Tensor] = lambda *args: ranks.total(rank, own.mlp(*args))  # noqa: E731
-        return replace(own, qkv_steps=tuple(steps), attention=attend, mlp=mlp)
-
-    head: Any = lambda ops, x: torch.cat(ranks.exchange(rank, decoder.head(ops, x)), 1)  # noqa: E731
-    return replace(model, decoder=replace(decoder, layers=tuple(map(layer, decoder.layers)), head=head))
-
-
-def load(folder: Path, share: Share, **options: Any) -> Model:
-    return load_model(flat_config(model=str(folder), dtype="float32", **options), backend("reference"), share=share)
+def load(folder: Path, share: Share, comm: Comm | None = None, **options: Any) -> Model:
+    config = flat_config(model=str(folder), dtype="float32", **options)
+    return load_model(config, backend("reference"), share=share, comm=comm)
 
 
 def logits(model: Model, adapter: int = -1) -> Tensor:
@@ -115,11 +59,12 @@ def logits(model: Model, adapter: int = -1) -> Tensor:
 
 
 def together(folder: Path, adapter: int = -1, **options: Any) -> list[Tensor]:
-    """The logits that each of the ranks has at the end."""
-    ranks = Ranks()
+    """The logits that each of the ranks, here threads, has at the end."""
+    file = shared_memory(comm_bytes(WORLD))
 
     def run(rank: int) -> Tensor:
-        return logits(joined(load(folder, Share(rank, WORLD), **options), ranks, rank), adapter)
+        comm = SharedComm(file, rank, WORLD, crowded=True)
+        return logits(load(folder, Share(rank, WORLD), comm, **options), adapter)
 
     with ThreadPoolExecutor(WORLD) as pool:
         return list(pool.map(run, range(WORLD)))
@@ -159,7 +104,6 @@ def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
         load(tmp_path, Share(0, 3))
 
 
-@pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
 def test_each_share_keeps_its_own_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "llama")
     ops = select(DeviceConfig(device="cpu"))

@@ -22,7 +22,7 @@ pytestmark = [needs_triton, pytest.mark.filterwarnings("ignore:.*encountered:Run
 if HAS_TRITON:
     from quire.ops.triton import attention as launcher
 ROWWISE = ("rmsnorm", "add_rmsnorm", "layernorm", "add_layernorm", "norm_spans", "gated_activation", "activation",
-           "softcap", "clip", "scale", "add", "join_columns", "place_columns", "take_rows", "pick_rows",
+           "softcap", "clip", "scale", "add", "join_columns", "place_columns", "take_columns", "take_rows", "pick_rows",
            "add_positions", "rope_queries", "rope_and_cache", "lora", "lora_expand",
            "lora_scale", "latent_rope_and_cache")  # fmt: skip
 BF16, F32 = torch.bfloat16, torch.float32

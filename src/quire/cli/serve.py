@@ -57,6 +57,7 @@ def _start(server: ServerOptions, config: EngineConfig) -> EngineClient:
 
     from quire.engine.process import ProcessEngine
     from quire.engine.progress import loading_bar
+    from quire.engine.replicas import ReplicatedEngine
     from quire.engine.supervised import Patience, SupervisedEngine
 
     def start(before: EngineInfo | None, given_up: Callable[[], bool]) -> ProcessEngine:
@@ -70,7 +71,11 @@ def _start(server: ServerOptions, config: EngineConfig) -> EngineClient:
     patience = Patience(
         hang=server.watchdog_timeout, deaths=server.max_engine_deaths, window=server.engine_deaths_window
     )
-    engine = SupervisedEngine(start, patience, config.scheduler)
+    count = config.parallel.data_parallel_size
+    if count == 1:
+        engine: EngineClient = SupervisedEngine(start, patience, config.scheduler)
+    else:
+        engine = ReplicatedEngine(count, lambda i, died: SupervisedEngine(start, patience, config.scheduler, died))
     info = engine.info
     logger.info(
         "loaded %s in %.1f s: %.1f MB of %s weights (quantization %s), %d KV blocks of %d tokens, %s/%s, %d threads",

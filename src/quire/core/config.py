@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.core.errors import ConfigError
-from quire.core.speculation import Speculation, parse_speculation
+from quire.core.speculation import LOOK_UPS, Speculation, parse_speculation
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
@@ -38,6 +38,8 @@ ISAS = ("auto", "amx", "avx512", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "
 QUANTIZATIONS = ("none", "int8", "int4", "nf4", "mxfp4", "fp8")
 GROUP_SIZES = (32, 64, 128)
 GENERATION_CONFIGS = ("auto", "vllm")
+ALONE = (*LOOK_UPS, "draft_model")
+"""Ways to draft that need nothing of the model's own parts."""
 
 
 def about(text: str, choices: Sequence[object] = ()) -> Meta:
@@ -206,6 +208,22 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
         return parse_speculation(self.speculative_config, self.speculative_model, self.num_speculative_tokens)
 
 
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks: processes that each have a share of the model."""
+
+    tensor_parallel_size: Annotated[
+        int, about("Processes that share each layer's matrices, every one with its part of the threads.")
+    ] = 1
+    data_parallel_size: Annotated[
+        int, about("Engines of the whole model behind one server, every one with its part of threads and memory.")
+    ] = 1
+
+    @property
+    def processes(self) -> int:
+        """That share this machine."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine needs to start; crosses to the engine process as JSON."""
 
@@ -215,10 +233,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceConfig = msgspec.field(default_factory=DeviceConfig)
     lora: LoraConfig = msgspec.field(default_factory=LoraConfig)
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
+    parallel: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
-        _ = self.speculation.asked
+        drafts = self.speculation.asked
+        if self.parallel.tensor_parallel_size > 1 and drafts is not None and drafts.method not in ALONE:
+            raise ConfigError(
+                f"--tensor-parallel-size: drafts of the method {drafts.method!r} read what is split over ranks; "
+                f"use {', '.join(ALONE)}",
+                param="tensor_parallel_size",
+            )
         _choice("dtype", self.model.dtype, DTYPES)
         _choice("activations", self.model.activations, ACTIVATIONS)
         _choice("load_format", self.model.load_format, LOAD_FORMATS)
@@ -248,6 +273,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--max-loras must lie in [1, 1024] and --max-lora-rank in [1, 512]", param="max_loras")
         if not 0 <= self.model.cache_packed_gib <= 1 << 20:
             raise ConfigError("--cache-packed-gib must lie in [0, 1048576]", param="cache_packed_gib")
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            if not 1 <= getattr(self.parallel, name) <= 64:
+                raise ConfigError(f"--{name.replace('_', '-')} must lie in [1, 64]", param=name)
         if not 0 <= self.device.threads <= 1024:
             raise ConfigError(f"--threads {self.device.threads} must lie in [0, 1024]", param="threads")
         if self.lora.lora_extra_bytes < 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -11,14 +10,16 @@ from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig
-from quire.core.errors import BadRequest, ConfigError, QuireError
+from quire.core.errors import BadRequest, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
-from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, Stats
+from quire.engine.adapting import Adapting
+from quire.engine.client import EngineInfo, Stats
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
+from quire.run.ranks import lead, of_a_rank, shared
 from quire.run.runner import Runner, Underway
 from quire.run.step import Step
 from quire.run.tune import tune
@@ -35,18 +36,22 @@ class Engine:
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
         config.validate()
         started = time.monotonic()
-        self.config = config
+        self.config = config = of_a_rank(config)
         self.ops: Ops = select(config.device)
+        self.ranks = lead(config)
         with told_plainly(config.model.model):
-            self.model: Model = load_model(config, self.ops, progress)
+            self.model: Model = load_model(config, self.ops, progress, *shared(self.ranks))
             self.drafting = load_drafting(config, self.model, self.ops, progress)
             plan = make_plan(config, self.model, self.ops, self.beside)
+            if self.ranks is not None:
+                self.ranks.allocate(plan.kv, bool(self.beside))
             self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
             self._allocate(plan)
         self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
         self._next: Underway | None = None
         self.load_seconds = time.monotonic() - started
-        self._unloads: dict[str, int] = {}
+        told = None if self.ranks is None else self.ranks.adapter
+        self.adapting = Adapting(self.model.adapters, self._users, told)
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.step_tokens, self.step_seconds = 0, 0.0
 
@@ -63,9 +68,9 @@ class Engine:
         self.opening = None if encoder is None else Opening(size, self.model.decoder_start)
         self.scheduler = Scheduler(plan.limits, tables, self.max_model_len)
         taps = None if self.drafting is None else self.drafting.taps
-        self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps)
+        self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
         warm_up(self.runner.step, self._trees)
-        tune(self.runner.step, self.config, self.model.weight_bytes)
+        tune(self.runner.step, self.config, self.model.weight_bytes if self.ranks is None else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
 
     @property
@@ -100,54 +105,18 @@ class Engine:
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the loaded LoRA adapters."""
-        return tuple(self.model.adapters.names) if self.model.adapters is not None else ()
+        return self.adapting.names
 
-    def load_adapter(self, name: str, folder: str) -> None:
-        """Load a LoRA adapter between steps; `ConfigError` or `ModelError` when it cannot be."""
-        if self.model.adapters is None:
-            raise ConfigError("there is no room for LoRA adapters: set enable_lora", param="enable_lora")
-        self.model.adapters.load(name, Path(folder).expanduser())
-
-    def change_adapter(self, change: ChangeAdapter) -> AdapterChanged:
-        """Load, replace or unload a LoRA adapter between steps; one that a request still uses stays."""
-        error = ""
-        try:
-            if change.folder and change.name in self.adapters:
-                self._replace_adapter(change.name, change.folder)
-            elif change.folder:
-                self.load_adapter(change.name, change.folder)
-            else:
-                self._unload_adapter(change.name)
-        except QuireError as failure:
-            error = failure.message
-        except Exception as failure:  # whatever lies in that folder, the requests of others go on
-            error = f"{change.folder}: cannot be read as an adapter: {type(failure).__name__}: {failure}"
-        return AdapterChanged(change.name, self.adapters, error)
-
-    def _unload_adapter(self, name: str) -> None:
-        if self.model.adapters is None:
-            raise ConfigError("there are no LoRA adapters: set enable_lora", param="enable_lora")
-        self._check_unused(name)
-        self.model.adapters.unload(name)
-        self._unloads[name] = self._unloads.get(name, 0) + 1
-
-    def _replace_adapter(self, name: str, folder: str) -> None:
-        assert self.model.adapters is not None
-        self._check_unused(name)
-        self.model.adapters.replace(name, Path(folder).expanduser())
-        self._unloads[name] = self._unloads.get(name, 0) + 1
-
-    def _check_unused(self, name: str) -> None:
-        using = sum(first.request.adapter == name for first, *_ in self.scheduler.requests.values())
-        if using:
-            raise ConfigError(f"adapter {name!r} is used by {using} requests; try again when they have ended")
+    def _users(self, adapter: str) -> int:
+        """Requests that use it."""
+        return sum(first.request.adapter == adapter for first, *_ in self.scheduler.requests.values())
 
     def _own(self, request: Request) -> Request:
         """`request` as this engine runs it.
 
         A name that was unloaded may be another adapter now: its old keys and values must not be found.
         """
-        times = self._unloads.get(request.adapter, 0)
+        times = self.adapting.times(request.adapter)
         salt = f"{times}\0{request.cache_salt}" if times else request.cache_salt
         return (
             request if not times and self.opening is None else replace(request, cache_salt=salt, opening=self.opening)
@@ -195,8 +164,18 @@ class Engine:
         self.scheduler.pace.learn(plan, self.step_seconds)
         return outputs
 
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if self.ranks is not None:
+            self.ranks.close()
+
     def check(self) -> None:
-        """Verify the account of blocks; it takes milliseconds, so call it when idle. AssertionError if it is wrong."""
+        """Verify the account of blocks, in milliseconds: call it when idle. AssertionError if it is wrong.
+
+        `EngineFailure` when another rank has ended.
+        """
+        if self.ranks is not None:
+            self.ranks.check()
         self.pool.check()
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 

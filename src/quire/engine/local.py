@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.core.config import EngineConfig
+from quire.core.errors import ConfigError
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
@@ -15,6 +16,11 @@ class LocalEngine:
 
     @finished_before_the_end
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
+        if config.parallel.data_parallel_size > 1:
+            raise ConfigError(
+                "data_parallel_size: this process runs one engine; `quire serve` has replicas",
+                param="data_parallel_size",
+            )
         self.engine = Engine(config, progress)
         self._info = self.engine.info()
         self._refused: list[Output] = []
@@ -33,13 +39,13 @@ class LocalEngine:
     @finished_before_the_end
     def with_adapter(self, name: str, folder: str) -> str:
         """`name`, once the LoRA adapter in `folder` is loaded under it."""
-        self.engine.load_adapter(name, folder)
+        self.engine.adapting.load(name, folder)
         return name
 
     @finished_before_the_end
     def change_adapter(self, name: str, folder: str) -> None:
         """Load a LoRA adapter, or unload it where `folder` is empty; the next `poll` reports it."""
-        self._changes.append(self.engine.change_adapter(ChangeAdapter(name, folder)))
+        self._changes.append(self.engine.adapting.change(ChangeAdapter(name, folder)))
 
     def reset_prefix_cache(self) -> None:
         """Later requests find nothing of earlier ones."""
@@ -68,5 +74,6 @@ class LocalEngine:
 
     def close(self) -> None:
         """Nothing outlives the object: a packed cache that is being written is finished first."""
+        self.engine.close()
         if self.engine.model.writing is not None:
             self.engine.model.writing.finish()

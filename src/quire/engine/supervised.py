@@ -26,6 +26,7 @@ from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, EngineClient, EngineInfo, EngineKilled, Stats, StepReport
 from quire.engine.kept import Kept
+from quire.engine.watchdog import Watchdog
 
 logger = logging.getLogger("quire.engine")
 
@@ -36,10 +37,23 @@ TRIED = 2
 """Tokens that a request must give alone before it counts as harmless: one step may have been under way already."""
 TIMES = 3
 """Deaths by SIGKILL in a row, without a token, after which one that runs alone is the reason if there is another."""
-SLOW, LARGE = 20.0, 3.0
-"""A step hangs after so many times the 99th percentile of steps, and of the time that the largest step is to take."""
-CHANGE_SECONDS = 300.0
-"""That a change of adapters may take."""
+
+
+class Toll:
+    """Counts deaths: too many within a time end it all."""
+
+    def __init__(self, most: int, window: float) -> None:
+        self._most, self._window = most, window
+        self._deaths: deque[float] = deque(maxlen=most)
+
+    def count(self, failure: EngineFailure) -> None:
+        """One more. `EngineFailure` with the reason of the last when they are too many."""
+        now = time.monotonic()
+        self._deaths.append(now)
+        times = sum(now - death < self._window for death in self._deaths)
+        if times >= self._most:
+            within = f"; that was death {times} within {self._window:.0f} s" if times > 1 else ""
+            raise EngineFailure(failure.message + within)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +80,12 @@ Start = Callable[[EngineInfo | None, Callable[[], bool]], Mortal]
 class SupervisedEngine:
     """`EngineClient` over engines that `start` makes; `poll` finds out that one died, and starts the next."""
 
-    def __init__(self, start: Start, patience: Patience, limits: SchedulerConfig) -> None:
-        self._start, self._patience, self._limits = start, patience, limits
+    def __init__(
+        self, start: Start, patience: Patience, limits: SchedulerConfig, on_death: Callable[[], object] = lambda: None
+    ) -> None:
+        """`on_death` is called before the next engine is started: it may `release` what others can go on with."""
+        self._on_death = on_death
+        self._start, self._limits = start, limits
         self._lock = threading.RLock()
         self._closed = False
         self._engine: Mortal | None = start(None, lambda: self._closed)
@@ -77,10 +95,9 @@ class SupervisedEngine:
         self._trial: list[Kept] = []
         self._adapters: dict[str, str] = {}
         self._changing: dict[str, str] = {}
-        self._deaths: deque[float] = deque(maxlen=patience.deaths)
+        self._toll = Toll(patience.deaths, patience.window)
         self._stats, self._before = Stats(total_blocks=self._info.num_blocks), dict.fromkeys(TOTALS, 0)
-        self._heard, self._steps = time.monotonic(), deque[float](maxlen=512)
-        self._row_seconds = 0.0
+        self._watchdog = Watchdog(patience.hang, limits.rows(self._info.max_model_len))
         self._restarts = 0
 
     @property
@@ -97,6 +114,27 @@ class SupervisedEngine:
         """Keep a request and hand it over, now or when there is an engine again."""
         with self._lock:
             kept = self._kept[request.id] = Kept(request, self._restarts)
+            if not self._trial:
+                self._hand_over(kept)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether anything of a request goes on here."""
+        return request_id in self._kept
+
+    def release(self, ended: bool) -> list[Kept]:
+        """Give up what others may go on with; those that are tried alone only once this one has `ended`."""
+        with self._lock:
+            stay = [] if ended else self._trial
+            gone = [kept for kept in self._kept.values() if kept not in stay]
+            for kept in gone:
+                del self._kept[kept.request.id]
+                self._names.pop(kept.name, None)
+            return gone
+
+    def adopt(self, kept: Kept) -> None:
+        """Go on with a request that another one has released."""
+        with self._lock:
+            self._kept[kept.request.id] = kept
             if not self._trial:
                 self._hand_over(kept)
 
@@ -119,7 +157,7 @@ class SupervisedEngine:
         """Load a LoRA adapter, or unload it (""), now or when there is an engine again."""
         with self._lock:
             self._changing[name] = folder
-            self._heard = time.monotonic()
+            self._watchdog.reset()
             self._send(lambda engine: engine.change_adapter(name, folder))
 
     def reset_prefix_cache(self) -> None:
@@ -135,12 +173,12 @@ class SupervisedEngine:
             if report is None:
                 with self._lock:
                     self._try_next()  # whoever ran alone may have left
-                self._watch(engine)
+                self._watchdog.check(bool(self._kept), bool(self._changing), engine.kill)
                 return None
         except EngineFailure as failure:
             return self._go_on(failure)
         with self._lock:
-            self._clock(report.stats)
+            self._watchdog.learn(report.stats)
             report = self._take(report)
             self._try_next()
         return report
@@ -199,25 +237,7 @@ class SupervisedEngine:
             self._adapters |= {change.name: folder} if folder else {}
         return True
 
-    def _clock(self, stats: Stats) -> None:
-        """Learn how long steps take."""
-        self._heard = time.monotonic()
-        if stats.step_tokens:
-            self._steps.append(stats.step_seconds)
-            row = stats.step_seconds / stats.step_tokens
-            self._row_seconds = min(self._row_seconds or row, row)
-
-    def _watch(self, engine: Mortal) -> None:
-        """End an engine that has work and says nothing for too long. The first step may take as long as it likes."""
-        if not self._patience.hang or not (self._kept or self._changing) or not self._steps:
-            self._heard = time.monotonic()
-            return
-        slow = SLOW * sorted(self._steps)[int(0.99 * len(self._steps))]
-        large = LARGE * self._row_seconds * self._limits.rows(self._info.max_model_len)
-        limit = max(self._patience.hang, slow, large, CHANGE_SECONDS if self._changing else 0.0)
-        if time.monotonic() - self._heard > limit:
-            engine.kill()
-            raise EngineFailure(f"the engine hangs: no step ended for {limit:.0f} s")
+    # ---------------------------------------------------------------------------------------------------- deaths
 
     def _go_on(self, failure: EngineFailure) -> StepReport:
         """Start the next engine. A request that is known to have ended the last one gets an error."""
@@ -229,9 +249,11 @@ class SupervisedEngine:
             self._names.clear()
             guilty = self._blame(isinstance(failure, EngineKilled))
         dead.close()
+        self._on_death()
         engine = self._next_engine(failure)
         with self._lock:
-            self._engine, self._heard = engine, time.monotonic()
+            self._engine = engine
+            self._watchdog.reset()
             self._restarts += 1
             for name, folder in (self._adapters | self._changing).items():
                 engine.change_adapter(name, folder)
@@ -246,12 +268,7 @@ class SupervisedEngine:
     def _next_engine(self, failure: EngineFailure) -> Mortal:
         """An engine that is loaded. `EngineFailure` when too many died."""
         while True:
-            now = time.monotonic()
-            self._deaths.append(now)
-            times = sum(now - death < self._patience.window for death in self._deaths)
-            if times >= self._patience.deaths:
-                within = f"; that was death {times} within {self._patience.window:.0f} s" if times > 1 else ""
-                raise EngineFailure(failure.message + within)
+            self._toll.count(failure)
             logger.error("%s; it is started again, and %d requests wait", failure.message, len(self._kept))
             try:
                 engine = self._start(self._info, lambda: self._closed)
@@ -310,6 +327,5 @@ class SupervisedEngine:
                 self._hand_over_all()
 
     def _hand_over_all(self) -> None:
-        """Everything that waits, in the order in which it came."""
         for kept in self._kept.values():
             self._hand_over(kept)

@@ -93,7 +93,7 @@ class Worker:
             elif isinstance(message, ResetPrefixCache):
                 engine.reset_prefix_cache()
             elif isinstance(message, ChangeAdapter):
-                self.send(StepReport([], engine.stats(), (engine.change_adapter(message),)))
+                self.send(StepReport([], engine.stats(), (engine.adapting.change(message),)))
         return refused
 
     def loop(self, engine: Engine) -> NoReturn:

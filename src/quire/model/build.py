@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from quire.core.config import CacheConfig, EngineConfig
+from quire.core.config import CacheConfig, EngineConfig, ModelConfig
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.core.progress import LoadProgress
@@ -31,6 +31,7 @@ from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
 from quire.model.load.place import placed
+from quire.model.load.ranks import joined
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.net.encoder import Encoder
@@ -39,6 +40,7 @@ from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.ops.lazy import torch_dtype
 from quire.ops.mla import LatentLayout
+from quire.parallel.comm import Comm
 from quire.quant.base import Quantizer, QuantScheme
 from quire.quant.registry import DENSE, quantizer
 
@@ -84,9 +86,15 @@ def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, layout: type[KV
 
 
 def load_model(
-    config: EngineConfig, ops: Ops, progress: LoadProgress | None = None, share: Share = WHOLE_MODEL
+    config: EngineConfig,
+    ops: Ops,
+    progress: LoadProgress | None = None,
+    share: Share = WHOLE_MODEL,
+    comm: Comm | None = None,
 ) -> Model:
     """Load and pack `share` of `config.model`. `progress(done_bytes, total_bytes, what)` is called after every layer.
+
+    `comm`: what the decoder of a share joins its results with those of others by.
 
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
@@ -105,20 +113,17 @@ def load_model(
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
     adapters = load_room(config, opened, ops.device, share)
-    form = Form(dtype, target, options.group_size, options.activations)
     cache = packed_cache(options, opened, ops, dtype, target, share)
-    reader = Reader(opened, ops, form, share, progress, adapters, cache)
+    reader = Reader(opened, ops, _form(options, dtype, target), share, progress, adapters, cache)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
     ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
-    made = load_decoder(reader, ropes)
+    made = load_decoder(reader, ropes) if comm is None else joined(load_decoder(reader, ropes), spec, comm)
     encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     if adapters is not None:
-        adapters.extensions.attach(Base(ops, spec, made, lambda role, layer: reader.matrix((role,), layer), dtype))
-        for name, folder in parse_modules(config.lora.lora_modules).items():
-            adapters.load(name, folder)
+        load_adapters(config, adapters, Base(ops, spec, made, lambda role, layer: reader.matrix((role,), layer), dtype))
         reader.count("adapters", "f32", adapters.nbytes)
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
@@ -150,6 +155,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
     for given, name in (
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
+        (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
     ):  # fmt: skip
         if given:
             raise ConfigError(
@@ -190,6 +196,17 @@ def _format(of: QuantScheme | Quantizer | None) -> str:
 def _warn(folder: Path, notes: tuple[str, ...]) -> None:
     for note in notes:
         log.warning("%s: %s", folder, note)
+
+
+def _form(options: ModelConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
+    return Form(dtype, target, options.group_size, options.activations)
+
+
+def load_adapters(config: EngineConfig, room: Adapters, base: Base) -> None:
+    """Those that are named at the start, for the model `base`."""
+    room.extensions.attach(base)
+    for name, folder in parse_modules(config.lora.lora_modules).items():
+        room.load(name, folder)
 
 
 def load_room(config: EngineConfig, opened: Opened, device: torch.device, share: Share) -> Adapters | None:

@@ -21,6 +21,7 @@ OPS = (
     "head_linear", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora",
     "lora_expand", "lora_scale", "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns", "rmsnorm",
     "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert",
+    "take_columns",
     "take_rows", "top_logprobs", "zero_blocks",
 )  # fmt: skip
 """Every op. Each backend implements all of them, which a test holds."""

@@ -48,6 +48,12 @@ def join_columns(parts: tuple[Tensor, ...]) -> Tensor:
 
 
 @op(tolerance=0.0)
+def take_columns(x: Tensor, start: int, width: int) -> Tensor:
+    """x[:, start : start + width] of x [T, d] f32: [T, width]."""
+    return x[:, start : start + width].contiguous()
+
+
+@op(tolerance=0.0)
 def place_columns(out: Tensor, x: Tensor, at: int) -> Tensor:
     """out[:T, at : at + d] = x [T, d] f32, the rest of out [N, width] f32 as it is; returns out.
 
@@ -135,6 +141,13 @@ def norm_spans_cases(g: Generator) -> Iterator[Case]:
 def join_columns_cases(g: Generator) -> Iterator[Case]:
     for t, d in SHAPES:
         yield {"parts": (normal(g, t, d), normal(g, t, 7), normal(g, t, 32))}
+
+
+@cases("take_columns")
+def take_columns_cases(g: Generator) -> Iterator[Case]:
+    for t, d in SHAPES:
+        yield {"x": normal(g, t, d + 9), "start": t % 9, "width": d}
+        yield {"x": normal(g, t, d), "start": 0, "width": d}
 
 
 @cases("place_columns")

@@ -55,6 +55,17 @@ def join_columns(cpu: Cpu, parts: tuple[Tensor, ...]) -> Tensor:
     return out
 
 
+@impl("take_columns", "cpu")
+def take_columns(cpu: Cpu, x: Tensor, start: int, width: int) -> Tensor:
+    rows, d = check(x, "take_columns x", F32, -1, -1).shape
+    if start < 0 or start + width > d:
+        raise ValueError(f"take_columns: rows of {d} numbers have no columns {start} to {start + width}")
+    out = cpu.arena.empty(rows, width)
+    if rows:
+        cpu.call("take_columns", out.data_ptr(), x.data_ptr(), rows, d, start, width)
+    return out
+
+
 @impl("place_columns", "cpu")
 def place_columns(cpu: Cpu, out: Tensor, x: Tensor, at: int) -> Tensor:
     total, width = check(out, "place_columns out", F32, -1, -1).shape

@@ -112,6 +112,24 @@ class Arrays:
     def complete(self, tokens: int) -> None:
         """The first part of a step of so many: look up what the host did not know, or left to the device."""
 
+    def written(self, shape: Sequence[int]) -> bytes:
+        """What a step of the sizes `shape` reads, as another rank's `put` takes it."""
+        return b"".join(part.tobytes() for part in self._parts(shape))
+
+    def put(self, shape: Sequence[int], data: bytes) -> None:
+        """Write what another rank's arrays hold."""
+        at = 0
+        for part in self._parts(shape):
+            part[...] = np.frombuffer(data, part.dtype, part.size, at).reshape(part.shape)
+            at += part.nbytes
+
+    def _parts(self, shape: Sequence[int]) -> list[NDArray[Any]]:
+        tokens, seqs, logits, blocks, tree = shape[:5]
+        parts = [self.slots[:, :tokens], self.tokens[:tokens], self.positions[:tokens], self.adapters[:tokens],
+                 self.logit_rows[:logits], self.cu_q[: seqs + 1], self.context[:seqs],
+                 self.block_tables[:, :seqs, :blocks]]  # fmt: skip
+        return [*parts, self.tree[:tokens]] if tree else parts
+
     def batches(self, tokens: int, seqs: int, logits: int, tree: bool = False) -> list[Batch]:
         """Views of the filled part, as ops read them: a batch per group of layers. `tree`: some drafts branch."""
         v, (slots, tables) = self._views, self._of_group[0]

@@ -62,11 +62,19 @@ class Caches:
     def prepare(self, plan: StepPlan) -> None:
         """Move, wipe and copy what `plan` says, before its rows are computed."""
         if plan.moves:
-            self._ops.move_slots(self.own, plan.moves)
+            self.move(plan.moves)
         if plan.scrub:
             self.zero(plan.scrub)
         if plan.copies:
-            self._ops.copy_blocks(self.own, plan.copies)
+            self.copy(plan.copies)
+
+    def move(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Move slots, (source, destination), in every layer."""
+        self._ops.move_slots(self.own, pairs)
+
+    def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copy blocks, (source, destination), in every layer."""
+        self._ops.copy_blocks(self.own, pairs)
 
     def zero(self, blocks: tuple[int, ...]) -> None:
         """Wipe `blocks` in every layer."""

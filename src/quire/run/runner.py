@@ -16,6 +16,7 @@ from quire.ops.backend import Ops
 from quire.run.budget import KVPlan
 from quire.run.builder import BatchBuilder
 from quire.run.caches import Caches
+from quire.run.ranks import Ranks
 from quire.run.step import Step
 from quire.sample.sampler import NUMERICS, Drawn, LogitRow, Sampler
 
@@ -46,10 +47,14 @@ class Runner:
         capture: bool,
         beside: tuple[Model, ...] = (),
         taps: Taps | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`beside`: models that keep keys and values in the same blocks; `taps`: hidden rows that each step leaves."""
-        self.caches = Caches((model, *beside), ops, kv)
-        self.step = Step(model, ops, kv, limits, self.caches.part(0), capture, taps)
+        """`beside`: models that keep keys and values in the same blocks; `taps`: hidden rows that each step leaves;
+        `ranks`: those that have the other shares of the model.
+        """
+        made, caches = (Step, Caches) if ranks is None else (ranks.step, ranks.caches)
+        self.caches = caches((model, *beside), ops, kv)
+        self.step = made(model, ops, kv, limits, self.caches.part(0), capture, taps)
         self.builder = BatchBuilder(self.step.arrays, self.caches.block_size, model.adapters)
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.numeric_errors = 0

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.model.batch import Batch
-from quire.model.net.decoder import Layer, sequential_block
+from quire.model.net.decoder import Layer, ToLogits, sequential_block
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Norm
 from quire.ops.backend import Ops
@@ -62,7 +62,7 @@ class EagleDecoder:
     entry: Entry
     layer: Layer
     norm: Norm
-    head: Linear
+    head: ToLogits
     given: Tensor
     kept: Tensor
     recordable: bool = True

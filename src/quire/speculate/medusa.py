@@ -22,7 +22,7 @@ from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.model.build import Model
-from quire.model.net.decoder import Decoder
+from quire.model.net.decoder import Decoder, ToLogits
 from quire.model.net.linear import Linear
 from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
@@ -37,7 +37,7 @@ class Head:
     """Residual blocks x + silu(linear(x)), and a matrix to logits."""
 
     blocks: tuple[Linear, ...]
-    out: Linear
+    out: ToLogits
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         """x [n, hidden] f32, past the target's last norm -> logits f32 [n, tokens that the head knows]."""
@@ -100,7 +100,7 @@ def _of_authors(file: HeadFile, hidden: int, vocab: int) -> tuple[Head, ...]:
     return tuple(heads)
 
 
-def _of_vllm(file: HeadFile, hidden: int, vocab: int, own: Linear) -> tuple[tuple[Head, ...], Tensor | None]:
+def _of_vllm(file: HeadFile, hidden: int, vocab: int, own: ToLogits) -> tuple[tuple[Head, ...], Tensor | None]:
     """`own`: the target's matrix to logits, for heads that bring none."""
     ids = file.tensor("token_map", file.config.integer("truncated_vocab_size", vocab)) if "token_map" in file else None
     if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
@@ -110,7 +110,7 @@ def _of_vllm(file: HeadFile, hidden: int, vocab: int, own: Linear) -> tuple[tupl
     shared = "lm_head" if "lm_head.weight" in file else "lm_heads.0"
     one = file.config.flag("original_lm_head", False) or "lm_head.weight" in file
 
-    def out(name: str) -> Linear:
+    def out(name: str) -> ToLogits:
         whole = file.rows(f"{name}.weight") != known  # rows of all tokens, of which those in token_map are taken
         return file.linear({name: vocab if whole else known}, hidden, ids if whole else None)
 

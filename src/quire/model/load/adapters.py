@@ -84,6 +84,8 @@ class Adapters:
         file = read_adapter(folder, self._opened, self._taken(), self._rank)
         parts = {(role, layer): low for role, layer, low in self._parts(file, folder)}
         held, low = self.extensions.planned(slot, parts, file)  # whatever is wrong, the slot is as it was
+        if self._share.world > 1 and slot in held.by_slot:
+            raise ConfigError(f"{folder}: changes of tables and heads are not split over ranks; use one device")
         self._clear(slot)
         for at, part in low.items():
             piece, rank = self._pieces[at], len(part.a)

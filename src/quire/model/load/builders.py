@@ -26,7 +26,7 @@ from quire.model.net.decoder import (
     sequential_block,
 )
 from quire.model.net.linear import Linear
-from quire.model.net.parts import Clip, Normed, NormSpans, Positions, Project, Scale, SoftCap, Step
+from quire.model.net.parts import Clip, Normed, NormSpans, Positions, Project, RowNorm, Scale, SoftCap, Step
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.weights import PackedTable
 from quire.quant.registry import DENSE, matrix_scheme
@@ -117,7 +117,7 @@ def load_layer(reader: Reader, index: int, rope: Tensor, bias: Tensor | None) ->
 def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
     """What happens to queries, keys and values before rope, per-head norms of one weight aside.
 
-    A norm of whole rows is given this rank's columns: its sums of squares must be joined over the ranks.
+    A norm of whole rows is given this rank's columns, which `joined` puts beside those of the others.
     """
     spec, steps = reader.local, list[Step]()
     d, keys = spec.head_dim, spec.heads * spec.head_dim
@@ -130,7 +130,8 @@ def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
             if spec.interleaved_rope:
                 rows = disk_rows(role[0], role[0], spec, False, spec.rope[index].dim)
                 weight = weight.flatten()[rows]
-            steps.append(NormSpans(weight.flatten(), start, span, spec.norm == "layer", spec.norm_eps))
+            kind = RowNorm if role.endswith("row_norm") else NormSpans
+            steps.append(kind(weight.flatten(), start, span, spec.norm == "layer", spec.norm_eps))
     if spec.clip_qkv:
         steps.append(Clip(spec.clip_qkv))
     return tuple(steps)

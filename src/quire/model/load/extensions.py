@@ -166,6 +166,7 @@ class Extensions:
         head: tuple[Change, ...] = tuple(c for e in extensions if e.head is not None for c in e.head.changes)
         if self._kept is not None:
             head = (*head, Keep(self._kept))
+        assert isinstance(decoder.head, Linear), "ranks, whose heads are joined, have no extensions"
         return replace(
             decoder,
             layers=rebuilt(decoder.layers, self._extended),

@@ -61,6 +61,8 @@ class CrossAttention:
 Wanted = Tensor | None
 """Rows [R] int32 that the blocks to come need of a layer's T, or None: all."""
 Attention = Callable[[Ops, "Layer", Tensor, Batch, KVCache, Wanted], Tensor]
+ToLogits = Callable[[Ops, Tensor], Tensor]
+"""What the final norm leaves [R, hidden] -> logits [R, V]."""
 Block = Callable[[Ops, Layer, Tensor, Tensor, Batch, KVCache, Wanted], tuple[Tensor, Tensor]]
 """The stream x [R, hidden] and what the caller adds to it."""
 
@@ -155,7 +157,7 @@ class Decoder:
     embed_steps: tuple[Step, ...]
     layers: tuple[Layer, ...]
     final_norm: Norm
-    head: Linear
+    head: ToLogits
     head_steps: tuple[Step, ...] = ()
     block: Block = sequential_block
     narrows: bool = True

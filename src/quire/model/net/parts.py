@@ -231,3 +231,8 @@ class NormSpans:
     def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
         """In place."""
         return ops.norm_spans(x, self.weight, self.start, self.span, self.centered, self.eps)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class RowNorm(NormSpans):
+    """`NormSpans` of all heads of a row together."""

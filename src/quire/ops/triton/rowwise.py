@@ -191,6 +191,14 @@ def join_columns(gpu: Gpu, parts: tuple[Tensor, ...]) -> Tensor:
     return out
 
 
+@impl("take_columns", "triton")
+def take_columns(gpu: Gpu, x: Tensor, start: int, width: int) -> Tensor:
+    d = activations(x, "take_columns x")[1]
+    if start < 0 or start + width > d:
+        raise ValueError(f"take_columns: rows of {d} numbers have no columns {start} to {start + width}")
+    return x[:, start : start + width].contiguous()
+
+
 @impl("place_columns", "triton")
 def place_columns(gpu: Gpu, out: Tensor, x: Tensor, at: int) -> Tensor:
     total, width = activations(out, "place_columns out")

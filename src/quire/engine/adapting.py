@@ -1,0 +1,79 @@
+"""Adapters that come and go between steps, while requests that use others run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from quire.core.errors import ConfigError, QuireError
+from quire.engine.client import AdapterChanged, ChangeAdapter
+from quire.model.load.adapters import Adapters
+
+
+class Adapting:
+    """Changes an engine's `room` for adapters (None: there is none), and counts what a name has been.
+
+    `users`: how many requests use an adapter; `told`: what is done beside it (name, folder or ""), on other ranks.
+    """
+
+    def __init__(
+        self, room: Adapters | None, users: Callable[[str], int], told: Callable[[str, str], None] | None
+    ) -> None:
+        self._room, self._users, self._told = room, users, told
+        self._unloads: dict[str, int] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the loaded ones."""
+        return tuple(self._room.names) if self._room is not None else ()
+
+    def load(self, name: str, folder: str) -> None:
+        """Load the adapter in `folder`; `ConfigError` or `ModelError` when it cannot be."""
+        if self._room is None:
+            raise ConfigError("there is no room for LoRA adapters: set enable_lora", param="enable_lora")
+        self._room.load(name, Path(folder).expanduser())
+        self._tell(name, folder)
+
+    def change(self, change: ChangeAdapter) -> AdapterChanged:
+        """Load, replace or unload one; what a request still uses stays. It never raises."""
+        error = ""
+        try:
+            if change.folder and change.name in self.names:
+                self._replace(change.name, change.folder)
+            elif change.folder:
+                self.load(change.name, change.folder)
+            else:
+                self._unload(change.name)
+        except QuireError as failure:
+            error = failure.message
+        except Exception as failure:  # whatever lies in that folder, the requests of others go on
+            error = f"{change.folder}: cannot be read as an adapter: {type(failure).__name__}: {failure}"
+        return AdapterChanged(change.name, self.names, error)
+
+    def times(self, name: str) -> int:
+        """How often the name was another adapter, whose keys and values must not be found."""
+        return self._unloads.get(name, 0)
+
+    def _unload(self, name: str) -> None:
+        if self._room is None:
+            raise ConfigError("there are no LoRA adapters: set enable_lora", param="enable_lora")
+        self._check_unused(name)
+        self._room.unload(name)
+        self._unloads[name] = self.times(name) + 1
+        self._tell(name, "")
+
+    def _replace(self, name: str, folder: str) -> None:
+        assert self._room is not None
+        self._check_unused(name)
+        self._room.replace(name, Path(folder).expanduser())
+        self._unloads[name] = self.times(name) + 1
+        self._tell(name, folder)
+
+    def _check_unused(self, name: str) -> None:
+        using = self._users(name)
+        if using:
+            raise ConfigError(f"adapter {name!r} is used by {using} requests; try again when they have ended")
+
+    def _tell(self, name: str, folder: str) -> None:
+        if self._told is not None:
+            self._told(name, folder)

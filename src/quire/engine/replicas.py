@@ -1,0 +1,183 @@
+"""Several engines of one model behind one edge (data parallel). Each is supervised, and has a thread that polls it.
+
+When one dies, the others go on with its requests bit for bit while it is started again; what may have killed it stays
+with it, to be tried alone.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from quire.core.errors import EngineFailure, QuireError
+from quire.core.request import Request
+from quire.engine.client import AdapterChanged, EngineInfo, Stats, StepReport
+from quire.engine.router import Router
+from quire.engine.supervised import SupervisedEngine
+
+POLL_SECONDS = 0.1
+Make = Callable[[int, Callable[[], object]], SupervisedEngine]
+"""Makes the replica of that number, which calls the second argument when its engine has died."""
+
+
+class ReplicatedEngine:
+    """`EngineClient` over `count` replicas. `poll` gives the report of one of them, with the numbers of all."""
+
+    def __init__(self, count: int, make: Make) -> None:
+        self._lock = threading.RLock()
+        self._replicas: list[SupervisedEngine] = []
+        try:
+            for i in range(count):
+                self._replicas.append(make(i, lambda i=i: self._move(i)))  # type: ignore[misc]
+        except BaseException:
+            self.close()
+            raise
+        info = self._replicas[0].info
+        self._router = Router(count, info.block_size, info.num_blocks)
+        self._places: dict[str, int] = {}
+        self._reports: queue.SimpleQueue[tuple[int, StepReport | QuireError]] = queue.SimpleQueue()
+        self._stats = [Stats(total_blocks=info.num_blocks)] * count
+        self._changes: dict[str, list[AdapterChanged]] = {}
+        self._alive = set(range(count))
+        self._closing = threading.Event()
+        for i in range(count):
+            threading.Thread(target=self._read, args=(i,), name=f"quire-replica-{i}", daemon=True).start()
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the loaded model; a replica's."""
+        return self._replicas[0].info
+
+    @property
+    def ready(self) -> bool:
+        """Whether any of them is there."""
+        return any(self._ready)
+
+    @property
+    def _ready(self) -> list[bool]:
+        return [i in self._alive and replica.ready for i, replica in enumerate(self._replicas)]
+
+    def submit(self, request: Request) -> None:
+        """To the replica that the router chooses."""
+        with self._lock:
+            place = self._places[request.id] = self._router.place(request, self._ready)
+            self._replicas[place].submit(request)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Forget a request, or one of its sequences, wherever it is."""
+        with self._lock:
+            place = self._places.get(request_id)
+            if place is not None:
+                self._replicas[place].abort(request_id, index)
+                if index is None:
+                    self._leave(request_id)
+
+    def change_adapter(self, name: str, folder: str) -> None:
+        """Everywhere; it is done when all have done it."""
+        with self._lock:
+            self._changes[name] = []
+            for i in self._alive:
+                self._replicas[i].change_adapter(name, folder)
+
+    def reset_prefix_cache(self) -> None:
+        """Everywhere."""
+        with self._lock:
+            for i in self._alive:
+                self._replicas[i].reset_prefix_cache()
+                self._router.forget(i)
+
+    def poll(self, timeout: float) -> StepReport | None:
+        """The next report of any replica. `EngineFailure` when all of them died too often."""
+        try:
+            place, found = self._reports.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(found, QuireError):
+            return self._lost(place, found)
+        with self._lock:
+            self._stats[place] = found.stats
+            for output in found.outputs:
+                if output.finish_reason is not None:
+                    self._ended(output.request_id, place)
+            changes = tuple(done for change in found.changes if (done := self._settled(change)) is not None)
+            return StepReport(found.outputs, total(self._stats), changes)
+
+    def close(self) -> None:
+        """End all of them."""
+        if hasattr(self, "_closing"):
+            self._closing.set()
+        for replica in self._replicas:
+            replica.close()
+
+    def _read(self, place: int) -> None:
+        replica = self._replicas[place]
+        while not self._closing.is_set():
+            try:
+                report = replica.poll(POLL_SECONDS)
+            except QuireError as error:
+                self._reports.put((place, error))
+                return
+            if report is not None:
+                self._reports.put((place, report))
+
+    def _ended(self, request_id: str, place: int) -> None:
+        """A sequence ended there; with the last of a request so does the request, unless it went elsewhere."""
+        if self._places.get(request_id) == place and not self._replicas[place].holds(request_id):
+            self._leave(request_id)
+
+    def _leave(self, request_id: str) -> None:
+        place = self._places.pop(request_id, None)
+        if place is not None:
+            self._router.left(place)
+
+    def _move(self, dead: int, ended: bool = False) -> bool:
+        """Other replicas go on with the requests of one, if any of them runs. `ended`: it does not come back."""
+        with self._lock:
+            self._router.forget(dead)
+            ready = [is_ready and i != dead for i, is_ready in enumerate(self._ready)]
+            if not any(ready):
+                return False
+            for kept in self._replicas[dead].release(ended):
+                self._leave(kept.request.id)
+                place = self._places[kept.request.id] = self._router.place(kept.request, ready)
+                self._replicas[place].adopt(kept)
+            return True
+
+    def _lost(self, place: int, error: QuireError) -> StepReport:
+        """A replica that died too often stays dead; the others go on while there are any."""
+        with self._lock:
+            self._alive.discard(place)
+            if not self._alive:
+                raise error
+            if not self._move(place, ended=True):
+                raise EngineFailure(f"{error.message}; the other replicas are being started, too")
+            self._stats[place] = msgspec.structs.replace(self._stats[place], running=0, waiting=0, used_blocks=0)
+            return StepReport([], total(self._stats))
+
+    def _settled(self, change: AdapterChanged) -> AdapterChanged | None:
+        """What became of a change once every replica said so: the first error, if there was one."""
+        found = self._changes.get(change.name)
+        if found is None:
+            return change
+        found.append(change)
+        if len(found) < len(self._alive):
+            return None
+        del self._changes[change.name]
+        return next((each for each in found if each.error), change)
+
+
+SUMMED = ("running", "waiting", "used_blocks", "total_blocks", "cached_blocks", "steps", "step_tokens",
+          "prompt_tokens", "generation_tokens", "preemptions", "restarts", "prefix_queries", "prefix_hits",
+          "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
+
+
+def total(stats: Sequence[Stats]) -> Stats:
+    """The numbers of all replicas together: sums, means of shares, the longest step."""
+    sums = {name: sum(getattr(each, name) for each in stats) for name in SUMMED}
+    longest = max((each.accepted_per_pos for each in stats), key=len)
+    kept = tuple(sum(sum(each.accepted_per_pos[i : i + 1]) for each in stats) for i in range(len(longest)))
+    waste = sum(each.waste for each in stats) / len(stats)
+    return Stats(waste=waste, step_seconds=max(each.step_seconds for each in stats), accepted_per_pos=kept, **sums)

@@ -1,0 +1,46 @@
+"""A decoder of one rank's share, joined with those of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.core.errors import ConfigError
+from quire.model.load.roles import Share
+from quire.model.net.decoder import Decoder, Layer
+from quire.model.net.joined import GatheredHead, GatheredNorm, SummedAttention, SummedMlp
+from quire.model.net.parts import RowNorm, Step
+from quire.model.spec import ModelSpec
+from quire.ops.backend import Ops
+from quire.parallel.comm import Comm
+
+
+def joined(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:
+    """`decoder` of a share with the sums over ranks that a block needs, and all columns of the logits.
+
+    `spec`: the whole model's. `ConfigError` for what cannot be split yet, with the reason.
+    """
+    if spec.encoder.layers:
+        raise ConfigError(
+            "--tensor-parallel-size: an encoder is computed by one rank only; leave it out",
+            param="tensor_parallel_size",
+        )
+    bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
+    widths = tuple(stop - first for first, stop in bounds)
+    layers = tuple(_joined(layer, decoder.ops, comm) for layer in decoder.layers)
+    return replace(decoder, layers=layers, head=GatheredHead(decoder.head, comm, widths))
+
+
+def _joined(layer: Layer, ops: Ops, comm: Comm) -> Layer:
+    steps = tuple(_step(step, ops, comm) for step in layer.qkv_steps)
+    attention, mlp = SummedAttention(layer.attention, comm), SummedMlp(layer.mlp, comm)
+    return replace(layer, qkv_steps=steps, attention=attention, mlp=mlp)
+
+
+def _step(step: Step, ops: Ops, comm: Comm) -> Step:
+    """A norm of all heads of a row needs those of all ranks, and its weight of all."""
+    if not isinstance(step, RowNorm):
+        return step
+    widths = (step.span,) * comm.world
+    ops.begin_step()
+    weight = comm.gather_columns(ops, step.weight[None], widths)[0].clone()
+    return GatheredNorm(weight, step.start, widths, step.centered, step.eps, comm)

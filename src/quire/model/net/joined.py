@@ -1,0 +1,75 @@
+"""Parts of a layer whose weights are split over ranks: what they have of a result is joined with what others have.
+
+A row's product with a matrix that is split by columns is a sum over ranks, one of rows lies beside those of others
+(Megatron-LM, Shoeybi et al. 2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.model.batch import Batch
+from quire.model.net.decoder import Attention, Layer, ToLogits, Wanted
+from quire.model.net.parts import Mlp
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache
+from quire.parallel.comm import Comm
+
+
+@dataclass(frozen=True)
+class SummedAttention:
+    """Each rank's heads, through its columns of the output matrix."""
+
+    own: Attention
+    comm: Comm
+
+    def __call__(self, ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+        """As `own_attention`."""
+        return self.comm.all_reduce(ops, self.own(ops, layer, h, batch, cache, wanted))
+
+
+@dataclass(frozen=True)
+class SummedMlp:
+    """Each rank's columns of the hidden layer, or of each expert's."""
+
+    own: Mlp
+    comm: Comm
+
+    def __call__(self, ops: Ops, h: Tensor) -> Tensor:
+        """h [T, hidden] -> [T, hidden]."""
+        return self.comm.all_reduce(ops, self.own(ops, h))
+
+
+@dataclass(frozen=True)
+class GatheredNorm:
+    """A norm of rows whose columns `start` on are one rank's `widths[rank]` of all; `weight` is of all."""
+
+    weight: Tensor
+    start: int
+    widths: tuple[int, ...]
+    centered: bool
+    eps: float
+    comm: Comm
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+        """x [T, width], these columns normed in place."""
+        own, before = self.widths[self.comm.rank], sum(self.widths[: self.comm.rank])
+        rows = self.comm.gather_columns(ops, ops.take_columns(x, self.start, own), self.widths)
+        rows = ops.norm_spans(rows, self.weight, 0, sum(self.widths), self.centered, self.eps)
+        normed: Tensor = ops.place_columns(x, ops.take_columns(rows, before, own), self.start)
+        return normed
+
+
+@dataclass(frozen=True)
+class GatheredHead:
+    """Each rank's rows of the vocabulary, `widths` of them."""
+
+    own: ToLogits
+    comm: Comm
+    widths: tuple[int, ...]
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [R, hidden] -> logits [R, V]."""
+        return self.comm.gather_columns(ops, self.own(ops, x), self.widths)

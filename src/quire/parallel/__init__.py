@@ -1,0 +1,1 @@
+"""Ranks: processes that each have a share of a model, and what they exchange."""

@@ -1,0 +1,59 @@
+"""What rank 0 tells the others. No engine object crosses: only sizes, blocks and the filled arrays of a step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.core.config import EngineConfig
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The first line of a rank's standard input, as JSON. `file`: the descriptor of the shared memory."""
+
+    config: EngineConfig
+    rank: int
+    world: int
+    file: int
+    crowded: bool
+
+
+class Allocate(msgspec.Struct, frozen=True, tag=True):
+    """Take `blocks` of keys and values for sequences of `max_model_len` tokens, and warm up."""
+
+    blocks: int
+    max_model_len: int
+
+
+class Forward(msgspec.Struct, frozen=True, tag=True):
+    """Compute a step of the sizes `shape` on `arrays`."""
+
+    shape: tuple[int, int, int, int, bool]
+    arrays: bytes
+
+
+class Zero(msgspec.Struct, frozen=True, tag=True):
+    """Wipe blocks."""
+
+    blocks: tuple[int, ...]
+
+
+class Copy(msgspec.Struct, frozen=True, tag=True):
+    """Copy blocks, (source, destination)."""
+
+    pairs: tuple[tuple[int, int], ...]
+
+
+class Move(msgspec.Struct, frozen=True, tag=True):
+    """Move slots, (source, destination)."""
+
+    pairs: tuple[tuple[int, int], ...]
+
+
+class Adapter(msgspec.Struct, frozen=True, tag=True):
+    """Load the adapter in `folder` under `name`, in the place of one of that name; unload it without a folder."""
+
+    name: str
+    folder: str
+
+
+Message = Allocate | Forward | Zero | Copy | Move | Adapter

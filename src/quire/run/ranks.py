@@ -1,0 +1,164 @@
+"""Rank 0's side of a group of ranks: it starts the others, and tells them what it does itself.
+
+The others are processes that end with this one. If one of them ends first, collectives fail here, and with them the
+engine: whoever supervises it starts the whole group again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ConfigError, EngineFailure
+from quire.core.machine import cores
+from quire.model.load.roles import Share
+from quire.ops.choice import backend_of
+from quire.parallel.comm import Comm
+from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
+from quire.run.budget import KVPlan
+from quire.run.builder import Shape
+from quire.run.caches import Caches
+from quire.run.messages import Adapter, Allocate, Copy, Forward, Message, Move, Start, Zero
+from quire.run.step import Step
+
+RANK = "quire.run.rank"
+"""What the other processes run."""
+
+
+class Ranks:
+    """All ranks but this one. Lives as long as the engine."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """`config`: as each rank is to have it, its own number of threads included."""
+        world = config.parallel.tensor_parallel_size
+        crowded = config.parallel.processes * max(1, config.device.threads) > cores().threads
+        self._encode = msgspec.msgpack.Encoder().encode
+        file = shared_memory(comm_bytes(world))
+        self.comm = SharedComm(file, 0, world, crowded)
+        self.others = [self._start(Start(config, rank, world, file, crowded)) for rank in range(1, world)]
+        self._ending = False
+        for other in self.others:
+            threading.Thread(target=self._watch, args=(other,), daemon=True).start()
+
+    def _start(self, start: Start) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", RANK]
+        found = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(start.file,), start_new_session=True)
+        assert found.stdin is not None
+        found.stdin.write(msgspec.json.encode(start) + b"\n")
+        found.stdin.flush()
+        return found
+
+    def _watch(self, other: subprocess.Popen[bytes]) -> None:
+        other.wait()
+        if not self._ending:
+            self.comm.leave()
+
+    def tell(self, message: Message) -> None:
+        """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
+        self.comm.tell(self._encode(message))
+
+    def allocate(self, kv: KVPlan, beside: bool) -> None:
+        """The cache of the others is as large as this rank's; a draft model is this rank's alone.
+
+        `ConfigError` where the layers of both need several block tables.
+        """
+        if beside and len(kv.groups.layers) > 1:
+            raise ConfigError(
+                "--tensor-parallel-size: a draft model beside layers with windows has block tables that other ranks "
+                "do not know; use the method ngram or suffix",
+                param="tensor_parallel_size",
+            )
+        self.tell(Allocate(kv.blocks, kv.max_model_len))
+
+    def adapter(self, name: str, folder: str) -> None:
+        """Load, replace or (without a folder) unload an adapter, as this rank did."""
+        self.tell(Adapter(name, folder))
+
+    def step(self, *args: Any) -> Step:
+        """`Step` of the same arguments, whose forward passes all ranks compute together."""
+        made = LedStep(*args)
+        made.ranks = self
+        return made
+
+    def caches(self, *args: Any) -> Caches:
+        """`Caches` of the same arguments, whose blocks are those of all ranks."""
+        made = LedCaches(*args)
+        made.ranks = self
+        return made
+
+    def check(self) -> None:
+        """`EngineFailure` when one of the others has ended."""
+        for i, other in enumerate(self.others, 1):
+            if other.poll() is not None:
+                raise EngineFailure(f"rank {i} has ended (exit code {other.returncode})")
+
+    def close(self) -> None:
+        """End the others."""
+        self._ending = True
+        for other in self.others:
+            assert other.stdin is not None
+            other.stdin.close()
+            other.wait()
+
+
+class LedStep(Step):
+    """A step that other ranks compute their shares of."""
+
+    ranks: Ranks
+
+    def pieces(self, shape: Shape) -> Iterable[Tensor]:
+        """As `Step`'s; what is in the arrays goes to all ranks first."""
+        sizes = shape.tokens, shape.seqs, shape.logits, shape.blocks, shape.tree
+        self.ranks.tell(Forward(sizes, self.arrays.written(shape)))
+        return super().pieces(shape)
+
+
+class LedCaches(Caches):
+    """Blocks that other ranks have their heads of."""
+
+    ranks: Ranks
+
+    def move(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """As `Caches`'."""
+        self.ranks.tell(Move(pairs))
+        super().move(pairs)
+
+    def zero(self, blocks: tuple[int, ...]) -> None:
+        """As `Caches`'."""
+        self.ranks.tell(Zero(blocks))
+        super().zero(blocks)
+
+    def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """As `Caches`'."""
+        self.ranks.tell(Copy(pairs))
+        super().copy(pairs)
+
+
+def lead(config: EngineConfig) -> Ranks | None:
+    """The other ranks, started, where there are any."""
+    return Ranks(config) if config.parallel.tensor_parallel_size > 1 else None
+
+
+def shared(ranks: Ranks | None) -> tuple[Share, Comm | None]:
+    """This process's share of the model, and what joins it with the others."""
+    return (Share(), None) if ranks is None else (Share(0, ranks.comm.world), ranks.comm)
+
+
+def of_a_rank(config: EngineConfig) -> EngineConfig:
+    """`config` with each rank's part of the threads. `ConfigError` for what ranks cannot do, with the reason."""
+    if config.parallel.processes == 1:
+        return config
+    if backend_of(config.device) == "triton":
+        raise ConfigError(
+            "--tensor-parallel-size: ranks on GPUs are not built yet; --device cpu has them",
+            param="tensor_parallel_size",
+        )
+    threads = config.device.threads or max(1, cores().threads // config.parallel.processes)
+    return msgspec.structs.replace(config, device=msgspec.structs.replace(config.device, threads=threads))

@@ -1,0 +1,141 @@
+"""Several engines behind one edge: requests of one that dies go on in another, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire.core.errors import EngineFailure
+from quire.core.request import Output, Request
+from quire.engine.client import EngineInfo, EngineKilled, Stats
+from quire.engine.replicas import ReplicatedEngine, total
+from quire.engine.supervised import Patience, SupervisedEngine
+from stub_engine import expected
+from test_supervised import FOREVER, LIMITS, Engine, request
+
+
+class Edge:
+    """Three replicas, and what came of the requests."""
+
+    def __init__(self, patience: Patience = FOREVER, pause: float = 0.0, **how: Any) -> None:
+        self.engines: list[list[Engine]] = [[], [], []]
+
+        def make(i: int, died: Callable[[], None]) -> SupervisedEngine:
+            def start(before: EngineInfo | None, given_up: Callable[[], bool]) -> Engine:
+                if before is not None:
+                    time.sleep(pause)
+                self.engines[i].append(Engine({}, **how))
+                self.engines[i][-1].step_seconds = 0.001
+                return self.engines[i][-1]
+
+            return SupervisedEngine(start, patience, LIMITS, died)
+
+        self.client = ReplicatedEngine(3, make)
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], str] = {}
+        self.live: dict[str, Request] = {}
+        self.changes: list[tuple[str, str]] = []
+
+    def submit(self, *requests: Request) -> None:
+        for each in requests:
+            self.live[each.id] = each
+            self.client.submit(each)
+
+    def poll(self, times: int = 1) -> None:
+        for _ in range(times):
+            report = self.client.poll(0.01)
+            for change in report.changes if report else ():
+                self.changes.append((change.name, change.error))
+            for output in report.outputs if report else ():
+                self.take(output)
+
+    def take(self, output: Output) -> None:
+        key = (output.request_id, output.index)
+        if output.request_id in self.live:
+            self.tokens.setdefault(key, []).extend(output.tokens)
+            if output.finish_reason is not None:
+                assert key not in self.ends
+                self.ends[key] = output.finish_reason
+
+    def finish(self) -> None:
+        """Until all have ended; then every sequence has the tokens that it has alone."""
+        end = time.monotonic() + 60
+        wanted = {(name, i) for name, each in self.live.items() for i in range(each.params.n)}
+        while self.ends.keys() < wanted and time.monotonic() < end:
+            self.poll()
+        for name, each in self.live.items():
+            for i in range(each.params.n):
+                assert self.tokens[name, i] == expected(each, i) and self.ends[name, i] == "length"
+        assert sum(self.client._router.in_flight) == 0 and not self.client._places
+        self.client.close()
+
+
+def test_replicas_share_the_requests() -> None:
+    edge = Edge()
+    edge.submit(*(request(f"r{i}", n=1 + i % 3) for i in range(30)))
+    edge.poll(5)
+    assert all(engines[0]._stats.running or engines[0]._stats.steps for engines in edge.engines)
+    edge.finish()
+
+
+def test_requests_of_a_dead_one_go_on_elsewhere_before_it_is_back() -> None:
+    edge = Edge(end=EngineKilled, pause=1.0)
+    edge.submit(*(request(f"r{i}", 40, n=1 + i % 2) for i in range(12)))
+    edge.poll(20)
+    began = time.monotonic()
+    edge.engines[1][0].dead = True
+    edge.finish()
+    assert time.monotonic() - began < 1.0, "nobody waited for the replica that is started again"
+
+
+def test_a_replica_that_died_too_often_is_left_out_and_the_last_ends_it_all() -> None:
+    edge = Edge(Patience(deaths=1), end=EngineKilled)
+    edge.submit(*(request(f"r{i}", 30) for i in range(9)))
+    edge.poll(10)
+    edge.engines[0][0].dead = True
+    edge.finish()
+    assert len(edge.engines[0]) == 1
+    edge = Edge(Patience(deaths=1), end=EngineKilled)
+    for engines in edge.engines:
+        engines[0].dead = True
+    with pytest.raises(EngineFailure, match="the stub died"):
+        edge.poll(100)
+    edge.client.close()
+
+
+def test_a_change_of_adapters_is_told_once_with_the_first_error() -> None:
+    edge = Edge()
+    edge.client.change_adapter("a", "folder")
+    edge.client.change_adapter("b", "bad")
+    while len(edge.changes) < 2:
+        edge.poll()
+    assert sorted(edge.changes) == [("a", ""), ("b", "bad")]
+    edge.finish()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_dies_nothing_is_lost_and_nothing_comes_twice(seed: int) -> None:
+    rng, edge = random.Random(seed), Edge(end=EngineKilled)
+    for i in range(40):
+        edge.submit(request(f"{seed} {i}", rng.randint(1, 30), n=rng.choice((1, 1, 2))))
+        edge.poll(rng.randrange(3))
+        if rng.random() < 0.2:
+            edge.engines[rng.randrange(3)][-1].dead = True
+        if rng.random() < 0.15:
+            gone = rng.choice([*edge.live])
+            edge.client.abort(gone)
+            if any((gone, k) not in edge.ends for k in range(edge.live[gone].params.n)):
+                for key in [key for key in edge.ends if key[0] == gone]:
+                    del edge.ends[key]
+            del edge.live[gone]
+            edge.ends = {key: end for key, end in edge.ends.items() if key[0] != gone}
+    edge.finish()
+
+
+def test_numbers_are_those_of_all() -> None:
+    both = total([Stats(running=2, steps=3, waste=0.5, accepted_per_pos=(4, 1)), Stats(running=1, steps=4, waste=0.1)])
+    assert (both.running, both.steps, both.accepted_per_pos) == (3, 7, (4, 1)) and both.waste == pytest.approx(0.3)
