@@ -119,7 +119,7 @@ def test_bombs_are_refused_in_time_beside_streams(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_many_bombs_are_refused_in_time_beside_streams() -> None:
-    """Some half an hour: crafted ones, 2,500 made-up templates and as many schemas and patterns."""
+    """Some ten minutes: crafted ones, 2,500 made-up templates and as many schemas and patterns."""
     crafted = [*LONG.values(), *LARGE.values(), *BROKEN.values(), *FAILING.values(), *BOMBS]
     assert len(crafted) + len(constrained()) > 190
     with live(StubEngine(step_seconds=0.004)) as server, streams(server, 20):
