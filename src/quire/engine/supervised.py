@@ -237,8 +237,6 @@ class SupervisedEngine:
             self._adapters |= {change.name: folder} if folder else {}
         return True
 
-    # ---------------------------------------------------------------------------------------------------- deaths
-
     def _go_on(self, failure: EngineFailure) -> StepReport:
         """Start the next engine. A request that is known to have ended the last one gets an error."""
         began = time.monotonic()

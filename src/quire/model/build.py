@@ -122,9 +122,7 @@ def load_model(
     made = load_decoder(reader, ropes) if comm is None else joined(load_decoder(reader, ropes), spec, comm)
     encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
-    if adapters is not None:
-        load_adapters(config, adapters, Base(ops, spec, made, lambda role, layer: reader.matrix((role,), layer), dtype))
-        reader.count("adapters", "f32", adapters.nbytes)
+    load_adapters(config, reader, Base(ops, spec, made, lambda role, layer: reader.matrix((role,), layer), dtype))
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
     return Model(
@@ -202,11 +200,14 @@ def _form(options: ModelConfig, dtype: torch.dtype, target: Quantizer | None) ->
     return Form(dtype, target, options.group_size, options.activations)
 
 
-def load_adapters(config: EngineConfig, room: Adapters, base: Base) -> None:
-    """Those that are named at the start, for the model `base`."""
-    room.extensions.attach(base)
-    for name, folder in parse_modules(config.lora.lora_modules).items():
-        room.load(name, folder)
+def load_adapters(config: EngineConfig, reader: Reader, base: Base) -> None:
+    """Those that are named at the start, for the model `base`, where there is room for any."""
+    room = reader.adapters
+    if room is not None:
+        room.extensions.attach(base)
+        for name, folder in parse_modules(config.lora.lora_modules).items():
+            room.load(name, folder)
+        reader.count("adapters", "f32", room.nbytes)
 
 
 def load_room(config: EngineConfig, opened: Opened, device: torch.device, share: Share) -> Adapters | None:
