@@ -60,6 +60,11 @@ class Rewritten:
         self.infos[name] = info
         self._from[name] = origin, expert, transposed
 
+    @property
+    def origins(self) -> dict[str, str]:
+        """What the tensors are called in the file."""
+        return {name: origin for name, (origin, *_) in self._from.items()}
+
     def tensor(self, name: str) -> Tensor:
         """The tensor `name`; the caller must not write to it."""
         origin, expert, transposed = self._from[name]
