@@ -66,7 +66,7 @@ def matrix_scheme(scheme: QuantScheme, present: Mapping[str, str]) -> QuantSchem
 
 def laid_out(scheme: QuantScheme) -> bool:
     """Whether packing is one pass over the file's bytes, as fast as reading what it made would be at a later start."""
-    return isinstance(scheme, Dense | Gguf)
+    return isinstance(scheme, Dense) or (isinstance(scheme, Gguf) and scheme.native)
 
 
 def load(scheme: QuantScheme, raw: Mapping[str, Tensor], dtype: torch.dtype, float8: int) -> QWeight:
