@@ -17,6 +17,7 @@ import foreign_weights as foreign
 from oracle import BACKENDS, edit_config, logits, relative_error
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
+from quire.model.load.packed_writing import finish_all
 from quire.quant.rules import LONGEST, compiled
 from test_float8_files import float8
 from test_model import Paged, prompt
@@ -269,6 +270,19 @@ def test_compressed_tensors_in_several_formats(tmp_path: Path) -> None:
     edit_config(tmp_path, quantization_config=config)
     with pytest.raises(ModelError, match=r"config_groups: no target is model.layers.0.self_attn.o_proj or matches it"):
         load(tmp_path)
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native was not built")
+def test_the_packed_cache_is_of_one_declaration(tmp_path: Path) -> None:
+    """Whether activations are rounded is in config.json alone."""
+    form = compressed("int-quantized", 8, -1, True, BF16)
+    foreign.replace_linears(tmp_path, form.config, form.convert)
+    options = {"cache_packed": str(tmp_path / "kept")}
+    assert load(tmp_path, "cpu", **options).report["down"][0] == "int8 g128 a16"
+    finish_all()
+    form.config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
+    edit_config(tmp_path, quantization_config=form.config)
+    assert load(tmp_path, "cpu", **options).report["down"][0] == "int8 g128"
 
 
 def test_scales_of_keys_and_values_are_read_past_and_said(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ MIXTURES = {
 
 
 def write_model(folder: Path, family: str = "llama") -> Path:
-    """A random model of `family` in float32 with a tokenizer of numbers."""
+    """A random model of `family` in float32, its numbers those of float16, with a tokenizer of numbers."""
     torch.manual_seed(7)
     config = AutoConfig.for_model(family, **SIZES | MIXTURES.get(family, {}))
     model = AutoModelForCausalLM.from_config(config).float().eval()
@@ -43,6 +43,7 @@ def write_model(folder: Path, family: str = "llama") -> Path:
         for name, p in model.named_parameters():
             if p.ndim > 1:
                 p.normal_(0, 0.05 if "router" not in name and ".gate.weight" not in name else 0.5)
+    model.half().float()
     model.save_pretrained(folder)
     words = Tokenizer(WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))
     words.pre_tokenizer = Whitespace()
