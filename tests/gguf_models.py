@@ -149,12 +149,19 @@ def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, seed: int,
         "Q5_1": ((0, 1 / 9), (2, -1.7)), "Q8_0": ((0, 1 / 74),), "Q2_K": ((80, 1 / 10), (82, 1 / 7)),
         "Q3_K": ((108, 1 / 42),), "Q4_K": ((0, 1 / 300), (2, 1 / 40)), "Q5_K": ((0, 1 / 600), (2, 1 / 40)),
         "Q6_K": ((208, 1 / 1370),), "IQ4_NL": ((0, 1 / 66),), "IQ4_XS": ((0, 1 / 1250),), "MXFP4": (),
+        "IQ1_S": ((0, 1 / 7),), "IQ1_M": (), "IQ2_XXS": ((0, 1 / 55),), "IQ2_XS": ((0, 1 / 55),),
+        "IQ2_S": ((0, 1 / 55),), "IQ3_XXS": ((0, 1 / 150),), "IQ3_S": ((0, 1 / 150),),
+        "TQ1_0": ((52, 1.2),), "TQ2_0": ((64, 1.2),),
     }  # fmt: skip
     for at, scale in halves[kind.name]:
         value = spread * scale * rng.uniform(0.8, 1.2, (*raw.shape[:-1], 1))
         raw[..., at : at + 2] = value.astype(np.float16).view(np.uint8)
     if kind.name == "MXFP4":
         raw[..., 0] = rng.integers(119, 122, raw.shape[:-1])
+    if kind.name == "IQ1_M":  # its float16 lies in the highest nibbles of the last four words
+        unit = (spread / 7 * rng.uniform(0.8, 1.2, raw.shape[:-1])).astype(np.float16).view(np.uint16).astype(np.int64)
+        nibbles = unit[..., None] >> np.array([0, 4, 8, 12]) & 15
+        raw[..., 49::2] = raw[..., 49::2] & 15 | (nibbles << 4).astype(np.uint8)
     return raw.reshape(*shape[:-1], -1)
 
 

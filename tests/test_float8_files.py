@@ -129,7 +129,7 @@ def test_float8_that_is_refused(tmp_path: Path) -> None:
         scheme_of(config).load(parts | {"weight_scale_inv": parts["weight_scale_inv"].t()}, BF16)
     with pytest.raises(ModelError, match="needs float8_e4m3fn"):
         scheme_of(config).load(parts | {"weight": parts["weight"].bfloat16()}, BF16)
-    assert matrix_scheme(scheme_of(config), {"weight"}) is DENSE
+    assert matrix_scheme(scheme_of(config), {"weight": "up.weight"}) is DENSE
     with pytest.raises(ModelError, match="has no scale beside it"):
         DENSE.load({"weight": parts["weight"]}, BF16)
 

@@ -6,7 +6,7 @@ Nothing here imports torch, so that `quire inspect` answers at once; `build` goe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.core.config import CacheConfig
@@ -26,6 +26,7 @@ from quire.model.disk.stacked import Stacked
 from quire.model.families.table import read_spec
 from quire.model.memory import kv_bytes_per_token
 from quire.model.spec import ModelSpec
+from quire.quant.cache_scales import cache_scales
 from quire.quant.registry import detect, matrix_scheme
 
 DTYPES = {"bfloat16": BF16, "float32": F32}
@@ -71,18 +72,25 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         spec, family, config = read_spec(read_json(folder / "config.json"), str(folder / "config.json"))
     required = family.required_parts(config)
     source: Source
+    origins, notes = dict[str, str](), list[str]()
     if load_format == "dummy":
         source = DummyWeights(spec, family, required, seed)
+    elif gguf is None:
+        source = rewritten = Rewritten(Checkpoint(folder), family.rewrites)
+        origins = rewritten.origins
     else:
-        source = Rewritten(Checkpoint(folder), family.rewrites) if gguf is None else gguf.source()
+        source = gguf.source()
     family = family.named_as(source.infos)
     if gguf is not None and load_format != "dummy":
         scheme, dtype = gguf.tensors.scheme, gguf.tensors.dtype
     else:
         if family.stacks:
             source = Stacked(source, family, spec.layers)
-        scheme, dtype = detect(source.infos, config.child("quantization_config")), float_dtype(source.infos)
-    notes = list(scheme.notes)
+        endings, spoken = cache_scales(config.child("quantization_config"))
+        family = replace(family, buffers=(*family.buffers, *endings))
+        scheme, dtype = detect(source.infos, config.child("quantization_config"), origins), float_dtype(source.infos)
+        notes += spoken
+    notes += scheme.notes
     if config.has("auto_map"):
         notes.append("auto_map in config.json is ignored: code from a model folder is never run")
     try:
@@ -108,7 +116,7 @@ def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelF
         roles=opened.family.roles(opened.config),
         scheme=opened.scheme.name,
         stored=opened.stored,
-        matrix_bits=opened.scheme.bits_per_number,
+        matrix_bits=opened.claim.bits_per_number(infos, opened.scheme),
         outer_bits={role: matrix_scheme(opened.scheme, opened.claim.get(role)).bits_per_number for role in OUTER},
         dtype=opened.dtype,
         tensors=len(infos),

@@ -2,19 +2,21 @@
 
 `qweight` int32 [k, n / 8], `qzeros` int32 [groups, n / 8], both packed along the rows with interleaved nibbles: nibble
 i of a word holds column `ORDER[i]` of its eight. `scales` [groups, n]. The value is (code - zero) * scale. Activations
-have 16 bits.
+have 16 bits. With `zero_point` false every zero is 8, and `qzeros` may be left out. gptqmodel's `dynamic` may give
+matrices groups of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.ops.lazy import torch
-from quire.quant.base import Fields, QWeight
+from quire.quant.base import Fields, QuantScheme, QWeight
 from quire.quant.packed import expect, group_count, grouped, loaded_bits, scale_dtypes, signed, unpack
 from quire.quant.rows import over_rows
+from quire.quant.rules import by_rules, matrices_with
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,12 +27,21 @@ NIBBLE_OF = sorted(range(8), key=ORDER.__getitem__)
 
 @dataclass(frozen=True)
 class Awq:
-    """`group` columns share a scale (-1: the whole row)."""
+    """`group` columns share a scale (-1: the whole row). `zeros`: there must be zeros."""
 
     group: int
-    parts: Mapping[str, bool] = field(default_factory=lambda: {"qweight": False, "qzeros": False, "scales": True})
-    optional: Mapping[str, bool] = field(default_factory=dict)
+    zeros: bool = True
     notes: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> Mapping[str, bool]:
+        """Codes, scales and zeros."""
+        return {"qweight": False, "scales": True} | ({"qzeros": False} if self.zeros else {})
+
+    @property
+    def optional(self) -> Mapping[str, bool]:
+        """Files without zeros of their own may hold what they are."""
+        return {} if self.zeros else {"qzeros": False}
 
     @property
     def name(self) -> str:
@@ -40,7 +51,7 @@ class Awq:
     @property
     def bits_per_number(self) -> float:
         """Codes, scales and zeros."""
-        return loaded_bits(4, self.group, True)
+        return loaded_bits(4, self.group, self.zeros)
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         """(n, k) from qweight."""
@@ -52,7 +63,6 @@ class Awq:
         n, k = self.shape({"qweight": tuple(raw["qweight"].shape)})
         groups = group_count(k, self.group)
         words = expect(raw, "qweight", (k, n // 8), torch.int32)
-        qzeros = expect(raw, "qzeros", (groups, n // 8), torch.int32)
         scales = expect(raw, "scales", (groups, n), *scale_dtypes())
         codes = torch.empty((n, k), dtype=torch.int8)
 
@@ -60,7 +70,9 @@ class Awq:
             codes[part.start * 8 : part.stop * 8] = _columns(words[:, part])
 
         over_rows(n // 8, 8 * k, work)
-        zeros = _columns(qzeros).contiguous()
+        zeros = None
+        if "qzeros" in raw:
+            zeros = _columns(expect(raw, "qzeros", (groups, n // 8), torch.int32)).contiguous()
         return grouped(4, codes, scales.t().contiguous(), zeros, self.group, activation_bits=16)
 
 
@@ -70,8 +82,12 @@ def _columns(words: Tensor) -> Tensor:
     return signed(nibbles[..., NIBBLE_OF].flatten(1), 4).t()
 
 
-def read(config: Fields, names: Collection[str]) -> Awq:
+def read(config: Fields, names: Mapping[str, str]) -> QuantScheme:
     """The scheme from `quantization_config`."""
+    return by_rules(config, _read_one(config), matrices_with("qweight", names), _read_one)
+
+
+def _read_one(config: Fields) -> Awq:
     bits = config.integer("bits" if config.has("bits") else "w_bit", low=1, high=16)
     if bits != 4:
         raise config.fail("bits", f"is {bits}, only 4 can be read; use the unquantized checkpoint")
@@ -81,7 +97,4 @@ def read(config: Fields, names: Collection[str]) -> Awq:
     version = config.text("version", config.text("format", "gemm"))
     if version.lower() != "gemm":
         raise config.fail("version", f"{version!r} has another order of codes; only gemm can be read")
-    config.flag(
-        "zero_point", True
-    )  # false says how they were chosen (all 8); they are in the file and count all the same
-    return Awq(group)
+    return Awq(group, config.flag("zero_point", True))

@@ -166,8 +166,16 @@ class Fields(Protocol):
         """A string."""
         ...
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings, empty when absent."""
+        ...
+
     def child(self, name: str) -> Fields:
         """The object under `name`, empty when absent."""
+        ...
+
+    def over(self, others: Fields) -> Fields:
+        """`others` with these in the place of those that both have."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of 4-bit floats (e2m1): MXFP4 as gpt-oss has its experts; MXFP4 and NVFP4 of compressed-tensors.
+"""Checkpoints of 4-bit floats (e2m1): MXFP4 as gpt-oss has its experts; MXFP4, NVFP4 and MXFP6 of compressed-tensors.
 
 gpt-oss: `blocks` uint8 [n, k / 32, 16], two codes to a byte with the first in the low half; `scales` uint8 [n, k / 32].
 
@@ -6,8 +6,9 @@ compressed-tensors:
 
 `weight_packed` uint8 [n, k / 2], two codes to a byte with the first in the low half. MXFP4: `weight_scale` uint8
 [n, k / 32], the exponent of a power of two plus 127 (Open Compute Project, Microscaling Formats 1.0). NVFP4:
-`weight_scale` float8 e4m3 [n, k / 16], divided by the one number of `weight_global_scale`. Activations, which these
-recipes round to 4 bits or not at all, keep 16.
+`weight_scale` float8 e4m3 [n, k / 16], divided by the one number of `weight_global_scale`. MXFP6 (e2m3):
+`weight_packed` uint8 [n, k * 3 / 4], a stream of codes of 6 bits, and the scales of MXFP4; its numbers are eighths up
+to 7.5, so whole codes of 8 bits. Activations, which these recipes round to as many bits or not at all, keep 16.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
 from quire.ops.lazy import torch
-from quire.quant.base import Fields, QWeight
+from quire.quant.base import Fields, QuantScheme, QWeight
 from quire.quant.codebook import MXFP4
-from quire.quant.packed import expect
+from quire.quant.packed import expect, grouped, powers_of_two, unpack
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-EXPONENT_NAN = 255
 GROUP = 32
 
 
@@ -87,6 +87,38 @@ class Mxfp4:
         return MXFP4.weight(_codes(blocks.flatten(1)), scales, GROUP)
 
 
+@dataclass(frozen=True)
+class Mxfp6:
+    """The form of compressed-tensors: sign, 2 bits of exponent, 3 of mantissa."""
+
+    name: str = "mxfp6"
+    parts: Mapping[str, bool] = field(default_factory=lambda: {"weight_packed": False, "weight_scale": False})
+    optional: Mapping[str, bool] = field(default_factory=dict)
+    bits_per_number: float = 8 + 16 / GROUP
+    notes: tuple[str, ...] = ("mxfp6: codes of 6 bits take 8 when loaded",)
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """(n, k) from the codes."""
+        data = shapes["weight_packed"]
+        return (data[0], data[1] * 4 // 3) if len(data) == 2 else data
+
+    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+        """The weight, without a change to its numbers."""
+        n, k = self.shape({"weight_packed": tuple(raw["weight_packed"].shape)})
+        if k % GROUP:
+            raise ModelError(f"has rows of {k} numbers in groups of {GROUP}; the last group is cut")
+        data = expect(raw, "weight_packed", (n, k * 3 // 4), torch.uint8)
+        scales = powers_of_two(expect(raw, "weight_scale", (n, k // GROUP), torch.uint8))
+        codes = _eighths()[unpack(data.contiguous().view(torch.int32), 6).long()]
+        return grouped(8, codes, scales / 8, None, GROUP, activation_bits=16)
+
+
+def _eighths() -> Tensor:
+    """Eight times the number of each code of e2m3, int8 [64]."""
+    up = [m if e == 0 else (8 + m) << (e - 1) for e in range(4) for m in range(8)]
+    return torch.tensor(up + [-number for number in up], dtype=torch.int8)
+
+
 def read(config: Fields, names: Collection[str]) -> Mxfp4:
     """The scheme of quant_method mxfp4; which matrices are in it is seen from their tensors."""
     return Mxfp4()
@@ -97,18 +129,12 @@ def _codes(data: Tensor) -> Tensor:
     return torch.stack((data & 15, data >> 4), -1).flatten(1).view(torch.int8)
 
 
-def powers_of_two(exponents: Tensor) -> Tensor:
-    """2^(e - 127) as f32 of exponents uint8 (e8m0); `ModelError` for the code of NaN."""
-    if bool((exponents == EXPONENT_NAN).any()):
-        raise ModelError("a scale is nan; the file is damaged")
-    return torch.exp2(exponents.float() - 127.0)
-
-
 _PACKED = {"weight_packed": False}
-FORMS = {
+FORMS: dict[str, QuantScheme] = {
     "mxfp4-pack-quantized": Fp4("mxfp4", 32, {**_PACKED, "weight_scale": False}, 4.5),
     "nvfp4-pack-quantized": Fp4(
         "nvfp4", 16, {**_PACKED, "weight_scale": True, "weight_global_scale": True}, 4 + 32 / 16
     ),
+    "mxfp6-pack-quantized": Mxfp6(),
 }
 """`format` of a compressed-tensors file -> how its weights are kept."""

@@ -15,7 +15,7 @@ from quire.core.errors import ModelError
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
 from quire.quant.base import Fields, QWeight, float_kind
-from quire.quant.packed import scale_dtypes
+from quire.quant.packed import powers_of_two, scale_dtypes
 from quire.quant.rows import over_rows
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ GROUPS = (256, 128, 64, 32)
 class Fp8:
     """`scale`: the name of the scales' part. `block`: rows and columns of a block, or None.
 
-    `reciprocal`: a weight is its code over its scale, not times it.
+    `reciprocal`: a weight is its code over its scale, not times it. `powers`: scales are exponents of two (e8m0), as
+    MXFP8 has them for 32 columns of a row each.
     Scales that multiply activations (`optional`) are not used: activations stay in bfloat16 or float32, or are rounded
     to float8 by their own scales.
     """
@@ -39,10 +40,13 @@ class Fp8:
     optional: Mapping[str, bool] = field(default_factory=lambda: {"input_scale": True, "activation_scale": True})
     notes: tuple[str, ...] = ()
     reciprocal: bool = False
+    powers: bool = False
 
     @property
     def name(self) -> str:
-        """ "fp8" or "fp8 128x128"."""
+        """ "fp8", "fp8 128x128" or "mxfp8"."""
+        if self.powers:
+            return "mxfp8"
         return "fp8 {}x{}".format(*self.block) if self.block else "fp8"
 
     @property
@@ -53,7 +57,7 @@ class Fp8:
     @property
     def parts(self) -> Mapping[str, bool]:
         """The matrix and its scales."""
-        return {"weight": True, self.scale: True}
+        return {"weight": True, self.scale: not self.powers}
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         """The matrix's own shape."""
@@ -69,8 +73,11 @@ class Fp8:
         per_block = -(-n // rows), -(-k // columns)
         whole = self.block is None and scale.numel() == 1
         allowed = [per_block] if self.block else [per_block, (n,)]
-        if scale.dtype not in scale_dtypes() or not (whole or tuple(scale.shape) in allowed):
+        allowed_types = (torch.uint8,) if self.powers else scale_dtypes()
+        if scale.dtype not in allowed_types or not (whole or tuple(scale.shape) in allowed):
             raise ModelError(f"{self.scale} is {scale.dtype} {list(scale.shape)}, needs {list(per_block)} numbers")
+        if self.powers:
+            scale = powers_of_two(scale)
         if not bool(torch.isfinite(scale).all()):
             raise ModelError(f"{self.scale} holds nan or inf; the file is damaged")
         if bool(((w.view(torch.uint8) & 127) == 127).any()):

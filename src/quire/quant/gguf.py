@@ -17,7 +17,9 @@ from quire.ops.kinds import SUPER_KINDS
 from quire.ops.lazy import torch
 from quire.ops.weights import BlockForm, Rows, Stored, Weight
 from quire.quant.base import QWeight
-from quire.quant.gguf_blocks import FORMS, Form
+from quire.quant.gguf_blocks import FORMS as PLAIN_FORMS
+from quire.quant.gguf_blocks import Form
+from quire.quant.gguf_grids import GRID_FORMS
 from quire.quant.rows import over_rows
 from quire.quant.stored import StoredWeight
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KINDS = {4: "int4", 8: "int8"}
+FORMS = PLAIN_FORMS | GRID_FORMS
 TYPES = {kind.name: kind for kind in BLOCKS.values() if kind.name in FORMS}
 
 
@@ -64,6 +67,8 @@ class Block:
     def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
         """The weight; `ModelError` for scales that are nan or inf, once it is packed or taken apart."""
         data, form = raw[self.name], self.form
+        if not form.native:
+            return QWeight(self._widen(data))
         kind, wide = self._kind, form.wide
         if form.super is not None and SUPER_KINDS:  # none without the extension, which alone packs these bytes
             kind, wide = SUPER_KINDS[form.super.bits, form.group, form.mins, bool(form.table)], False
@@ -107,7 +112,22 @@ class Gguf:
 
     numbers: Mapping[str, int]
     optional: Mapping[str, bool] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The formats that take more memory than in the file."""
+        wider = (
+            f"{name}: {8 * block.type.nbytes / block.type.numbers:.2f} bits a number in the file, "
+            f"{block.bits_per_number:.2f} when loaded"
+            for name, block in self.members.items()
+            if not block.form.native
+        )
+        return tuple(wider)
+
+    @property
+    def native(self) -> bool:
+        """Whether the native extension packs the bytes of every format."""
+        return all(block.form.native for block in self.members.values())
 
     @cached_property
     def members(self) -> dict[str, Block]:

@@ -36,8 +36,8 @@ class SuperBlock:
 
     def units(self, raw: Tensor) -> tuple[Tensor, Tensor | None]:
         """Units [r, blocks] float16 of scales and minimums, from bytes uint8 [r, blocks, bytes of a block]."""
-        least = None if self.min_unit < 0 else -_half(raw, self.min_unit)[..., 0]
-        return _half(raw, self.unit)[..., 0], least
+        least = None if self.min_unit < 0 else -half(raw, self.min_unit)[..., 0]
+        return half(raw, self.unit)[..., 0], least
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Form:
 
     Value = code * scale + minimum, with scales and minimums [r, blocks, groups]; minimums None where the format has
     none. Codes are int8: `bits` 8, or 4: 0..15 with minimums or a `table` (value = table[code] * scale), -8..7
-    without. `wide`: scales and minimums are float32.
+    without. `wide`: scales and minimums are float32. `native`: the native extension packs the bytes themselves.
     """
 
     split: Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
@@ -56,6 +56,7 @@ class Form:
     wide: bool = False
     table: tuple[int, ...] = ()
     super: SuperBlock | None = None
+    native: bool = True
 
     @property
     def loaded_bits(self) -> float:
@@ -66,7 +67,7 @@ class Form:
         return self.bits + (32 if self.wide else 16) * (1 + self.mins) / self.group
 
 
-def _half(raw: Tensor, at: int) -> Tensor:
+def half(raw: Tensor, at: int) -> Tensor:
     """The float16 at byte `at` of every block, [r, blocks, 1]."""
     return raw[..., at : at + 2].contiguous().view(torch.float16)
 
@@ -93,23 +94,23 @@ def _int8(codes: Tensor, less: int) -> Tensor:
 
 
 def _q4_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    return _int8(_nibbles(raw[..., 2:18]), 8), _half(raw, 0), None
+    return _int8(_nibbles(raw[..., 2:18]), 8), half(raw, 0), None
 
 
 def _q4_1(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _int8(_nibbles(raw[..., 4:20]), 0), _half(raw, 0), _half(raw, 2)
+    return _int8(_nibbles(raw[..., 4:20]), 0), half(raw, 0), half(raw, 2)
 
 
 def _q5_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    return _int8(_nibbles(raw[..., 6:22]) | _fifth(raw[..., 2:6]), 16), _half(raw, 0), None
+    return _int8(_nibbles(raw[..., 6:22]) | _fifth(raw[..., 2:6]), 16), half(raw, 0), None
 
 
 def _q5_1(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _int8(_nibbles(raw[..., 8:24]) | _fifth(raw[..., 4:8]), 0), _half(raw, 0), _half(raw, 2)
+    return _int8(_nibbles(raw[..., 8:24]) | _fifth(raw[..., 4:8]), 0), half(raw, 0), half(raw, 2)
 
 
 def _q8_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    return raw[..., 2:34].contiguous().view(torch.int8), _half(raw, 0), None
+    return raw[..., 2:34].contiguous().view(torch.int8), half(raw, 0), None
 
 
 def _crumbs(qs: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ def _crumbs(qs: Tensor) -> Tensor:
 
 
 def _q2_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    d, least = _half(raw, 80).float(), _half(raw, 82).float()
+    d, least = half(raw, 80).float(), half(raw, 82).float()
     sub = raw[..., :16]
     return _int8(_crumbs(raw[..., 16:80]), 0), d * (sub & 15).float(), -(least * (sub >> 4).float())
 
@@ -130,7 +131,7 @@ def _q3_k(raw: Tensor) -> tuple[Tensor, Tensor, None]:
     low = raw[..., 96:104]
     top = raw[..., None, 104:108] >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None] & 3
     sub = _nibbles(low) | (top.flatten(-2) << 4)
-    return _int8(_crumbs(raw[..., 32:96]) | high << 2, 4), _half(raw, 108).float() * (sub.float() - 32), None
+    return _int8(_crumbs(raw[..., 32:96]) | high << 2, 4), half(raw, 108).float() * (sub.float() - 32), None
 
 
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +143,7 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scales, mins = _six_bits(raw[..., 4:16])
-    return _int8(_pairs(raw[..., 16:], 32), 0), _half(raw, 0).float() * scales, -(_half(raw, 2).float() * mins)
+    return _int8(_pairs(raw[..., 16:], 32), 0), half(raw, 0).float() * scales, -(half(raw, 2).float() * mins)
 
 
 def _q5_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,18 +151,18 @@ def _q5_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     bits = torch.arange(8, dtype=torch.uint8)[:, None]
     high = ((raw[..., None, 16:48] >> bits & 1) << 4).flatten(-2)
     codes = _int8(_pairs(raw[..., 48:], 32) | high, 0)
-    return codes, _half(raw, 0).float() * scales, -(_half(raw, 2).float() * mins)
+    return codes, half(raw, 0).float() * scales, -(half(raw, 2).float() * mins)
 
 
 def _q6_k(raw: Tensor) -> tuple[Tensor, Tensor, None]:
     low = _pairs(raw[..., :128], 64)
     high = _crumbs(raw[..., 128:192])
     sub = raw[..., 192:208].contiguous().view(torch.int8).float()
-    return _int8(low | high << 4, 32), _half(raw, 208).float() * sub, None
+    return _int8(low | high << 4, 32), half(raw, 208).float() * sub, None
 
 
 def _iq4_nl(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    return _int8(_nibbles(raw[..., 2:18]), 0), _half(raw, 0), None
+    return _int8(_nibbles(raw[..., 2:18]), 0), half(raw, 0), None
 
 
 def _iq4_xs(raw: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -169,7 +170,7 @@ def _iq4_xs(raw: Tensor) -> tuple[Tensor, Tensor, None]:
     high = (raw[..., 2:4, None] >> pairs & 3).flatten(-2)
     low = torch.stack((raw[..., 4:8] & 15, raw[..., 4:8] >> 4), -1).flatten(-2)
     sub = (low | high << 4).float() - 32
-    return _int8(_pairs(raw[..., 8:], 16), 0), _half(raw, 0).float() * sub, None
+    return _int8(_pairs(raw[..., 8:], 16), 0), half(raw, 0).float() * sub, None
 
 
 def _mxfp4(raw: Tensor) -> tuple[Tensor, Tensor, None]:

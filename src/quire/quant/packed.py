@@ -1,12 +1,12 @@
 """Integer codes packed into int32 words, and group scales of any size, as the weights the kernels take.
 
-Words are little-endian: their bytes in memory are already in the order of the codes, two 4-bit codes to a byte with the
-first in the low half.
+Words are little-endian: their bytes in memory are one stream of bits, in which the codes follow each other from the
+lowest bit on: two 4-bit codes to a byte with the first in the low half, eight codes of 3 bits to three bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from quire.core.errors import ModelError
@@ -18,29 +18,56 @@ from quire.quant.rows import over_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-KINDS = {4: "int4", 8: "int8"}
+KINDS = {bits: "int4" if bits <= 4 else "int8" for bits in range(2, 9)}
+"""Bits of a code in a file -> the kind that holds it: codes of 2 and 3 bits take 4, those of 5 to 7 take 8."""
+PLANES = {3: (2, 1), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}
+"""Bits of a code -> widths of the planes that gptqmodel cuts it into, the lowest bits first."""
 GROUPS = (128, 64, 32, 16)
 """Groups the kernels take, largest first: fewer scales to read."""
+EXPONENT_NAN = 255
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Unsigned codes uint8 [r, c * 32 / bits] of words int32 [r, c]; `bits` is 4 or 8."""
+    """Unsigned codes uint8 [r, c * 32 / bits] of words int32 [r, c]; what is left of the last word is dropped."""
     data = words.contiguous().view(torch.uint8)
-    return data if bits == 8 else torch.stack((data & 15, data >> 4), -1).flatten(-2)
+    if bits == 8:
+        return data
+    if bits == 4:
+        return torch.stack((data & 15, data >> 4), -1).flatten(-2)
+    count = words.shape[1] * 32 // bits
+    data = torch.nn.functional.pad(data, (0, -data.shape[1] % bits)).view(len(data), -1, bits)
+    codes = torch.empty((*data.shape[:2], 8), dtype=torch.uint8)
+    for place in range(8):
+        byte, shift = divmod(place * bits, 8)
+        code = data[..., byte] >> shift
+        if shift + bits > 8:
+            code = code | data[..., byte + 1] << (8 - shift)
+        codes[..., place] = code & ((1 << bits) - 1)
+    return codes.flatten(1)[:, :count]
+
+
+def unpack_planes(words: Tensor, bits: int) -> Tensor:
+    """As `unpack`, of words in which every 32 codes are `PLANES` behind each other; c is a multiple of `bits`."""
+    blocks = words.reshape(-1, bits)
+    codes, word, bit = torch.zeros((len(blocks), 32), dtype=torch.uint8), 0, 0
+    for width in PLANES[bits]:
+        codes |= unpack(blocks[:, word : word + width], width) << bit
+        word, bit = word + width, bit + width
+    return codes.view(len(words), -1)
 
 
 def signed(codes: Tensor, bits: int) -> Tensor:
-    """Unsigned codes uint8 as int8, 2^(bits - 1) less: 0..15 becomes -8..7."""
+    """Unsigned codes uint8 as int8, 2^(bits - 1) less: of 4 bits 0..15 becomes -8..7."""
     return codes.sub(1 << (bits - 1)).view(torch.int8)
 
 
-def unpack_rows(words: Tensor, bits: int) -> Tensor:
-    """Signed codes int8 [n, k] of words int32 [n, k * bits / 32]."""
+def unpack_rows(words: Tensor, bits: int, take_apart: Callable[[Tensor, int], Tensor] = unpack) -> Tensor:
+    """Signed codes int8 [n, k] of words int32 [n, k * bits / 32], by `unpack` or `unpack_planes`."""
     n, width = words.shape
     codes = torch.empty((n, width * 32 // bits), dtype=torch.int8)
 
     def work(rows: slice) -> None:
-        codes[rows] = signed(unpack(words[rows], bits), bits)
+        codes[rows] = signed(take_apart(words[rows], bits), bits)
 
     over_rows(n, codes.shape[1], work)
     return codes
@@ -61,13 +88,21 @@ def expect(raw: Mapping[str, Tensor], part: str, shape: tuple[int, ...], *dtypes
     return tensor
 
 
+def powers_of_two(exponents: Tensor) -> Tensor:
+    """2^(e - 127) as f32 of exponents uint8 (e8m0); `ModelError` for the code of NaN."""
+    if bool((exponents == EXPONENT_NAN).any()):
+        raise ModelError("a scale is nan; the file is damaged")
+    return torch.exp2(exponents.float() - 127.0)
+
+
 def group_count(columns: int, group: int) -> int:
     """Groups of `group` columns in a row (-1: the whole row is one); the last may be short."""
     return 1 if group == -1 else -(-columns // group)
 
 
 def loaded_bits(bits: int, group: int, zeros: bool) -> float:
-    """Bits of a loaded number: its code and its part of a float16 scale and of a zero."""
+    """Bits of a loaded number: its code, in the kind that holds it, and its part of a float16 scale and of a zero."""
+    bits = 4 if KINDS[bits] == "int4" else 8
     width = 128 if group == -1 else next((g for g in GROUPS if group % g == 0), group)
     return bits + (16 + 8 * zeros) / width
 

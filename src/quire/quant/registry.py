@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from quire.core.errors import ConfigError
@@ -13,6 +14,7 @@ from quire.quant.codebook import MXFP4, NF4
 from quire.quant.dense import Dense
 from quire.quant.float8 import FP8
 from quire.quant.gguf import Gguf
+from quire.quant.mixed import Mixed
 from quire.quant.rtn import INT4, INT8
 from quire.quant.sparse import Sparse
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DENSE = Dense()
-READERS: dict[str, Callable[[Fields, Collection[str]], QuantScheme]] = {
+READERS: dict[str, Callable[[Fields, Mapping[str, str]], QuantScheme]] = {
     "gptq": gptq.read,
     "awq": awq.read,
     "compressed-tensors": compressed.read,
@@ -29,12 +31,15 @@ READERS: dict[str, Callable[[Fields, Collection[str]], QuantScheme]] = {
     "fp8": fp8.read,
     "fbgemm_fp8": fp8.read,
 }
-"""`quant_method` of a checkpoint -> its format from the fields beside it and the names of the tensors."""
+"""`quant_method` of a checkpoint -> its format from the fields beside it and the tensors, name here -> in the file."""
 QUANTIZERS: dict[str, Quantizer] = {q.name: q for q in (INT8, INT4, NF4, MXFP4, FP8)}
 
 
-def detect(names: Collection[str], config: Fields) -> QuantScheme:
-    """The format of a checkpoint from its `quantization_config` (empty when it has none) and its tensor names."""
+def detect(names: Collection[str], config: Fields, origins: Mapping[str, str] = MappingProxyType({})) -> QuantScheme:
+    """The format of a checkpoint from its `quantization_config` (empty when it has none) and its tensor names.
+
+    `origins`: what tensors are called in the file where that is another name.
+    """
     known = f"known: {', '.join(READERS)}"
     if not config.raw:
         packed = next((n for n in sorted(names) if n.endswith((".qweight", ".weight_packed"))), None)
@@ -46,19 +51,22 @@ def detect(names: Collection[str], config: Fields) -> QuantScheme:
         raise config.fail(
             "quant_method", f"{method!r} cannot be read; {known}. Use the unquantized checkpoint and --quantization"
         )
-    return READERS[method](config, names)
+    return READERS[method](config, {name: origins.get(name, name) for name in names})
 
 
-def matrix_scheme(scheme: QuantScheme, present: Collection[str]) -> QuantScheme:
-    """The format of one matrix of a checkpoint in `scheme` from the suffixes of its tensors: `scheme`, or dense."""
+def matrix_scheme(scheme: QuantScheme, present: Mapping[str, str]) -> QuantScheme:
+    """The format of one matrix of a checkpoint in `scheme` from its tensors, suffix -> name: `scheme`, or dense."""
     if isinstance(scheme, Gguf):
         return scheme.member(present) or DENSE
+    if isinstance(scheme, Mixed):
+        base = next((name.removesuffix(f".{suffix}") for suffix, name in present.items()), "")
+        scheme = scheme.of.get(base, DENSE)
     return scheme if any(s in present for s in scheme.parts if s != "weight") else DENSE
 
 
 def laid_out(scheme: QuantScheme) -> bool:
     """Whether packing is one pass over the file's bytes, as fast as reading what it made would be at a later start."""
-    return isinstance(scheme, Dense | Gguf)
+    return isinstance(scheme, Dense) or (isinstance(scheme, Gguf) and scheme.native)
 
 
 def load(scheme: QuantScheme, raw: Mapping[str, Tensor], dtype: torch.dtype, float8: int) -> QWeight:

@@ -55,10 +55,21 @@ class Claim:
             total += math.prod(matrix_scheme(scheme, parts).shape(shapes)) + math.prod(shapes.get("bias", (0,)))
         return total
 
+    def bits_per_number(self, infos: Mapping[str, TensorInfo], scheme: QuantScheme) -> float:
+        """Mean bits of a number of the layers' quantized matrices when loaded; 0 when there are none."""
+        bits, numbers = 0.0, 0
+        for (_, place), parts in self.parts.items():
+            own = matrix_scheme(scheme, parts)
+            if place.layer is not None and own.bits_per_number:
+                count = math.prod(own.shape({s: infos[name].shape for s, name in parts.items()}))
+                bits, numbers = bits + count * own.bits_per_number, numbers + count
+        return bits / numbers if numbers else 0.0
+
 
 def scheme_of(role: Role, scheme: QuantScheme, base: str, names: Collection[str]) -> QuantScheme:
     """The format of one role's tensors `base`.*: a quantized checkpoint holds dense matrices too."""
-    return matrix_scheme(scheme, {s for s in scheme.parts if role.kind != "vector" and f"{base}.{s}" in names})
+    present = {s: f"{base}.{s}" for s in scheme.parts if role.kind != "vector" and f"{base}.{s}" in names}
+    return matrix_scheme(scheme, present)
 
 
 def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, Place, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.core.errors import ModelError
 from quire.core.files import read_bounded, why_missing
+from quire.quant.base import Fields
 
 MAX_BYTES = 16 << 20
 
@@ -77,6 +78,10 @@ class HfConfig:
     def child(self, name: str) -> HfConfig:
         """The object under `name`, empty when absent."""
         return HfConfig(self._get(name, {}, (dict,), "an object"), f"{self.where}: {name}")
+
+    def over(self, others: Fields) -> HfConfig:
+        """`others` with these fields in the place of those that both have."""
+        return HfConfig({**others.raw, **self.raw}, self.where)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings, empty when absent."""

@@ -23,13 +23,36 @@ class Rewrite:
     """Tensors whose whole name matches `pattern`, and the name to see them under, a template of `re.Match.expand`.
 
     `stacked`: the first axis are experts, whose number takes the place of {} in `name`. `transposed`: the matrices are
-    [k, n] on disk.
+    [k, n] on disk. `parts`: what takes the place of the next {}; each is the same number of rows, one part below the
+    other or, `alternating`, row by row in turn.
     """
 
     pattern: str
     name: str
     stacked: bool = False
     transposed: bool = False
+    parts: tuple[str, ...] = ()
+    alternating: bool = False
+
+    def rows(self, height: int) -> list[tuple[str, slice | None]]:
+        """The parts of `height` rows, each with its rows; one without a name when they are not parted."""
+        if not self.parts:
+            return [("", None)]
+        count, each = len(self.parts), height // len(self.parts)
+        return [
+            (part, slice(i, None, count) if self.alternating else slice(i * each, (i + 1) * each))
+            for i, part in enumerate(self.parts)
+        ]
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a tensor is: that of the file, the expert of it, whether it is turned, and the rows of that."""
+
+    name: str
+    expert: int | None = None
+    transposed: bool = False
+    rows: slice | None = None
 
 
 class Rewritten:
@@ -38,38 +61,52 @@ class Rewritten:
     def __init__(self, source: Source, rewrites: Sequence[Rewrite]) -> None:
         self.source = source
         self.infos: dict[str, TensorInfo] = {}
-        self._from: dict[str, tuple[str, int | None, bool]] = {}
+        self._from: dict[str, _Origin] = {}
         known = [(re.compile(r.pattern), r) for r in rewrites]
         for name, info in source.infos.items():
             found = next(((m, r) for p, r in known if (m := p.fullmatch(name))), None)
             if found is None:
-                self._add(name, info, name, None, False)
-                continue
-            match, rule = found
-            if len(info.shape) < 1 + rule.stacked + rule.transposed:
-                raise ModelError(f"{info.file}: {name} has the shape {list(info.shape)}, which is too few axes")
-            shape = info.shape[1:] if rule.stacked else info.shape
-            one = TensorInfo(info.dtype, shape[::-1] if rule.transposed else shape, info.file)
-            new = match.expand(rule.name)
-            for e in range(info.shape[0]) if rule.stacked else (None,):
-                self._add(new if e is None else new.format(e), one, name, e, rule.transposed)
+                self._add(name, info, _Origin(name))
+            else:
+                self._rewrite(name, info, *found)
 
-    def _add(self, name: str, info: TensorInfo, origin: str, expert: int | None, transposed: bool) -> None:
+    def _rewrite(self, name: str, info: TensorInfo, match: re.Match[str], rule: Rewrite) -> None:
+        if len(info.shape) < rule.stacked + (2 if rule.transposed else bool(rule.parts)):
+            raise ModelError(f"{info.file}: {name} has the shape {list(info.shape)}, which is too few axes")
+        shape = info.shape[1:] if rule.stacked else info.shape
+        shape = shape[::-1] if rule.transposed else shape
+        height, count = (shape[0], len(rule.parts)) if rule.parts else (0, 1)
+        if height % count:
+            raise ModelError(f"{info.file}: {name} has {height} rows, which are not parted by {count}")
+        one = TensorInfo(info.dtype, (height // count, *shape[1:]) if rule.parts else shape, info.file)
+        new = match.expand(rule.name)
+        for e in range(info.shape[0]) if rule.stacked else (None,):
+            for part, rows in rule.rows(height):
+                words = [str(word) for word in (e, part or None) if word is not None]
+                self._add(new.format(*words) if words else new, one, _Origin(name, e, rule.transposed, rows))
+
+    def _add(self, name: str, info: TensorInfo, origin: _Origin) -> None:
         if name in self.infos:
-            raise ModelError(f"{info.file}: {origin} is there in two forms; remove one of them")
+            raise ModelError(f"{info.file}: {origin.name} is there in two forms; remove one of them")
         self.infos[name] = info
-        self._from[name] = origin, expert, transposed
+        self._from[name] = origin
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """What the tensors are called in the file."""
+        return {name: origin.name for name, origin in self._from.items()}
 
     def tensor(self, name: str) -> Tensor:
         """The tensor `name`; the caller must not write to it."""
-        origin, expert, transposed = self._from[name]
-        tensor = self.source.tensor(origin)
-        tensor = tensor if expert is None else tensor[expert]
-        return tensor.t() if transposed else tensor
+        origin = self._from[name]
+        tensor = self.source.tensor(origin.name)
+        tensor = tensor if origin.expert is None else tensor[origin.expert]
+        tensor = tensor.t() if origin.transposed else tensor
+        return tensor if origin.rows is None else tensor[origin.rows]
 
     def read_ahead(self, names: Iterable[str]) -> None:
         """Have the system read the tensors `names`."""
-        self.source.read_ahead({self._from[name][0] for name in names})
+        self.source.read_ahead({self._from[name].name for name in names})
 
     def give_back(self) -> None:
         """Give back the memory of what was read; tensors handed out stay valid."""

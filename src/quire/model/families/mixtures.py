@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
-from quire.model.disk.rewrite import Rewrite
+from quire.model.families.expert_names import (
+    CORRECTION,
+    ERNIE_CORRECTION,
+    GPT_OSS_WRITTEN,
+    MIXTRAL_WRITTEN,
+    STACKED,
+)
 from quire.model.families.names import BIAS_FLAGS, LLAMA, MLP_BIAS, NORM_BIASES, QKV_BIAS, without
 from quire.model.families.readers import (
     alternating,
@@ -35,17 +41,14 @@ MIXTRAL = without(LLAMA, "gate", "up", "down", "q_norm", "k_norm") | {
     "expert_up": "block_sparse_moe.experts.{}.w3",
     "expert_down": "block_sparse_moe.experts.{}.w2",
 }
-GPT_OSS = without(LLAMA, "gate", "up", "down", "q_norm", "k_norm") | {
-    "sinks": "self_attn.sinks",
-    "router": "mlp.router",
-    "expert_gate_up": "mlp.experts.{}.gate_up_proj",
-    "expert_down": "mlp.experts.{}.down_proj",
-}
-WRITTEN_BY_MODULE = tuple(
-    Rewrite(rf"(.*\.block_sparse_moe\.experts\.\d+)\.{module}_proj(\..+)", rf"\1.{name}\2")
-    for module, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+GPT_OSS = (
+    without(LLAMA, "gate", "up", "down", "q_norm", "k_norm")
+    | {
+        "sinks": "self_attn.sinks",
+        "router": "mlp.router",
+    }
+    | {role: name for role, name in EXPERTS.items() if role != "router"}
 )
-"""llm-compressor takes the experts apart and names their matrices as transformers' modules do."""
 LOCAL = (("num_experts", "num_local_experts"),)
 ROUTED = (("num_experts", "n_routed_experts"),)
 
@@ -112,6 +115,7 @@ def deepseek(config: HfConfig, defaults: dict[str, Any], moe: Callable[[HfConfig
         {"attention_bias": ("kv_a.bias", "o.bias", *(() if straight else ("q_a.bias",)))},
         spelling=ROUTED,
         skipped=layers_ahead(config),
+        rewrites=STACKED,
     )
 
 
@@ -159,7 +163,6 @@ def sigmoid_experts(renormalize: bool) -> Callable[[HfConfig, int], MoE]:
     return moe
 
 
-CORRECTION = Rewrite(r"(.*\.mlp)\.gate\.e_score_correction_bias", r"\1.gate_correction.weight")
 CORRECTED = {"router_bias": "mlp.gate_correction"}
 
 
@@ -185,7 +188,7 @@ def deepseek_v3(config: HfConfig) -> Family:
         family,
         names={**family.names, **CORRECTED},
         required=(*family.required, "router_bias"),
-        rewrites=(CORRECTION,),
+        rewrites=(CORRECTION, *STACKED),
     )
 
 
@@ -209,7 +212,7 @@ def glm4_moe(config: HfConfig) -> Family:
         {"attention_bias": QKV_BIAS, "use_qk_norm": ("q_norm", "k_norm")},
         spelling=ROUTED,
         skipped=layers_ahead(config),
-        rewrites=(CORRECTION,),
+        rewrites=(CORRECTION, *STACKED),
     )
 
 
@@ -262,7 +265,7 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
             ("n_shared_experts", "moe_num_shared_experts"),
         ),
         skipped=("model.mtp_",),
-        rewrites=(Rewrite(r"(.*\.mlp)\.moe_statics\.e_score_correction_bias", r"\1.gate_correction.weight", True),),
+        rewrites=(ERNIE_CORRECTION, *STACKED),
     ),
     "dots1": Family(
         LLAMA | EXPERTS | SHARED | CORRECTED,
@@ -277,7 +280,7 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
         ("router_bias", "q_norm", "k_norm"),
         BIAS_FLAGS,
         spelling=ROUTED,
-        rewrites=(CORRECTION,),
+        rewrites=(CORRECTION, *STACKED),
     ),
     "mixtral": Family(
         MIXTRAL,
@@ -291,7 +294,7 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
         },
         {"windows": sliding_windows, "moe": read_moe(renormalize=True)},
         spelling=LOCAL,
-        rewrites=WRITTEN_BY_MODULE,
+        rewrites=MIXTRAL_WRITTEN,
     ),
     "qwen2_moe": Family(
         without(LLAMA, "q_norm", "k_norm")
@@ -318,6 +321,7 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
         ("shared_switch",),
         {"qkv_bias": QKV_BIAS},
         spelling=LOCAL,
+        rewrites=STACKED,
     ),
     "qwen3_moe": Family(
         LLAMA | EXPERTS,
@@ -335,6 +339,7 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
         ("q_norm", "k_norm"),
         BIAS_FLAGS,
         spelling=LOCAL,
+        rewrites=STACKED,
     ),
     "olmoe": Family(
         without(LLAMA, "gate", "up", "down", "q_norm", "k_norm")
@@ -344,6 +349,7 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
         {"clip_qkv": lambda config, layers: config.number("clip_qkv", 0.0), "moe": read_moe()},
         ("q_row_norm", "k_row_norm"),
         BIAS_FLAGS,
+        rewrites=STACKED,
     ),
     "phimoe": Family(
         MIXTRAL,
@@ -360,6 +366,7 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
         BIAS_FLAGS | {"lm_head_bias": ("head.bias",)},
         {"norm": "layer"},
         LOCAL,
+        rewrites=MIXTRAL_WRITTEN,
     ),
     "gpt_oss": Family(
         GPT_OSS,
@@ -376,14 +383,9 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
             "num_experts_per_tok": 4,
         },
         {"windows": sliding_windows, "moe": gpt_oss_experts},
-        ("sinks", "router.bias", "expert_gate_up.bias", "expert_down.bias"),
+        ("sinks", "router.bias", "expert_gate.bias", "expert_up.bias", "expert_down.bias"),
         BIAS_FLAGS,
         spelling=LOCAL,
-        rewrites=(
-            Rewrite(r"(.*\.self_attn\.sinks)", r"\1.weight"),
-            Rewrite(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)", r"\1.{}.\2.weight", True, True),
-            Rewrite(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)_bias", r"\1.{}.\2.bias", True),
-            Rewrite(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)_(blocks|scales)", r"\1.{}.\2.\3", True),
-        ),
+        rewrites=GPT_OSS_WRITTEN,
     ),
 }

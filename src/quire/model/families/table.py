@@ -231,6 +231,7 @@ FAMILIES: dict[str, Row] = {
             ("rope_theta", "rotary_emb_base"),
         ),
         grouped_qkv=True,
+        aliases={"head": ("lm_head",)},
         buffers=MASKS,
     ),
     "opt": opt,

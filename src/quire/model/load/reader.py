@@ -110,8 +110,9 @@ class Reader:
 
     def table(self, role: str) -> Tensor:
         """A look-up table in the compute dtype, copied out of the mapped file."""
-        raw = {s: self.read(name) for s, name in self.opened.claim.get(role).items()}
-        tensor = _as_table(raw, matrix_scheme(self.opened.scheme, raw), self.form.dtype)
+        names = self.opened.claim.get(role)
+        raw = {s: self.read(name) for s, name in names.items()}
+        tensor = _as_table(raw, matrix_scheme(self.opened.scheme, names), self.form.dtype)
         self.count(role, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
         return tensor
 

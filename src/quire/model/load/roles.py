@@ -162,11 +162,8 @@ ROLES |= {f"cross_{name}": _cross(name) for name in ("q", "k", "v", "o")} | {"cr
 KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
 """Roles that a layer which reads another's keys and values does not have."""
 
-FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "expert_gate_up": ("expert_gate", "expert_up")}
+FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 """Matrices that some families keep as one on disk: name -> the roles whose rows they hold."""
-
-ALTERNATING = ("expert_gate_up",)
-"""Those of them whose rows alternate between their roles instead of lying below each other (gpt-oss)."""
 
 
 def _fused(parts: tuple[str, ...]) -> Role:
@@ -193,9 +190,6 @@ def disk_rows(role: str, holder: str, spec: ModelSpec, grouped: bool, rotated: i
     elif grouped:
         grid = torch.arange(DISK_ROLES[holder].shape(spec)[0]).view(spec.kv_heads, -1, d)
         rows = {"q": grid[:, :-2], "k": grid[:, -2], "v": grid[:, -1]}[role].flatten()
-    elif holder in ALTERNATING:
-        parts = FUSED[holder]
-        rows = torch.arange(n) * len(parts) + parts.index(role)
     else:
         before = FUSED[holder][: FUSED[holder].index(role)]
         rows = torch.arange(n) + sum(ROLES[p].shape(spec)[0] for p in before)
