@@ -24,7 +24,7 @@ def case(family: str = "llama", **options: Any) -> Callable[[Path, str], None]:
         model.save_pretrained(out / name)
         read = AutoModelForCausalLM.from_pretrained(out / name, dtype=torch.float32, device_map="cpu")
         read = read.dequantize().float().eval()
-        record(out, name, lambda tokens: read(tokens, use_cache=False).logits, rounds=False)
+        record(out, name, lambda tokens: read(tokens, use_cache=False).logits)
 
     return make
 

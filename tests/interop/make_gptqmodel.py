@@ -29,7 +29,7 @@ def case(**options: Any) -> Callable[[Path, str], None]:
                 linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
                 linear.weight.data = weight
                 read.set_submodule(inner, linear)
-        record(out, name, lambda tokens: read(tokens, use_cache=False).logits, rounds=False)
+        record(out, name, lambda tokens: read(tokens, use_cache=False).logits)
 
     return make
 

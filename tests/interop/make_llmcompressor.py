@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,22 @@ def case(family: str = "llama", **recipe: Any) -> Make:
         ignore = ["lm_head", "re:.*router$", "re:.*mlp.gate$", "re:.*block_sparse_moe.gate$"]
         modifier = QuantizationModifier(**{"targets": "Linear", "ignore": ignore} | recipe)
         oneshot(model=model, dataset=texts, recipe=modifier, max_seq_length=64, num_calibration_samples=16)
-        rounds = recipe.get("scheme") in ("W8A8", "FP8_DYNAMIC") or "kv_cache_scheme" in recipe
-        record(out, name, lambda tokens: model(tokens, use_cache=rounds).logits, rounds=rounds)
+        with exact_activations(model):
+            record(out, name, lambda tokens: model(tokens, use_cache=False).logits)
         model.save_pretrained(out / name, save_compressed=True)
 
     return make
+
+
+@contextmanager
+def exact_activations(model: torch.nn.Module) -> Iterator[None]:
+    """The model without the rounding of activations, keys and values, which each program does in its own way."""
+    kept = [(s, s.input_activations) for m in model.modules() if (s := getattr(m, "quantization_scheme", None))]
+    for scheme, _ in kept:
+        scheme.input_activations = None
+    yield
+    for scheme, rounding in kept:
+        scheme.input_activations = rounding or scheme.input_activations
 
 
 def group(targets: list[str], args: QuantizationArgs) -> QuantizationScheme:

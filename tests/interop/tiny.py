@@ -7,12 +7,10 @@ after.
 
 from __future__ import annotations
 
-import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -58,8 +56,8 @@ def calibration(count: int = 16, length: int = 64) -> list[dict[str, list[int]]]
 
 
 @torch.inference_mode()
-def record(out: Path, case: str, forward: Callable[[torch.Tensor], torch.Tensor], **facts: Any) -> None:
-    """Keep what `forward` (tokens [1, n] -> logits [1, n, vocabulary]) answers; `facts` go to CASE.json."""
+def record(out: Path, case: str, forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Keep what `forward` (tokens [1, n] -> logits [1, n, vocabulary]) answers."""
     tokens = torch.randint(3, VOCABULARY, (PROMPTS, LENGTH), generator=torch.Generator().manual_seed(11))
     logits, made = [], []
     for row in tokens:
@@ -70,7 +68,6 @@ def record(out: Path, case: str, forward: Callable[[torch.Tensor], torch.Tensor]
         made.append(text[0, LENGTH:])
     answers = {"tokens": tokens, "logits": torch.stack(logits), "made": torch.stack(made)}
     save_file(answers, out / f"{case}.answers.safetensors")
-    (out / f"{case}.json").write_text(json.dumps(facts))
 
 
 def run(cases: Mapping[str, Callable[[Path, str], None]]) -> None:
