@@ -2,7 +2,7 @@
 
     python benchmarks/tenants.py fairness    a quiet tenant alone and beside a flood: fair, and first come, first served
     python benchmarks/tenants.py shares      two floods, weights 3 and 1: tokens that each was served
-    python benchmarks/tenants.py itl         gaps between tokens beside prompts of 4,096: chunks by time, and of 512
+    python benchmarks/tenants.py itl         gaps between tokens beside prompts of 4,000: chunks by time, and of 512
 
 Random weights of a real shape, in this process; requests come when they are due (Poisson), whatever was answered.
 """
@@ -100,7 +100,7 @@ def throughput(records: dict[str, Record], since: float, until: float) -> float:
 
 def engine_of(args: argparse.Namespace, **options: Any) -> Engine:
     """An engine of the asked shape at the asked bits."""
-    own = {"load_format": "dummy", "quantization": args.quantization, "enable_prefix_caching": False}
+    own = {"load_format": "dummy", "quantization": args.quantization}
     return Engine(
         flat_config(model=str(write_config(args.shape, args.work.absolute() / args.shape)), **(own | options))
     )
@@ -143,11 +143,11 @@ def shares(args: argparse.Namespace) -> dict[str, Any]:
 
 def itl(args: argparse.Namespace) -> dict[str, Any]:
     """Some eight answers are under way at any time while long prompts come: gaps between the tokens of the answers."""
-    answers, prompts = Load("answers", 0.5, 64, 400), Load("prompts", args.rate, 4096, 8)
+    answers, prompts = Load("answers", 0.5, 64, 400), Load("prompts", args.rate, 4000, 8)
     ways = {"timed": {"target_itl_ms": 50.0}, "chunks of 512": {"max_num_batched_tokens": 512}}
     found: dict[str, Any] = {}
     for name, way in ways.items():
-        engine = engine_of(args, max_model_len=8192, max_num_seqs=16, **way)
+        engine = engine_of(args, max_model_len=4096, max_num_seqs=16, **way)
         serve(engine, [answers, prompts], 3.0, stop=15.0)
         records = serve(engine, [answers, prompts], args.seconds, stop=args.seconds)
         gaps = [gap for record in of(records, "answers") for gap in record.gaps]

@@ -223,11 +223,11 @@ def test_what_an_adapter_held_is_given_back_and_the_next_one_finds_its_place_cle
         extensions = engine.model.adapters.extensions
         taken = []
         for name, want in zip(paths, said[1:], strict=True):
-            assert not engine.change_adapter(ChangeAdapter("a", str(paths[name]))).error
+            assert not engine.adapting.change(ChangeAdapter("a", str(paths[name]))).error
             taken.append(extensions.nbytes)
             assert greedy(llm, [PROMPT], LoRARequest("a", 1, str(paths[name]))) == [want], name
         assert len(set(taken)) == len(taken) and min(taken) > 0
-        assert not engine.change_adapter(ChangeAdapter("a", "")).error
+        assert not engine.adapting.change(ChangeAdapter("a", "")).error
         assert extensions.nbytes == 0 and greedy(llm, [PROMPT]) == said[:1]
 
 
@@ -239,8 +239,8 @@ def test_adapters_that_take_more_than_there_is_are_refused(
         flat_config(lora_extra_bytes=-1).validate()
     with LLM(folder, enable_lora=True, **(SMALL | {"lora_extra_bytes": 40_000})) as llm:
         engine = llm.engine.engine
-        assert not engine.change_adapter(ChangeAdapter("dora", str(paths["dora"]))).error
-        changed = engine.change_adapter(ChangeAdapter("saved", str(paths["saved"])))
+        assert not engine.adapting.change(ChangeAdapter("dora", str(paths["dora"]))).error
+        changed = engine.adapting.change(ChangeAdapter("saved", str(paths["saved"])))
         assert "--lora-extra-bytes 40000" in changed.error and changed.adapters == ("dora",)
         assert greedy(llm, [PROMPT], LoRARequest("dora", 1, str(paths["dora"]))) == [said[1]]
 
@@ -332,7 +332,7 @@ def test_a_broken_adapter_is_refused_and_the_old_one_stays(
     with LLM(folder, enable_lora=True, **(SMALL | {"max_loras": 1})) as llm:
         engine = llm.engine.engine
         for i, kind in enumerate(SERVED):
-            assert not engine.change_adapter(ChangeAdapter("a", str(paths[kind]))).error
+            assert not engine.adapting.change(ChangeAdapter("a", str(paths[kind]))).error
             for what, (source, change, message) in BROKEN.items():
                 if source != kind:
                     continue
@@ -342,6 +342,6 @@ def test_a_broken_adapter_is_refused_and_the_old_one_stays(
                 change(layout.tensors, layout.config)
                 with pytest.raises(QuireError, match=message):
                     raise QuireError(
-                        engine.change_adapter(ChangeAdapter("a", str(layout.write(tmp_path / what)))).error
+                        engine.adapting.change(ChangeAdapter("a", str(layout.write(tmp_path / what)))).error
                     )
             assert greedy(llm, [PROMPT], LoRARequest("a", 1, str(paths[kind]))) == [said[1 + i]], kind

@@ -205,7 +205,12 @@ class Deaf:
         """Note it."""
         self.told.append(request_id)
 
-    def change_adapter(self, change: ChangeAdapter) -> Any:
+    @property
+    def adapting(self) -> Deaf:
+        """Itself."""
+        return self
+
+    def change(self, change: ChangeAdapter) -> Any:
         """Nothing comes of it."""
         return ()
 

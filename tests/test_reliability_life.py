@@ -19,8 +19,13 @@ from test_reliability_load import FULL, ROOMY, alone, asked
 from test_server_death import Serving, children, gone
 
 SOURCE = Path(__file__).parent.parent / "src" / "quire"
-WALL_CLOCK = {"model/load/packed_folder.py", "server/service.py", "server/writer.py", "text/sandbox.py"}
-"""Where the time of day is asked for: ages of files, `created` in replies, the date in a prompt."""
+WALL_CLOCK = {
+    "model/load/packed_folder.py", "server/service.py", "server/writer.py", "text/sandbox.py",
+    "engine/metrics.py", "engine/recorder.py", "server/middleware.py",
+}  # fmt: skip
+"""Where the time of day is asked for: ages of files, `created` in replies, the date in a prompt; when something was
+measured, recorded or logged.
+"""
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from fake_runner import FakeEngine, request
@@ -9,7 +10,7 @@ from quire.core.plan import Chunk, StepPlan
 from quire.core.sequence import Sequence
 from quire.sched.growth import full
 from quire.sched.pace import LEAST, Pace
-from quire.sched.policy import Fair
+from quire.sched.policy import CREDIT, Fair
 from quire.sched.shares import shares
 from test_scheduler import assert_golden
 from turns import turns, working
@@ -152,22 +153,22 @@ def test_who_comes_to_a_full_batch_gets_a_place_of_the_one_that_has_too_many() -
     assert len(engine.ends) == 13 and all(end.finish_reason == "length" for end in engine.ends.values())
 
 
-def test_nothing_is_saved_up_in_a_pause_and_nothing_is_forgiven() -> None:
+def test_little_is_saved_up_in_a_pause_and_nothing_is_forgiven() -> None:
     policy = Fair()
-    a, b = (replace(request(name, [1, 2, 3], 9), tenant=name) for name in "ab")
+    a, b = (replace(request(name, [1] * 3000, 9), tenant=name) for name in "ab")
     policy.joins(a, [])
     seq = Sequence(a)
-    seq.computed = 3
-    policy.served(seq, 3)
+    seq.computed = 3000
+    policy.served(seq, 3000)
     policy.joins(b, [a])
-    assert policy.counter("b") == policy.counter("a") == 3 + 2
-    policy.served(seq, 3)
+    assert policy.counter("a") == 3002 and policy.counter("b") == 3002 - CREDIT
+    policy.served(seq, 3000)
     policy.joins(a, [b])
-    assert policy.counter("a") == 10, "ending its work for a moment forgives nothing"
+    assert policy.counter("a") == 6004, "ending its work for a moment forgives nothing"
     tokens = Sequence(replace(a, weight=5.0))
-    tokens.computed = 3
-    policy.served(tokens, 3)
-    assert policy.counter("a") == 11
+    tokens.computed = 3000
+    policy.served(tokens, 3000)
+    assert policy.counter("a") == pytest.approx(6004 + 3002 / 5)
 
 
 def paced(pace: Pace, row: float, prompt: int, steps: int) -> list[float]:

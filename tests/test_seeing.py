@@ -67,7 +67,7 @@ def test_a_stream_ends_with_it(path: str, usage: bool) -> None:
 
 
 def test_unknown_wishes_are_refused_by_name() -> None:
-    with live() as server:
+    with live(strict=True) as server:
         for wish, param in (({"timing": True}, "quire.timing"), ({"timings": 1}, "quire.timings"), (True, "quire")):
             reply = server.post("/v1/completions", {"prompt": "x", "quire": wish})
             assert reply.status_code == 400 and reply.json()["error"]["param"] == param

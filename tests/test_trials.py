@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from quire.core.config import SchedulerConfig
 from quire.core.errors import EngineFailure
 from quire.engine.client import Stats
-from quire.engine.supervised import LARGE, SLOW, TRIED, Patience
+from quire.engine.supervised import TRIED
+from quire.engine.watchdog import LARGE, SLOW, Watchdog
 from test_supervised import Edge, request
 from turns import turns
 
@@ -40,13 +40,17 @@ def test_who_is_tried_alone_stays_so_until_it_gave_two_tokens() -> None:
     ],
 )
 def test_a_hang_is_longer_than_any_step_may_be(steps: list[tuple[float, int]], most: int, limit: float) -> None:
-    edge = Edge(patience=Patience(hang=0.1, deaths=10))
-    edge.client._limits = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=most)
-    edge.submit(request("a"))
+    watchdog, killed = Watchdog(0.1, most), list[bool]()
+
+    def check() -> None:
+        watchdog.check(busy=True, changing=False, kill=lambda: killed.append(True))
+
     for seconds, rows in steps:
-        edge.client._clock(Stats(step_seconds=seconds, step_tokens=rows))
-    edge.client._heard = time.monotonic() - 0.9 * limit
-    edge.client._watch(edge.engine)
-    edge.client._heard = time.monotonic() - 1.1 * limit
+        watchdog.learn(Stats(step_seconds=seconds, step_tokens=rows))
+    watchdog._heard = time.monotonic() - 0.9 * limit
+    check()
+    assert not killed
+    watchdog._heard = time.monotonic() - 1.1 * limit
     with pytest.raises(EngineFailure, match="hangs"):
-        edge.client._watch(edge.engine)
+        check()
+    assert killed

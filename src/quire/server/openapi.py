@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -79,13 +79,20 @@ def described(app: FastAPI, describe: Callable[[], dict[str, Any]], strict: bool
     if app.openapi_schema is None:
         bodies = [kind for group in BODIES.values() for kind in group]
         replies = [kind for group in (*REPLIES.values(), (ErrorReply,)) for kind in group]
-        _, schemas = msgspec.json.schema_components([*bodies, *replies], ref_template=_REFS)
+        _, schemas = msgspec.json.schema_components([*bodies, *replies], schema_hook=_lazy, ref_template=_REFS)
         for schema in schemas.values() if not strict else ():
             schema.pop("additionalProperties", None)
         found = describe()
         found.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
         app.openapi_schema = found
     return app.openapi_schema
+
+
+def _lazy(kind: type) -> dict[str, Any]:
+    """Lists whose items are made as they are written."""
+    if kind is Iterator:
+        return {"type": "array"}
+    raise NotImplementedError(kind)
 
 
 def _responses(path: str) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Rows
-from typing import NamedTuple
+from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.model.net.linear import Linear
+from quire.model.net.tapped import picked
 from quire.run.builder import Shape, ancestors
 from quire.run.step import Step
 from quire.sample.sampler import LogitRow
@@ -24,20 +26,28 @@ from quire.speculate.tree import Candidates, grow_trees
 
 MOST_KEPT = 64
 """Hidden rows of a sequence that wait for a draft; with more, their keys are computed without one."""
+FOLLOWED = 2
+"""Sequences of a step, the first of them, that drafts may be tried on after a rest."""
 HOLES = 32
 """Positions whose keys may be missing: those of rows that nobody waited for. With more a draft is not worth it."""
 
 
-class Ahead(NamedTuple):
-    """Hidden rows [n, width] of a sequence's positions from `start` on, whose keys the layer does not have yet."""
+@dataclass(slots=True)
+class Ahead:
+    """Hidden rows of a sequence's positions `start` to `end`, whose keys the layer does not have yet.
+
+    They stay where they were kept, step by step: rows [n, width] of a step, of which `first` to `stop` are meant. To
+    put them together for every sequence in every step took as long as a step of a small model.
+    """
 
     start: int
-    rows: Tensor
+    end: int
+    pieces: list[tuple[Tensor, int, int]]
 
     @property
-    def end(self) -> int:
-        """The position after the last."""
-        return self.start + len(self.rows)
+    def rows(self) -> Tensor:
+        """All of them [end - start, width]."""
+        return torch.cat([rows[first:stop] for rows, first, stop in self.pieces])
 
 
 Work = list[tuple[Sequence, int, Tensor]]
@@ -81,25 +91,51 @@ class EagleDrafter(ModelDrafter):
         return chunk.start
 
     def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
-        """Keep the hidden rows of `plan` that stand; those of prompts only where drafts are likely to come."""
+        """Keep the hidden rows of `plan` that stand; those of prompts only where drafts are likely to come.
+
+        While drafts rest, `FOLLOWED` of the sequences are.
+        """
         super().computed(plan, follow=False)
-        at, work = 0, Work()
-        for i, chunk in enumerate(plan.chunks):
-            seq, wanted = chunk.seq, follow or chunk.start >= chunk.seq.prompt_len
-            result = results[i] if results and wanted else None
-            before, seq.lookup = seq.lookup, None
-            if result is not None and result.error is None and not result.again:
-                stand = [0, *(node + 1 for node in result.path)] if seq.draft else range(chunk.count)
-                kept = Ahead(chunk.start, self._hidden[[at + row for row in stand]])
-                if isinstance(before, Ahead) and before.end == chunk.start:
-                    kept = Ahead(before.start, torch.cat((before.rows, kept.rows)))
-                known = len(seq.tokens) - 1 - kept.start  # rows of a prompt, whose next tokens are known
-                if known > 0 and (chunk.start < seq.prompt_len or len(kept.rows) > MOST_KEPT):
-                    work.append((seq, kept.start, kept.rows[:known]))
-                    kept = Ahead(kept.start + len(kept.rows[:known]), kept.rows[known:])
-                seq.lookup = kept
-            at += chunk.count
+        stands = self._standing(plan, follow, results)
+        places = [place for found in stands for place in found]
+        rows, first, work = picked(self._hidden, places) if places else self._hidden[:0], 0, Work()
+        for chunk, found in zip(plan.chunks, stands, strict=True):
+            seq, stop, kept = chunk.seq, first + len(found), chunk.seq.lookup
+            if not found:
+                seq.lookup = None
+                continue
+            if isinstance(kept, Ahead) and kept.end == chunk.start:
+                kept.end += len(found)
+                kept.pieces.append((rows, first, stop))
+            else:
+                kept = seq.lookup = Ahead(chunk.start, chunk.start + len(found), [(rows, first, stop)])
+            if chunk.start < seq.prompt_len or kept.end - kept.start > MOST_KEPT:
+                work += self._settled(seq, kept)
+            first = stop
         self._write(work)
+
+    def _settled(self, seq: Sequence, kept: Ahead) -> Work:
+        """The rows whose next tokens are known: their keys are to be computed now."""
+        known, rows = len(seq.tokens) - 1 - kept.start, kept.rows
+        if known <= 0:
+            return []
+        start, done, left = kept.start, rows[:known], rows[known:]
+        seq.lookup = Ahead(start + len(done), kept.end, [(left, 0, len(left))] if len(left) else [])
+        return [(seq, start, done)]
+
+    def _standing(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult]) -> list[list[int]]:
+        """Of each chunk the rows of the step that are kept."""
+        at, found = 0, list[list[int]]()
+        for chunk, result in zip(plan.chunks, results or repeat(None), strict=False):
+            wanted = follow or (chunk.start >= chunk.seq.prompt_len and len(found) < FOLLOWED)
+            if not wanted or result is None or result.error is not None or result.again:
+                found.append([])
+            elif chunk.seq.draft:
+                found.append([at, *(at + 1 + node for node in result.path)])
+            else:
+                found.append([*range(at, at + chunk.count)])
+            at += chunk.count
+        return found
 
     def _write(self, work: Work) -> None:
         """Compute the layer's keys of `work`, in pieces that fit a step."""

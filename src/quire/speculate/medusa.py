@@ -24,7 +24,7 @@ from quire.core.speculation import TreeForm
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder, ToLogits
 from quire.model.net.linear import Linear
-from quire.model.net.tapped import Taps
+from quire.model.net.tapped import Taps, picked
 from quire.ops.backend import Ops
 from quire.run.step import Step
 from quire.sample.sampler import LogitRow, Sampler
@@ -162,7 +162,7 @@ class MedusaDrafter:
                 owners.append((chunk.seq, len(chunk.seq.tokens) + len(result.tokens) - 2))
             at += count
         if places:
-            rows = self._hidden[torch.tensor(places, device=self._hidden.device)]
+            rows = picked(self._hidden, places)
             for i, (seq, position) in enumerate(owners):
                 seq.lookup = Kept(position, rows, i)
 

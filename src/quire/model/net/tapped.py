@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from quire.model.batch import Batch
@@ -68,6 +69,11 @@ class TappedDecoder(Decoder):
             kept = self.final_norm(ops, ops.take_rows(x, delta, None)) if self.taps.every else h
             ops.place_columns(self.kept, kept, 0)
         return h
+
+
+def picked(kept: Tensor, places: list[int]) -> Tensor:
+    """Rows of `kept`, copied. Not by torch on the host: its threads would spin beside those of the next step."""
+    return torch.from_numpy(kept.numpy()[places]) if kept.device.type == "cpu" else kept[places]
 
 
 def tapped(decoder: Decoder, taps: Taps, kept: Tensor) -> TappedDecoder:
