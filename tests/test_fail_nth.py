@@ -61,6 +61,7 @@ def check(trials: list[dict[str, Any]], kinds: set[str]) -> dict[str, int]:
 
 
 @preloads
+@pytest.mark.slow
 def test_what_fails_is_told_and_misleads_nobody(tmp_path: Path) -> None:
     sweeps = ("alloc:65536:2:25", "map:1048577:1:1", "open:0:2:2", "read:0:2:4", "write:0:2:20")
     failed = check(swept(tmp_path, *sweeps), {sweep.partition(":")[0] for sweep in sweeps})

@@ -84,7 +84,7 @@ def test_rows_see_their_encoder_s_part_whenever_copies_happen(eager: str) -> Non
 @pytest.mark.parametrize("eager", ["side", "main"])
 def test_tokens_that_were_drawn_in_pieces_are_found_by_their_places(eager: str) -> None:
     runtime = FakeRuntime(eager)
-    arrays = DeviceArrays(Sizes(8, 4, 6), None, runtime, torch.device("cpu"))
+    arrays = DeviceArrays(Sizes(8, 4, 6), {}, runtime, torch.device("cpu"))
     arrays.keep_drawn([np.array([50, 60], np.int32), np.array([70], np.int32)])
     arrays.begin()
     arrays.tokens[:4] = -1, 9, -3, -2

@@ -117,7 +117,14 @@ def test_a_guess_that_gives_no_numbers_harms_nobody(folder: Path, monkeypatch: p
 @needs_triton
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("way", "dtype"), [*((way, "auto") for way in WAYS + TREES), ("medusa", "bfloat16"), ("eagle3", "bfloat16")]
+    ("way", "dtype"),
+    [
+        *((way, "auto") for way in (*WAYS, TREES[0])),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in (*((way, "auto") for way in TREES[1:]), ("medusa", "bfloat16"), ("eagle3", "bfloat16"))
+        ),
+    ],
 )
 def test_drafts_by_the_kernels_of_a_gpu_give_the_same_tokens(folder: Path, way: str, dtype: str) -> None:
     answers = []

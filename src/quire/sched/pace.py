@@ -20,6 +20,11 @@ class Pace:
         self._target = target
         self._decodes, self._row = 0.0, START
 
+    @property
+    def limits(self) -> bool:
+        """Whether there is a target."""
+        return self._target > 0
+
     def budget(self, decodes: int, most: int) -> int:
         """Rows of a step that has so many of decodes, of `most` at most. Without decodes nobody waits for a token."""
         if not self._target or not decodes:

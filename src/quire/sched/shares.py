@@ -37,11 +37,14 @@ def shares(running: Rows[Sequence], budget: int, chunked: bool, others: bool) ->
     A prompt that needs more than half of what is left gets half as long as there are longer ones behind it, or `others`
     that wait could use the rest. So a long prompt keeps nobody out, and short ones are not cut.
     """
-    counts = {}
-    for seq in (seq for seq in running if decodes(seq)):
-        counts[seq] = rows_of(seq, budget, chunked)
-        budget -= counts[seq]
-    prompts = sorted((seq for seq in running if seq not in counts), key=lambda seq: seq.target - seq.computed)
+    counts, prompts = dict[Sequence, int](), list[Sequence]()
+    for seq in running:
+        if decodes(seq):
+            counts[seq] = rows_of(seq, budget, chunked)
+            budget -= counts[seq]
+        else:
+            prompts.append(seq)
+    prompts.sort(key=lambda seq: seq.target - seq.computed)
     for place, seq in enumerate(prompts, 1):
         most = budget if not chunked or not (others or place < len(prompts)) else max(1, budget // 2)
         counts[seq] = rows_of(seq, min(most, budget), chunked)
