@@ -137,10 +137,8 @@ class Scheduler:
 
     def _budget(self) -> int:
         """Tokens of the next step at most."""
-        most = self.config.max_num_batched_tokens
-        if not self.pace.limits:
-            return most
-        return self.pace.budget(sum(1 + len(seq.draft) for seq in self.running if decodes(seq)), most)
+        rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq)) if self.pace.limits else 0
+        return self.pace.budget(rows, self.config.max_num_batched_tokens)
 
     def take_upkeep(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         """Blocks to be wiped before anything is written, and slots to be moved before that."""
