@@ -1,0 +1,132 @@
+"""Ranks of one thread beside one process of as many threads, and what an exchange between two processes takes.
+
+    python benchmarks/ranks.py exchange    microseconds of a sum over two ranks, rows of 2,048 numbers
+    python benchmarks/ranks.py steps       prefill, and decode of 1 and of 16 sequences, in turns
+
+Random weights of a real shape. Ratios are of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from shapes import SHAPES, write_config
+
+from quire.core.config import DeviceConfig, flat_config
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.engine.engine import Engine
+from quire.ops.backend import select
+from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
+
+RESULTS = Path(__file__).parent / "results" / "ranks.json"
+TIMES = 200
+
+
+def exchange(args: argparse.Namespace) -> dict[str, Any]:
+    """Medians of a call out of a recording; the other rank is a fork of this process."""
+    file = shared_memory(comm_bytes(2))
+    other = os.fork()
+    rank = int(other == 0)
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    ops, found = select(DeviceConfig(device="cpu", threads=1)), {}
+    comm = SharedComm(file, rank, 2)
+    for rows in (1, 16, 64, 512):
+        ops.begin_step()
+        x = torch.zeros(rows, 2048)
+        recorded = ops.capture(lambda x=x: [comm.all_reduce(ops, x) for _ in range(20)])  # type: ignore[misc]
+        spent = []
+        for _ in range(TIMES):
+            begin = time.perf_counter()
+            recorded.run()
+            spent.append(1e6 * (time.perf_counter() - begin) / 20)
+        found[f"{rows} rows"] = {"median_us": statistics.median(spent), "least_us": min(spent)}
+    if rank:
+        os._exit(0)
+    os.waitpid(other, 0)
+    return found
+
+
+def requests_of(args: argparse.Namespace, count: int, length: int, tokens: int, turn: int) -> list[Request]:
+    """Prompts that nobody has seen."""
+    rng, asked = random.Random(f"{count} {turn}"), SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
+    words = range(16, SHAPES[args.shape]["vocab_size"])
+    return [
+        Request(id=f"{turn} {i}", prompt=tuple(rng.choices(words, k=length)), params=asked, seed=0, arrival=0.0)
+        for i in range(count)
+    ]
+
+
+def rate(engine: Engine, requests: list[Request]) -> tuple[float, float]:
+    """Tokens a second of the prompts, and of the answers past their first tokens."""
+    begin = time.perf_counter()
+    for request in requests:
+        engine.submit(request)
+    firsts, made, first_at = set[str](), 0, begin
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None, output.error
+            made += len(output.tokens)
+            firsts.add(output.request_id)
+            if len(firsts) < len(requests) or first_at == begin:
+                made, first_at = 0, time.perf_counter()
+    end = time.perf_counter()
+    return sum(len(r.prompt) for r in requests) / (first_at - begin), made / (end - first_at)
+
+
+def steps(args: argparse.Namespace) -> dict[str, Any]:
+    """Two ranks of one thread each, and one process of two threads."""
+    folder = write_config(args.shape, args.work.absolute() / args.shape)
+    own = {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_model_len": 1024,
+           "device": "cpu"}  # fmt: skip
+    ways = {"one": {"threads": args.ranks}, "ranks": {"threads": 1, "tensor_parallel_size": args.ranks}}
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        engines = {name: stack.enter_context(closing(Engine(flat_config(**own, **way)))) for name, way in ways.items()}
+        for count, length in ((1, 512), (16, 32)):
+            rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+            for turn in range(args.rounds + 1):
+                for name, engine in engines.items():
+                    assert engine.ops.cpu is not None
+                    engine.ops.cpu.native.module.set_threads(engine.ops.threads)  # the pool is the process's
+                    rates[name].append(rate(engine, requests_of(args, count, length, 48, turn)))
+            for i, what in enumerate(("prefill", "decode")):
+                medians = {name: statistics.median(each[i] for each in all_[1:]) for name, all_ in rates.items()}
+                found[f"{what} of {count}"] = medians | {"ratio": medians["ranks"] / medians["one"]}
+    return found
+
+
+WORK = {"exchange": exchange, "steps": steps}
+
+
+def main() -> None:
+    """Run some of them, print and keep what they found."""
+    about, _, more = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        description=about, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=WORK, nargs="+")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
+    parser.add_argument("--quantization", default="int8")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--work", type=Path, default=Path("build/bench"))
+    args = parser.parse_args()
+    for what in args.what:
+        found = WORK[what](args)
+        print(what, json.dumps(found, indent=1), flush=True)
+        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        RESULTS.write_text(json.dumps(kept | {what: found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
