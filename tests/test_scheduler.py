@@ -344,7 +344,7 @@ TestMachine = Machine.TestCase
 class TestMachineLong(Machine.TestCase):  # type: ignore[name-defined,misc]
     """The same machine over many more histories."""
 
-    settings = settings(max_examples=1500, stateful_step_count=200, **COMMON)
+    settings = settings(max_examples=5000, stateful_step_count=200, **COMMON)
 
 
 class DraftingMachine(Machine):

@@ -66,11 +66,16 @@ def test_a_stream_ends_with_it(path: str, usage: bool) -> None:
         assert ("usage" in events[-1]) == usage
 
 
-def test_unknown_wishes_are_refused_by_name() -> None:
-    with live(strict=True) as server:
-        for wish, param in (({"timing": True}, "quire.timing"), ({"timings": 1}, "quire.timings"), (True, "quire")):
+def test_wishes_that_mean_nothing_are_named() -> None:
+    with live() as server:
+        for wish, param in (({"timings": 1}, "quire.timings"), (True, "quire")):
             reply = server.post("/v1/completions", {"prompt": "x", "quire": wish})
             assert reply.status_code == 400 and reply.json()["error"]["param"] == param
+        reply = server.post("/v1/completions", {"prompt": "x", "quire": {"timing": True}})
+        assert reply.status_code == 200 and "quire.timing" in reply.headers["warning"]
+    with live(strict=True) as server:
+        reply = server.post("/v1/completions", {"prompt": "x", "quire": {"timing": True}})
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "quire.timing"
 
 
 def test_times_of_several_sequences_and_of_none() -> None:
