@@ -9,7 +9,6 @@ Random weights of a real shape. Ratios are of medians.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import measure, parser_of
 from shapes import SHAPES, write_config
 
 from quire.core.config import DeviceConfig, flat_config
@@ -28,7 +28,6 @@ from quire.engine.engine import Engine
 from quire.ops.backend import select
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 
-RESULTS = Path(__file__).parent / "results" / "ranks.json"
 TIMES = 200
 
 
@@ -110,22 +109,13 @@ WORK = {"exchange": exchange, "steps": steps}
 
 def main() -> None:
     """Run some of them, print and keep what they found."""
-    about, _, more = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=WORK, nargs="+")
+    parser = parser_of(__doc__, WORK)
     parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path("build/bench"))
-    args = parser.parse_args()
-    for what in args.what:
-        found = WORK[what](args)
-        print(what, json.dumps(found, indent=1), flush=True)
-        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        RESULTS.write_text(json.dumps(kept | {what: found}, indent=1) + "\n")
+    measure(WORK, parser.parse_args(), "ranks")
 
 
 if __name__ == "__main__":

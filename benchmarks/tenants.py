@@ -10,7 +10,6 @@ Random weights of a real shape, in this process; requests come when they are due
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import measure, parser_of
 from shapes import SHAPES, write_config
 
 from quire.bench.records import Record
@@ -27,8 +27,6 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
-
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -164,24 +162,14 @@ WORK = {"fairness": fairness, "shares": shares, "itl": itl}
 
 def main() -> None:
     """Run some of them, print and keep what they found."""
-    about, _, more = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=WORK, nargs="+")
+    parser = parser_of(__doc__, WORK)
     parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--work", type=Path, default=Path("build/bench"))
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=0.4, help="requests a second of the quiet one, or long prompts")
     parser.add_argument("--chunk", type=int, default=256)
-    args = parser.parse_args()
-    path = RESULTS / "tenants.json"
-    for what in args.what:
-        found = WORK[what](args)
-        print(what, json.dumps(found, indent=1), flush=True)
-        kept = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(kept | {what: found}, indent=1) + "\n")
+    measure(WORK, parser.parse_args(), "tenants")
 
 
 if __name__ == "__main__":
