@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
 from quire.core.errors import BadRequest, EngineFailure, Overloaded, Unavailable
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
-from quire.engine.async_engine import AsyncEngine, _merge
+from quire.engine.async_engine import PORTION, AsyncEngine, _merge
+from quire.engine.client import Stats, StepReport
 from quire.engine.metrics import buckets_125
+from quire.engine.turns import AT_ONCE, Turns
 from stub_engine import StubEngine, expected, stub_info
 
 
@@ -192,3 +195,41 @@ def test_buckets() -> None:
     assert buckets_125(256) == (1, 2, 5, 10, 20, 50, 100, 200)
     assert buckets_125(1000) == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
     assert buckets_125(0) == (1,)
+
+
+def test_the_loop_looks_around_while_thousands_go_on() -> None:
+    """However many wait for their turn, what does not wait is called between turns; the order is that of arrival."""
+
+    async def main() -> None:
+        turns, done, between = Turns(), list[int](), list[int]()
+        for i in range(100 * AT_ONCE):
+            turns.later(partial(done.append, i))
+        while len(done) < 100 * AT_ONCE:
+            before = len(done)
+            await asyncio.sleep(0)
+            between.append(len(done) - before)
+        assert done == sorted(done) and max(between) <= AT_ONCE and len(between) >= 100
+        turns.later(partial(done.append, -1))  # it has come to rest, and begins again
+        await turns.mine()
+        assert done[-1] == -1
+
+    asyncio.run(main())
+
+
+def test_tokens_come_before_the_end_of_their_engine() -> None:
+    """Portions of a large report, then a failure: every stream has its tokens, and then the error."""
+
+    async def body(engine: AsyncEngine, stub: StubEngine) -> None:
+        stub.paused = True
+        requests = [request(f"r{i}", max_tokens=5) for i in range(3 * PORTION)]
+        streams = [engine.submit([each]) for each in requests]
+        outputs = [Output(request_id=each.id, tokens=[9]) for each in requests]
+        engine._deliver(StepReport(outputs, Stats()))
+        engine._die(EngineFailure("gone"))
+        for stream in streams:
+            assert [o.tokens[0] for o in await stream.next()] == [9]
+            with pytest.raises(EngineFailure):
+                await stream.next()
+            stream.close()
+
+    run(body, StubEngine(stub_info(max_num_queued_reqs=10_000)))

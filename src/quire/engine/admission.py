@@ -27,6 +27,11 @@ class Admission:
         self._held: Counter[str] = Counter()
         self._latency = 1.0
 
+    @property
+    def full(self) -> bool:
+        """Whether nobody gets in."""
+        return self.sequences >= self.max_sequences
+
     def enter(self, sequences: int, prompt_tokens: int, tenant: str = "", most: int = 0) -> None:
         """Count these. `Overloaded` when they do not fit beside what is in flight, `BadRequest` when they never could.
 

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -17,11 +18,14 @@ from quire.engine.account import SequenceClock
 from quire.engine.admission import Admission
 from quire.engine.client import EngineClient, EngineInfo, StepReport
 from quire.engine.metrics import EngineMetrics
+from quire.engine.turns import Turns
 
 logger = logging.getLogger("quire.engine")
 
 POLL_SECONDS = 0.1
 MAX_PROMPT_TOKENS_IN_FLIGHT = 4 << 20  # ~150 MB of Python ints at the edge
+PORTION = 256
+"""Outputs that are handed to their streams at once: some 2 ms."""
 
 Key = tuple[str, int]
 
@@ -57,6 +61,7 @@ class OutputStream:
         self._pending: dict[Key, Output] = {}
         self._error: QuireError | None = None
         self._wake = asyncio.Event()
+        self._called = False  # it has a turn before it
 
     async def next(self) -> list[Output]:
         """Everything new since the last call, at most one output per sequence; empty once all sequences have ended.
@@ -103,7 +108,7 @@ class OutputStream:
             _merge(self._pending[key], output)
         else:
             self._pending[key] = output
-        self._wake.set()
+        self._call()
 
     def fail(self, error: QuireError) -> None:
         """End the group with an error: what it still runs in the engine is aborted."""
@@ -112,7 +117,7 @@ class OutputStream:
         for key in list(self._live):
             self._cut(key, "error")
             self._end(key, in_engine=True)
-        self._wake.set()
+        self._call()
 
     def close(self) -> None:
         """The reader left or is done."""
@@ -124,6 +129,16 @@ class OutputStream:
     def clocks(self, request_id: str) -> list[SequenceClock]:
         """What happened to the sequences of a request so far, in order."""
         return [self._clocks[request_id, index] for index in range(self._requests[request_id].params.n)]
+
+    def _call(self) -> None:
+        """Let the reader go on in its turn."""
+        if not self._called:
+            self._called = True
+            self._engine.turns.later(self._go_on)
+
+    def _go_on(self) -> None:
+        self._called = False
+        self._wake.set()
 
     def _cut(self, key: Key, reason: FinishReason) -> None:
         self._clocks[key].cut(reason)
@@ -156,6 +171,7 @@ class AsyncEngine:
         self.metrics = EngineMetrics(self.info)
         fair = self.info.scheduling_policy == "fair"
         self.admission = Admission(max_sequences or self.info.max_num_queued_reqs, max_prompt_tokens, fair)
+        self.turns = Turns()
         self._streams: dict[str, OutputStream] = {}
         self._progress = time.monotonic()
         self._failure: QuireError | None = None
@@ -195,6 +211,11 @@ class AsyncEngine:
             self._loop = asyncio.get_running_loop()
             self._reader = threading.Thread(target=self._read, name="quire-reader", daemon=True)
             self._reader.start()
+
+    def check_room(self) -> None:
+        """`Overloaded` where not one sequence more is taken, known before anything of a request is read."""
+        if self.admission.full:
+            self._admit(1, 0, "")
 
     @contextlib.contextmanager
     def reserve(self, sequences: int, tenant: str = "", most: int = 0) -> Iterator[None]:
@@ -331,7 +352,11 @@ class AsyncEngine:
         for change in report.changes:
             self.info = msgspec.structs.replace(self.info, adapters=change.adapters)
             self._settle(change.name, BadRequest(change.error, param="lora_name") if change.error else None)
-        for output in report.outputs:
+        for at in range(0, len(report.outputs), PORTION):
+            self.turns.later(partial(self._put, report.outputs[at : at + PORTION], now))
+
+    def _put(self, outputs: Sequence[Output], now: float) -> None:
+        for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.put(output, now)
@@ -347,6 +372,9 @@ class AsyncEngine:
             done.set_exception(error)
 
     def _die(self, error: QuireError) -> None:
+        self.turns.later(partial(self._end_all, error))  # behind the tokens that came before it
+
+    def _end_all(self, error: QuireError) -> None:
         if self._closing.is_set():
             return
         logger.error("the engine died: %s", error)

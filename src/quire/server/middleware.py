@@ -25,6 +25,8 @@ logger = logging.getLogger("quire.server")
 PUBLIC = frozenset({"/livez", "/readyz"})
 MEASURED = frozenset({"/health", "/ping", "/metrics"})
 """Public too, for load balancers and scrapers that hold no key, unless `protect_metrics` is set."""
+GENERATES = frozenset({"/v1/completions", "/v1/chat/completions"})
+"""What a full queue refuses before it reads a body."""
 MAX_HEADER_BYTES = 16 << 10
 MAX_HEADERS = 64
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -75,6 +77,8 @@ class Gateway:
         self._service.active += counted
         try:
             exchange.tenant = self._check(scope, headers)
+            if counted:
+                await self._service.engine.turns.mine()
             own = {"tenant": exchange.tenant, "exchange": exchange, "ignored": ignored}
             exchange.scope = {**scope, "state": {**scope.get("state", {}), **own}}  # the router adds its route to it
             await self._app(exchange.scope, receive, reply)
@@ -111,6 +115,8 @@ class Gateway:
             raise Unavailable("the server is shutting down; send the request again in a moment")
         if scope["method"] == "POST":
             keys.spend(tenant)
+            if scope["path"] in GENERATES:
+                self._service.engine.check_room()
         return tenant
 
 
