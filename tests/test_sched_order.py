@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,7 +12,7 @@ from quire.core.plan import Chunk, StepPlan
 from quire.core.sequence import Sequence
 from quire.sched.growth import full
 from quire.sched.pace import LEAST, Pace
-from quire.sched.policy import CREDIT, Fair
+from quire.sched.policy import CREDIT, Fair, Policy
 from quire.sched.shares import shares
 from test_scheduler import assert_golden
 from turns import turns, working
@@ -43,15 +45,23 @@ def test_a_long_prompt_keeps_nobody_out() -> None:
 
 
 def test_one_alone_gets_the_whole_step_and_two_share_it() -> None:
-    decode, short, long = prompt_of(9, 8, draft=2), prompt_of(6), prompt_of(90)
-    assert shares([long], 40, chunked=True, others=False) == {long: 40}
-    assert shares([long], 40, chunked=True, others=True) == {long: 20}
-    assert shares([long, short, decode], 40, chunked=True, others=False) == {decode: 3, short: 6, long: 31}
-    assert shares([long, prompt_of(60)], 40, chunked=True, others=False)[long] == 20
-    assert shares([long, decode], 3, chunked=True, others=True) == {decode: 3, long: 0}
-    assert shares([long], 40, chunked=False, others=True) == {long: 0} and shares([short], 40, False, True) == {
-        short: 6
-    }
+    decode, short, long, waits = prompt_of(9, 8, draft=2), prompt_of(6), prompt_of(90), prompt_of(50)
+    alike = partial(shares, urgency=Policy().urgency)
+    assert alike([long], 40, True, None) == {long: 40}
+    assert alike([long], 40, True, waits) == {long: 20}
+    assert alike([long, short, decode], 40, True, None) == {decode: 3, short: 6, long: 31}
+    assert alike([long, prompt_of(60)], 40, True, None)[long] == 20
+    assert alike([long, decode], 3, True, waits) == {decode: 3, long: 0}
+    assert alike([long], 40, False, waits) == {long: 0} and alike([short], 40, False, waits) == {short: 6}
+
+
+def test_an_urgent_prompt_goes_before_a_short_one_and_leaves_nothing_undone() -> None:
+    """Also one that waits: what is less urgent gets what it leaves; decodes go on in any case."""
+    short, long, decode, waits = prompt_of(6), prompt_of(90), prompt_of(9, 8), prompt_of(30)
+    urgency = {short: 2.0, long: 1.0, waits: 0.5, decode: 9.0}.__getitem__
+    assert shares([short, long], 40, True, None, urgency) == {long: 40, short: 0}
+    assert shares([short, long], 94, True, None, urgency) == {long: 90, short: 4}
+    assert shares([short, decode, long], 40, True, waits, urgency) == {decode: 1, long: 9, short: 0}
 
 
 def test_the_newest_gives_its_blocks_back() -> None:

@@ -35,6 +35,10 @@ class Policy:
         """Place at this moment, smallest first."""
         return seq.order
 
+    def urgency(self, seq: Sequence) -> float:
+        """Whose prompt gets its part of a step first, smallest first; all alike here."""
+        return 0.0
+
     def joins(self, request: Request, active: Iterable[Request]) -> None:
         """`request` comes, beside those that are not finished."""
 
@@ -52,6 +56,10 @@ class Priority(Policy):
     def order(self, seq: Sequence, ticket: int) -> tuple[float, int, int]:
         """Place among all."""
         return (float(seq.request.priority), ticket, seq.index)
+
+    def urgency(self, seq: Sequence) -> float:
+        """As the queue's."""
+        return float(seq.request.priority)
 
     def displaced(self, running: Rows[Sequence], head: Sequence, places: int) -> Sequence | None:
         """The last, if it is less urgent."""
@@ -90,6 +98,10 @@ class Fair(Policy):
     def rank(self, seq: Sequence) -> Rank:
         """By what its tenant was served."""
         return (self.counter(seq.request.tenant), *seq.order)
+
+    def urgency(self, seq: Sequence) -> float:
+        """By what its tenant was served."""
+        return self.counter(seq.request.tenant)
 
     def served(self, seq: Sequence, count: int) -> None:
         """Count prompts and outputs; what a preemption computes again is not the tenant's fault."""

@@ -133,7 +133,8 @@ class Scheduler:
     def _shares(self, budget: int) -> dict[Sequence, int]:
         """Tokens of each running sequence in the next step."""
         chunked = self.config.enable_chunked_prefill
-        return shares(self.unfinished(), budget, chunked, self._admission.may_admit())
+        head = self.waiting.head() if self._admission.may_admit() else None
+        return shares(self.unfinished(), budget, chunked, head, self.policy.urgency)
 
     def _budget(self) -> int:
         """Tokens of the next step at most."""

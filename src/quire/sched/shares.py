@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
 from quire.core.plan import Chunk
@@ -31,11 +32,14 @@ def rows_of(seq: Sequence, budget: int, chunked: bool) -> int:
     return min(need, budget)
 
 
-def shares(running: Rows[Sequence], budget: int, chunked: bool, others: bool) -> dict[Sequence, int]:
-    """Tokens of each of `running` in a step of `budget`: decodes, then prompts, those nearest to their end first.
+def shares(
+    running: Rows[Sequence], budget: int, chunked: bool, head: Sequence | None, urgency: Callable[[Sequence], float]
+) -> dict[Sequence, int]:
+    """Tokens of each of `running` in a step of `budget`: decodes, then prompts by `urgency`, smallest first.
 
-    A prompt that needs more than half of what is left gets half as long as there are longer ones behind it, or `others`
-    that wait could use the rest. So a long prompt keeps nobody out, and short ones are not cut.
+    Among equals those nearest to their end come first, and one that needs more than half of what is left gets half as
+    long as there are longer ones behind it, or `head`, the first that waits, could use the rest. So a long prompt keeps
+    nobody out, and short ones are not cut. What is less urgent than `head` leaves it all that it needs.
     """
     counts, prompts = dict[Sequence, int](), list[Sequence]()
     for seq in running:
@@ -44,9 +48,13 @@ def shares(running: Rows[Sequence], budget: int, chunked: bool, others: bool) ->
             budget -= counts[seq]
         else:
             prompts.append(seq)
-    prompts.sort(key=lambda seq: seq.target - seq.computed)
-    for place, seq in enumerate(prompts, 1):
-        most = budget if not chunked or not (others or place < len(prompts)) else max(1, budget // 2)
+    prompts.sort(key=lambda seq: (urgency(seq), seq.target - seq.computed))
+    for seq, behind in zip(prompts, [*prompts[1:], None], strict=False):
+        if head is not None and urgency(head) < urgency(seq):
+            budget -= min(budget, head.target - head.computed)
+            head = None
+        equals = [other for other in (behind, head) if other is not None and urgency(other) == urgency(seq)]
+        most = max(1, budget // 2) if chunked and equals else budget
         counts[seq] = rows_of(seq, min(most, budget), chunked)
         budget -= counts[seq]
     return counts
