@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 AT_ONCE = 16
 """Streams that write, or requests that begin, in one turn: some 2 to 10 ms of Python."""
@@ -30,8 +31,8 @@ class Turns:
 
     async def mine(self) -> None:
         """Wait for one's turn."""
-        turn = asyncio.get_running_loop().create_future()
-        self.later(lambda: turn.done() or turn.set_result(None))
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.later(partial(_let, turn))
         await turn
 
     def _turn(self) -> None:
@@ -41,3 +42,9 @@ class Turns:
         self._turning = bool(self._waiting)
         if self._turning:
             loop.call_soon(self._turn)
+
+
+def _let(waiting: asyncio.Future[None]) -> None:
+    """Whoever waits may go on, unless it has given up."""
+    if not waiting.done():
+        waiting.set_result(None)
