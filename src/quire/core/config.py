@@ -7,14 +7,14 @@ model and the machine at load; `quire inspect` shows what was decided.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from quire.core.errors import ConfigError
-from quire.core.speculation import LOOK_UPS, Speculation, parse_speculation
+from quire.core.option import about, one_of
+from quire.core.parallel import ParallelConfig
+from quire.core.speculation import Speculation, parse_speculation
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
@@ -38,18 +38,6 @@ ISAS = ("auto", "amx", "avx512", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "
 QUANTIZATIONS = ("none", "int8", "int4", "nf4", "mxfp4", "fp8")
 GROUP_SIZES = (32, 64, 128)
 GENERATION_CONFIGS = ("auto", "vllm")
-ALONE = (*LOOK_UPS, "draft_model")
-"""Ways to draft that need nothing of the model's own parts."""
-
-
-def about(text: str, choices: Sequence[object] = ()) -> Meta:
-    """An option's help, and the values it may have where they are few."""
-    return Meta(description=text, extra={"choices": tuple(map(str, choices))})
-
-
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"--{name.replace('_', '-')} {value!r} is not one of {', '.join(allowed)}", param=name)
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,22 +196,6 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
         return parse_speculation(self.speculative_config, self.speculative_model, self.num_speculative_tokens)
 
 
-class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks: processes that each have a share of the model."""
-
-    tensor_parallel_size: Annotated[
-        int, about("Processes that share each layer's matrices, every one with its part of the threads.")
-    ] = 1
-    data_parallel_size: Annotated[
-        int, about("Engines of the whole model behind one server, every one with its part of threads and memory.")
-    ] = 1
-
-    @property
-    def processes(self) -> int:
-        """That share this machine."""
-        return self.tensor_parallel_size * self.data_parallel_size
-
-
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine needs to start; crosses to the engine process as JSON."""
 
@@ -237,20 +209,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
-        drafts = self.speculation.asked
-        if self.parallel.tensor_parallel_size > 1 and drafts is not None and drafts.method not in ALONE:
-            raise ConfigError(
-                f"--tensor-parallel-size: drafts of the method {drafts.method!r} read what is split over ranks; "
-                f"use {', '.join(ALONE)}",
-                param="tensor_parallel_size",
-            )
-        _choice("dtype", self.model.dtype, DTYPES)
-        _choice("activations", self.model.activations, ACTIVATIONS)
-        _choice("load_format", self.model.load_format, LOAD_FORMATS)
-        _choice("kv_cache_dtype", self.cache.kv_cache_dtype, KV_DTYPES)
-        _choice("scheduling_policy", self.scheduler.scheduling_policy, POLICIES)
-        _choice("device", self.device.device, DEVICES)
-        _choice("generation_config", self.model.generation_config, GENERATION_CONFIGS)
+        self.parallel.validate(self.speculation.asked)
+        one_of("dtype", self.model.dtype, DTYPES)
+        one_of("activations", self.model.activations, ACTIVATIONS)
+        one_of("load_format", self.model.load_format, LOAD_FORMATS)
+        one_of("kv_cache_dtype", self.cache.kv_cache_dtype, KV_DTYPES)
+        one_of("scheduling_policy", self.scheduler.scheduling_policy, POLICIES)
+        one_of("device", self.device.device, DEVICES)
+        one_of("generation_config", self.model.generation_config, GENERATION_CONFIGS)
         if self.device.bf16_bits not in (12, 16):
             raise ConfigError(f"--bf16-bits {self.device.bf16_bits} must be 12 or 16", param="bf16_bits")
         if not 0 < self.cache.gpu_memory_utilization <= 1:
@@ -273,9 +239,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--max-loras must lie in [1, 1024] and --max-lora-rank in [1, 512]", param="max_loras")
         if not 0 <= self.model.cache_packed_gib <= 1 << 20:
             raise ConfigError("--cache-packed-gib must lie in [0, 1048576]", param="cache_packed_gib")
-        for name in ("tensor_parallel_size", "data_parallel_size"):
-            if not 1 <= getattr(self.parallel, name) <= 64:
-                raise ConfigError(f"--{name.replace('_', '-')} must lie in [1, 64]", param=name)
         if not 0 <= self.device.threads <= 1024:
             raise ConfigError(f"--threads {self.device.threads} must lie in [0, 1024]", param="threads")
         if self.lora.lora_extra_bytes < 0:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from quire.core.config import about
 from quire.core.errors import ConfigError
+from quire.core.option import about
 
 ACCESS_LOGS = ("off", "text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
