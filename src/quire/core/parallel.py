@@ -21,6 +21,9 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[
         int, about("Processes that share each layer's matrices, every one with its part of the threads.")
     ] = 1
+    context_parallel_size: Annotated[
+        int, about("Processes that share the keys and values of each sequence, 512 tokens in turn, and long prompts.")
+    ] = 1
     data_parallel_size: Annotated[
         int, about("Engines of the whole model behind one server, every one with its part of threads and memory.")
     ] = 1
@@ -28,7 +31,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         """Processes of one engine."""
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.context_parallel_size
 
     @property
     def processes(self) -> int:
@@ -37,7 +40,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self, drafts: Speculation | None) -> None:
         """Refuse what cannot work, naming the option; `drafts`: how tokens are guessed ahead."""
-        for name in ("tensor_parallel_size", "data_parallel_size"):
+        for name in ("tensor_parallel_size", "context_parallel_size", "data_parallel_size"):
             if not 1 <= getattr(self, name) <= MOST_RANKS:
                 raise ConfigError(f"--{name.replace('_', '-')} must lie in [1, {MOST_RANKS}]", param=name)
         if self.tensor_parallel_size > 1 and drafts is not None and drafts.method not in ALONE:
@@ -45,4 +48,10 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"--tensor-parallel-size: drafts of the method {drafts.method!r} read what is split over ranks; "
                 f"use {', '.join(ALONE)}",
                 param="tensor_parallel_size",
+            )
+        if self.context_parallel_size > 1 and drafts is not None and (drafts.method not in LOOK_UPS or drafts.tree):
+            raise ConfigError(
+                "--context-parallel-size: a model that drafts keeps all keys on one rank, and drafts that branch move "
+                f"them between ranks; use {', '.join(LOOK_UPS)} without branches",
+                param="context_parallel_size",
             )

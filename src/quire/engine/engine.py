@@ -62,7 +62,7 @@ class Engine:
         """
         size, encoder = self.config.cache.block_size, self.model.encoder
         shares = self.config.cache.enable_prefix_caching and encoder is None
-        self.pool = BlockPool(plan.kv.blocks)
+        self.pool = BlockPool(plan.kv.blocks, plan.kv.sizes.holders)
         self.prefix = PrefixCache(self.pool, size) if shares else None
         tables = BlockTables(self.pool, self.prefix, plan.kv.sizes)
         self.opening = None if encoder is None else Opening(size, self.model.decoder_start)

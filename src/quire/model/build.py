@@ -53,7 +53,7 @@ class Model:
 
     `quantization`: the format of its matrices, "none" for plain numbers.
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
-    `writing`: the packed cache that is being written.
+    `writing`: the packed cache that is being written. `place`: where this process is among those that run the model.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Model:
     encoder: Encoder | None = None
     decoder_start: int = 0
     writing: Writing | None = None
+    place: Place = ALONE
 
 
 def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, layout: type[KVLayout] = KVLayout) -> KVLayout:
@@ -142,6 +143,7 @@ def load_model(
         encoder=encoder,
         decoder_start=generation.decoder_start,
         writing=None if cache is None else cache.keep(),
+        place=place,
     )
 
 
@@ -152,6 +154,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
         (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
+        (config.parallel.context_parallel_size > 1, "context_parallel_size"),
     ):  # fmt: skip
         if given:
             raise ConfigError(
@@ -214,7 +217,7 @@ def load_room(config: EngineConfig, opened: Opened, device: torch.device, share:
     if not lora.enable_lora:
         return None
     rows = config.scheduler.rows(max_model_len(config.model.max_model_len, opened.spec))
-    return Adapters(opened, share, lora, rows, device)
+    return Adapters(opened, share, lora, rows, device, config.parallel.ranks)
 
 
 def check_groups(opened: Opened, target: Quantizer, group: int) -> None:

@@ -9,6 +9,7 @@ from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.joined import GatheredHead, GatheredNorm, SummedAttention, SummedMlp
 from quire.model.net.parts import RowNorm, Step
+from quire.model.net.spread import spread
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
@@ -25,8 +26,21 @@ def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
 
     `spec`: the whole model's. `ConfigError` for what cannot be split yet, with the reason.
     """
+    if (comm := place.comm("context")) is not None:
+        check_spread(spec)
+        decoder = spread(decoder, comm)
     comm = place.comm("tensor")
     return decoder if comm is None else _over_shares(decoder, spec, comm)
+
+
+def check_spread(spec: ModelSpec) -> None:
+    """`ConfigError` for a model whose sequences cannot be spread over ranks, with the reason."""
+    for found, why in (
+        (spec.encoder.layers, "an encoder is computed by one rank only, and its keys lie before the decoder's"),
+        (spec.mla.rank, "attention to latents folds no splits of keys that other ranks have"),
+    ):
+        if found:
+            raise ConfigError(f"--context-parallel-size: {why}; leave it out", param="context_parallel_size")
 
 
 def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:
