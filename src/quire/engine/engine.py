@@ -70,7 +70,8 @@ class Engine:
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
         warm_up(self.runner.step, self._trees)
-        tune(self.runner.step, self.config, self.model.weight_bytes if self.ranks is None else 0)
+        alone = self.ranks is None and not self.config.offload.from_file  # steps whose time is that of their weights
+        tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
 
     @property

@@ -35,6 +35,7 @@ from quire.model.load.ranks import joined
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.net.encoder import Encoder
+from quire.model.offload.choose import keeper
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
@@ -113,8 +114,9 @@ def load_model(
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
     adapters = load_room(config, opened, ops.device, share)
-    cache = packed_cache(options, opened, ops, dtype, target, share)
+    cache = packed_cache(config, opened, ops, dtype, target, share)
     reader = Reader(opened, ops, _form(options, dtype, target), share, progress, adapters, cache)
+    reader.keeper = keeper(config, opened, ops)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
@@ -154,6 +156,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
         (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
+        (config.offload.from_file, "weight_offload"), (config.offload.cpu_offload_gb > 0, "cpu_offload_gb"),
     ):  # fmt: skip
         if given:
             raise ConfigError(

@@ -1,0 +1,61 @@
+"""Who keeps the layers that are loaded, as the options ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ConfigError
+from quire.core.machine import available_memory, cache_folder
+from quire.model.disk.opened import Opened
+from quire.model.load.keeping import InMemory, Keeper
+from quire.model.offload.budget import Budget
+from quire.model.offload.disk import DiskKeeper
+from quire.model.offload.experts import ExpertKeeper, check_experts
+from quire.ops.backend import Ops
+
+SHARE = 0.75
+"""Of the free memory that weights take where nothing is said; keys and values get half of what is left then."""
+
+
+def keeper(config: EngineConfig, opened: Opened, ops: Ops) -> Keeper:
+    """That of a decoder. `ConfigError` where the model or the backend cannot do what is asked."""
+    asked = config.offload
+    if asked.from_file:
+        _check(asked.weight_offload, opened, ops)
+        assert ops.cpu is not None
+        if asked.weight_offload == "experts":
+            check_experts(opened.spec.moe.sparse)
+            return ExpertKeeper(ops.cpu, budget(config, opened), folder(config))
+        return DiskKeeper(ops.cpu, budget(config, opened), folder(config))
+    return InMemory()
+
+
+def folder(config: EngineConfig) -> Path:
+    """Of the file that weights are read from."""
+    given = config.offload.weight_offload_folder
+    return Path(given) if given else cache_folder() / "offload"
+
+
+def budget(config: EngineConfig, opened: Opened) -> Budget:
+    """What this process may take, and how much there is of each layer on disk."""
+    given = int(config.offload.weight_memory_gib * 2**30) or int(available_memory() * SHARE)
+    sizes = {place.layer: 0 for _, place in opened.claim.parts}
+    for (_, place), parts in opened.claim.parts.items():
+        sizes[place.layer] += sum(opened.source.infos[name].nbytes for name in parts.values())
+    layers = tuple(sizes.get(i, 0) for i in range(opened.spec.layers))
+    return Budget(given // config.parallel.processes, layers, sizes.get(None, 0))
+
+
+def _check(offload: str, opened: Opened, ops: Ops) -> None:
+    option = f"--weight-offload {offload}"
+    if ops.gpu is not None:
+        raise _refusal(f"{option} is for the CPU's memory; --cpu-offload-gb is for a GPU's")
+    if ops.cpu is None or ops.refers:
+        raise _refusal(f"{option}: the torch reference reads weights of its own; choose --device cpu, without --ops")
+    if opened.spec.encoder.layers:
+        raise _refusal(f"{option}: {opened.spec.family!r} has an encoder, whose layers would all stay in memory")
+
+
+def _refusal(message: str) -> ConfigError:
+    return ConfigError(message, param="weight_offload")
