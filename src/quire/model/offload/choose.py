@@ -12,6 +12,7 @@ from quire.model.load.keeping import InMemory, Keeper
 from quire.model.offload.budget import Budget
 from quire.model.offload.disk import DiskKeeper
 from quire.model.offload.experts import ExpertKeeper, check_experts
+from quire.model.offload.host import HostKeeper
 from quire.ops.backend import Ops
 
 SHARE = 0.75
@@ -28,6 +29,14 @@ def keeper(config: EngineConfig, opened: Opened, ops: Ops) -> Keeper:
             check_experts(opened.spec.moe.sparse)
             return ExpertKeeper(ops.cpu, budget(config, opened), folder(config))
         return DiskKeeper(ops.cpu, budget(config, opened), folder(config))
+    if asked.cpu_offload_gb:
+        if ops.gpu is None or ops.refers:
+            raise ConfigError(
+                f"--cpu-offload-gb: backend {ops.name} has no memory of its own beside the host's, or an op that reads "
+                "weights runs elsewhere; --weight-offload disk is for models larger than the host's memory",
+                param="cpu_offload_gb",
+            )
+        return HostKeeper(ops.gpu, int(asked.cpu_offload_gb * 2**30), budget(config, opened).layers)
     return InMemory()
 
 
