@@ -33,14 +33,15 @@ from quire.speculate.speculator import Drafts, Speculator
 class Engine:
     """A loaded model and everything that runs it. Not thread-safe: one caller drives `step`."""
 
-    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
+    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None, shards: int | None = None) -> None:
+        """`shards`: a descriptor of memory that replicas keep weights in together."""
         config.validate()
         started = time.monotonic()
         self.config = config = of_a_rank(config)
         self.ops: Ops = select(config.device)
         self.ranks = lead(config)
         with told_plainly(config.model.model):
-            self.model: Model = load_model(config, self.ops, progress, *shared(self.ranks))
+            self.model: Model = load_model(config, self.ops, progress, *shared(self.ranks), shards)
             self.drafting = load_drafting(config, self.model, self.ops, progress)
             plan = make_plan(config, self.model, self.ops, self.beside)
             if self.ranks is not None:

@@ -92,10 +92,12 @@ def load_model(
     progress: LoadProgress | None = None,
     share: Share = WHOLE_MODEL,
     comm: Comm | None = None,
+    shards: int | None = None,
 ) -> Model:
     """Load and pack `share` of `config.model`. `progress(done_bytes, total_bytes, what)` is called after every layer.
 
-    `comm`: what the decoder of a share joins its results with those of others by.
+    `comm`: what the decoder of a share joins its results with those of others by. `shards`: a descriptor of memory that
+    replicas share.
 
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
@@ -116,7 +118,7 @@ def load_model(
     adapters = load_room(config, opened, ops.device, share)
     cache = packed_cache(config, opened, ops, dtype, target, share)
     reader = Reader(opened, ops, _form(options, dtype, target), share, progress, adapters, cache)
-    reader.keeper = keeper(config, opened, ops)
+    reader.keeper = keeper(config, opened, ops, shards)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
@@ -157,6 +159,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
         (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
         (config.offload.from_file, "weight_offload"), (config.offload.cpu_offload_gb > 0, "cpu_offload_gb"),
+        (config.offload.fully_shard, "fully_shard"),
     ):  # fmt: skip
         if given:
             raise ConfigError(

@@ -166,11 +166,12 @@ def packed_cache(
     """
     options = config.model
     auto = options.cache_packed == "auto"
-    if options.cache_packed == "off" or (auto and config.offload.from_file):
+    if options.cache_packed == "off" or (auto and config.offload.moves):
         return None
-    if config.offload.from_file:
+    if config.offload.moves:
         raise ConfigError(
-            "--cache-packed: what is kept is read into memory whole, which --weight-offload is to spare; leave one out",
+            "--cache-packed: what is kept is read into memory whole, which --weight-offload and --fully-shard are to "
+            "spare; leave one out",
             param="cache_packed",
         )
     if ops.cpu is None or ops.refers:

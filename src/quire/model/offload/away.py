@@ -67,6 +67,10 @@ class Leaving:
         for place, part in self._parts:
             place.of(into).copy_(part)
 
+    def equals(self, data: Tensor) -> bool:
+        """Whether `data` holds what `write` would put there."""
+        return all(torch.equal(place.of(data), part) for place, part in self._parts)
+
     def _leave(self, packed: Packed) -> Away:
         assert packed.plain is None, "the reference's own weights stay"
         if isinstance(packed.handle, Matrix):

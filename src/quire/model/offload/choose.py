@@ -13,15 +13,25 @@ from quire.model.offload.budget import Budget
 from quire.model.offload.disk import DiskKeeper
 from quire.model.offload.experts import ExpertKeeper, check_experts
 from quire.model.offload.host import HostKeeper
+from quire.model.offload.shards import SharedKeeper
 from quire.ops.backend import Ops
 
 SHARE = 0.75
 """Of the free memory that weights take where nothing is said; keys and values get half of what is left then."""
 
 
-def keeper(config: EngineConfig, opened: Opened, ops: Ops) -> Keeper:
-    """That of a decoder. `ConfigError` where the model or the backend cannot do what is asked."""
+def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: int | None) -> Keeper:
+    """That of a decoder. `shards`: a descriptor of the memory that replicas share.
+
+    `ConfigError` where the model or the backend cannot do what is asked.
+    """
     asked = config.offload
+    if asked.fully_shard:
+        if shards is None or ops.cpu is None or ops.refers:
+            why = "engines of this process have none to share with; use quire serve" if shards is None else (
+                f"the memory of backend {ops.name} is no other process's; choose --device cpu, without --ops")
+            raise ConfigError(f"--fully-shard: {why}", param="fully_shard")
+        return SharedKeeper(shards)
     if asked.from_file:
         _check(asked.weight_offload, opened, ops)
         assert ops.cpu is not None
