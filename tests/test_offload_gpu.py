@@ -66,5 +66,5 @@ def test_the_engine_gives_the_same_bits(quantization: str | None, tmp_path: Path
 def test_an_amount_that_spares_nothing_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "llama", num_hidden_layers=2)
     with pytest.raises(ConfigError, match="spares no memory") as refused:
-        Engine(flat_config(model=str(tmp_path), device="cuda", ops=MISSING, num_blocks=64, cpu_offload_gb=0.001, **SMALL))
+        Engine(flat_config(model=str(tmp_path), device="cuda", ops=MISSING, cpu_offload_gb=0.001, **SMALL))
     assert refused.value.param == "cpu_offload_gb"

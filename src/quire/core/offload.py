@@ -35,7 +35,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     fully_shard: Annotated[
         bool,
-        about("Replicas (--data-parallel-size) keep the weights of layers together: each of N has 1/N of them to hold."),
+        about("Replicas (--data-parallel-size) keep one copy of the layers together: 1/N for each of N."),
     ] = False
 
     @property

@@ -34,7 +34,19 @@ class Matrix(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in ("kind", "n", "k", "group", "wide", "digits", "planes", *GROWING, *SHARED, *GROWING.values(), "places")
+        for name in (
+            "kind",
+            "n",
+            "k",
+            "group",
+            "wide",
+            "digits",
+            "planes",
+            *GROWING,
+            *SHARED,
+            *GROWING.values(),
+            "places",
+        )
     ]
     kind: int
     n: int

@@ -47,7 +47,7 @@ class Away:
         """It with its parts in `data`, the bytes of its layer."""
         parts, packed = {name: place.of(data) for name, place in self.places.items()}, self.packed
         if self.numbers is not None:
-            return assemble(packed.kind, (packed.n, packed.k), packed.group, self.numbers, parts | self.shared)
+            return assemble(packed.kind, (packed.n, packed.k), packed.group, self.numbers, {**parts, **self.shared})
         own = tuple(parts.values())
         handle = replace(packed.handle, **parts)
         return replace(packed, buffers=own, handle=handle)

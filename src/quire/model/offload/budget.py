@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
+from quire.core.machine import available_memory, cache_folder
+
+SHARE = 0.75
+"""Of the free memory that weights take where nothing is said; keys and values get half of what is left then."""
+
+
+def allowed(config: EngineConfig) -> int:
+    """Bytes of weights that each process may have in memory beside `--weight-offload`."""
+    given = int(config.offload.weight_memory_gib * 2**30) or int(available_memory() * SHARE)
+    return given // config.parallel.processes
+
+
+def folder(config: EngineConfig) -> Path:
+    """Of the file that weights are read from."""
+    given = config.offload.weight_offload_folder
+    return Path(given) if given else cache_folder() / "offload"
 
 
 @dataclass(frozen=True)
@@ -18,7 +36,7 @@ class Budget:
 
 @dataclass
 class Account:
-    """What was loaded so far: bytes of each layer's part that may leave, those of them that stay, and of what has to."""
+    """What was loaded so far: bytes that may leave, by layer, those of them that stay, and what has to stay."""
 
     budget: Budget
     sizes: list[int] = field(default_factory=list)

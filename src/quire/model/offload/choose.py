@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
-from quire.core.machine import available_memory, cache_folder
 from quire.model.disk.opened import Opened
 from quire.model.load.keeping import InMemory, Keeper
-from quire.model.offload.budget import Budget
+from quire.model.offload.budget import Budget, allowed, folder
 from quire.model.offload.disk import DiskKeeper
 from quire.model.offload.experts import ExpertKeeper, check_experts
 from quire.model.offload.host import HostKeeper
 from quire.model.offload.shards import SharedKeeper
 from quire.ops.backend import Ops
-
-SHARE = 0.75
-"""Of the free memory that weights take where nothing is said; keys and values get half of what is left then."""
 
 
 def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: int | None) -> Keeper:
@@ -28,8 +22,11 @@ def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: int | None) -
     asked = config.offload
     if asked.fully_shard:
         if shards is None or ops.cpu is None or ops.refers:
-            why = "engines of this process have none to share with; use quire serve" if shards is None else (
-                f"the memory of backend {ops.name} is no other process's; choose --device cpu, without --ops")
+            why = (
+                "engines of this process have none to share with; use quire serve"
+                if shards is None
+                else (f"the memory of backend {ops.name} is no other process's; choose --device cpu, without --ops")
+            )
             raise ConfigError(f"--fully-shard: {why}", param="fully_shard")
         return SharedKeeper(shards)
     if asked.from_file:
@@ -50,20 +47,13 @@ def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: int | None) -
     return InMemory()
 
 
-def folder(config: EngineConfig) -> Path:
-    """Of the file that weights are read from."""
-    given = config.offload.weight_offload_folder
-    return Path(given) if given else cache_folder() / "offload"
-
-
 def budget(config: EngineConfig, opened: Opened) -> Budget:
     """What this process may take, and how much there is of each layer on disk."""
-    given = int(config.offload.weight_memory_gib * 2**30) or int(available_memory() * SHARE)
     sizes = {place.layer: 0 for _, place in opened.claim.parts}
     for (_, place), parts in opened.claim.parts.items():
         sizes[place.layer] += sum(opened.source.infos[name].nbytes for name in parts.values())
     layers = tuple(sizes.get(i, 0) for i in range(opened.spec.layers))
-    return Budget(given // config.parallel.processes, layers, sizes.get(None, 0))
+    return Budget(allowed(config), layers, sizes.get(None, 0))
 
 
 def _check(offload: str, opened: Opened, ops: Ops) -> None:

@@ -104,12 +104,13 @@ class DiskKeeper:
 
 
 class Streamed:
-    """Layers that come from a file in turn. `nbytes`: of all of them."""
+    """Layers that come from a file in turn: `spilled`, of `nbytes` in all."""
 
     recordable = True
 
     def __init__(self, cpu: Cpu, file: SpillFile, away: dict[int, Spilled]) -> None:
-        self.nbytes = sum(layer.size for layer in away.values())
+        self.file, self.spilled = file, tuple(away.values())
+        self.nbytes = sum(layer.size for layer in self.spilled)
         self._turn = {layer: turn for turn, layer in enumerate(away)}
         largest = max(layer.size for layer in away.values())
         self._slots = [pages(cpu.native, largest) for _ in range(min(SLOTS, len(away)))]

@@ -47,7 +47,7 @@ class Stacked:
 
 
 class Spilled(msgspec.Struct, frozen=True, eq=False):
-    """A layer's experts in the file, `stride` bytes each from `offset` on. One part of the layer: nobody looks into it."""
+    """A layer's experts in the file, `stride` bytes each from `offset` on. Nobody looks for parts of it."""
 
     experts: FusedExperts | CutExperts
     stacks: tuple[Stacked, Stacked]

@@ -38,7 +38,7 @@ class SpillFile:
         except OSError:
             log.warning("%s takes no direct reads: weights go through the system's cache there", folder)
         finally:
-            os.unlink(name)
+            Path(name).unlink()
         self._stage = pages(cpu.native, PAGE)
         self.close = weakref.finalize(self, os.close, self.file)  # gives its disk back
 

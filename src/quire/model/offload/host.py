@@ -62,7 +62,7 @@ class HostKeeper:
         taken = SLOTS * max((len(data) for data in away.values()), default=0)
         if self._away <= taken and self._most:
             raise ConfigError(
-                f"--cpu-offload-gb {self._most / 2**30:g} spares no memory: {self._away:,} bytes would leave the GPU, and "
+                f"--cpu-offload-gb {self._most / 2**30:g} spares no memory: {self._away:,} bytes would leave it, and "
                 f"the {SLOTS} layers that come in turn take {taken:,}; give more, or leave it out",
                 param="cpu_offload_gb",
             )

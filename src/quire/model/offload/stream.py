@@ -26,7 +26,7 @@ class Counts(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Bytes of part `part` (a layer): `bytes` from `offset` of the file `file` (a descriptor) on, to `at` of its slot."""
+    """Of layer `part`: `bytes` from `offset` of the file `file` (a descriptor) on, to `at` of its slot."""
 
     part: int
     file: int
@@ -56,7 +56,9 @@ class Stream:
         return Counts(*found.tolist())
 
 
-def turns(cpu: Cpu, slots: Sequence[Tensor], segments: Sequence[Segment], layers: int, cached: bool, *keeps: Any) -> Stream:
+def turns(
+    cpu: Cpu, slots: Sequence[Tensor], segments: Sequence[Segment], layers: int, cached: bool, *keeps: Any
+) -> Stream:
     """A reader of `layers` layers, of which number j lies in slot j % len(slots)."""
     where, rows = np.array([s.data_ptr() for s in slots], np.int64), np.array(segments, np.int64)
     at = int(where.ctypes.data), len(slots), int(rows.ctypes.data), len(rows)
