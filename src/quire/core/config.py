@@ -212,7 +212,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
         self.parallel.validate(self.speculation.asked)
-        self.offload.validate(self.parallel.data_parallel_size, self.parallel.tensor_parallel_size)
+        self.offload.validate(self.parallel.data_parallel_size, self.parallel.ranks)
         one_of("dtype", self.model.dtype, DTYPES)
         one_of("activations", self.model.activations, ACTIVATIONS)
         one_of("load_format", self.model.load_format, LOAD_FORMATS)

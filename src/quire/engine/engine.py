@@ -19,7 +19,7 @@ from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
-from quire.run.ranks import lead, of_a_rank, shared
+from quire.run.ranks import first_place, lead, of_a_rank
 from quire.run.runner import Runner, Underway
 from quire.run.step import Step
 from quire.run.tune import tune
@@ -41,7 +41,7 @@ class Engine:
         self.ops: Ops = select(config.device)
         self.ranks = lead(config)
         with told_plainly(config.model.model):
-            self.model: Model = load_model(config, self.ops, progress, *shared(self.ranks), shards)
+            self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks), shards)
             self.drafting = load_drafting(config, self.model, self.ops, progress)
             plan = make_plan(config, self.model, self.ops, self.beside)
             if self.ranks is not None:

@@ -31,7 +31,7 @@ from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
 from quire.model.load.place import placed
-from quire.model.load.ranks import joined
+from quire.model.load.ranks import joined, share_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.net.encoder import Encoder
@@ -41,12 +41,11 @@ from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.ops.lazy import torch_dtype
 from quire.ops.mla import LatentLayout
-from quire.parallel.comm import Comm
+from quire.parallel.place import ALONE, Place
 from quire.quant.base import Quantizer, QuantScheme
 from quire.quant.registry import DENSE, quantizer
 
 log = logging.getLogger(__name__)
-WHOLE_MODEL = Share()
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,17 @@ def load_model(
     config: EngineConfig,
     ops: Ops,
     progress: LoadProgress | None = None,
-    share: Share = WHOLE_MODEL,
-    comm: Comm | None = None,
+    place: Place = ALONE,
     shards: int | None = None,
 ) -> Model:
-    """Load and pack `share` of `config.model`. `progress(done_bytes, total_bytes, what)` is called after every layer.
+    """Load and pack the share of `config.model` that a rank at `place` has, joined with those of other ranks.
 
-    `comm`: what the decoder of a share joins its results with those of others by. `shards`: a descriptor of memory that
-    replicas share.
+    `progress(done_bytes, total_bytes, what)` is called after every layer. `shards`: a descriptor of memory that replicas
+    share.
 
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
-    options = config.model
+    options, share = config.model, share_of(place)
     borrowed = find_borrowed(resolve(options.model, hub_of(options)))
     if borrowed is not None:
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
@@ -123,7 +121,7 @@ def load_model(
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
     ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
-    made = load_decoder(reader, ropes) if comm is None else joined(load_decoder(reader, ropes), spec, comm)
+    made = joined(load_decoder(reader, ropes), spec, place)
     encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     load_adapters(config, reader, Base(ops, spec, made, lambda role, layer: reader.matrix((role,), layer), dtype))
