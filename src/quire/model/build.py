@@ -94,9 +94,7 @@ def load_model(
 ) -> Model:
     """Load and pack the share of `config.model` that a rank at `place` has, joined with those of other ranks.
 
-    `progress(done_bytes, total_bytes, what)` is called after every layer. `shards`: a descriptor of memory that replicas
-    share.
-
+    `progress(done_bytes, total_bytes, what)` is called after every layer. `shards`: descriptor of memory for replicas.
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
     options, share = config.model, share_of(place)
