@@ -2,6 +2,7 @@
 
     python benchmarks/ranks.py exchange    microseconds of a sum over two ranks, rows of 2,048 numbers
     python benchmarks/ranks.py steps       prefill, and decode of 1 and of 16 sequences, in turns
+    python benchmarks/ranks.py context     prefill and decode of one long sequence that ranks share, --context tokens
 
 Random weights of a real shape. Ratios are of medians.
 """
@@ -9,6 +10,7 @@ Random weights of a real shape. Ratios are of medians.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import statistics
@@ -104,7 +106,30 @@ def steps(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-WORK = {"exchange": exchange, "steps": steps}
+def context(args: argparse.Namespace) -> dict[str, Any]:
+    """One sequence, its keys and values over ranks of one thread each, and in one process of as many threads."""
+    folder = write_config(args.shape, args.work.absolute() / f"{args.shape}-{args.context}")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": args.context + 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    own = {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_num_seqs": 1,
+           "device": "cpu", "enable_prefix_caching": False}  # fmt: skip
+    ways = {"one": {"threads": args.ranks}, "ranks": {"threads": 1, "context_parallel_size": args.ranks}}
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    with ExitStack() as stack:
+        engines = {name: stack.enter_context(closing(Engine(flat_config(**own, **way)))) for name, way in ways.items()}
+        for turn in range(args.rounds + 1):
+            for name, engine in engines.items():
+                assert engine.ops.cpu is not None
+                engine.ops.cpu.native.module.set_threads(engine.ops.threads)  # the pool is the process's
+                rates[name].append(rate(engine, requests_of(args, 1, args.context, 32, turn)))
+    found: dict[str, Any] = {}
+    for i, what in enumerate(("prefill", "decode")):
+        medians = {name: statistics.median(each[i] for each in all_[1:]) for name, all_ in rates.items()}
+        found[f"{what} at {args.context}"] = medians | {"ratio": medians["ranks"] / medians["one"]}
+    return found
+
+
+WORK = {"exchange": exchange, "steps": steps, "context": context}
 
 
 def main() -> None:
@@ -113,6 +138,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--context", type=int, default=16_384, help="tokens of the long sequence")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path("build/bench"))
     measure(WORK, parser.parse_args(), "ranks")

@@ -150,7 +150,7 @@ def test_what_is_asked_wrongly_is_refused() -> None:
             "heads": 1,
             "sinks": None,
         }
-        with pytest.raises(ValueError, match="no states|no such state"):
+        with pytest.raises(ValueError, match=r"no states|no such state"):
             ops.fold_states(**(case | {name: torch.tensor(more)}))
 
 

@@ -94,8 +94,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "few blocks, short steps": ("dense", {"num_blocks": 450, "block_size": 4, "max_model_len": 1400,
-                                           "max_num_batched_tokens": 200}),
+    "few blocks, short steps": (
+        "dense",
+        {"num_blocks": 450, "block_size": 4, "max_model_len": 1400, "max_num_batched_tokens": 200},
+    ),
     "three ranks": ("dense", {"context_parallel_size": 3}),
     "tensors split, too": ("dense", {"tensor_parallel_size": 2}),
     "large blocks, every op by itself": ("dense", {"block_size": 64, "enforce_eager": True}),

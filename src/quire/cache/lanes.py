@@ -1,7 +1,7 @@
 """Which of several holders has which blocks of a sequence: whole splits of keys, in turn.
 
-Attention folds what it has of `SPLIT` keys at a time, so a split that one holder has whole leaves the same bits as in one
-cache. With one holder, lane 0, everything is its own.
+Attention folds what it has of `SPLIT` keys at a time, so a split that one holder has whole leaves the same bits as in
+one cache. A holder is a lane; where there is one, all blocks are of lane 0.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class BlockTables:
         return added(self._missing(seq, group, upto) for group in range(len(self.sizes.windows)))
 
     def lacking(self, seq: Sequence) -> list[int]:
-        """How many of each lane `seq` still needs to get to its target, those given back on the way not counted twice."""
+        """How many of each lane `seq` still needs up to its target, those given back on the way not counted twice."""
         need = []
         for group, window in enumerate(self.sizes.windows):
             slid = seq.slid[group] if seq.blocks else 0

@@ -16,9 +16,9 @@ from quire.core.errors import ConfigError
 from quire.ops.native import Native, load_native
 
 OPS = (
-    "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention",
-    "attention_states", "cache_rows", "clamped_swiglu", "clip",
-    "combine", "copy_blocks", "embedding", "expert_mlp", "fold_states", "gated_activation", "gated_mlp", "grouped_linear",
+    "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "attention_states", "cache_rows",
+    "clamped_swiglu", "clip", "combine", "copy_blocks", "embedding", "expert_mlp", "fold_states", "gated_activation",
+    "gated_mlp", "grouped_linear",
     "head_linear", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora",
     "lora_expand", "lora_scale", "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns", "rmsnorm",
     "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert",

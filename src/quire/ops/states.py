@@ -1,7 +1,7 @@
 """Attention in two parts: what splits of keys leave of each row, wherever they are, and the fold of that to rows.
 
-A split is `SPLIT` keys from a multiple of `SPLIT` on. The op `attention` folds the states of a row's splits in ascending
-order, so rows have its bits however the splits are spread (Flash-Decoding, 2023; context parallelism).
+A split is `SPLIT` keys from a multiple of `SPLIT` on. The op `attention` folds the states of a row's splits in
+ascending order, so rows have its bits however the splits are spread (the parts of Flash-Decoding, 2023).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def fold_states(states: Tensor, starts: Tensor, order: Tensor, heads: int, sinks
 
 @op(tolerance=0.0)
 def cache_rows(kv: Tensor, slots: Tensor, cache: KVCache) -> None:
-    """Store keys and values kv [T, 2 * kv_heads * head_dim] f32 at `slots` [T] int64; what has slot -1 is not stored."""
+    """Store keys and values kv [T, 2 * kv_heads * head_dim] f32 at `slots` [T] int64; -1: not stored."""
     rows = kv.view(len(kv), 2, cache.layout.kv_heads, cache.layout.head_dim)
     cache.write(slots, rows[:, 0], rows[:, 1])
 

@@ -2,8 +2,8 @@
 
 What a rank finds of a row in the splits that it has are states, and these are folded in the order of splits wherever
 they come from, so a row has the bits of one rank. Three ways, by what passes between ranks: states alone, where all
-ranks compute all rows; queries and states (Yang et al. 2024, pass-Q), or keys and values (pass-KV; Ring Attention, Liu et
-al. 2023), where each computes its part of the rows.
+ranks compute all rows; where each computes its part of the rows, queries and states (pass-Q, Yang et al. 2024), or keys
+and values (pass-KV, there; Ring Attention, Liu et al. 2023).
 """
 
 from __future__ import annotations
