@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.cache.lanes import SPLIT, Lanes
+from quire.cache.lanes import Lanes
 from quire.core.config import DeviceConfig
+from quire.core.parallel import SPLIT
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KVLayout
 from quire.ops.native import load_native

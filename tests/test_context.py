@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from oracle import BACKENDS, write
-from quire.cache.lanes import SPLIT, Lanes
+from quire.cache.lanes import Lanes
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
+from quire.core.parallel import SPLIT
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine

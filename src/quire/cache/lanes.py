@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SPLIT = 512
-"""Keys of a split of attention: `kSplit` of csrc/units/attention_call.h."""
+from quire.core.parallel import SPLIT
 
 
 @dataclass(frozen=True)

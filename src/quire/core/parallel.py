@@ -11,6 +11,8 @@ from quire.core.option import about
 from quire.core.speculation import LOOK_UPS, Speculation
 
 MOST_RANKS = 64
+SPLIT = 512
+"""Keys of a split of attention, which one rank has whole: `kSplit` of csrc/units/attention_call.h."""
 ALONE = (*LOOK_UPS, "draft_model")
 """Ways to draft that need nothing of the model's own parts."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from quire.cache.lanes import SPLIT
+from quire.core.parallel import SPLIT
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.cases import attention_case, normal
 from quire.ops.layout import KVCache, KVLayout

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.cache.lanes import SPLIT, Lanes
+from quire.cache.lanes import Lanes
+from quire.core.parallel import SPLIT
 from quire.model.net.spread import Fold, Pages, PassedKeys, PassedQueries, PassedStates, Way
 
 Ints = NDArray[np.int64]
