@@ -7,17 +7,21 @@ from dataclasses import replace
 from quire.core.errors import ConfigError
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
+from quire.model.net.divided import DividedExperts
 from quire.model.net.joined import GatheredHead, GatheredNorm, SummedAttention, SummedMlp
-from quire.model.net.parts import RowNorm, Step
+from quire.model.net.moe import MoeMlp, OwnExperts
+from quire.model.net.parts import Mlp, RowNorm, Step
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
+from quire.parallel.experts import Division
+from quire.parallel.pairs import PairDivider
 from quire.parallel.place import Place
 
 
 def share_of(place: Place) -> Share:
     """What a rank at `place` has of each matrix."""
-    return Share(place.along("tensor"), place.topology.tensor)
+    return Share(place.along("tensor"), place.topology.tensor, place.division)
 
 
 def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
@@ -25,8 +29,22 @@ def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
 
     `spec`: the whole model's. `ConfigError` for what cannot be split yet, with the reason.
     """
-    comm = place.comm("tensor")
+    comm, division = place.comm("tensor"), place.division
+    if division is not None and (among := place.comm(division.plan.axis)) is not None:
+        layers = enumerate(decoder.layers)
+        decoder = replace(decoder, layers=tuple(_divided(layer, i, spec, division, among) for i, layer in layers))
     return decoder if comm is None else _over_shares(decoder, spec, comm)
+
+
+def _divided(layer: Layer, index: int, spec: ModelSpec, division: Division, comm: Comm) -> Layer:
+    """With experts whose pairs are computed by who holds them."""
+    mlp = layer.mlp
+    if not isinstance(mlp, MoeMlp):
+        return layer
+    assert isinstance(mlp.experts, OwnExperts), "experts are divided once"
+    experts = spec.moe.routing.experts
+    divider = PairDivider(division.held(index, experts), division.rank, experts)
+    return replace(layer, mlp=replace(mlp, experts=DividedExperts(mlp.experts, divider, comm)))
 
 
 def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:
@@ -44,8 +62,16 @@ def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:
 
 def _joined(layer: Layer, ops: Ops, comm: Comm) -> Layer:
     steps = tuple(_step(step, ops, comm) for step in layer.qkv_steps)
-    attention, mlp = SummedAttention(layer.attention, comm), SummedMlp(layer.mlp, comm)
-    return replace(layer, qkv_steps=steps, attention=attention, mlp=mlp)
+    return replace(
+        layer, qkv_steps=steps, attention=SummedAttention(layer.attention, comm), mlp=_summed(layer.mlp, comm)
+    )
+
+
+def _summed(mlp: Mlp, comm: Comm) -> Mlp:
+    """With the sum over ranks, where each has a part of the width. Of experts divided over them only the shared is."""
+    if not isinstance(mlp, MoeMlp) or not isinstance(mlp.experts, DividedExperts) or mlp.experts.comm is not comm:
+        return SummedMlp(mlp, comm)
+    return replace(mlp, shared=None if mlp.shared is None else SummedMlp(mlp.shared, comm))
 
 
 def _step(step: Step, ops: Ops, comm: Comm) -> Step:

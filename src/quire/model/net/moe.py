@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.model.net.linear import Linear
-from quire.model.net.parts import GatedMlp
+from quire.model.net.parts import Mlp
 from quire.ops.backend import Ops
 from quire.ops.moe import Between, Choices, Grouped
 from quire.ops.routing import Routing
 
-Experts = Callable[[Ops, Tensor, Choices], Tensor]
-"""rows [T, hidden] f32 and what their router chose -> the weighted sums [T, hidden] f32 of the experts' outputs."""
+Experts = Callable[[Ops, Tensor, Tensor, Tensor], Tensor]
+"""rows [T, hidden] f32, the experts of each, int32 [T, top_k], and their weights, f32 -> the weighted sums of the
+experts' outputs [T, hidden] f32."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,12 @@ class FusedExperts:
     down: Grouped
     between: Between
 
-    def __call__(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
+    def __call__(self, ops: Ops, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """As `Experts` says."""
+        return self.outputs(ops, x, (*ops.sort_by_expert(ids, self.gate_up.experts), weights))
+
+    def outputs(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
+        """The weighted sums [R, hidden] of `choices`, which may be of some of the pairs that there is room for."""
         return ops.expert_mlp(x, self.gate_up, self.down, self.between, choices)  # type: ignore[no-any-return]
 
 
@@ -38,12 +43,20 @@ class CutExperts:
     down: Grouped
     act: Callable[[Ops, Tensor], Tensor]
 
-    def __call__(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
+    def __call__(self, ops: Ops, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """As `Experts` says."""
+        return self.outputs(ops, x, (*ops.sort_by_expert(ids, self.gate_up.experts), weights))
+
+    def outputs(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
+        """As `FusedExperts.outputs`."""
         tokens, places, offsets, weights = choices
         inner = self.act(ops, ops.grouped_linear(x, self.gate_up, tokens, offsets))
         y = ops.grouped_linear(inner, self.down, None, offsets)
         return ops.combine(y, places, weights)  # type: ignore[no-any-return]
+
+
+OwnExperts = FusedExperts | CutExperts
+"""Those of this process."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +71,13 @@ class MoeMlp:
     bias: Tensor | None
     routing: Routing
     experts: Experts
-    shared: GatedMlp | None
+    shared: Mlp | None
     switch: Linear | None
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         ids, weights = ops.route(self.router(ops, x), self.bias, self.routing)
-        y = self.experts(ops, x, (*ops.sort_by_expert(ids, self.routing.experts), weights))
+        y = self.experts(ops, x, ids, weights)
         if self.shared is None:
             return y
         shared = self.shared(ops, x)
