@@ -52,7 +52,8 @@ class PairDivider:
     `counted` int64 [experts + world + 1] grows by each expert's pairs, each rank's, and those of the rank with most.
     """
 
-    def __init__(self, held: Held, rank: int, experts: int) -> None:
+    def __init__(self, held: Held, rank: int, counted: Tensor) -> None:
+        experts = len(check(counted, "counted pairs", torch.int64, -1)) - len(held) - 1
         self.world, self.rank, self.held = len(held), rank, len(held[rank])
         homes = [[r for r, own in enumerate(held) if e in own] for e in range(experts)]
         if not all(homes):
@@ -61,7 +62,7 @@ class PairDivider:
         self._homes = torch.tensor([each + [-1] * (most - len(each)) for each in homes], dtype=torch.int32)
         own = {e: place for place, e in enumerate(held[rank])}
         self._local = torch.tensor([own.get(e, -1) for e in range(experts)], dtype=torch.int32)
-        self.counted = torch.zeros(experts + self.world + 1, dtype=torch.int64)
+        self.counted = counted
         self._module, self._ids = require_native(), best_ops()
 
     def __call__(self, ops: Ops, ids: Tensor) -> Pairs:

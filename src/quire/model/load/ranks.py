@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from quire.core.errors import ConfigError
+from quire.model.batch import Forward
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.divided import DividedExperts
@@ -31,20 +35,29 @@ def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
     """
     comm, division = place.comm("tensor"), place.division
     if division is not None and (among := place.comm(division.plan.axis)) is not None:
-        layers = enumerate(decoder.layers)
-        decoder = replace(decoder, layers=tuple(_divided(layer, i, spec, division, among) for i, layer in layers))
+        decoder = _over_holders(decoder, spec.moe.routing.experts, division, among)
     return decoder if comm is None else _over_shares(decoder, spec, comm)
 
 
-def _divided(layer: Layer, index: int, spec: ModelSpec, division: Division, comm: Comm) -> Layer:
+def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:
     """With experts whose pairs are computed by who holds them."""
-    mlp = layer.mlp
-    if not isinstance(mlp, MoeMlp):
-        return layer
-    assert isinstance(mlp.experts, OwnExperts), "experts are divided once"
-    experts = spec.moe.routing.experts
-    divider = PairDivider(division.held(index, experts), division.rank, experts)
-    return replace(layer, mlp=replace(mlp, experts=DividedExperts(mlp.experts, divider, comm)))
+    counted, layers = torch.zeros(len(decoder.layers), experts + comm.world + 1, dtype=torch.int64), list[Layer]()
+    for i, layer in enumerate(decoder.layers):
+        mlp = layer.mlp
+        if isinstance(mlp, MoeMlp):
+            assert isinstance(mlp.experts, OwnExperts), "experts are divided once"
+            divide = PairDivider(division.held(i, experts), comm.rank, counted[i])
+            mlp = replace(mlp, experts=DividedExperts(mlp.experts, divide, comm, counted))
+        layers.append(replace(layer, mlp=mlp))
+    return replace(decoder, layers=tuple(layers))
+
+
+def counted_pairs(decoder: Forward) -> Tensor | None:
+    """By layer what `PairDivider` counts, int64 [layers, experts + ranks + 1], or None where no experts are divided."""
+    for layer in decoder.layers if isinstance(decoder, Decoder) else ():
+        if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.experts, DividedExperts):
+            return layer.mlp.experts.counted
+    return None
 
 
 def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:

@@ -239,6 +239,11 @@ class Share:
         count = spec.moe.routing.experts
         return tuple(range(count)) if self.experts is None else self.experts.held(layer, count)[self.experts.rank]
 
+    def copies(self, name: str, spec: ModelSpec) -> int:
+        """How many of a role this rank has."""
+        role, whole = ROLES[name], ROLES[name].copies(spec)
+        return whole // spec.moe.routing.experts * len(self.held(0, spec)) if role.experts else whole
+
     def of(self, units: int, what: str, even: bool = True) -> tuple[int, int]:
         """(first, stop) of `units` that stay whole; units fewer than ranks are replicated.
 

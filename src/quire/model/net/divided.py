@@ -19,11 +19,12 @@ from quire.parallel.pairs import PairDivider, row_parts
 
 @dataclass(frozen=True)
 class DividedExperts:
-    """`own`: those of this rank, in the order in which `divide` counts them."""
+    """`own`: those of this rank, in the order in which `divide` counts them; `counted`: in all layers."""
 
     own: OwnExperts
     divide: PairDivider
     comm: Comm
+    counted: Tensor
 
     def __call__(self, ops: Ops, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """As `Experts` says: the bits of one rank with all of them."""
