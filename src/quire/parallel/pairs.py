@@ -69,7 +69,7 @@ class PairDivider:
         """ids int32 [T, top_k], T > 0, the same on all ranks."""
         (rows, top_k), (experts, copies) = check(ids, "divide_pairs ids", torch.int32, -1, -1).shape, self._homes.shape
         own = row_parts(rows, self.world)[self.rank]
-        shapes = (rows * top_k, 1), (rows * top_k, 1), (1, self.held + 1), (1, self.world), (own, top_k)
+        shapes = (rows * top_k, 1), (rows * top_k, 1), (1, self.held + 1), (1, self.world), (max(own, 1), top_k)
         tokens, order, offsets, sends, places = outs = [_empty(ops, *shape) for shape in shapes]
         args = (
             *(out.data_ptr() for out in outs), self.counted.data_ptr(), ids.data_ptr(), self._homes.data_ptr(),
@@ -79,7 +79,7 @@ class PairDivider:
             self._module.call(self._ids["divide_pairs"], args)
         else:
             ops.cpu.call("divide_pairs", *args)
-        return Pairs(tokens, order, offsets, sends[0], places)
+        return Pairs(tokens, order, offsets, sends[0], places[:own])
 
 
 def _empty(ops: Ops, rows: int, columns: int) -> Tensor:
