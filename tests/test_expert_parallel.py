@@ -307,7 +307,7 @@ def alone(skewed: Path) -> dict[str, bytes]:
 def test_an_engine_of_ranks_says_what_one_says_under_load(skewed: Path, alone: dict[str, bytes]) -> None:
     """Chunked prompts, preempted sequences, looked-up drafts, recorded steps; requests come when they like."""
     found, stats = answers(
-        skewed, random.Random(1), expert_parallel_size=2, num_blocks=24, max_num_batched_tokens=32, max_num_seqs=16,
+        skewed, random.Random(1), expert_parallel_size=2, num_blocks=14, max_num_batched_tokens=32, max_num_seqs=16,
         speculative_config='{"method": "ngram", "adaptive": false}',
     )  # fmt: skip
     assert found == alone and stats.preemptions and stats.accepted_tokens
@@ -323,8 +323,9 @@ def test_counts_are_kept_and_even_out_the_next_start(skewed: Path, tmp_path: Pat
     first, before = answers(skewed, **options)
     counts = read_counts(tmp_path / "folder/load.json")
     assert len(counts) == 3 and not any(counts[0]) and all(row[0] == row[1] == max(row) for row in counts[1:])
-    assert 2 * counts[1][0] == sum(sum(row) for row in counts[1:]) * 2 // 6
-    second, after = answers(skewed, random.Random(2), num_redundant_experts=2, max_num_batched_tokens=40, **options)
+    second, after = answers(
+        skewed, random.Random(2), num_redundant_experts=2, max_num_batched_tokens=64, max_num_seqs=8, **options
+    )
     assert second == first and after.expert_imbalance < 1.15 < before.expert_imbalance
 
 

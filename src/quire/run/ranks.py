@@ -64,7 +64,8 @@ class Ranks:
     def _watch(self, other: subprocess.Popen[bytes]) -> None:
         other.wait()
         if not self._ending:
-            self.world.leave()
+            for comm in (self.world, *self.place.comms.values()):
+                comm.leave()
 
     def tell(self, message: Message) -> None:
         """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""

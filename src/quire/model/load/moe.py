@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.model.load.reader import Reader
 from quire.model.load.roles import DISK_ROLES
-from quire.model.net.moe import CutExperts, FusedExperts, MoeMlp, OwnExperts
+from quire.model.net.moe import CutExperts, Experts, FusedExperts, MoeMlp, OneHolder
 from quire.model.net.parts import GatedMlp
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
@@ -33,12 +33,13 @@ def load_moe(reader: Reader, index: int) -> MoeMlp:
         reader.vector("router_bias", index),
         spec.moe.routing,
         _experts(reader, index),
+        OneHolder(spec.moe.routing.experts),
         shared,
         switch,
     )
 
 
-def _experts(reader: Reader, index: int) -> OwnExperts:
+def _experts(reader: Reader, index: int) -> Experts:
     gate_up = _grouped(reader, ("expert_gate", "expert_up"), index)
     down = _grouped(reader, ("expert_down",), index)
     spec = reader.opened.spec

@@ -11,9 +11,9 @@ from quire.core.errors import ConfigError
 from quire.model.batch import Forward
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
-from quire.model.net.divided import DividedExperts
+from quire.model.net.divided import ManyHolders
 from quire.model.net.joined import GatheredHead, GatheredNorm, SummedAttention, SummedMlp
-from quire.model.net.moe import MoeMlp, OwnExperts
+from quire.model.net.moe import MoeMlp
 from quire.model.net.parts import Mlp, RowNorm, Step
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
@@ -45,9 +45,8 @@ def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm
     for i, layer in enumerate(decoder.layers):
         mlp = layer.mlp
         if isinstance(mlp, MoeMlp):
-            assert isinstance(mlp.experts, OwnExperts), "experts are divided once"
             divide = PairDivider(division.held(i, experts), comm.rank, counted[i])
-            mlp = replace(mlp, experts=DividedExperts(mlp.experts, divide, comm, counted))
+            mlp = replace(mlp, holders=ManyHolders(divide, comm, counted))
         layers.append(replace(layer, mlp=mlp))
     return replace(decoder, layers=tuple(layers))
 
@@ -55,8 +54,8 @@ def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm
 def counted_pairs(decoder: Forward) -> Tensor | None:
     """By layer what `PairDivider` counts, int64 [layers, experts + ranks + 1], or None where no experts are divided."""
     for layer in decoder.layers if isinstance(decoder, Decoder) else ():
-        if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.experts, DividedExperts):
-            return layer.mlp.experts.counted
+        if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.holders, ManyHolders):
+            return layer.mlp.holders.counted
     return None
 
 
@@ -82,7 +81,7 @@ def _joined(layer: Layer, ops: Ops, comm: Comm) -> Layer:
 
 def _summed(mlp: Mlp, comm: Comm) -> Mlp:
     """With the sum over ranks, where each has a part of the width. Of experts divided over them only the shared is."""
-    if not isinstance(mlp, MoeMlp) or not isinstance(mlp.experts, DividedExperts) or mlp.experts.comm is not comm:
+    if not isinstance(mlp, MoeMlp) or not isinstance(mlp.holders, ManyHolders) or mlp.holders.comm is not comm:
         return SummedMlp(mlp, comm)
     return replace(mlp, shared=None if mlp.shared is None else SummedMlp(mlp.shared, comm))
 

@@ -11,28 +11,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.model.net.moe import OwnExperts
+from quire.model.net.moe import Experts
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.parallel.pairs import PairDivider, row_parts
 
 
 @dataclass(frozen=True)
-class DividedExperts:
-    """`own`: those of this rank, in the order in which `divide` counts them; `counted`: in all layers."""
+class ManyHolders:
+    """Each rank has the experts that `divide` says, in the order in which it counts them; `counted`: in all layers."""
 
-    own: OwnExperts
     divide: PairDivider
     comm: Comm
     counted: Tensor
 
-    def __call__(self, ops: Ops, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """As `Experts` says: the bits of one rank with all of them."""
+    def __call__(self, ops: Ops, own: Experts, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """As `Holders` says: the bits of one rank with all of them."""
         rows, top_k = ids.shape
         parts = row_parts(rows, self.comm.world)
         count, first = parts[self.comm.rank], sum(parts[: self.comm.rank])
         pairs = self.divide(ops, ids)
-        y = self.own.outputs(ops, x, (pairs.tokens, pairs.order, pairs.offsets, torch.ones(rows * top_k, 1)))
+        y = own(ops, x, (pairs.tokens, pairs.order, pairs.offsets, torch.ones(rows * top_k, 1)))
         found, _ = self.comm.all_to_all(ops, y, pairs.sends, max(parts) * top_k)
         summed: Tensor = ops.combine(found[: count * top_k], pairs.places, weights[first : first + count])
         return self.comm.all_gather(ops, summed, parts)

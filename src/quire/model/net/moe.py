@@ -13,9 +13,24 @@ from quire.ops.backend import Ops
 from quire.ops.moe import Between, Choices, Grouped
 from quire.ops.routing import Routing
 
-Experts = Callable[[Ops, Tensor, Tensor, Tensor], Tensor]
-"""rows [T, hidden] f32, the experts of each, int32 [T, top_k], and their weights, f32 -> the weighted sums of the
-experts' outputs [T, hidden] f32."""
+Experts = Callable[[Ops, Tensor, Choices], Tensor]
+"""rows [T, hidden] f32 and choices [R, top_k] of them, of experts of this process -> the weighted sums [R, hidden] f32
+of the experts' outputs."""
+
+Holders = Callable[[Ops, Experts, Tensor, Tensor, Tensor], Tensor]
+"""Has those compute who hold them: this process's experts, rows [T, hidden] f32, the experts int32 [T, top_k] that each
+row chose, of all there are, and their weights f32 -> the weighted sums [T, hidden] f32."""
+
+
+@dataclass(frozen=True)
+class OneHolder:
+    """All experts, `count` of them, are this process's."""
+
+    count: int
+
+    def __call__(self, ops: Ops, own: Experts, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """As `Holders` says."""
+        return own(ops, x, (*ops.sort_by_expert(ids, self.count), weights))
 
 
 @dataclass(frozen=True)
@@ -26,12 +41,8 @@ class FusedExperts:
     down: Grouped
     between: Between
 
-    def __call__(self, ops: Ops, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
         """As `Experts` says."""
-        return self.outputs(ops, x, (*ops.sort_by_expert(ids, self.gate_up.experts), weights))
-
-    def outputs(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
-        """The weighted sums [R, hidden] of `choices`, which may be of some of the pairs that there is room for."""
         return ops.expert_mlp(x, self.gate_up, self.down, self.between, choices)  # type: ignore[no-any-return]
 
 
@@ -43,20 +54,12 @@ class CutExperts:
     down: Grouped
     act: Callable[[Ops, Tensor], Tensor]
 
-    def __call__(self, ops: Ops, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
         """As `Experts` says."""
-        return self.outputs(ops, x, (*ops.sort_by_expert(ids, self.gate_up.experts), weights))
-
-    def outputs(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
-        """As `FusedExperts.outputs`."""
         tokens, places, offsets, weights = choices
         inner = self.act(ops, ops.grouped_linear(x, self.gate_up, tokens, offsets))
         y = ops.grouped_linear(inner, self.down, None, offsets)
         return ops.combine(y, places, weights)  # type: ignore[no-any-return]
-
-
-OwnExperts = FusedExperts | CutExperts
-"""Those of this process."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,14 @@ class MoeMlp:
     bias: Tensor | None
     routing: Routing
     experts: Experts
+    holders: Holders
     shared: Mlp | None
     switch: Linear | None
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         ids, weights = ops.route(self.router(ops, x), self.bias, self.routing)
-        y = self.experts(ops, x, ids, weights)
+        y = self.holders(ops, self.experts, x, ids, weights)
         if self.shared is None:
             return y
         shared = self.shared(ops, x)
