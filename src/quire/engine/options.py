@@ -25,7 +25,6 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "pipeline_parallel_size": ((1,), _ONE_DEVICE),
     "decode_context_parallel_size": ((1,), _CONTEXT),
     "prefill_context_parallel_size": ((1,), _CONTEXT),
-    "enable_expert_parallel": ((False,), _ONE_DEVICE),
     "nnodes": ((1,), _ONE_DEVICE),
     "node_rank": ((0,), _ONE_DEVICE),
     "master_addr": ((None,), _ONE_DEVICE),

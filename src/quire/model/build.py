@@ -23,7 +23,7 @@ from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.hub import hub_of
 from quire.model.disk.opened import Opened
-from quire.model.families.rope import shared_tables
+from quire.model.families.rope import Rope, shared_tables
 from quire.model.load.adapters import Adapters, parse_modules
 from quire.model.load.builders import load_decoder
 from quire.model.load.encoder import check_encoder, load_encoder
@@ -118,8 +118,7 @@ def load_model(
     reader.keeper = keeper(config, opened, ops, shards)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
-    tables = shared_tables(spec.rope, length)
-    ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
+    ropes = _ropes(spec, length, ops.device)
     made = joined(load_decoder(reader, ropes), spec, place)
     encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
@@ -149,14 +148,19 @@ def load_model(
     )
 
 
+def _ropes(spec: ModelSpec, length: int, device: torch.device) -> dict[Rope, torch.Tensor]:
+    """The tables of layers' ropes for `length` positions."""
+    tables = shared_tables(spec.rope, length)
+    return dict(zip(tables, placed(tuple(tables.values()), device), strict=True))
+
+
 def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quantizer | None) -> Model:
     """A model by transformers' code; options that only the table's families have are refused."""
     options = config.model
     for given, name in (
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
-        (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
-        (config.parallel.context_parallel_size > 1, "context_parallel_size"),
+        (config.parallel.ranks > 1, config.parallel.ranks_option),
         (config.offload.from_file, "weight_offload"), (config.offload.cpu_offload_gb > 0, "cpu_offload_gb"),
         (config.offload.fully_shard, "fully_shard"),
     ):  # fmt: skip
