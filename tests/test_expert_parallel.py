@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch import Tensor
 from family_formats import FILES, Checkpoint
 from group import each, forks
 from oracle import BACKENDS, backend, relative_error, write
+from quire.cli import main
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.engine.client import EngineInfo, Stats
@@ -327,6 +330,23 @@ def test_counts_are_kept_and_even_out_the_next_start(skewed: Path, tmp_path: Pat
         skewed, random.Random(2), num_redundant_experts=2, max_num_batched_tokens=64, max_num_seqs=8, **options
     )
     assert second == first and after.expert_imbalance < 1.15 < before.expert_imbalance
+
+
+def test_inspect_says_what_a_rank_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "mixtral", **MIXTURES["mixtral"][1])
+    sizes = []
+    for flags in (["--expert-parallel-size", "2"], ["--tensor-parallel-size", "2", "--enable-expert-parallel"],
+                  ["--expert-parallel-size", "2", "--num-redundant-experts", "3"]):  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["quire", "inspect", str(tmp_path), *flags])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out = capsys.readouterr().out
+        assert not ended.value.code and f"{6 if 'redundant' in flags[-2] else 4} of 8 in a layer" in out
+        sizes.append(re.search(r"weights of a rank +about ([0-9.]+) KiB, of 2 ranks", out))
+    whole, cut, copied = (float(size[1]) for size in sizes if size is not None)
+    assert cut < whole < copied
 
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
