@@ -28,6 +28,7 @@ from quire.engine.local import LocalEngine
 from quire.engine.process import ProcessEngine
 from quire.engine.supervised import Patience, SupervisedEngine
 from quire.model.build import Model, load_model
+from quire.model.load.packed_writing import finish_all
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.parallel.experts import ExpertPlan, read_counts, write_counts
@@ -40,6 +41,7 @@ from test_lora import write_adapter
 from test_mixtures import VARIANTS as MIXTURES
 from test_mla import VARIANTS as LATENT
 from test_model import Paged, prompt
+from test_packed_cache import made_anew
 from turns import turns
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -161,16 +163,28 @@ def test_adapters_are_beside_divided_experts(tmp_path: Path) -> None:
     assert forks(2, work) == [0, 0]
 
 
-def test_each_rank_reads_and_keeps_its_own_experts(tmp_path: Path) -> None:
-    write(tmp_path, "mixtral", **MIXTURES["mixtral"][1])
-    options: dict[str, Any] = {"dtype": "bfloat16", "quantization": "int8"}
-    whole = load(tmp_path, backend("cpu"), **options).report
-
-    def work(comm: Comm) -> None:
-        report = load(tmp_path, backend("cpu"), place_of(comm), **options).report
-        assert report["expert_down"][1] * 2 == whole["expert_down"][1] and report["q+k+v"] == whole["q+k+v"]
-
-    assert forks(2, work) == [0, 0]
+def test_each_rank_reads_and_keeps_its_own_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed weights are found again while the rank holds the same ones."""
+    write(tmp_path / "model", "mixtral", **MIXTURES["mixtral"][1])
+    options: dict[str, Any] = {"quantization": "int8", "cache_packed": str(tmp_path / "kept")}
+    ranks = [Place(Topology(expert=2), rank, {}, ExpertPlan("expert")) for rank in range(2)]
+    whole, *parts = (load(tmp_path / "model", backend("cpu"), place, **options).report for place in (ALONE, *ranks))
+    assert all(
+        part["expert_down"][1] * 2 == whole["expert_down"][1] and part["q+k+v"] == whole["q+k+v"] for part in parts
+    )
+    finish_all()
+    made = made_anew(monkeypatch)
+    for place in (ALONE, *ranks):
+        load(tmp_path / "model", backend("cpu"), place, **options)
+    assert not made and len(list((tmp_path / "kept").iterdir())) == 3
+    load(
+        tmp_path / "model",
+        backend("cpu"),
+        Place(Topology(expert=2), 0, {}, ExpertPlan("expert", 0, (SKEWED,) * 3)),
+        **options,
+    )
+    assert made
+    finish_all()
 
 
 @pytest.fixture(scope="module")
@@ -240,8 +254,10 @@ def test_inspect_says_what_a_rank_holds(
             main()
         out = capsys.readouterr().out
         assert not ended.value.code and f"{6 if 'redundant' in flags[-2] else 4} of 8 in a layer" in out
-        sizes.append(re.search(r"weights of a rank +about ([0-9.]+) KiB, of 2 ranks", out))
-    whole, cut, copied = (float(size[1]) for size in sizes if size is not None)
+        found = re.search(r"weights of a rank +about ([0-9.]+) ([KM])", out)
+        assert found is not None and ", of 2 ranks" in out
+        sizes.append(float(found[1]) * {"K": 1, "M": 1024}[found[2]])
+    whole, cut, copied = sizes
     assert cut < whole < copied
 
 
