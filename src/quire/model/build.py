@@ -34,6 +34,7 @@ from quire.model.load.place import placed
 from quire.model.load.ranks import joined, share_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
+from quire.model.load.stages import stages_of
 from quire.model.net.encoder import Encoder
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
@@ -53,7 +54,7 @@ class Model:
 
     `quantization`: the format of its matrices, "none" for plain numbers.
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
-    `writing`: the packed cache that is being written.
+    `writing`: the packed cache that is being written. `span`: the layers of one stage, None: all.
     """
 
     name: str
@@ -74,6 +75,12 @@ class Model:
     encoder: Encoder | None = None
     decoder_start: int = 0
     writing: Writing | None = None
+    span: range | None = None
+
+    @property
+    def own(self) -> range:
+        """The layers that it has itself."""
+        return range(self.spec.layers) if self.span is None else self.span
 
 
 def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, layout: type[KVLayout] = KVLayout) -> KVLayout:
@@ -96,7 +103,7 @@ def load_model(
 
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
-    options, share = config.model, share_of(place)
+    options = config.model
     borrowed = find_borrowed(resolve(options.model, hub_of(options)))
     if borrowed is not None:
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
@@ -105,7 +112,7 @@ def load_model(
     if spec.encoder.layers:
         check_encoder(config, spec.family)
     asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
-    dtype = torch_dtype(asked)
+    dtype, share = torch_dtype(asked), share_of(place, stages_of(config.parallel, opened))
     length = max_model_len(options.max_model_len, spec)
     if target is not None:
         check_groups(opened, target, options.group_size)
@@ -142,6 +149,7 @@ def load_model(
         encoder=encoder,
         decoder_start=generation.decoder_start,
         writing=None if cache is None else cache.keep(),
+        span=share.layers,
     )
 
 
@@ -152,6 +160,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
         (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
+        (config.parallel.pipeline_parallel_size > 1, "pipeline_parallel_size"),
     ):  # fmt: skip
         if given:
             raise ConfigError(

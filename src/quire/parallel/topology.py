@@ -48,4 +48,4 @@ ONE_RANK = Topology()
 
 def topology_of(parallel: ParallelConfig) -> Topology:
     """The ranks of one engine."""
-    return Topology(tensor=parallel.tensor_parallel_size)
+    return Topology(pipeline=parallel.pipeline_parallel_size, tensor=parallel.tensor_parallel_size)

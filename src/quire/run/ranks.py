@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
 from quire.ops.choice import backend_of
+from quire.parallel.busy import Busy
 from quire.parallel.place import ALONE, Memory, Place, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import topology_of
@@ -26,6 +28,7 @@ from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
 from quire.run.messages import Adapter, Allocate, Copy, Forward, Message, Move, Start, Zero
+from quire.run.replies import Replies
 from quire.run.step import Step
 
 RANK = "quire.run.rank"
@@ -43,7 +46,15 @@ class Ranks:
         memory = Memory(topology)
         self.world = SharedComm(memory.world, 0, topology.world, crowded)
         self.place = place_of(topology, 0, memory.of(0), crowded)
-        starts = [Start(config, rank, memory.world, memory.of(rank), crowded) for rank in range(1, topology.world)]
+        self._steps, self._replies = config.parallel.steps_under_way, list[Replies]()
+        own = memory.of(0)
+        comms = {axis: SharedComm(file, 0, len(topology.group(0, axis)), True) for axis, file in own.items()}
+        self._beside = comms
+        self.busy = Busy(memory.busy, topology.world).seconds
+        starts = [
+            Start(config, rank, memory.world, memory.of(rank), memory.busy, crowded)
+            for rank in range(1, topology.world)
+        ]
         self.others = [self._start(start) for start in starts]
         memory.close()
         self._ending = False
@@ -51,7 +62,7 @@ class Ranks:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
     def _start(self, start: Start) -> subprocess.Popen[bytes]:
-        command, files = [sys.executable, "-m", RANK], (start.world, *start.groups.values())
+        command, files = [sys.executable, "-m", RANK], (start.world, start.busy, *start.groups.values())
         found = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=files, start_new_session=True)
         assert found.stdin is not None
         found.stdin.write(msgspec.json.encode(start) + b"\n")
@@ -61,7 +72,8 @@ class Ranks:
     def _watch(self, other: subprocess.Popen[bytes]) -> None:
         other.wait()
         if not self._ending:
-            self.world.leave()
+            for comm in (self.world, *self._beside.values()):
+                comm.leave()
 
     def tell(self, message: Message) -> None:
         """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
@@ -74,9 +86,9 @@ class Ranks:
         """
         if beside and len(kv.groups.layers) > 1:
             raise ConfigError(
-                "--tensor-parallel-size: a draft model beside layers with windows has block tables that other ranks "
-                "do not know; use the method ngram or suffix",
-                param="tensor_parallel_size",
+                "speculative_config: a draft model beside layers with windows has block tables that other ranks do not "
+                "know; use the method ngram or suffix",
+                param="speculative_config",
             )
         self.tell(Allocate(kv.blocks, kv.max_model_len))
 
@@ -88,6 +100,9 @@ class Ranks:
         """`Step` of the same arguments, whose forward passes all ranks compute together."""
         made = LedStep(*args)
         made.ranks = self
+        if (comm := self._beside.get("pipeline")) is not None:
+            made.replies = Replies(comm, made.model.spec.vocab_size, made.most_logits, self._steps)
+            self._replies.append(made.replies)
         return made
 
     def caches(self, *args: Any) -> Caches:
@@ -109,18 +124,24 @@ class Ranks:
             assert other.stdin is not None
             other.stdin.close()
             other.wait()
+        for replies in self._replies:
+            replies.close()
 
 
 class LedStep(Step):
     """A step that other ranks compute their shares of."""
 
     ranks: Ranks
+    replies: Replies | None = None
 
     def pieces(self, shape: Shape) -> Iterable[Tensor]:
-        """As `Step`'s; what is in the arrays goes to all ranks first."""
+        """As `Step`'s; what is in the arrays goes to all ranks first. Of stages, the first is done on return."""
         sizes = shape.tokens, shape.seqs, shape.logits, shape.blocks, shape.tree
         self.ranks.tell(Forward(sizes, self.arrays.written(shape)))
-        return super().pieces(shape)
+        begin = time.perf_counter()
+        own = super().pieces(shape)
+        self.ranks.busy[0] += time.perf_counter() - begin
+        return own if self.replies is None else self.replies.expect(shape.logits)
 
 
 class LedCaches(Caches):
@@ -159,9 +180,9 @@ def of_a_rank(config: EngineConfig) -> EngineConfig:
     if config.parallel.processes == 1:
         return config
     if backend_of(config.device) == "triton":
+        name = "pipeline_parallel_size" if config.parallel.pipeline_parallel_size > 1 else "tensor_parallel_size"
         raise ConfigError(
-            "--tensor-parallel-size: ranks on GPUs are not built yet; --device cpu has them",
-            param="tensor_parallel_size",
+            f"--{name.replace('_', '-')}: ranks on GPUs are not built yet; --device cpu has them", param=name
         )
     threads = config.device.threads or max(1, cores().threads // config.parallel.processes)
     return msgspec.structs.replace(config, device=msgspec.structs.replace(config.device, threads=threads))

@@ -73,9 +73,10 @@ class Runner:
     def sample(self, step: Underway) -> Underway:
         """Edit the logits of `step` and draw its tokens; those of all steps before it were committed. Returns it."""
         at = 0
-        for logits in step.logits if step.rows else ():
-            step.drawn.append(self.sampler(logits, step.rows[at : at + len(logits)]))
-            at += len(logits)
+        for logits in step.logits:
+            if step.rows:
+                step.drawn.append(self.sampler(logits, step.rows[at : at + len(logits)]))
+                at += len(logits)
         self.step.arrays.keep_drawn([piece.tokens for piece in step.drawn if piece.tokens is not None])
         self.builder.drew(step.rows)
         return step

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from quire.core.errors import ConfigError
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.joined import GatheredHead, GatheredNorm, SummedAttention, SummedMlp
-from quire.model.net.parts import RowNorm, Step
+from quire.model.net.parts import NoNorm, Normed, ReplacingNorm, RowNorm, Step
+from quire.model.net.stage import Stage
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.parallel.place import Place
 
 
-def share_of(place: Place) -> Share:
-    """What a rank at `place` has of each matrix."""
-    return Share(place.along("tensor"), place.topology.tensor)
+def share_of(place: Place, stages: Sequence[range]) -> Share:
+    """What a rank at `place` has of each matrix, and which of the layers, those of all `stages`."""
+    layers = stages[place.along("pipeline")] if place.topology.pipeline > 1 else None
+    return Share(place.along("tensor"), place.topology.tensor, layers)
 
 
 def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
@@ -25,8 +28,23 @@ def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
 
     `spec`: the whole model's. `ConfigError` for what cannot be split yet, with the reason.
     """
-    comm = place.comm("tensor")
-    return decoder if comm is None else _over_shares(decoder, spec, comm)
+    shares, stages = place.comm("tensor"), place.comm("pipeline")
+    if shares is not None:
+        decoder = _over_shares(decoder, spec, shares)
+    return decoder if stages is None else _as_stage(decoder, spec, stages)
+
+
+def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Stage:
+    """With the ways in from the stage before and out to the next.
+
+    In a post-LN model the norm that ends the layer before is what comes in.
+    """
+    parts = {f.name: getattr(decoder, f.name) for f in fields(decoder)}
+    first, *others = decoder.layers
+    if comm.rank and isinstance(first.attn_norm, ReplacingNorm):
+        parts["embed_steps"] = (Normed(first.attn_norm.norm),)
+        parts["layers"] = (replace(first, attn_norm=NoNorm()), *others)
+    return Stage(**parts, comm=comm, hidden=spec.hidden)
 
 
 def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:

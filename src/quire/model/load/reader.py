@@ -66,8 +66,11 @@ class Reader:
         self.report: dict[str, tuple[str, int]] = {}
         self._progress = progress or (lambda done, total, what: None)
         self._names: dict[int | None, list[str]] = {}
+        span = share.span(opened.spec)
         for (_, place), parts in opened.claim.parts.items():
-            self._names.setdefault(place.layer, []).extend(parts.values())
+            if place.layer is None or place.layer in span:
+                self._names.setdefault(place.layer, []).extend(parts.values())
+        self._first = span.start
         self._done, self._total = 0, sum(i.nbytes for i in opened.source.infos.values())
 
     @contextmanager
@@ -76,7 +79,7 @@ class Reader:
 
         So the memory of a load is that of the packed model and of one layer, and a disk does not wait for the packing.
         """
-        following = self._names.get(0 if layer is None else layer + 1, [])
+        following = self._names.get(self._first if layer is None else layer + 1, [])
         following = following + self._names.get(None, []) if layer is None else following
         asking = Thread(target=self.opened.source.read_ahead, args=(following,), daemon=True)
         asking.start()

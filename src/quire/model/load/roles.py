@@ -216,10 +216,20 @@ def parameter_count(spec: ModelSpec, roles: dict[str, Role] = ROLES) -> int:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of a model: number `rank` of `world`."""
+    """One rank's part of a model: number `rank` of `world` parts of each matrix, in the layers `layers` (None: all)."""
 
     rank: int = 0
     world: int = 1
+    layers: range | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the model."""
+        return self.world == 1 and self.layers is None
+
+    def span(self, spec: ModelSpec) -> range:
+        """Its layers."""
+        return range(spec.layers) if self.layers is None else self.layers
 
     def of(self, units: int, what: str, even: bool = True) -> tuple[int, int]:
         """(first, stop) of `units` that stay whole; units fewer than ranks are replicated.
