@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from quire.run.tune import tune
 from quire.run.warm import warm_up
 from quire.sched.growth import adapters_of
 from quire.sched.scheduler import Scheduler
+from quire.sched.shares import Portions
 from quire.speculate.load import Drafting, load_drafting
 from quire.speculate.speculator import Drafts, Speculator
 
@@ -48,7 +50,8 @@ class Engine:
             self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
             self._allocate(plan)
         self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
-        self._next: Underway | None = None
+        self.most_under_way = max(1 + self.ahead, config.parallel.steps_under_way)
+        self._under_way = deque[Underway]()
         self.load_seconds = time.monotonic() - started
         told = None if self.ranks is None else self.ranks.adapter
         self.adapting = Adapting(self.model.adapters, self._users, told)
@@ -66,7 +69,9 @@ class Engine:
         self.prefix = PrefixCache(self.pool, size) if shares else None
         tables = BlockTables(self.pool, self.prefix, plan.kv.sizes)
         self.opening = None if encoder is None else Opening(size, self.model.decoder_start)
-        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len)
+        parallel = self.config.parallel
+        portions = Portions(parallel.pipeline_parallel_size, parallel.steps_under_way)
+        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len, portions)
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
         warm_up(self.runner.step, self._trees)
@@ -139,22 +144,20 @@ class Engine:
         """One iteration: schedule, execute, update.
 
         On a GPU the next one is scheduled and its forward pass sent before the wait; it is sampled when this one is
-        known, because the edits of its logits are made from all tokens.
+        known, because the edits of its logits are made from all tokens. Of stages, the first goes on to other steps
+        before it waits for what the last makes of this one.
         """
         started = time.perf_counter()
-        if self.speculator is not None and self._next is None:
-            self.speculator.draft()
-        drafted = time.perf_counter()
-        step = self._next or self.runner.sample(self._forward())
+        drafting = self._launch()
+        step = self._under_way.popleft()
         plan = step.plan
-        self._next = self._forward() if self._may_go_ahead() else None
-        results = self.runner.results(step)
+        results = self.runner.results(self.runner.sample(step))
         if self.speculator is not None:
-            fresh = self._next is None
-            self.speculator.learn(plan, results, time.perf_counter() - drafted, fresh)
+            spent = time.perf_counter() - started - drafting
+            self.speculator.learn(plan, results, spent, fresh=not self._under_way)
         outputs = self.scheduler.commit(plan, results)
-        if self._next is not None:
-            self.runner.sample(self._next)
+        if self._under_way and not self._staged:
+            self.runner.sample(self._under_way[0])
         self.steps += 1
         self.step_tokens = plan.num_tokens
         made = sum(len(o.tokens) for o in outputs)
@@ -179,13 +182,34 @@ class Engine:
         self.pool.check()
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
-    def _may_go_ahead(self) -> bool:
-        """Whether to launch another step before this one is known; a draft begins with its last token."""
-        expects = self.speculator is not None and self.speculator.likely
-        return self.ahead and not expects and self.scheduler.may_plan_ahead()
+    @property
+    def _staged(self) -> bool:
+        """Whether steps under way are in several stages of a pipeline, and not queued on one device."""
+        return self.config.parallel.pipeline_parallel_size > 1
 
-    def _forward(self) -> Underway:
-        return self.runner.forward(self.scheduler.plan())
+    def _launch(self) -> float:
+        """Have as many steps under way as can be, one at least; returns the seconds that drafting took."""
+        drafting = 0.0
+        while not self._under_way or self._may_go_ahead():
+            if self.speculator is not None and (self._staged or not self._under_way):
+                begin = time.perf_counter()
+                self.speculator.draft()
+                drafting += time.perf_counter() - begin
+            step = self.runner.forward(self.scheduler.plan())
+            if self._under_way and not step.plan.chunks:
+                break
+            self._under_way.append(step)
+            if not self._staged and len(self._under_way) == 1:
+                self.runner.sample(step)
+        return drafting
+
+    def _may_go_ahead(self) -> bool:
+        """Whether to launch another step before this one is known; a draft by a model begins with its last token."""
+        if len(self._under_way) >= self.most_under_way or any(map(self.runner.alone, self._under_way)):
+            return False
+        drafts = self.speculator
+        expects = drafts is not None and drafts.likely and (drafts.proposer.passes or not self._staged)
+        return not expects and self.scheduler.may_plan_ahead()
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""

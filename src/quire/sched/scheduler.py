@@ -18,14 +18,18 @@ from quire.sched.admission import Admission
 from quire.sched.growth import append, begun, ended, full, moves, orphans, timing
 from quire.sched.pace import Pace
 from quire.sched.policy import POLICIES
-from quire.sched.shares import decodes, rows_of, shares
+from quire.sched.shares import Portions, decodes, rows_of, shares
 
 
 class Scheduler:
     """Owns every sequence from `add` to its last `Output`."""
 
-    def __init__(self, config: SchedulerConfig, tables: BlockTables, max_model_len: int) -> None:
+    def __init__(
+        self, config: SchedulerConfig, tables: BlockTables, max_model_len: int, portions: Portions | None = None
+    ) -> None:
+        """`portions`: of steps several of which are under way at one time."""
         self.config = config
+        self._portions = portions or Portions()
         self.tables = tables
         self.max_model_len = max_model_len
         self.policy = POLICIES[config.scheduling_policy]()
@@ -86,8 +90,12 @@ class Scheduler:
         - blocks are lacking, or one that is more urgent waits: who is preempted depends on who ends.
         Edited logits are no obstacle, as a step is sampled when the one before is committed; nor is what may end a
         sequence: a row after an end token, after a failure or of an aborted request is computed and thrown away.
+
+        Of stages, steps under way have no sequence in common whose token is not known: a draft in flight is none's.
         """
-        if self._admission.gives_way() is not None or any(s.in_flight and s.draft for s in self.unfinished()):
+        if self._admission.gives_way() is not None:
+            return False
+        if not self._portions.staged and any(s.in_flight and s.draft for s in self.unfinished()):
             return False
         free = self.tables.pool.num_free
         for seq, count in self._shares(self._budget()).items():
@@ -134,12 +142,14 @@ class Scheduler:
         """Tokens of each running sequence in the next step."""
         chunked = self.config.enable_chunked_prefill
         head = self.waiting.head() if self._admission.may_admit() else None
-        return shares(self.unfinished(), budget, chunked, head, self.policy.urgency)
+        return shares(self._portions.ready(self.unfinished()), budget, chunked, head, self.policy.urgency)
 
     def _budget(self) -> int:
         """Tokens of the next step at most."""
         rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq)) if self.pace.limits else 0
-        return self.pace.budget(rows, self.config.max_num_batched_tokens)
+        config = self.config
+        most = self._portions.budget(config.max_num_batched_tokens, self.running, config.enable_chunked_prefill)
+        return self.pace.budget(rows, most)
 
     def take_upkeep(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         """Blocks to be wiped before anything is written, and slots to be moved before that."""
