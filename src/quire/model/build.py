@@ -124,7 +124,7 @@ def load_model(
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
     ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
-    made = joined(load_decoder(reader, ropes), spec, place)
+    made = joined(load_decoder(reader, ropes), spec, place, share)
     encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     load_adapters(config, reader, Base(ops, spec, made, lambda role, layer: reader.matrix((role,), layer), dtype))

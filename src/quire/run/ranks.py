@@ -19,6 +19,8 @@ from torch import Tensor
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
+from quire.model.load.roles import Share
+from quire.model.net.stage import Stage
 from quire.ops.choice import backend_of
 from quire.parallel.busy import Busy
 from quire.parallel.place import ALONE, Memory, Place, place_of
@@ -28,7 +30,7 @@ from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
 from quire.run.messages import Adapter, Allocate, Copy, Forward, Message, Move, Start, Zero
-from quire.run.replies import Replies
+from quire.run.replies import Form, Replies
 from quire.run.step import Step
 
 RANK = "quire.run.rank"
@@ -101,7 +103,7 @@ class Ranks:
         made = LedStep(*args)
         made.ranks = self
         if (comm := self._beside.get("pipeline")) is not None:
-            made.replies = Replies(comm, made.model.spec.vocab_size, made.most_logits, self._steps)
+            made.replies = Replies(comm, made.form(), self._steps)
             self._replies.append(made.replies)
         return made
 
@@ -142,6 +144,23 @@ class LedStep(Step):
         own = super().pieces(shape)
         self.ranks.busy[0] += time.perf_counter() - begin
         return own if self.replies is None else self.replies.expect(shape.logits)
+
+
+    def form(self) -> Form:
+        """Of what comes back from the last stage."""
+        stage, spec = self.model.decoder, self.model.spec
+        assert isinstance(stage, Stage), "steps of several stages are of one"
+        if not stage.shared:
+            return Form(spec.vocab_size, self.most_logits)
+        batch = self.arrays.batches(1, 1, 1)[0]
+
+        def part(h: Tensor) -> Tensor:
+            begin = time.perf_counter()
+            made = self.ops.compute(lambda: stage.part(h, batch), together=self.capture)
+            self.ranks.busy[0] += time.perf_counter() - begin
+            return made
+
+        return Form(spec.vocab_size, self.most_logits, spec.embed_width, Share(1, 2).role("head", spec)[0], part)
 
 
 class LedCaches(Caches):

@@ -74,7 +74,9 @@ def load_decoder(reader: Reader, ropes: dict[Rope, Tensor]) -> Decoder:
     cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
     with reader.part(span.stop):
         if span.stop == spec.layers:
-            final, head = reader.place((load_final_norm(reader), load_head(reader, embed)))
+            final = reader.place(load_final_norm(reader))
+        if span.stop == spec.layers or reader.share.head is not None:
+            head = reader.place(load_head(reader, embed))
     reader.tell("head", last=True)
     block, narrows = BLOCKS[spec.join], reader.adapters is None
     return Decoder(reader.ops, embed, steps, tuple(layers), final, head, cap, block, narrows)
@@ -162,6 +164,7 @@ def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
 
 def load_head(reader: Reader, embed: Tensor | PackedTable) -> Linear:
     """The output head; a tied one is the matrix `embed`, or is packed from that table, which stays for look-ups."""
-    if isinstance(embed, PackedTable) and not reader.opened.claim.get("head") and reader.share.world == 1:
+    whole = reader.share.of_role("head").world == 1
+    if isinstance(embed, PackedTable) and not reader.opened.claim.get("head") and whole:
         return Linear(embed.matrix)
     return reader.linear(("head",), None)

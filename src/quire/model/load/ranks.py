@@ -18,12 +18,19 @@ from quire.parallel.place import Place
 
 
 def share_of(place: Place, stages: Sequence[range]) -> Share:
-    """What a rank at `place` has of each matrix, and which of the layers, those of all `stages`."""
-    layers = stages[place.along("pipeline")] if place.topology.pipeline > 1 else None
-    return Share(place.along("tensor"), place.topology.tensor, layers)
+    """What a rank at `place` has of each matrix, and which of the layers, those of all `stages`.
+
+    The first and the last stage share the head (Yeung et al. 2024): layers could not make up for it, as a prompt needs
+    it once and an answer at every token. Ranks that share matrices have the head of the last stage.
+    """
+    if place.topology.pipeline == 1:
+        return Share(place.along("tensor"), place.topology.tensor)
+    number = place.along("pipeline")
+    ends = {0: (0, 2), place.topology.pipeline - 1: (1, 2)} if place.topology.tensor == 1 else {}
+    return Share(place.along("tensor"), place.topology.tensor, stages[number], ends.get(number))
 
 
-def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
+def joined(decoder: Decoder, spec: ModelSpec, place: Place, share: Share) -> Decoder:
     """`decoder` of a rank's share, joined with those of the others along each axis.
 
     `spec`: the whole model's. `ConfigError` for what cannot be split yet, with the reason.
@@ -31,10 +38,10 @@ def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
     shares, stages = place.comm("tensor"), place.comm("pipeline")
     if shares is not None:
         decoder = _over_shares(decoder, spec, shares)
-    return decoder if stages is None else _as_stage(decoder, spec, stages)
+    return decoder if stages is None else _as_stage(decoder, spec, stages, share)
 
 
-def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Stage:
+def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> Stage:
     """With the ways in from the stage before and out to the next.
 
     In a post-LN model the norm that ends the layer before is what comes in.
@@ -44,7 +51,7 @@ def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Stage:
     if comm.rank and isinstance(first.attn_norm, ReplacingNorm):
         parts["embed_steps"] = (Normed(first.attn_norm.norm),)
         parts["layers"] = (replace(first, attn_norm=NoNorm()), *others)
-    return Stage(**parts, comm=comm, hidden=spec.hidden)
+    return Stage(**parts, comm=comm, hidden=spec.hidden, shared=share.head is not None)
 
 
 def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:

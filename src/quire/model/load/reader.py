@@ -166,7 +166,7 @@ class Reader:
 
     def _shape(self, roles: tuple[str, ...], rows: Tensor | None) -> tuple[int, int]:
         """[n, k] of the matrices of `roles` fused, or of the rows `rows` of them."""
-        shapes = [self.share.shape(role, self.opened.spec) for role in roles]
+        shapes = [self.share.of_role(role).shape(role, self.opened.spec) for role in roles]
         return sum(shape[0] for shape in shapes) if rows is None else len(rows), shapes[0][1]
 
     def _holder(self, role: str, layer: int | None, expert: int | None = None) -> str:
@@ -192,7 +192,8 @@ class Reader:
             rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
             if rows is not None:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-        return shard(weight, bias, role, spec, self.share.rank, self.share.world)
+        part = self.share.of_role(role)
+        return shard(weight, bias, role, spec, part.rank, part.world)
 
     def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Tensor | None]:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""

@@ -216,16 +216,24 @@ def parameter_count(spec: ModelSpec, roles: dict[str, Role] = ROLES) -> int:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of a model: number `rank` of `world` parts of each matrix, in the layers `layers` (None: all)."""
+    """One rank's part of a model: number `rank` of `world` parts of each matrix, in the layers `layers` (None: all).
+
+    `head`: (number, of how many) of the head's rows, where the first and the last stage share them.
+    """
 
     rank: int = 0
     world: int = 1
     layers: range | None = None
+    head: tuple[int, int] | None = None
 
     @property
     def whole(self) -> bool:
         """Whether it is all of the model."""
         return self.world == 1 and self.layers is None
+
+    def of_role(self, name: str) -> Share:
+        """Which part it has of one role."""
+        return Share(*self.head) if name == "head" and self.head is not None else self
 
     def span(self, spec: ModelSpec) -> range:
         """Its layers."""

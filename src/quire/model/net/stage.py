@@ -37,11 +37,13 @@ class Stage(Decoder):
     """`Decoder` of the layers of one rank of `comm`; `layers`, `views` and `caches` are those of the stage alone.
 
     Between stages goes the stream with all that was to be added to it, [T, hidden] f32. The first stage has the table of
-    tokens; the last the norm and the head, and logits. What others make in their place has no rows.
+    tokens; the last the norm and the head, and logits. What others make in their place has no rows. `shared`: the head's
+    first rows are the first stage's, which is sent what the head reads, and makes the first columns of logits by `part`.
     """
 
     comm: Comm = field(kw_only=True)
     hidden: int = field(kw_only=True)
+    shared: bool = field(kw_only=True)
 
     @property
     def first(self) -> bool:
@@ -69,7 +71,10 @@ class Stage(Decoder):
     def last(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
         """As of `Decoder`; other stages hand the stream on."""
         if self.ends:
-            return super().last(x, delta, batch, wanted)
+            h = super().last(x, delta, batch, wanted)
+            if self.shared:
+                self.comm.send(self.ops, h, 0)
+            return h
         self.comm.send(self.ops, self.ops.take_rows(x, delta, None), self.comm.rank + 1)
         return x[:0]
 
@@ -77,10 +82,14 @@ class Stage(Decoder):
         """As of `Decoder`, in the last stage."""
         return super().score(h, batch) if self.ends else h
 
+    def part(self, h: Tensor, batch: Batch) -> Tensor:
+        """The first stage's columns of the logits of what the head reads, h [R, width]."""
+        return super().score(h, batch)
+
     def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
         """As of `Decoder`, by itself."""
         x = Decoder.enter(self, batch) if self.first else rows_between(self.ops, len(batch.tokens), self.hidden).zero_()
         wanted, layers = self.wanted(batch), range(min(2, len(self.layers)))
         x, delta = self.walk(x, None, (batch,) * len(caches), caches, layers, wanted)
         if self.ends:
-            self.leave(x, delta, batch, wanted)
+            super().score(super().last(x, delta, batch, wanted), batch)
