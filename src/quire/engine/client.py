@@ -48,6 +48,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
     `drafts` were verified, `draft_tokens` in all, of which `accepted_tokens` were kept, by their place in the draft.
     `running_adapters`, `waiting_adapters`: names of LoRA adapters that sequences in the batch and in the queue use.
+    `bubbles`: share of the time of steps that each rank of a pipeline waited for others.
     """
 
     running: int = 0
@@ -72,6 +73,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     accepted_per_pos: tuple[int, ...] = ()
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
+    bubbles: tuple[float, ...] = ()
 
 
 class EngineKilled(EngineFailure):

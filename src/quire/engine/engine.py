@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 
 from msgspec.structs import replace
 
@@ -18,10 +17,11 @@ from quire.engine.adapting import Adapting
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
+from quire.engine.under_way import UnderWay
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
 from quire.run.ranks import first_place, lead, of_a_rank
-from quire.run.runner import Runner, Underway
+from quire.run.runner import Runner
 from quire.run.step import Step
 from quire.run.tune import tune
 from quire.run.warm import warm_up
@@ -50,13 +50,13 @@ class Engine:
             self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
             self._allocate(plan)
         self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
-        self.most_under_way = max(1 + self.ahead, config.parallel.steps_under_way)
-        self._under_way = deque[Underway]()
+        most, staged = max(1 + self.ahead, config.parallel.steps_under_way), config.parallel.pipeline_parallel_size > 1
+        self.under_way = UnderWay(self.runner, self.scheduler, self.speculator, most, staged)
         self.load_seconds = time.monotonic() - started
         told = None if self.ranks is None else self.ranks.adapter
         self.adapting = Adapting(self.model.adapters, self._users, told)
         self.steps = self.prompt_tokens = self.generation_tokens = 0
-        self.step_tokens, self.step_seconds = 0, 0.0
+        self.step_tokens, self.step_seconds, self.all_seconds = 0, 0.0, 0.0
 
     def _allocate(self, plan: Plan) -> None:
         """Take the memory that `plan` says, and run what the first step would otherwise wait for.
@@ -141,29 +141,23 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> list[Output]:
-        """One iteration: schedule, execute, update.
-
-        On a GPU the next one is scheduled and its forward pass sent before the wait; it is sampled when this one is
-        known, because the edits of its logits are made from all tokens. Of stages, the first goes on to other steps
-        before it waits for what the last makes of this one.
-        """
+        """One iteration: schedule, execute, update."""
         started = time.perf_counter()
-        drafting = self._launch()
-        step = self._under_way.popleft()
-        plan = step.plan
-        results = self.runner.results(self.runner.sample(step))
+        drafting = self.under_way.launch()
+        step = self.under_way.take()
+        plan, results = step.plan, self.runner.results(step)
         if self.speculator is not None:
             spent = time.perf_counter() - started - drafting
-            self.speculator.learn(plan, results, spent, fresh=not self._under_way)
+            self.speculator.learn(plan, results, spent, fresh=not len(self.under_way))
         outputs = self.scheduler.commit(plan, results)
-        if self._under_way and not self._staged:
-            self.runner.sample(self._under_way[0])
+        self.under_way.committed()
         self.steps += 1
         self.step_tokens = plan.num_tokens
         made = sum(len(o.tokens) for o in outputs)
         self.generation_tokens += made
         self.prompt_tokens += sum(c.seq.prompt_tokens(c.start, c.start + c.count) for c in plan.chunks)
         self.step_seconds = time.perf_counter() - started
+        self.all_seconds += self.step_seconds
         self.scheduler.pace.learn(plan, self.step_seconds)
         return outputs
 
@@ -182,34 +176,11 @@ class Engine:
         self.pool.check()
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
-    @property
-    def _staged(self) -> bool:
-        """Whether steps under way are in several stages of a pipeline, and not queued on one device."""
-        return self.config.parallel.pipeline_parallel_size > 1
-
-    def _launch(self) -> float:
-        """Have as many steps under way as can be, one at least; returns the seconds that drafting took."""
-        drafting = 0.0
-        while not self._under_way or self._may_go_ahead():
-            if self.speculator is not None and (self._staged or not self._under_way):
-                begin = time.perf_counter()
-                self.speculator.draft()
-                drafting += time.perf_counter() - begin
-            step = self.runner.forward(self.scheduler.plan())
-            if self._under_way and not step.plan.chunks:
-                break
-            self._under_way.append(step)
-            if not self._staged and len(self._under_way) == 1:
-                self.runner.sample(step)
-        return drafting
-
-    def _may_go_ahead(self) -> bool:
-        """Whether to launch another step before this one is known; a draft by a model begins with its last token."""
-        if len(self._under_way) >= self.most_under_way or any(map(self.runner.alone, self._under_way)):
-            return False
-        drafts = self.speculator
-        expects = drafts is not None and drafts.likely and (drafts.proposer.passes or not self._staged)
-        return not expects and self.scheduler.may_plan_ahead()
+    def bubbles(self) -> tuple[float, ...]:
+        """Of each rank of a pipeline, the share of the steps' time that it waited for others, so far."""
+        if self.ranks is None or self.config.parallel.pipeline_parallel_size == 1 or not self.all_seconds:
+            return ()
+        return tuple(max(0.0, 1.0 - seconds / self.all_seconds) for seconds in self.ranks.busy.tolist())
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""
@@ -247,6 +218,7 @@ class Engine:
             accepted_per_pos=tuple(drafts.accepted_per_pos),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
             waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),
+            bubbles=self.bubbles(),
         )
 
     def info(self) -> EngineInfo:

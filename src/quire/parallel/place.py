@@ -29,7 +29,7 @@ class Place:
 
     def ends(self, axis: str) -> bool:
         """Whether it is the last along `axis`."""
-        return self.along(axis) == getattr(self.topology, axis) - 1
+        return self.along(axis) == int(getattr(self.topology, axis)) - 1
 
     def comm(self, axis: str) -> Comm | None:
         """What joins the ranks along `axis`, or None where there is one."""

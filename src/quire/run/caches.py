@@ -25,7 +25,7 @@ def kept_layers(models: Sequence[Model]) -> tuple[dict[int, int], dict[int, KVLa
 
 
 class Caches:
-    """Keys and values of all layers that the models have here: `own`, each once, `of_layer`, by layer, and the layers' `group_of` block tables.
+    """Keys and values of all layers that are here: `own`, each once, `of_layer`, by layer, and `group_of` block tables.
 
     The layers of a draft model are further layers of the same blocks, so that whoever has a block has both models'
     keys and values of its tokens: `part` is what one model sees. On a GPU a block behind the last one, `pad_block`,

@@ -10,8 +10,8 @@ from quire.core.config import EngineConfig
 class Start(msgspec.Struct, frozen=True):
     """The first line of a rank's standard input, as JSON.
 
-    `world`, `groups`, `busy`: descriptors of what it shares with all ranks, with those of its group along each axis, and
-    of where ranks say how long they computed.
+    `world`, `groups`, `busy`: descriptors of what it shares with all ranks, with those of its group along each axis,
+    and of where ranks say how long they computed.
     """
 
     config: EngineConfig

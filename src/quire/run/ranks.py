@@ -145,7 +145,6 @@ class LedStep(Step):
         self.ranks.busy[0] += time.perf_counter() - begin
         return own if self.replies is None else self.replies.expect(shape.logits)
 
-
     def form(self) -> Form:
         """Of what comes back from the last stage."""
         stage, spec = self.model.decoder, self.model.spec

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.core.config import DeviceConfig
 from quire.ops.backend import select
+from quire.parallel.comm import Comm
 from quire.parallel.shared import SharedComm
 
 NOTHING = 1
@@ -127,7 +128,7 @@ class Replies:
         self._thread.join()
 
 
-def give_back(comm: SharedComm, pieces: Iterable[Tensor]) -> None:
+def give_back(comm: Comm, pieces: Iterable[Tensor]) -> None:
     """The last stage's side: the logits of a step to the first one."""
     ops = select(DeviceConfig(device="reference"))
     for piece in pieces:

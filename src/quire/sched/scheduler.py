@@ -192,6 +192,7 @@ class Scheduler:
         chunk = Chunk(seq, seq.computed, count, logits)
         seq.computed += count
         seq.in_flight += draws
+        seq.steps += 1
         self.policy.served(seq, count)
         return chunk
 
@@ -238,6 +239,7 @@ class Scheduler:
         outputs = [ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
         for chunk, result in zip(plan.chunks, results, strict=True):
             seq = chunk.seq
+            seq.steps -= 1
             if seq.status is Status.FINISHED:
                 continue
             if result.error is not None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence as Rows
 from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
 
-
 LEAST = 4
 """Rows of prompts in a step at least: they must get on, and so few cost next to nothing beside decodes."""
 

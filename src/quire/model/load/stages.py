@@ -25,14 +25,15 @@ def stages_of(parallel: ParallelConfig, opened: Opened) -> tuple[range, ...]:
         return (range(spec.layers),)
     if spec.encoder.layers:
         raise ConfigError(
-            "--pipeline-parallel-size: an encoder's output is read by all layers of the decoder, and is computed by one "
-            "rank only; leave it out",
+            "--pipeline-parallel-size: an encoder's output is read by all layers of the decoder, and is computed by "
+            "one rank only; leave it out",
             param="pipeline_parallel_size",
         )
     pinned = parallel.pinned_layers
     if pinned:
         return _asked(pinned, spec)
-    found = cut(*costs(opened), count, cuts(spec))
+    layers, head = costs(opened)
+    found = cut(layers, ends_of(head, parallel), count, cuts(spec))
     if found is None:
         raise ConfigError(
             f"--pipeline-parallel-size {count}: {spec.layers} layers cannot be cut into so many stages"
@@ -75,18 +76,26 @@ def costs(opened: Opened) -> tuple[list[float], float]:
     return layers, HEAD * head
 
 
-def cut(layers: Sequence[float], last: float, count: int, allowed: set[int]) -> tuple[range, ...] | None:
-    """`count` ranges of `layers` such that the most that one costs is least, the last one with `last` beside; None where
-    there are no such ranges. A stage begins with a layer that is `allowed`.
+def ends_of(head: float, parallel: ParallelConfig) -> tuple[float, float]:
+    """What the first and the last stage have of the head's cost."""
+    return (head / 2, head / 2) if parallel.tensor_parallel_size == 1 else (0.0, head)
+
+
+def cut(
+    layers: Sequence[float], ends: tuple[float, float], count: int, allowed: set[int]
+) -> tuple[range, ...] | None:
+    """`count` ranges of `layers` such that the most that one costs is least; None where there are no such ranges.
+
+    `ends`: what the first and the last cost beside. A stage begins with a layer that is `allowed`.
     """
     sums = [*accumulate(layers, initial=0.0)]
 
     @cache
     def best(stop: int, stages: int) -> tuple[float, tuple[int, ...]] | None:
         """The first `stop` layers in so many stages: (the most, where each begins)."""
-        own = last if stop == len(layers) else 0.0
+        own = ends[1] if stop == len(layers) else 0.0
         if stages == 1:
-            return sums[stop] + own, (0,)
+            return sums[stop] + ends[0], (0,)
         found = None
         for start in range(stages - 1, stop):
             before = best(start, stages - 1) if start in allowed else None

@@ -36,9 +36,10 @@ class Elsewhere:
 class Stage(Decoder):
     """`Decoder` of the layers of one rank of `comm`; `layers`, `views` and `caches` are those of the stage alone.
 
-    Between stages goes the stream with all that was to be added to it, [T, hidden] f32. The first stage has the table of
-    tokens; the last the norm and the head, and logits. What others make in their place has no rows. `shared`: the head's
-    first rows are the first stage's, which is sent what the head reads, and makes the first columns of logits by `part`.
+    Between stages goes the stream with all that was to be added to it, [T, hidden] f32. The first stage has the table
+    of tokens; the last the norm and the head, and logits. What others make in their place has no rows. `shared`: the
+    head's first rows are the first stage's, which is sent what the head reads, and makes the first columns of logits
+    by `part`.
     """
 
     comm: Comm = field(kw_only=True)
