@@ -2,6 +2,7 @@
 
     python benchmarks/ranks.py exchange    microseconds of a sum over two ranks, rows of 2,048 numbers
     python benchmarks/ranks.py steps       prefill, and decode of 1 and of 16 sequences, in turns
+    python benchmarks/ranks.py stages      the same of stages, whose prompts are cut finer, and how long stages waited
 
 Random weights of a real shape. Ratios are of medians.
 """
@@ -14,11 +15,14 @@ import random
 import statistics
 import time
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from figures import measure, parser_of
+from numpy.typing import NDArray
 from shapes import SHAPES, write_config
 
 from quire.core.config import DeviceConfig, flat_config
@@ -65,46 +69,81 @@ def requests_of(args: argparse.Namespace, count: int, length: int, tokens: int, 
     ]
 
 
-def rate(engine: Engine, requests: list[Request]) -> tuple[float, float]:
-    """Tokens a second of the prompts, and of the answers past their first tokens."""
-    begin = time.perf_counter()
+@dataclass
+class Phase:
+    """Tokens a second, and the share of the time that each rank waited for others."""
+
+    rate: float
+    bubbles: list[float]
+
+
+def computed(engine: Engine) -> NDArray[np.float64]:
+    """Seconds of each rank so far."""
+    return np.zeros(0) if engine.ranks is None else engine.ranks.busy.copy()
+
+
+def rate(engine: Engine, requests: list[Request]) -> tuple[Phase, Phase]:
+    """Of the prompts, and of the answers past their first tokens."""
+    before, begin = computed(engine), time.perf_counter()
     for request in requests:
         engine.submit(request)
-    firsts, made, first_at = set[str](), 0, begin
+    firsts, made, first_at, between = set[str](), 0, begin, before
     while engine.has_work:
         for output in engine.step():
             assert output.error is None, output.error
             made += len(output.tokens)
             firsts.add(output.request_id)
             if len(firsts) < len(requests) or first_at == begin:
-                made, first_at = 0, time.perf_counter()
-    end = time.perf_counter()
-    return sum(len(r.prompt) for r in requests) / (first_at - begin), made / (end - first_at)
+                made, first_at, between = 0, time.perf_counter(), computed(engine)
+    end, after = time.perf_counter(), computed(engine)
+
+    def phase(tokens: int, seconds: float, busy: NDArray[np.float64]) -> Phase:
+        return Phase(tokens / seconds, [float(1 - each / seconds) for each in busy])
+
+    prompts = sum(len(r.prompt) for r in requests)
+    return phase(prompts, first_at - begin, between - before), phase(made, end - first_at, after - between)
 
 
 def steps(args: argparse.Namespace) -> dict[str, Any]:
     """Two ranks of one thread each, and one process of two threads."""
+    return in_turns(args, {"threads": 1, "tensor_parallel_size": args.ranks}, ((1, 512), (16, 32)))
+
+
+def stages(args: argparse.Namespace) -> dict[str, Any]:
+    """The same of two stages; of one prompt, and of four that follow each other."""
+    way = {"threads": 1, "pipeline_parallel_size": args.ranks, "pipeline_micro_batches": args.micro_batches,
+           "pipeline_layers": args.layers}  # fmt: skip
+    return in_turns(args, way, ((1, 512), (4, 512), (16, 32)))
+
+
+def in_turns(args: argparse.Namespace, way: dict[str, Any], loads: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    """Tokens a second of engines of ranks and of one process, at `loads` (sequences, tokens of each prompt)."""
     folder = write_config(args.shape, args.work.absolute() / args.shape)
     own = {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_model_len": 1024,
            "device": "cpu"}  # fmt: skip
-    ways = {"one": {"threads": args.ranks}, "ranks": {"threads": 1, "tensor_parallel_size": args.ranks}}
+    ways = {"one": {"threads": args.ranks}, "ranks": way}
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         engines = {name: stack.enter_context(closing(Engine(flat_config(**own, **way)))) for name, way in ways.items()}
-        for count, length in ((1, 512), (16, 32)):
-            rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        for count, length in loads:
+            rates: dict[str, list[tuple[Phase, Phase]]] = {name: [] for name in ways}
             for turn in range(args.rounds + 1):
                 for name, engine in engines.items():
                     assert engine.ops.cpu is not None
                     engine.ops.cpu.native.module.set_threads(engine.ops.threads)  # the pool is the process's
                     rates[name].append(rate(engine, requests_of(args, count, length, 48, turn)))
             for i, what in enumerate(("prefill", "decode")):
-                medians = {name: statistics.median(each[i] for each in all_[1:]) for name, all_ in rates.items()}
-                found[f"{what} of {count}"] = medians | {"ratio": medians["ranks"] / medians["one"]}
+                own = {name: [each[i] for each in all_[1:]] for name, all_ in rates.items()}
+                medians = {name: statistics.median(each.rate for each in turns) for name, turns in own.items()}
+                bubbles = [
+                    statistics.median(each) for each in zip(*(each.bubbles for each in own["ranks"]), strict=True)
+                ]
+                more = {"bubbles": bubbles} if "pipeline_parallel_size" in way else {}
+                found[f"{what} of {count}"] = medians | {"ratio": medians["ranks"] / medians["one"]} | more
     return found
 
 
-WORK = {"exchange": exchange, "steps": steps}
+WORK = {"exchange": exchange, "steps": steps, "stages": stages}
 
 
 def main() -> None:
@@ -113,6 +152,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--micro-batches", type=int, default=0)
+    parser.add_argument("--layers", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path("build/bench"))
     measure(WORK, parser.parse_args(), "ranks")

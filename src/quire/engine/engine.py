@@ -19,6 +19,7 @@ from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
 from quire.engine.under_way import UnderWay
 from quire.model.build import Model, load_model
+from quire.model.timing import with_stages
 from quire.ops.backend import Ops, select
 from quire.run.ranks import first_place, lead, of_a_rank
 from quire.run.runner import Runner
@@ -40,6 +41,7 @@ class Engine:
         started = time.monotonic()
         self.config = config = of_a_rank(config)
         self.ops: Ops = select(config.device)
+        self.config = config = with_stages(config, self.ops)
         self.ranks = lead(config)
         with told_plainly(config.model.model):
             self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks))

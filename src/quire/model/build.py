@@ -112,14 +112,14 @@ def load_model(
     if spec.encoder.layers:
         check_encoder(config, spec.family)
     asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
-    dtype, share = torch_dtype(asked), share_of(place, stages_of(config.parallel, opened))
+    dtype, share = torch_dtype(asked), share_of(place, stages_of(config.parallel, spec))
     length = max_model_len(options.max_model_len, spec)
     if target is not None:
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
     adapters = load_room(config, opened, ops.device, share)
     cache = packed_cache(options, opened, ops, dtype, target, share)
-    reader = Reader(opened, ops, _form(options, dtype, target), share, progress, adapters, cache)
+    reader = Reader(opened, ops, form_of(options, dtype, target), share, progress, adapters, cache)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
@@ -203,7 +203,8 @@ def _warn(folder: Path, notes: tuple[str, ...]) -> None:
         log.warning("%s: %s", folder, note)
 
 
-def _form(options: ModelConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
+def form_of(options: ModelConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
+    """What matrices become."""
     return Form(dtype, target, options.group_size, options.activations)
 
 

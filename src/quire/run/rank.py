@@ -165,6 +165,7 @@ def main() -> int:
         rank = Rank(start.config, model, ops, place, Busy(start.busy, topology.world).seconds)
         for said in heard(world, ahead=topology.pipeline > 1):
             rank.follow(decode(said))
+        return 0
     except QuireError as error:
         print(f"rank {start.rank}: {error.message}", file=sys.stderr)
         return error.exit_code

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate, pairwise
+from math import prod
 
 from quire.core.errors import ConfigError
 from quire.core.parallel import ParallelConfig
-from quire.model.disk.opened import Opened
+from quire.model.load.roles import ROLES
 from quire.model.spec import ModelSpec
 
-HEAD = 0.5
-"""What a byte of the head takes beside one of a layer: every token made needs it, of a prompt the last one alone."""
+Costs = tuple[list[float], float]
+"""Of each layer, for a token of a prompt and one of an answer; of the head, which the last of a prompt alone needs."""
 
 
-def stages_of(parallel: ParallelConfig, opened: Opened) -> tuple[range, ...]:
+def stages_of(parallel: ParallelConfig, spec: ModelSpec, measured: Costs | None = None) -> tuple[range, ...]:
     """The layers of each stage: those asked for, or such that the busiest stage has least to do.
 
+    `measured`: what was found of layers and head; by default numbers that a token reads, as these are what takes time.
     `ConfigError` where a model has too few layers, or its stages cannot be cut so.
     """
-    spec, count = opened.spec, parallel.pipeline_parallel_size
+    count = parallel.pipeline_parallel_size
     if count == 1:
         return (range(spec.layers),)
     if spec.encoder.layers:
@@ -32,7 +34,7 @@ def stages_of(parallel: ParallelConfig, opened: Opened) -> tuple[range, ...]:
     pinned = parallel.pinned_layers
     if pinned:
         return _asked(pinned, spec)
-    layers, head = costs(opened)
+    layers, head = measured or costs(spec)
     found = cut(layers, ends_of(head, parallel), count, cuts(spec))
     if found is None:
         raise ConfigError(
@@ -64,16 +66,18 @@ def cuts(spec: ModelSpec) -> set[int]:
     return {i for i in range(1, spec.layers) if all(spec.kv_layer(j) >= i for j in range(i, spec.layers))}
 
 
-def costs(opened: Opened) -> tuple[list[float], float]:
-    """(of each layer, of the head): bytes on disk that a token reads, as weights are what takes the time."""
-    routing, layers, head = opened.spec.moe.routing, [0.0] * opened.spec.layers, 0.0
-    for (role, place), parts in opened.claim.parts.items():
-        size = float(sum(opened.source.infos[name].nbytes for name in parts.values()))
-        if place.layer is not None:
-            layers[place.layer] += size * (routing.top_k / routing.experts if role.startswith("expert_") else 1.0)
-        elif role == "head" or (role == "embed" and not opened.claim.get("head")):
-            head += size
-    return layers, HEAD * head
+def numbers_of(spec: ModelSpec, layer: int) -> float:
+    """Weights of a layer that a token reads."""
+    routing, total = spec.moe.routing, 0.0
+    for role in ROLES.values():
+        if role.layer and not role.encoder and not role.optional and role.where(spec, layer):
+            total += prod(role.shape(spec)) * (routing.top_k if role.experts else 1)
+    return total
+
+
+def costs(spec: ModelSpec) -> Costs:
+    """Of layers and head: the numbers that a token of a prompt, and one of an answer, reads."""
+    return [2 * numbers_of(spec, i) for i in range(spec.layers)], float(prod(ROLES["head"].shape(spec)))
 
 
 def ends_of(head: float, parallel: ParallelConfig) -> tuple[float, float]:
@@ -81,9 +85,7 @@ def ends_of(head: float, parallel: ParallelConfig) -> tuple[float, float]:
     return (head / 2, head / 2) if parallel.tensor_parallel_size == 1 else (0.0, head)
 
 
-def cut(
-    layers: Sequence[float], ends: tuple[float, float], count: int, allowed: set[int]
-) -> tuple[range, ...] | None:
+def cut(layers: Sequence[float], ends: tuple[float, float], count: int, allowed: set[int]) -> tuple[range, ...] | None:
     """`count` ranges of `layers` such that the most that one costs is least; None where there are no such ranges.
 
     `ends`: what the first and the last cost beside. A stage begins with a layer that is `allowed`.
