@@ -154,7 +154,7 @@ def requests_of(count: int) -> list[Request]:
     rng, made = random.Random(5), []
     stems = [[rng.randrange(3, 90) for _ in range(20)] for _ in range(3)]
     for i in range(count):
-        prompt = (rng.choice(stems) * 5)[: rng.choice((1, 16, 40, 90))] + [rng.randrange(3, 90)]
+        prompt = [*(rng.choice(stems) * 5)[: rng.choice((1, 16, 40, 90))], rng.randrange(3, 90)]
         params = SamplingParams(max_tokens=rng.choice((1, 7, 30)), **WAYS[i % len(WAYS)])
         made.append(Request(id=f"r{i}", prompt=tuple(prompt), params=params, seed=i, arrival=0.0))
     return made
@@ -185,7 +185,7 @@ def run(engine: Engine, requests: list[Request], each: Callable[[int], object] =
 FEATURES: dict[str, dict[str, Any]] = {
     "two stages, looked up": {"pipeline_parallel_size": 2, "max_num_batched_tokens": 64, "speculative_config":
                               '{"method": "ngram", "adaptive": false, "prompt_lookup_min": 1}'},
-    "few blocks in three": {"pipeline_parallel_size": 3, "num_blocks": 10, "max_num_seqs": 12},
+    "few blocks in three": {"pipeline_parallel_size": 3, "num_blocks": 40, "block_size": 4, "max_model_len": 130},
     "every op by itself": {"pipeline_parallel_size": 2, "enforce_eager": True, "max_num_batched_tokens": 80},
     "trees of look-ups": {"pipeline_parallel_size": 2, "speculative_config": '{"method": "suffix", "adaptive": false, '
                           '"topk": 3, "num_draft_tokens": 9, "num_speculative_tokens": 3, "prompt_lookup_min": 1}'},
@@ -215,8 +215,10 @@ def test_an_engine_of_stages_says_what_one_rank_says(form: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", ["int8", "fp8"])
-@pytest.mark.parametrize("name", ["post norms", "layers with a window and without", "experts", "latents"])
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("post norms", "int8"), ("layers with a window and without", "fp8"), ("experts", "int8"), ("latents", "bfloat16")],
+)
 def test_other_models_and_quantized_keys(name: str, kept: str, tmp_path: Path) -> None:
     family, facts = CLASSES[name]
     write(tmp_path, family, **facts | {"max_position_embeddings": 256})
