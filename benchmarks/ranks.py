@@ -3,6 +3,8 @@
     python benchmarks/ranks.py exchange    microseconds of a sum over two ranks, rows of 2,048 numbers
     python benchmarks/ranks.py steps       prefill, and decode of 1 and of 16 sequences, in turns
     python benchmarks/ranks.py stages      the same of stages, whose prompts are cut finer, and how long stages waited
+    python benchmarks/ranks.py experts --shape olmoe-like    the same with experts cut, whole on some ranks, or alone
+    python benchmarks/ranks.py balance --shape olmoe-like    ranks' pairs with favourite tokens, before and after counts
 
 Random weights of a real shape. Ratios are of medians.
 """
@@ -16,12 +18,14 @@ import statistics
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from figures import measure, parser_of
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from shapes import SHAPES, write_config
 
@@ -104,27 +108,45 @@ def rate(engine: Engine, requests: list[Request]) -> tuple[Phase, Phase]:
     return phase(prompts, first_at - begin, between - before), phase(made, end - first_at, after - between)
 
 
+def own_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Of every engine."""
+    folder = write_config(args.shape, args.work.absolute() / args.shape)
+    return {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_model_len": 1024,
+            "device": "cpu"}  # fmt: skip
+
+
 def steps(args: argparse.Namespace) -> dict[str, Any]:
     """Two ranks of one thread each, and one process of two threads."""
-    return in_turns(args, {"threads": 1, "tensor_parallel_size": args.ranks}, ((1, 512), (16, 32)))
+    return compare(args, {"ranks": {"tensor_parallel_size": args.ranks}})
 
 
 def stages(args: argparse.Namespace) -> dict[str, Any]:
-    """The same of two stages; of one prompt, and of four that follow each other."""
-    way = {"threads": 1, "pipeline_parallel_size": args.ranks, "pipeline_micro_batches": args.micro_batches,
+    """The same of stages; of one prompt, and of four that follow each other."""
+    way = {"pipeline_parallel_size": args.ranks, "pipeline_micro_batches": args.micro_batches,
            "pipeline_layers": args.layers}  # fmt: skip
-    return in_turns(args, way, ((1, 512), (4, 512), (16, 32)))
+    return compare(args, {"ranks": way}, ((1, 512), (4, 512), (16, 32)))
 
 
-def in_turns(args: argparse.Namespace, way: dict[str, Any], loads: tuple[tuple[int, int], ...]) -> dict[str, Any]:
-    """Tokens a second of engines of ranks and of one process, at `loads` (sequences, tokens of each prompt)."""
-    folder = write_config(args.shape, args.work.absolute() / args.shape)
-    own = {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_model_len": 1024,
-           "device": "cpu"}  # fmt: skip
-    ways = {"one": {"threads": args.ranks}, "ranks": way}
+def experts(args: argparse.Namespace) -> dict[str, Any]:
+    """Ranks that have a part of each expert's width, or some whole experts, with attention split or not."""
+    cut = {"tensor_parallel_size": args.ranks}
+    whole = cut | {"enable_expert_parallel": True}
+    return compare(args, {"cut": cut, "whole": whole, "alone": {"expert_parallel_size": args.ranks}})
+
+
+USUAL = ((1, 512), (16, 32))
+"""Sequences, and tokens of each prompt."""
+
+
+def compare(
+    args: argparse.Namespace, ways: dict[str, dict[str, Any]], loads: tuple[tuple[int, int], ...] = USUAL
+) -> dict[str, Any]:
+    """Engines of ranks of one thread, each beside one process of as many threads, in turns."""
+    ways = {"one": {"threads": args.ranks}} | {name: way | {"threads": 1} for name, way in ways.items()}
     found: dict[str, Any] = {}
     with ExitStack() as stack:
-        engines = {name: stack.enter_context(closing(Engine(flat_config(**own, **way)))) for name, way in ways.items()}
+        made = {name: Engine(flat_config(**own_options(args), **way)) for name, way in ways.items()}
+        engines = {name: stack.enter_context(closing(engine)) for name, engine in made.items()}
         for count, length in loads:
             rates: dict[str, list[tuple[Phase, Phase]]] = {name: [] for name in ways}
             for turn in range(args.rounds + 1):
@@ -135,15 +157,51 @@ def in_turns(args: argparse.Namespace, way: dict[str, Any], loads: tuple[tuple[i
             for i, what in enumerate(("prefill", "decode")):
                 own = {name: [each[i] for each in all_[1:]] for name, all_ in rates.items()}
                 medians = {name: statistics.median(each.rate for each in turns) for name, turns in own.items()}
-                bubbles = [
-                    statistics.median(each) for each in zip(*(each.bubbles for each in own["ranks"]), strict=True)
-                ]
-                more = {"bubbles": bubbles} if "pipeline_parallel_size" in way else {}
-                found[f"{what} of {count}"] = medians | {"ratio": medians["ranks"] / medians["one"]} | more
+                bubbles = {f"bubbles of {name}": waited(turns) for name, turns in own.items()}
+                staged = {what: each for what, each in bubbles.items() if "pipeline_parallel_size" in ways[what[11:]]}
+                found[f"{what} of {count}"] = medians | ratios(medians) | staged
     return found
 
 
-WORK = {"exchange": exchange, "steps": steps, "stages": stages}
+def waited(turns: list[Phase]) -> list[float]:
+    """The share of the time that each rank waited for others."""
+    return [statistics.median(each) for each in zip(*(turn.bubbles for turn in turns), strict=True)]
+
+
+def ratios(medians: dict[str, float]) -> dict[str, float]:
+    """To one process."""
+    others = [name for name in medians if name != "one"]
+    return {"ratio" if len(others) == 1 else f"ratio {name}": medians[name] / medians["one"] for name in others}
+
+
+def balance(args: argparse.Namespace) -> dict[str, Any]:
+    """Whole experts on each rank, tokens by Zipf's law: placed as they lie, by the counts of that, and with copies."""
+    found: dict[str, Any] = {}
+    file = args.work.absolute() / "expert_load.json"
+    file.unlink(missing_ok=True)
+    kept = {"tensor_parallel_size": args.ranks, "enable_expert_parallel": True, "expert_load_file": str(file)}
+    for name, copies in (("as they lie", 0), ("by counts", 0), (f"{args.copies} copies", args.copies)):
+        options = own_options(args) | kept | {"threads": 1, "num_redundant_experts": copies}
+        with closing(Engine(flat_config(**options))) as engine:
+            rates = []
+            for turn in range(args.rounds):
+                asked = requests_of(args, 16, 64, 32, turn)
+                rates.append(rate(engine, [favourites(request, args.shape) for request in asked]))
+            stats = engine.stats()
+            prefill, decode = (statistics.median(each.rate for each in phase) for phase in zip(*rates, strict=True))
+            found[name] = {"most over mean": stats.expert_imbalance, "pairs": stats.expert_pairs,
+                           "weight bytes": engine.model.weight_bytes, "prefill": prefill, "decode": decode}  # fmt: skip
+    return found
+
+
+def favourites(request: Request, shape: str) -> Request:
+    """The request with tokens of which the i-th is asked for 1 / i as often as the first."""
+    rng, size = random.Random(request.id), SHAPES[shape]["vocab_size"] - 16
+    weights = list(accumulate(1 / (i + 1) for i in range(size)))
+    return replace(request, prompt=tuple(rng.choices(range(16, size + 16), cum_weights=weights, k=len(request.prompt))))
+
+
+WORK = {"exchange": exchange, "steps": steps, "stages": stages, "experts": experts, "balance": balance}
 
 
 def main() -> None:
@@ -154,6 +212,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=0)
     parser.add_argument("--layers", default="auto")
+    parser.add_argument("--copies", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path("build/bench"))
     measure(WORK, parser.parse_args(), "ranks")

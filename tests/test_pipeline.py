@@ -276,7 +276,9 @@ def test_what_stages_cannot_do_is_said(tmp_path: Path) -> None:
         ({"pipeline_layers": "3"}, "needs a number of layers for each of the 2 stages"),
         ({"pipeline_layers": "0,3"}, "needs a number of layers for each of the 2 stages"),
         ({"pipeline_micro_batches": 65}, "1 to 64"),
-        ({"pipeline_parallel_size": 16, "tensor_parallel_size": 8}, "128 ranks"),
+        ({"pipeline_parallel_size": 16, "tensor_parallel_size": 8}, "are more than 64 ranks"),
+        ({"expert_parallel_size": 2}, "experts that are divided over ranks"),
+        ({"weight_offload": "disk"}, "weights come while steps run"),
         ({"pipeline_parallel_size": 1, "pipeline_micro_batches": 4}, "of --pipeline-parallel-size 2 or more"),
     ):
         with pytest.raises(ConfigError, match=why):

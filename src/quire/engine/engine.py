@@ -15,6 +15,7 @@ from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.adapting import Adapting
 from quire.engine.client import EngineInfo, Stats
+from quire.engine.experts import expert_counts
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
 from quire.engine.under_way import UnderWay
@@ -36,7 +37,8 @@ from quire.speculate.speculator import Drafts, Speculator
 class Engine:
     """A loaded model and everything that runs it. Not thread-safe: one caller drives `step`."""
 
-    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
+    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None, shards: int | None = None) -> None:
+        """`shards`: a descriptor of memory that replicas keep weights in together."""
         config.validate()
         started = time.monotonic()
         self.config = config = of_a_rank(config)
@@ -44,7 +46,7 @@ class Engine:
         self.config = config = with_stages(config, self.ops)
         self.ranks = lead(config)
         with told_plainly(config.model.model):
-            self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks))
+            self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks), shards)
             self.drafting = load_drafting(config, self.model, self.ops, progress)
             plan = make_plan(config, self.model, self.ops, self.beside)
             if self.ranks is not None:
@@ -77,8 +79,10 @@ class Engine:
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
         warm_up(self.runner.step, self._trees)
-        tune(self.runner.step, self.config, self.model.weight_bytes if self.ranks is None else 0)
+        alone = self.ranks is None and not self.config.offload.from_file  # steps whose time is that of their weights
+        tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
+        self.experts = expert_counts(self.model.decoder, self.config.parallel, first_place(self.ranks).experts)
 
     @property
     def beside(self) -> tuple[Model, ...]:
@@ -165,6 +169,8 @@ class Engine:
 
     def close(self) -> None:
         """End the other ranks, if there are any."""
+        if self.experts is not None:
+            self.experts.keep(now=True)
         if self.ranks is not None:
             self.ranks.close()
 
@@ -175,6 +181,8 @@ class Engine:
         """
         if self.ranks is not None:
             self.ranks.check()
+        if self.experts is not None:
+            self.experts.keep()
         self.pool.check()
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
@@ -218,6 +226,7 @@ class Engine:
             draft_tokens=drafts.tokens,
             accepted_tokens=drafts.accepted,
             accepted_per_pos=tuple(drafts.accepted_per_pos),
+            **({} if self.experts is None else self.experts.shown()),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
             waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),
             bubbles=self.bubbles(),

@@ -91,6 +91,11 @@ class _StepCollector(Collector):
         if stats.bubbles:
             yield self._bubbles()
         yield self._cache_config()
+        if stats.expert_pairs:
+            yield gauge(
+                "quire:expert_imbalance", "Pairs of the rank that had most, over the mean.", stats.expert_imbalance
+            )
+            yield self._experts()
         if self.info.max_loras:
             yield self._adapters()
 
@@ -116,6 +121,14 @@ class _StepCollector(Collector):
         family = GaugeMetricFamily("quire:pipeline_bubble_ratio", text, labels=[*LABELS, "rank"])
         for rank, share in enumerate(self.stats.bubbles):
             family.add_metric([self.info.served_name, ENGINE, str(rank)], share)
+        return family
+
+    def _experts(self) -> Metric:
+        family = CounterMetricFamily(
+            "quire:expert_pairs", "Pairs of a token and an expert it chose.", labels=[*LABELS, "rank"]
+        )
+        for rank, count in enumerate(self.stats.expert_pairs):
+            family.add_metric([self.info.served_name, ENGINE, str(rank)], count)
         return family
 
     def _cache_config(self) -> Metric:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.core.config import EngineConfig
+from quire.parallel.experts import ExpertPlan
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -20,6 +21,7 @@ class Start(msgspec.Struct, frozen=True):
     groups: dict[str, int]
     busy: int
     crowded: bool
+    experts: ExpertPlan
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):

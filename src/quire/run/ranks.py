@@ -23,6 +23,7 @@ from quire.model.load.roles import Share
 from quire.model.net.stage import Stage
 from quire.ops.choice import backend_of
 from quire.parallel.busy import Busy
+from quire.parallel.experts import expert_plan
 from quire.parallel.place import ALONE, Memory, Place, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import topology_of
@@ -42,19 +43,18 @@ class Ranks:
 
     def __init__(self, config: EngineConfig) -> None:
         """`config`: as each rank is to have it, its own number of threads included."""
-        topology = topology_of(config.parallel)
+        topology, experts = topology_of(config.parallel), expert_plan(config.parallel)
         crowded = config.parallel.processes * max(1, config.device.threads) > cores().threads
         self._encode = msgspec.msgpack.Encoder().encode
         memory = Memory(topology)
         self.world = SharedComm(memory.world, 0, topology.world, crowded)
-        self.place = place_of(topology, 0, memory.of(0), crowded)
+        self.place = place_of(topology, 0, memory.of(0), crowded, experts)
         self._steps, self._replies = config.parallel.steps_under_way, list[Replies]()
         own = memory.of(0)
-        comms = {axis: SharedComm(file, 0, len(topology.group(0, axis)), True) for axis, file in own.items()}
-        self._beside = comms
+        self._replying = SharedComm(own["pipeline"], 0, topology.pipeline, True) if topology.pipeline > 1 else None
         self.busy = Busy(memory.busy, topology.world).seconds
         starts = [
-            Start(config, rank, memory.world, memory.of(rank), memory.busy, crowded)
+            Start(config, rank, memory.world, memory.of(rank), memory.busy, crowded, experts)
             for rank in range(1, topology.world)
         ]
         self.others = [self._start(start) for start in starts]
@@ -74,7 +74,7 @@ class Ranks:
     def _watch(self, other: subprocess.Popen[bytes]) -> None:
         other.wait()
         if not self._ending:
-            for comm in (self.world, *self._beside.values()):
+            for comm in (self.world, *self.place.comms.values()):
                 comm.leave()
 
     def tell(self, message: Message) -> None:
@@ -102,8 +102,8 @@ class Ranks:
         """`Step` of the same arguments, whose forward passes all ranks compute together."""
         made = LedStep(*args)
         made.ranks = self
-        if (comm := self._beside.get("pipeline")) is not None:
-            made.replies = Replies(comm, made.form(), self._steps)
+        if self._replying is not None:
+            made.replies = Replies(self._replying, made.form(), self._steps)
             self._replies.append(made.replies)
         return made
 
@@ -198,7 +198,7 @@ def of_a_rank(config: EngineConfig) -> EngineConfig:
     if config.parallel.processes == 1:
         return config
     if backend_of(config.device) == "triton":
-        name = "pipeline_parallel_size" if config.parallel.pipeline_parallel_size > 1 else "tensor_parallel_size"
+        name = config.parallel.ranks_option
         raise ConfigError(
             f"--{name.replace('_', '-')}: ranks on GPUs are not built yet; --device cpu has them", param=name
         )

@@ -138,7 +138,7 @@ class Adapters:
     def _share_of(self, role: str, low: LowRank, folder: Path) -> LowRank:
         """This rank's part of what is added to a role, cut as its matrix is."""
         spec, share, axis = self._opened.spec, self._share, DISK_ROLES[role].shard
-        if share.world > 1 and (low.magnitude is not None or low.bias is not None):
+        if not share.whole and (low.magnitude is not None or low.bias is not None):
             raise ConfigError(
                 f"{folder}: magnitudes (DoRA) and biases (lora_bias) are not split over ranks; use one device"
             )

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.core.config import ModelConfig
+from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
@@ -156,7 +156,7 @@ class PackedCache:
 
 
 def packed_cache(
-    options: ModelConfig, opened: Opened, ops: Ops, dtype: torch.dtype, target: Quantizer | None, share: Share
+    config: EngineConfig, opened: Opened, ops: Ops, dtype: torch.dtype, target: Quantizer | None, share: Share
 ) -> PackedCache | None:
     """The cache that `--cache-packed` asks for, or None.
 
@@ -164,9 +164,16 @@ def packed_cache(
     the disk that the model takes, and save nothing (llama-1b in Q4_K_M: 0.29 s to pack, 0.23 to read; Zen 4). A
     folder that was named is a `ConfigError` instead of the first.
     """
+    options = config.model
     auto = options.cache_packed == "auto"
-    if options.cache_packed == "off":
+    if options.cache_packed == "off" or (auto and config.offload.moves):
         return None
+    if config.offload.moves:
+        raise ConfigError(
+            "--cache-packed: what is kept is read into memory whole, which --weight-offload and --fully-shard are to "
+            "spare; leave one out",
+            param="cache_packed",
+        )
     if ops.cpu is None or ops.refers:
         if auto:
             return None
@@ -190,9 +197,12 @@ def packed_cache(
     name += "" if options.activations == "auto" else f"-a{options.activations}"
     name += "" if share.world == 1 else f"-rank{share.rank}of{share.world}"
     name += "" if share.layers is None else f"-layers{share.layers.start}to{share.layers.stop - 1}"
+    name += "" if share.experts is None else f"-experts{share.experts.rank}of{share.experts.world}"
     name += ending(paths[0])
     declared = json.dumps(opened.config.child("quantization_config").raw, sort_keys=True)
     facts = [VERSION, name, target.name if target else "", repr(opened.spec), declared, _layout(ops.cpu, target)]
+    if share.experts is not None:
+        facts.append(repr([share.held(layer, opened.spec) for layer in range(opened.spec.layers)]))
     limits = Limits(int(options.cache_packed_gib * 2**30), SMALLEST if auto else 0)
     return PackedCache(folder_of(options) / name, _fingerprint(facts, paths), ops.cpu, limits)
 

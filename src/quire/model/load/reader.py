@@ -17,6 +17,7 @@ from quire.core.machine import trim_heap
 from quire.core.progress import LoadProgress
 from quire.model.disk.opened import Opened
 from quire.model.load.adapters import ADAPTED, Adapters
+from quire.model.load.keeping import InMemory, Keeper
 from quire.model.load.packed_cache import PackedCache
 from quire.model.load.place import placed
 from quire.model.load.roles import DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
@@ -60,6 +61,7 @@ class Reader:
         adapters: Adapters | None = None,
         cache: PackedCache | None = None,
     ) -> None:
+        self.keeper: Keeper = InMemory()
         self.opened, self.ops, self.form, self.share = opened, ops, form, share
         self.local = local_spec(opened.spec, share)
         self.adapters, self.cache = adapters, cache
@@ -192,8 +194,7 @@ class Reader:
             rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
             if rows is not None:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-        part = self.share.of_role(role)
-        return shard(weight, bias, role, spec, part.rank, part.world)
+        return shard(weight, bias, role, spec, self.share.of_role(role))
 
     def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Tensor | None]:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
