@@ -20,6 +20,7 @@ from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.engine import Engine
+from quire.engine.process import ProcessEngine
 from quire.model.build import Model, load_model
 from quire.model.load.stages import cut
 from quire.model.net.decoder import Decoder
@@ -28,6 +29,10 @@ from quire.ops.native import load_native
 from quire.parallel.place import Place
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
+from test_bit_equality import engine_of as local_engine_of
+from test_bit_equality import make_requests
+from test_bit_equality import run as run_local
+from test_determinism import killed
 from test_lora import TARGETS, write_adapter
 from test_model import VARIANTS, Paged, prompt
 from test_shares import MODELS
@@ -185,7 +190,7 @@ def run(engine: Engine, requests: list[Request], each: Callable[[int], object] =
 FEATURES: dict[str, dict[str, Any]] = {
     "two stages, looked up": {"pipeline_parallel_size": 2, "max_num_batched_tokens": 64, "speculative_config":
                               '{"method": "ngram", "adaptive": false, "prompt_lookup_min": 1}'},
-    "few blocks in three": {"pipeline_parallel_size": 3, "num_blocks": 40, "block_size": 4, "max_model_len": 130},
+    "few blocks in three": {"pipeline_parallel_size": 3, "num_blocks": 66, "block_size": 2, "max_model_len": 130},
     "every op by itself": {"pipeline_parallel_size": 2, "enforce_eager": True, "max_num_batched_tokens": 80},
     "trees of look-ups": {"pipeline_parallel_size": 2, "speculative_config": '{"method": "suffix", "adaptive": false, '
                           '"topk": 3, "num_draft_tokens": 9, "num_speculative_tokens": 3, "prompt_lookup_min": 1}'},
@@ -294,3 +299,25 @@ def test_what_stages_cannot_do_is_said(tmp_path: Path) -> None:
         place = Place(Topology(pipeline=config.parallel.pipeline_parallel_size), 0)
         with pytest.raises(ConfigError, match=why):
             load_model(config, backend("cpu"), place=place)
+
+
+@pytest.mark.slow
+def test_each_rank_may_be_killed_and_requests_go_on() -> None:
+    """SIGKILL of the engine, which is the first stage, and of each other one, while steps are under way."""
+    requests = [each for each in make_requests(24, 6144, 3) if each.params.n == 1]
+    alone = local_engine_of(enable_prefix_caching=False)
+    want = {request.id: answer.bits() for request in requests for answer in run_local(alone, [request]).values()}
+    config = flat_config(model=PYDOC, device="cpu", threads=1, num_blocks=512, pipeline_parallel_size=3)
+    turn, victims = 0, [0, 1, 2]
+
+    def kill(engine: ProcessEngine) -> None:
+        nonlocal turn
+        turn += 1
+        if turn % 12 or not victims:
+            return
+        first = engine._process.pid
+        others = [pid for path in Path(f"/proc/{first}/task").glob("*/children") for pid in path.read_text().split()]
+        os.kill([first, *sorted(map(int, others))][victims.pop()], signal.SIGKILL)
+
+    found = killed(requests, lambda: ProcessEngine(config), kill)
+    assert not victims and {name: answer.bits() for name, answer in found.items()} == want

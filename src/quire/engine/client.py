@@ -80,6 +80,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     bubbles: tuple[float, ...] = ()
 
 
+RANK_KILLED = "rank_killed"
+"""Kind of a failure: somebody killed one of the engine's processes, which no request is to blame for."""
+
+
 class EngineKilled(EngineFailure):
     """The engine's process was killed from outside (SIGKILL), by somebody or for want of memory."""
 

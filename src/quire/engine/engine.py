@@ -118,6 +118,11 @@ class Engine:
         """Names of the loaded LoRA adapters."""
         return self.adapting.names
 
+    @property
+    def rank_killed(self) -> bool:
+        """Whether another rank was killed from outside."""
+        return self.ranks is not None and self.ranks.killed
+
     def _users(self, adapter: str) -> int:
         """Requests that use it."""
         return sum(first.request.adapter == adapter for first, *_ in self.scheduler.requests.values())

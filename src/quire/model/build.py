@@ -118,8 +118,7 @@ def load_model(
     if target is not None:
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
-    adapters = load_room(config, opened, ops.device, share)
-    cache = packed_cache(config, opened, ops, dtype, target, share)
+    adapters, cache = load_room(config, opened, ops, share), packed_cache(config, opened, ops, dtype, target, share)
     reader = Reader(opened, ops, form_of(options, dtype, target), share, progress, adapters, cache)
     reader.keeper = keeper(config, opened, ops, shards)
     if cache is not None:
@@ -221,13 +220,13 @@ def load_adapters(config: EngineConfig, reader: Reader, base: Base) -> None:
         reader.count("adapters", "f32", room.nbytes)
 
 
-def load_room(config: EngineConfig, opened: Opened, device: torch.device, share: Share) -> Adapters | None:
+def load_room(config: EngineConfig, opened: Opened, ops: Ops, share: Share) -> Adapters | None:
     """Room for LoRA adapters, or None when they were not asked for."""
     lora = config.lora
     if not lora.enable_lora:
         return None
     rows = config.scheduler.rows(max_model_len(config.model.max_model_len, opened.spec))
-    return Adapters(opened, share, lora, rows, device)
+    return Adapters(opened, share, lora, rows, ops.device)
 
 
 def check_groups(opened: Opened, target: Quantizer, group: int) -> None:

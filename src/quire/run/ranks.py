@@ -6,6 +6,7 @@ engine: whoever supervises it starts the whole group again.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -112,6 +113,11 @@ class Ranks:
         made = LedCaches(*args)
         made.ranks = self
         return made
+
+    @property
+    def killed(self) -> bool:
+        """Whether one of the others was killed from outside (SIGKILL), by somebody or for want of memory."""
+        return any(other.returncode == -signal.SIGKILL for other in self.others)
 
     def check(self) -> None:
         """`EngineFailure` when one of the others has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
+from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
 
@@ -39,9 +40,10 @@ class Portions:
         """Whether there are several stages."""
         return self._stages > 1
 
-    def budget(self, most: int, running: Rows[Sequence], chunked: bool) -> int:
-        """Tokens of one step, of `most` that all under way may have together; as many as its decodes at least."""
-        if not self.staged or not chunked:
+    def budget(self, config: SchedulerConfig, running: Rows[Sequence]) -> int:
+        """Tokens of one step, of what `config` says, which all under way share; as many as its decodes at least."""
+        most = config.max_num_batched_tokens
+        if not self.staged or not config.enable_chunked_prefill:
             return most
         rows = sum(1 + len(seq.draft) for seq in running if decodes(seq))
         return min(most, max(-(-most // self._steps), LEAST - (-rows // self._stages)))
