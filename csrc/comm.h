@@ -47,6 +47,7 @@ struct Comm {
     int64_t spins;     // looks before a rank sleeps: where each has a core of its own, waking would cost more
     int64_t patience;  // milliseconds that a rank waits for another before the group ends, 0: for ever
     int64_t collectives, messages;
+    int64_t waited;  // nanoseconds in `recv` until something was there
 };
 
 // `word` becomes `count`, and who sleeps looks at it.

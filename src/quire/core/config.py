@@ -213,6 +213,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
         self.parallel.validate(self.speculation.asked)
         self.offload.validate(self.parallel.data_parallel_size, self.parallel.ranks)
+        if self.parallel.pipeline_parallel_size > 1 and (self.offload.moves or self.offload.cpu_offload_gb):
+            raise ConfigError(
+                "--pipeline-parallel-size: layers whose weights come while steps run (--weight-offload, "
+                "--cpu-offload-gb) are numbered from the model's first; more stages need less memory each",
+                param="pipeline_parallel_size",
+            )
         one_of("dtype", self.model.dtype, DTYPES)
         one_of("activations", self.model.activations, ACTIVATIONS)
         one_of("load_format", self.model.load_format, LOAD_FORMATS)

@@ -37,7 +37,8 @@ class Sequence:
     `draftable`: False once a draft's rows gave no numbers. `drafted` tokens were guessed so far, `accepted` of them
     kept; `lookup` and `acceptance` are what a proposer and the cost model of drafts keep of it.
 
-    `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too.
+    `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too. `steps`: how
+    many of them have a part of it.
     """
 
     __slots__ = (
@@ -70,6 +71,7 @@ class Sequence:
         "request",
         "slid",
         "status",
+        "steps",
         "stop_token",
         "tokens",
     )
@@ -91,7 +93,7 @@ class Sequence:
         self.lookup: object = None
         self.acceptance = (0.0, 0.0)
         self.computed = 0
-        self.in_flight = 0
+        self.in_flight = self.steps = 0
         self.blocks: list[list[int]] = []
         self.published = 0
         self.keys: list[bytes] = []

@@ -50,6 +50,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     `expert_pairs`: pairs (token, choice) that each rank computed, where experts are divided over ranks;
     `expert_imbalance`: those of the rank that had most, over the mean of ranks, of all layers' steps.
     `running_adapters`, `waiting_adapters`: names of LoRA adapters that sequences in the batch and in the queue use.
+    `bubbles`: share of the time of steps that each rank of a pipeline waited for others.
     """
 
     running: int = 0
@@ -76,6 +77,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     expert_imbalance: float = 1.0
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
+    bubbles: tuple[float, ...] = ()
+
+
+RANK_KILLED = "rank_killed"
+"""Kind of a failure: somebody killed one of the engine's processes, which no request is to blame for."""
 
 
 class EngineKilled(EngineFailure):

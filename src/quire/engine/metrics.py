@@ -88,6 +88,8 @@ class _StepCollector(Collector):
         yield gauge("quire:model_load_seconds", "Seconds the model took to load.", self.info.load_seconds)
         yield gauge("quire:model_weight_bytes", "Bytes of the weights in memory.", self.info.weight_bytes)
         yield gauge("quire:kv_bytes_per_token", "Bytes of keys and values per token.", self.info.kv_bytes_per_token)
+        if stats.bubbles:
+            yield self._bubbles()
         yield self._cache_config()
         if stats.expert_pairs:
             yield gauge(
@@ -113,6 +115,13 @@ class _StepCollector(Collector):
         for place, count in enumerate(stats.accepted_per_pos):
             family.add_metric([*values, str(place)], count)
         yield family
+
+    def _bubbles(self) -> Metric:
+        text = "Share of the time of steps that a rank of a pipeline waited for others, since the start."
+        family = GaugeMetricFamily("quire:pipeline_bubble_ratio", text, labels=[*LABELS, "rank"])
+        for rank, share in enumerate(self.stats.bubbles):
+            family.add_metric([self.info.served_name, ENGINE, str(rank)], share)
+        return family
 
     def _experts(self) -> Metric:
         family = CounterMetricFamily(

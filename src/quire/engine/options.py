@@ -22,7 +22,6 @@ _TOOLS = "tool calling is not built yet"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "speculative_draft_tensor_parallel_size": ((None, 1), _ONE_DEVICE),
-    "pipeline_parallel_size": ((1,), _ONE_DEVICE),
     "decode_context_parallel_size": ((1,), _CONTEXT),
     "prefill_context_parallel_size": ((1,), _CONTEXT),
     "nnodes": ((1,), _ONE_DEVICE),

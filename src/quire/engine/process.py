@@ -19,6 +19,7 @@ from quire.core.errors import ConfigError, EngineFailure, ModelError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Request
 from quire.engine.client import (
+    RANK_KILLED,
     UNREADABLE,
     Abort,
     ChangeAdapter,
@@ -198,5 +199,5 @@ def _end_of(code: int) -> str:
 
 
 def _error_of(failed: Failed) -> QuireError:
-    kinds: dict[str, type[QuireError]] = {e.kind: e for e in (ModelError, ConfigError)}
+    kinds: dict[str, type[QuireError]] = {e.kind: e for e in (ModelError, ConfigError)} | {RANK_KILLED: EngineKilled}
     return kinds.get(failed.kind, EngineFailure)(failed.message)

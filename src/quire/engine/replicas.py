@@ -180,4 +180,6 @@ def total(stats: Sequence[Stats]) -> Stats:
     longest = max((each.accepted_per_pos for each in stats), key=len)
     kept = tuple(sum(sum(each.accepted_per_pos[i : i + 1]) for each in stats) for i in range(len(longest)))
     waste = sum(each.waste for each in stats) / len(stats)
-    return Stats(waste=waste, step_seconds=max(each.step_seconds for each in stats), accepted_per_pos=kept, **sums)
+    bubbles = tuple(share for each in stats for share in each.bubbles)
+    longest_step = max(each.step_seconds for each in stats)
+    return Stats(waste=waste, step_seconds=longest_step, accepted_per_pos=kept, bubbles=bubbles, **sums)

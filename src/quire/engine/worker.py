@@ -26,6 +26,7 @@ from quire.core.errors import QuireError
 from quire.core.machine import uncollected
 from quire.core.request import Output
 from quire.engine.client import (
+    RANK_KILLED,
     UNREADABLE,
     Abort,
     ChangeAdapter,
@@ -133,6 +134,7 @@ def main(inbox: str, outbox: str, shards: str = "") -> int:
     directory = Path(inbox.removeprefix("ipc://")).parent
     threading.Thread(target=die_with_parent, args=(directory,), daemon=True).start()
     worker = Worker(inbox, outbox)
+    engine: Engine | None = None
     try:
         ask_ahead(config.model)
         with uncollected(forever=True):
@@ -146,7 +148,8 @@ def main(inbox: str, outbox: str, shards: str = "") -> int:
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
-        worker.send(Failed(f"the engine failed: {type(error).__name__}: {error}", "engine_error", 1))
+        kind = RANK_KILLED if engine is not None and engine.rank_killed else "engine_error"
+        worker.send(Failed(f"the engine failed: {type(error).__name__}: {error}", kind, 1))
         return 1
 
 

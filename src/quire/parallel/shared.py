@@ -67,7 +67,7 @@ class SharedComm:
         slots = base + HEADER + MESSAGE
         places = [base, base + HEADER, slots, slots + 2 * world * SLOT]
         spins, patience = 0 if crowded else SPINS, round(1000 * patience_s)
-        self._state = np.array([*places, rank, world, SLOT, MESSAGE, spins, patience, 0, 0], np.int64)
+        self._state = np.array([*places, rank, world, SLOT, MESSAGE, spins, patience, 0, 0, 0], np.int64)
         self._at = int(self._state.ctypes.data)
         self._starts: dict[tuple[int, ...], NDArray[np.int64]] = {}
         self._heard, self._size = np.empty(MESSAGE, np.uint8), np.zeros(1, np.int64)
@@ -122,6 +122,11 @@ class SharedComm:
         """As `Comm` says; `ValueError` when the other has sent another number of bytes."""
         self._run(ops, "recv", _flat(out, "recv out").data_ptr(), out.nbytes, self._other(source, "recv"))
         return out
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent in `recv` until something was there."""
+        return 1e-9 * float(self._state[-1])
 
     def _starts_of(self, ops: Ops, parts: tuple[int, ...], each: int) -> int:
         """Where each rank's part begins, and where the last one ends. What a recording reads lives as long as it."""

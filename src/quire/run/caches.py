@@ -25,7 +25,7 @@ def kept_layers(models: Sequence[Model]) -> tuple[dict[int, int], dict[int, KVLa
 
 
 class Caches:
-    """Keys and values of all layers: `own`, each once, `of_layer`, by layer, and the layers' `group_of` block tables.
+    """Keys and values of all layers that are here: `own`, each once, `of_layer`, by layer, and `group_of` block tables.
 
     The layers of a draft model are further layers of the same blocks, so that whoever has a block has both models'
     keys and values of its tokens: `part` is what one model sees. On a GPU a block behind the last one, `pad_block`,
@@ -39,16 +39,18 @@ class Caches:
         self._lanes, self._lane = kv.sizes.holders, models[0].place.along("context")
         spare = 0 if ops.gpu is None else 1
         layouts = [layout for model in models for layout in model.layouts]
-        self.own: list[KVCache] = [
-            ops.allocate_cache(layouts[i], kv.blocks // self._lanes + spare) for i in kv.groups.widest
-        ]
         homes: list[tuple[int, int]] = []
         self._parts: list[range] = []
+        first = 0
         for model in models:
-            first = len(homes)
-            homes += [kv.groups.home(first + model.spec.kv_layer(i)) for i in range(model.spec.layers)]
-            self._parts.append(range(first, len(homes)))
-        self.of_layer = [self.own[place] for _, place in homes]
+            had = len(homes)
+            homes += [kv.groups.home(first + model.spec.kv_layer(i)) for i in model.own]
+            self._parts.append(range(had, len(homes)))
+            first += model.spec.layers
+        held = {place: layouts[kv.groups.widest[place]] for place in sorted({place for _, place in homes})}
+        kept = {place: ops.allocate_cache(layout, kv.blocks // self._lanes + spare) for place, layout in held.items()}
+        self.own: list[KVCache] = list(kept.values())
+        self.of_layer = [kept[place] for _, place in homes]
         self.group_of = [group for group, _ in homes]
 
     def part(self, index: int, layers: int | None = None) -> Caches:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from quire.cache.tables import BlockTables, added
 from quire.core.config import SchedulerConfig
+from quire.core.errors import ContextTooLong
 from quire.core.sequence import Sequence
 from quire.sched.policy import Policy
 from quire.sched.queue import WaitingQueue
 from quire.sched.shares import decodes
+
+
+def check_length(prompt: int, tables: BlockTables, longest: int) -> None:
+    """`ContextTooLong` for a prompt of so many tokens that could never run; `longest`: tokens of a sequence."""
+    if not 1 <= prompt <= longest - 1:
+        raise ContextTooLong(f"prompt: {prompt} tokens; this model takes 1 to {longest - 1}", param="prompt")
+    if tables.sizes.footprint(prompt + 1) > tables.pool.num_blocks:
+        capacity = tables.sizes.capacity(tables.pool.num_blocks, longest)
+        raise ContextTooLong(f"prompt: {prompt} tokens; the KV cache holds {capacity}", param="prompt")
 
 
 class Admission:

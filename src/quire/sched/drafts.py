@@ -11,7 +11,7 @@ from quire.sched.scheduler import Scheduler
 
 def undrafted(scheduler: Scheduler) -> list[Sequence]:
     """Sequences whose next row gives a token, all before it being computed and known."""
-    ready = (s for s in scheduler.unfinished() if s.draftable and not s.in_flight and not s.draft)
+    ready = (s for s in scheduler.unfinished() if s.draftable and not s.steps and not s.draft)
     return [s for s in ready if s.computed == len(s.tokens) - 1]
 
 

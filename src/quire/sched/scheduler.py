@@ -10,22 +10,25 @@ import time
 
 from quire.cache.tables import BlockTables, added
 from quire.core.config import SchedulerConfig
-from quire.core.errors import BadRequest, ContextTooLong, QuireError
+from quire.core.errors import BadRequest, QuireError
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
-from quire.sched.admission import Admission
+from quire.sched.admission import Admission, check_length
 from quire.sched.growth import append, begun, ended, full, moves, orphans, timing
 from quire.sched.pace import Pace
 from quire.sched.policy import POLICIES
-from quire.sched.shares import decodes, rows_of, shares
+from quire.sched.shares import Portions, decodes, rows_of, shares
 
 
 class Scheduler:
-    """Owns every sequence from `add` to its last `Output`."""
+    """Owns every sequence from `add` to its last `Output`. `portions`: of steps, where several stages compute."""
 
-    def __init__(self, config: SchedulerConfig, tables: BlockTables, max_model_len: int) -> None:
+    def __init__(
+        self, config: SchedulerConfig, tables: BlockTables, max_model_len: int, portions: Portions | None = None
+    ) -> None:
         self.config = config
+        self._portions = portions or Portions()
         self.tables = tables
         self.max_model_len = max_model_len
         self.policy = POLICIES[config.scheduling_policy]()
@@ -47,12 +50,7 @@ class Scheduler:
         if request.id in self.requests:
             raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
         first = Sequence(request)
-        length, most, tables = first.prompt_len, self.max_model_len - 1, self.tables
-        if not 1 <= length <= most:
-            raise ContextTooLong(f"prompt: {length} tokens; this model takes 1 to {most}", param="prompt")
-        if tables.sizes.footprint(length + 1) > tables.pool.num_blocks:
-            capacity = tables.sizes.capacity(tables.pool.num_blocks, self.max_model_len)
-            raise ContextTooLong(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
+        check_length(first.prompt_len, self.tables, self.max_model_len)
         self._tickets += 1
         siblings = [first, *(Sequence(request, i, first) for i in range(1, request.params.n))]
         for seq in siblings:
@@ -82,12 +80,13 @@ class Scheduler:
         """Whether `plan` may be called before the last plan is committed: the next step without its tokens' values.
 
         It may not where the next step depends on them:
-        - a draft is in flight: how many tokens it gives is not known;
+        - a draft is in flight: how many tokens it gives is not known (with stages, nobody is in two steps then);
         - blocks are lacking, or one that is more urgent waits: who is preempted depends on who ends.
         Edited logits are no obstacle, as a step is sampled when the one before is committed; nor is what may end a
         sequence: a row after an end token, after a failure or of an aborted request is computed and thrown away.
         """
-        if self._admission.gives_way() is not None or any(s.in_flight and s.draft for s in self.unfinished()):
+        drafted = not self._portions.staged and any(s.in_flight and s.draft for s in self.unfinished())
+        if drafted or self._admission.gives_way() is not None:
             return False
         counts, missing = self._shares(self._budget()), self.tables.missing
         needs = [missing(seq, seq.computed + count) for seq, count in counts.items() if count]
@@ -133,12 +132,12 @@ class Scheduler:
         """Tokens of each running sequence in the next step."""
         chunked = self.config.enable_chunked_prefill
         head = self.waiting.head() if self._admission.may_admit() else None
-        return shares(self.unfinished(), budget, chunked, head, self.policy.urgency)
+        return shares(self._portions.ready(self.unfinished()), budget, chunked, head, self.policy.urgency)
 
     def _budget(self) -> int:
         """Tokens of the next step at most."""
         rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq)) if self.pace.limits else 0
-        return self.pace.budget(rows, self.config.max_num_batched_tokens)
+        return self.pace.budget(rows, self._portions.budget(self.config, self.running))
 
     def take_upkeep(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         """Blocks to be wiped before anything is written, and slots to be moved before that."""
@@ -180,7 +179,7 @@ class Scheduler:
             logits = count
         chunk = Chunk(seq, seq.computed, count, logits)
         seq.computed += count
-        seq.in_flight += draws
+        seq.in_flight, seq.steps = seq.in_flight + draws, seq.steps + 1
         self.policy.served(seq, count)
         return chunk
 
@@ -227,6 +226,7 @@ class Scheduler:
         outputs = [ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
         for chunk, result in zip(plan.chunks, results, strict=True):
             seq = chunk.seq
+            seq.steps -= 1
             if seq.status is Status.FINISHED:
                 continue
             if result.error is not None:
