@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
-from quire.cache.prefix import PrefixCache
-from quire.core.sequence import SLID_OUT, Sequence
+from quire.cache.prefix import PrefixCache, Stored
+from quire.cache.tiers import Tiers, Wanted
+from quire.core.sequence import SLID_OUT, STORED, Sequence
 
 
 class BlockTables:
@@ -90,6 +94,30 @@ class BlockTables:
             prefix.count(seq, seq.computed, self.sizes.windows)
         if seq.preemptions == 0:
             seq.cached_tokens = seq.computed
+
+    def stored(self, seq: Sequence, has: Stored) -> tuple[list[Wanted], int]:
+        """Blocks beyond the pool that `seq` could start from, in order, and how many tokens they would save it."""
+        prefix = self._prefix_for(seq)
+        return ([], 0) if prefix is None else prefix.wanted(seq, self.sizes.windows, has)
+
+    def restore(self, seq: Sequence, tiers: Tiers, found: Mapping[bytes, Any]) -> None:
+        """Publish what of the prefix of `seq` was read, in blocks that the next plan fills, as far as there is room."""
+        prefix, pool = self._prefix_for(seq), self.pool
+        if prefix is None or not found:
+            return
+        tables = prefix.match(seq, self.sizes.windows, found.__contains__)
+        held = [block for table in tables for block in table if block >= 0]
+        for block in held:  # or they would be the first to make room
+            pool.acquire(block)
+        for i in range(len(tables[0])):
+            for group, table in enumerate(tables):
+                if table[i] == STORED and pool.num_free:
+                    held.append(block := pool.allocate())
+                    wanted = prefix.wanted_at(seq, i, group)
+                    pool.publish(block, *wanted)
+                    tiers.fill(block, found[wanted.key])
+        for block in reversed(held):
+            pool.release(block)
 
     def publish(self, seq: Sequence, upto: int) -> None:
         """Let others find the full blocks of positions 0 .. upto - 1 of `seq`, whose values are known to be finite."""

@@ -15,6 +15,7 @@ from quire.core.errors import ConfigError
 from quire.core.option import about, one_of
 from quire.core.parallel import ParallelConfig
 from quire.core.speculation import Speculation, parse_speculation
+from quire.core.tiers import TierConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
@@ -206,10 +207,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoraConfig = msgspec.field(default_factory=LoraConfig)
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
     parallel: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
+    tiers: TierConfig = msgspec.field(default_factory=TierConfig)
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
         self.parallel.validate(self.speculation.asked)
+        self.tiers.validate(self.cache.enable_prefix_caching, self.parallel)
         one_of("dtype", self.model.dtype, DTYPES)
         one_of("activations", self.model.activations, ACTIVATIONS)
         one_of("load_format", self.model.load_format, LOAD_FORMATS)

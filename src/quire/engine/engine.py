@@ -17,6 +17,7 @@ from quire.engine.adapting import Adapting
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
+from quire.engine.tiering import Tiering
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
 from quire.run.ranks import lead, of_a_rank, shared
@@ -51,7 +52,8 @@ class Engine:
         self._next: Underway | None = None
         self.load_seconds = time.monotonic() - started
         told = None if self.ranks is None else self.ranks.adapter
-        self.adapting = Adapting(self.model.adapters, self._users, told)
+        known = None if self.tiering is None else self.tiering.know
+        self.adapting = Adapting(self.model.adapters, self._users, told, known)
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.step_tokens, self.step_seconds = 0, 0.0
 
@@ -63,12 +65,17 @@ class Engine:
         size, encoder = self.config.cache.block_size, self.model.encoder
         shares = self.config.cache.enable_prefix_caching and encoder is None
         self.pool = BlockPool(plan.kv.blocks)
-        self.prefix = PrefixCache(self.pool, size) if shares else None
+        tiering = Tiering(self.config, self.model, self.ops, plan.kv, self.beside) if self.config.tiers.any else None
+        self.tiering, self.pool.watcher = tiering, None if tiering is None else tiering.tiers
+        known = () if tiering is None else (tiering.secret, tiering.identity)
+        self.prefix = PrefixCache(self.pool, size, *known) if shares else None
         tables = BlockTables(self.pool, self.prefix, plan.kv.sizes)
         self.opening = None if encoder is None else Opening(size, self.model.decoder_start)
-        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len)
+        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len, None if tiering is None else tiering.tiers)
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
+        if tiering is not None:
+            tiering.attach(self.scheduler, self.runner.caches)
         warm_up(self.runner.step, self._trees)
         tune(self.runner.step, self.config, self.model.weight_bytes if self.ranks is None else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
@@ -128,7 +135,11 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Later requests find nothing of earlier ones. Those that run keep what they have, and their answers."""
+        if self.tiering is not None:
+            self.tiering.forget()
         self.pool.forget_all()
+        if self.tiering is not None and self.prefix is not None:
+            self.prefix.rekey(self.tiering.secret)
 
     @property
     def has_work(self) -> bool:
@@ -141,6 +152,8 @@ class Engine:
         On a GPU the next one is scheduled and its forward pass sent before the wait; it is sampled when this one is
         known, because the edits of its logits are made from all tokens.
         """
+        if self.tiering is not None:
+            self.tiering.wait()
         started = time.perf_counter()
         if self.speculator is not None and self._next is None:
             self.speculator.draft()
@@ -162,10 +175,18 @@ class Engine:
         self.prompt_tokens += sum(c.seq.prompt_tokens(c.start, c.start + c.count) for c in plan.chunks)
         self.step_seconds = time.perf_counter() - started
         self.scheduler.pace.learn(plan, self.step_seconds)
+        if self.tiering is not None:
+            self.tiering.learn(plan, self.step_seconds)
         return outputs
 
+    def write_behind(self) -> bool:
+        """Use the time while there is no work; whether more of it could be used."""
+        return self.tiering is not None and self.tiering.write_behind()
+
     def close(self) -> None:
-        """End the other ranks, if there are any."""
+        """Keep what a store is to have, and end the other ranks, if there are any."""
+        if self.tiering is not None:
+            self.tiering.close()
         if self.ranks is not None:
             self.ranks.close()
 
@@ -221,6 +242,7 @@ class Engine:
             draft_tokens=drafts.tokens,
             accepted_tokens=drafts.accepted,
             accepted_per_pos=tuple(drafts.accepted_per_pos),
+            kv_store=None if self.tiering is None else self.tiering.counts(),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
             waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),
         )

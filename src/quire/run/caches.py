@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from quire.core.plan import StepPlan
+import numpy as np
+
+from quire.core.plan import Save, StepPlan
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout
+from quire.run.block_bytes import BlockBytes, Bytes
 from quire.run.budget import KVPlan
+
+Keep = Callable[[Save, Bytes], None]
+"""Takes the content of a block to a store."""
 
 
 def kept_layers(models: Sequence[Model]) -> tuple[dict[int, int], dict[int, KVLayout]]:
@@ -29,7 +35,8 @@ class Caches:
 
     The layers of a draft model are further layers of the same blocks, so that whoever has a block has both models'
     keys and values of its tokens: `part` is what one model sees. On a GPU a block behind the last one, `pad_block`,
-    takes what rows that pad a step write.
+    takes what rows that pad a step write. `through` [blocks + 1] says up to which of its slots a block holds what the
+    draft model keeps; its last entry is of no block. `keep` is who gets what a plan saves.
     """
 
     def __init__(self, models: Sequence[Model], ops: Ops, kv: KVPlan) -> None:
@@ -46,6 +53,14 @@ class Caches:
             self._parts.append(range(first, len(homes)))
         self.of_layer = [self.own[place] for _, place in homes]
         self.group_of = [group for group, _ in homes]
+        self.through = np.zeros(self.blocks + 1, np.int32)
+        self.bytes: BlockBytes | None = None
+        self.keep: Keep | None = None
+
+    def save_to(self, keep: Keep) -> BlockBytes:
+        """From now on plans may save and fill blocks."""
+        self.bytes, self.keep = BlockBytes(self.own, self.through), keep
+        return self.bytes
 
     def part(self, index: int, layers: int | None = None) -> Caches:
         """The caches as the model of that index sees them, or its first `layers`."""
@@ -60,13 +75,23 @@ class Caches:
         return self.own[0].keys.shape[0]
 
     def prepare(self, plan: StepPlan) -> None:
-        """Move, wipe and copy what `plan` says, before its rows are computed."""
+        """Move, save, wipe, fill and copy what `plan` says, before its rows are computed."""
         if plan.moves:
             self.move(plan.moves)
+        self.save(plan.saves)
         if plan.scrub:
             self.zero(plan.scrub)
+        for block, data in plan.fills:
+            assert self.bytes is not None, "what comes back was saved before"
+            self.bytes.fill(block, data)
         if plan.copies:
             self.copy(plan.copies)
+
+    def save(self, saves: Sequence[Save]) -> None:
+        """Hand over what these blocks hold now."""
+        for save in saves:
+            assert self.bytes is not None and self.keep is not None, "there is a store, or nothing is saved"
+            self.keep(save, self.bytes.copy(save.block))
 
     def move(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Move slots, (source, destination), in every layer."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from quire.cache.tables import BlockTables
+from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
 from quire.core.errors import BadRequest, ContextTooLong, QuireError
 from quire.core.plan import Chunk, ChunkResult, StepPlan
@@ -18,13 +19,16 @@ from quire.sched.admission import Admission
 from quire.sched.growth import append, begun, ended, full, moves, orphans, timing
 from quire.sched.pace import Pace
 from quire.sched.policy import POLICIES
+from quire.sched.recall import Recall, Upkeep
 from quire.sched.shares import decodes, rows_of, shares
 
 
 class Scheduler:
     """Owns every sequence from `add` to its last `Output`."""
 
-    def __init__(self, config: SchedulerConfig, tables: BlockTables, max_model_len: int) -> None:
+    def __init__(
+        self, config: SchedulerConfig, tables: BlockTables, max_model_len: int, tiers: Tiers | None = None
+    ) -> None:
         self.config = config
         self.tables = tables
         self.max_model_len = max_model_len
@@ -38,6 +42,7 @@ class Scheduler:
         self._moves: list[tuple[int, int]] = []
         self._closed = False
         self.pace = Pace(config.target_itl_ms / 1000)
+        self.recall = Recall(tables, tiers)
         self._admission = Admission(config, tables, self.running, self.waiting, self.policy)
 
     # ---------------------------------------------------------------------------------------------------- requests
@@ -74,7 +79,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any sequence is not finished."""
-        return bool(self.running or len(self.waiting))
+        return bool(self.running or len(self.waiting) or len(self.recall))
 
     # ---------------------------------------------------------------------------------------------------- plan
 
@@ -100,6 +105,8 @@ class Scheduler:
         The plan is as good as done: `computed` and `in_flight` of its sequences say what will be after it.
         """
         self._closed = self._closed and bool(self.running)
+        for seq in self.recall.returned():
+            self.waiting.push(seq)
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         preempted: list[Sequence] = []
@@ -141,17 +148,21 @@ class Scheduler:
         rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq)) if self.pace.limits else 0
         return self.pace.budget(rows, self.config.max_num_batched_tokens)
 
-    def take_upkeep(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """Blocks to be wiped before anything is written, and slots to be moved before that."""
+    def take_upkeep(self) -> Upkeep:
+        """What a plan has done before its chunks beside block copies, in the order of its fields."""
         (scrub, self._scrub), (moved, self._moves) = (tuple(self._scrub), []), (tuple(self._moves), [])
-        return scrub, moved
+        return scrub, moved, *self.recall.take()
 
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
         if self.config.static_batching and self._closed:
             return
-        while len(self.waiting) and budget and len(self.running) < self.config.max_num_seqs:
+        most = self.config.max_num_seqs
+        while len(self.waiting) and budget and len(self.running) < most:
             seq = self.waiting.head()
             if not seq.blocks:
+                if len(self.recall) < most and self.recall.begin(seq):
+                    self.waiting.pop()
+                    continue
                 self.tables.take_prefix(seq)
             count = rows_of(seq, budget, self.config.enable_chunked_prefill)
             if not count or not self._admission.fits(seq) or not self._reserve(seq, count, copies):
@@ -207,7 +218,7 @@ class Scheduler:
         if seq.status is Status.RUNNING:
             self.running.remove(seq)
             self._closed = True  # a static batch takes no more once the first of it has left
-        elif seq.status is Status.WAITING:
+        elif seq.status is Status.WAITING and not self.recall.drop(seq):
             self.waiting.remove(seq)
         self.tables.release(seq)
 

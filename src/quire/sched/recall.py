@@ -1,0 +1,81 @@
+"""Sequences whose blocks come back from a store: they wait beside the queue, and hold up nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.cache.tables import BlockTables
+from quire.cache.tiers import Reading, Tiers, Wanted
+from quire.core.plan import Save
+from quire.core.sequence import Sequence
+
+Pairs = tuple[tuple[int, int], ...]
+Upkeep = tuple[tuple[int, ...], Pairs, tuple[Save, ...], tuple[tuple[int, Any], ...]]
+"""Blocks to be wiped, slots to be moved, blocks to be saved and to be filled."""
+
+
+class Recall:
+    """Asks for what a store has of a sequence, piece by piece; each piece becomes blocks that any sequence may find.
+
+    Without `tiers` nothing ever comes back.
+    """
+
+    def __init__(self, tables: BlockTables, tiers: Tiers | None) -> None:
+        self._tiers = tiers
+        self._tables = tables
+        self._under_way: dict[Sequence, tuple[Reading, list[Wanted]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def begin(self, seq: Sequence) -> bool:
+        """Whether `seq` is to wait for blocks, rather than to compute what it does not find in the cache."""
+        tiers = self._tiers
+        if tiers is None or seq.recalled > seq.preemptions:
+            return False
+        seq.recalled = seq.preemptions + 1
+        wanted, tokens = self._tables.stored(seq, tiers.store.has)
+        if not wanted or not tiers.rates.pays(len(wanted), tokens):
+            return False
+        self._next(seq, wanted)
+        return True
+
+    def returned(self) -> list[Sequence]:
+        """Those that have what they waited for, or what there was; it is theirs once the next plan is prepared."""
+        ready = []
+        for seq, (reading, rest) in list(self._under_way.items()):
+            if not reading.done.is_set():
+                continue
+            assert self._tiers is not None
+            del self._under_way[seq]
+            self._tables.restore(seq, self._tiers, reading.found)
+            self._tiers.ended(reading)
+            if rest and len(reading.found) == len(reading.wanted):
+                self._next(seq, rest)
+            else:
+                self._tables.take_prefix(seq)
+                ready.append(seq)
+        return ready
+
+    def take(self) -> tuple[tuple[Save, ...], tuple[tuple[int, Any], ...]]:
+        """What the next plan is to save and to fill."""
+        return ((), ()) if self._tiers is None else self._tiers.take()
+
+    def drop(self, seq: Sequence) -> bool:
+        """Forget `seq`; whether it was waited for."""
+        found = self._under_way.pop(seq, None)
+        if found is not None and self._tiers is not None:
+            self._tiers.drop(found[0])
+        return found is not None
+
+    def drop_all(self) -> list[Sequence]:
+        """Forget all of them, which compute instead."""
+        seqs = list(self._under_way)
+        for seq in seqs:
+            self.drop(seq)
+        return seqs
+
+    def _next(self, seq: Sequence, wanted: list[Wanted]) -> None:
+        assert self._tiers is not None
+        piece = self._tiers.piece
+        self._under_way[seq] = self._tiers.read(wanted[:piece]), wanted[piece:]
