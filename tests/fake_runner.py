@@ -274,7 +274,7 @@ class FakeEngine:
 
     def _check_published(self) -> None:
         """A block is published once its values are there, are numbers, and are of the tokens that it is found by."""
-        size, owed = self.block_size, {place for _, place in self.scheduler._moves}
+        size, owed = self.block_size, {place for _, place in self.scheduler.upkeep.moves}
         proved, self._proved = self._proved, {}
         for key, block in self.pool._by_key.items():
             if owed & set(range(block * size, (block + 1) * size)):

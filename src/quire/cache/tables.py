@@ -19,8 +19,12 @@ class BlockTables:
     of a group's window are freed; their table entry becomes SLID_OUT and is never read again.
     """
 
-    def __init__(self, pool: BlockPool, prefix: PrefixCache | None, sizes: TableSizes) -> None:
-        self.pool = pool
+    def __init__(
+        self, pool: BlockPool, prefix: PrefixCache | None, sizes: TableSizes, tiers: Tiers | None = None
+    ) -> None:
+        """`tiers`: what is behind the pool, and is told what becomes of its content."""
+        self.pool, self.tiers = pool, tiers
+        pool.watcher = tiers
         self.prefix = prefix
         self.sizes = sizes
         self.block_size = sizes.block_size
@@ -100,10 +104,10 @@ class BlockTables:
         prefix = self._prefix_for(seq)
         return ([], 0) if prefix is None else prefix.wanted(seq, self.sizes.windows, has)
 
-    def restore(self, seq: Sequence, tiers: Tiers, found: Mapping[bytes, Any]) -> None:
+    def restore(self, seq: Sequence, found: Mapping[bytes, Any]) -> None:
         """Publish what of the prefix of `seq` was read, in blocks that the next plan fills, as far as there is room."""
-        prefix, pool = self._prefix_for(seq), self.pool
-        if prefix is None or not found:
+        prefix, pool, tiers = self._prefix_for(seq), self.pool, self.tiers
+        if prefix is None or tiers is None or not found:
             return
         tables = prefix.match(seq, self.sizes.windows, found.__contains__)
         held = [block for table in tables for block in table if block >= 0]

@@ -66,12 +66,12 @@ class Engine:
         shares = self.config.cache.enable_prefix_caching and encoder is None
         self.pool = BlockPool(plan.kv.blocks)
         tiering = Tiering(self.config, self.model, self.ops, plan.kv, self.beside) if self.config.tiers.any else None
-        self.tiering, self.pool.watcher = tiering, None if tiering is None else tiering.tiers
+        self.tiering = tiering
         known = () if tiering is None else (tiering.secret, tiering.identity)
         self.prefix = PrefixCache(self.pool, size, *known) if shares else None
-        tables = BlockTables(self.pool, self.prefix, plan.kv.sizes)
+        tables = BlockTables(self.pool, self.prefix, plan.kv.sizes, None if tiering is None else tiering.tiers)
         self.opening = None if encoder is None else Opening(size, self.model.decoder_start)
-        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len, None if tiering is None else tiering.tiers)
+        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len)
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
         if tiering is not None:

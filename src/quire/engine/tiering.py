@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 
-import quire
 from quire.cache.disk import DiskStore
 from quire.cache.store_folder import StoreFolder
 from quire.cache.tiers import Tiers
@@ -127,7 +126,7 @@ class Tiering:
     def write_behind(self) -> bool:
         """Keep some more of what can be found, while there is no work; whether there is yet more."""
         saves = self.tiers.behind(self._behind)
-        scrub, moves, evicted, fills = self._scheduler.take_upkeep()
+        scrub, moves, evicted, fills = self._scheduler.upkeep.take()
         self._caches.prepare(StepPlan((), (), (), scrub, moves, (*evicted, *saves), fills))
         return self.tiers.unsaved > 0
 
@@ -182,7 +181,7 @@ def facts(config: EngineConfig, model: Model, ops: Ops, kv: KVPlan, beside: tupl
 
 def _code() -> str:
     """A digest of this package: another version may compute other bits."""
-    paths = sorted(Path(quire.__file__).parent.rglob("*.py"))
+    paths = sorted(Path(__file__).parents[1].rglob("*.py"))
     native = importlib.util.find_spec("quire._native")
     if native is not None and native.origin:
         paths.append(Path(native.origin))

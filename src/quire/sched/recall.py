@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from quire.cache.tables import BlockTables
-from quire.cache.tiers import Reading, Tiers, Wanted
-from quire.core.plan import Save
+from quire.cache.tiers import Reading, Wanted
 from quire.core.sequence import Sequence
-
-Pairs = tuple[tuple[int, int], ...]
-Upkeep = tuple[tuple[int, ...], Pairs, tuple[Save, ...], tuple[tuple[int, Any], ...]]
-"""Blocks to be wiped, slots to be moved, blocks to be saved and to be filled."""
 
 
 class Recall:
     """Asks for what a store has of a sequence, piece by piece; each piece becomes blocks that any sequence may find.
 
-    Without `tiers` nothing ever comes back.
+    `most` sequences may wait at one time. Where the tables have no tiers nothing ever comes back.
     """
 
-    def __init__(self, tables: BlockTables, tiers: Tiers | None) -> None:
-        self._tiers = tiers
-        self._tables = tables
+    def __init__(self, tables: BlockTables, most: int) -> None:
+        self._tables, self._tiers, self._most = tables, tables.tiers, most
         self._under_way: dict[Sequence, tuple[Reading, list[Wanted]]] = {}
 
     def __len__(self) -> int:
@@ -31,7 +23,7 @@ class Recall:
     def begin(self, seq: Sequence) -> bool:
         """Whether `seq` is to wait for blocks, rather than to compute what it does not find in the cache."""
         tiers = self._tiers
-        if tiers is None or seq.recalled > seq.preemptions:
+        if tiers is None or seq.recalled > seq.preemptions or len(self) >= self._most:
             return False
         seq.recalled = seq.preemptions + 1
         wanted, tokens = self._tables.stored(seq, tiers.store.has)
@@ -48,7 +40,7 @@ class Recall:
                 continue
             assert self._tiers is not None
             del self._under_way[seq]
-            self._tables.restore(seq, self._tiers, reading.found)
+            self._tables.restore(seq, reading.found)
             self._tiers.ended(reading)
             if rest and len(reading.found) == len(reading.wanted):
                 self._next(seq, rest)
@@ -56,10 +48,6 @@ class Recall:
                 self._tables.take_prefix(seq)
                 ready.append(seq)
         return ready
-
-    def take(self) -> tuple[tuple[Save, ...], tuple[tuple[int, Any], ...]]:
-        """What the next plan is to save and to fill."""
-        return ((), ()) if self._tiers is None else self._tiers.take()
 
     def drop(self, seq: Sequence) -> bool:
         """Forget `seq`; whether it was waited for."""

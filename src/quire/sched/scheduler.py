@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 
 from quire.cache.tables import BlockTables
-from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
-from quire.core.errors import BadRequest, ContextTooLong, QuireError
+from quire.core.errors import BadRequest, QuireError
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
@@ -19,16 +18,15 @@ from quire.sched.admission import Admission
 from quire.sched.growth import append, begun, ended, full, moves, orphans, timing
 from quire.sched.pace import Pace
 from quire.sched.policy import POLICIES
-from quire.sched.recall import Recall, Upkeep
+from quire.sched.recall import Recall
 from quire.sched.shares import decodes, rows_of, shares
+from quire.sched.upkeep import Upkeep
 
 
 class Scheduler:
     """Owns every sequence from `add` to its last `Output`."""
 
-    def __init__(
-        self, config: SchedulerConfig, tables: BlockTables, max_model_len: int, tiers: Tiers | None = None
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, tables: BlockTables, max_model_len: int) -> None:
         self.config = config
         self.tables = tables
         self.max_model_len = max_model_len
@@ -38,11 +36,10 @@ class Scheduler:
         self.requests: dict[str, list[Sequence]] = {}
         self.preemptions = 0
         self._tickets = 0
-        self._scrub: list[int] = []
-        self._moves: list[tuple[int, int]] = []
+        self.upkeep = Upkeep(tables.tiers)
         self._closed = False
         self.pace = Pace(config.target_itl_ms / 1000)
-        self.recall = Recall(tables, tiers)
+        self.recall = Recall(tables, config.max_num_seqs)
         self._admission = Admission(config, tables, self.running, self.waiting, self.policy)
 
     # ---------------------------------------------------------------------------------------------------- requests
@@ -52,12 +49,7 @@ class Scheduler:
         if request.id in self.requests:
             raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
         first = Sequence(request)
-        length, most, tables = first.prompt_len, self.max_model_len - 1, self.tables
-        if not 1 <= length <= most:
-            raise ContextTooLong(f"prompt: {length} tokens; this model takes 1 to {most}", param="prompt")
-        if tables.sizes.footprint(length + 1) > tables.pool.num_blocks:
-            capacity = tables.sizes.capacity(tables.pool.num_blocks, self.max_model_len)
-            raise ContextTooLong(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
+        self._admission.check(first, self.max_model_len)
         self._tickets += 1
         siblings = [first, *(Sequence(request, i, first) for i in range(1, request.params.n))]
         for seq in siblings:
@@ -135,7 +127,7 @@ class Scheduler:
         if urgent or not preempted:
             self._admit(chunks, copies, budget - sum(chunk.count for chunk in chunks))
         chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft))
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.take_upkeep())
+        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take())
 
     def _shares(self, budget: int) -> dict[Sequence, int]:
         """Tokens of each running sequence in the next step."""
@@ -148,19 +140,13 @@ class Scheduler:
         rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq)) if self.pace.limits else 0
         return self.pace.budget(rows, self.config.max_num_batched_tokens)
 
-    def take_upkeep(self) -> Upkeep:
-        """What a plan has done before its chunks beside block copies, in the order of its fields."""
-        (scrub, self._scrub), (moved, self._moves) = (tuple(self._scrub), []), (tuple(self._moves), [])
-        return scrub, moved, *self.recall.take()
-
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
         if self.config.static_batching and self._closed:
             return
-        most = self.config.max_num_seqs
-        while len(self.waiting) and budget and len(self.running) < most:
+        while len(self.waiting) and budget and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting.head()
             if not seq.blocks:
-                if len(self.recall) < most and self.recall.begin(seq):
+                if self.recall.begin(seq):
                     self.waiting.pop()
                     continue
                 self.tables.take_prefix(seq)
@@ -245,12 +231,12 @@ class Scheduler:
                 outputs += self._fail(seq, result.error)
                 continue
             if result.again:
-                self._scrub += self.tables.unpublished(seq)
+                self.upkeep.scrub += self.tables.unpublished(seq)
                 seq.draftable, seq.in_flight = False, 0
                 self._preempt(seq)
                 continue
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
-            self._moves += moves(seq, result.path, self.tables.sizes.block_size)
+            self.upkeep.moves += moves(seq, result.path, self.tables.sizes.block_size)
             reason = append(chunk, result, output, now, self.max_model_len)
             done = min(chunk.start + chunk.count, len(seq.tokens) - 1)
             if result.finite:
@@ -277,7 +263,7 @@ class Scheduler:
 
     def _fail(self, seq: Sequence, error: QuireError) -> list[Output]:
         """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""
-        self._scrub += self.tables.unpublished(seq)
+        self.upkeep.scrub += self.tables.unpublished(seq)
         dead = [seq, *(s for s in self.requests[seq.request.id] if s.status is Status.PENDING)]
         for each in dead:
             self._finish(each, "error")
