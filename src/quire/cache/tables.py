@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Rows
 from typing import Any
 
 from quire.cache.blocks import BlockPool
@@ -104,22 +105,28 @@ class BlockTables:
         prefix = self._prefix_for(seq)
         return ([], 0) if prefix is None else prefix.wanted(seq, self.sizes.windows, has)
 
-    def restore(self, seq: Sequence, found: Mapping[bytes, Any]) -> None:
-        """Publish what of the prefix of `seq` was read, in blocks that the next plan fills, as far as there is room."""
+    def restore(self, seq: Sequence, found: Mapping[bytes, Any], rest: Rows[Wanted]) -> None:
+        """Publish what of the prefix of `seq` was read, in blocks that the next plan fills, as far as there is room.
+
+        `rest` is still to be read: where layers have windows, what was `found` is worth nothing without.
+        """
         prefix, pool, tiers = self._prefix_for(seq), self.pool, self.tiers
         if prefix is None or tiers is None or not found:
             return
-        tables = prefix.match(seq, self.sizes.windows, found.__contains__)
+        expected = found.keys() | {want.key for want in rest}
+        tables = prefix.match(seq, self.sizes.windows, expected.__contains__)
         held = [block for table in tables for block in table if block >= 0]
         for block in held:  # or they would be the first to make room
             pool.acquire(block)
         for i in range(len(tables[0])):
             for group, table in enumerate(tables):
-                if table[i] == STORED and pool.num_free:
+                if table[i] != STORED or not pool.num_free:
+                    continue
+                want = prefix.wanted_at(seq, i, group)
+                if want.key in found:
                     held.append(block := pool.allocate())
-                    wanted = prefix.wanted_at(seq, i, group)
-                    pool.publish(block, *wanted)
-                    tiers.fill(block, found[wanted.key])
+                    pool.publish(block, *want)
+                    tiers.fill(block, found[want.key])
         for block in reversed(held):
             pool.release(block)
 

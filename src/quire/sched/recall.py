@@ -40,9 +40,10 @@ class Recall:
                 continue
             assert self._tiers is not None
             del self._under_way[seq]
-            self._tables.restore(seq, reading.found)
+            rest = rest if len(reading.found) == len(reading.wanted) else []
+            self._tables.restore(seq, reading.found, rest)
             self._tiers.ended(reading)
-            if rest and len(reading.found) == len(reading.wanted):
+            if rest:
                 self._next(seq, rest)
             else:
                 self._tables.take_prefix(seq)
