@@ -335,6 +335,7 @@ class FakeEngine:
         assert self.tiers is not None and self._launched is None
         saves = self.tiers.behind(self.pool.num_blocks)
         scrub, moves, evicted, fills = self.scheduler.upkeep.take()
+        self._unwiped -= set(scrub)
         self._prepare(StepPlan((), (), (), scrub, moves, (*evicted, *saves), fills))
 
     def drain(self, limit: int = 5000) -> None:

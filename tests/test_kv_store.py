@@ -191,7 +191,7 @@ def test_a_full_disk_stops_nothing(store: DiskStore, monkeypatch: pytest.MonkeyP
 
 def test_folders_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--kv-store .*file: .*; name a folder"):
+    with pytest.raises(ConfigError, match=r"--kv-store .*file: .*; name a folder"):
         StoreFolder(tmp_path / "file", "a")
     StoreFolder(tmp_path / "open", "a")
     (tmp_path / "open" / "secret").chmod(0o644)
