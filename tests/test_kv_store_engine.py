@@ -16,9 +16,11 @@ from quire import LLM, LoRARequest, SamplingParams
 from quire.cache.tiers import Rates
 from quire.core.errors import ConfigError
 from quire.core.request import Request
+from quire.engine.engine import Engine
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
 from quire.engine.process import ProcessEngine
+from test_ahead import build
 from test_bit_equality import Answer, engine_of, make_requests
 from test_lora import TARGETS, write_adapter
 from test_mla import VARIANTS as LATENT
@@ -262,10 +264,45 @@ def test_an_engine_process_leaves_its_blocks_whether_it_is_ended_or_killed(kille
         second.close()
 
 
+def answers(engine: Engine, requests: list[Request]) -> dict[tuple[str, int], list[int]]:
+    for request in requests:
+        assert engine.submit(request) is None
+    found: dict[tuple[str, int], list[int]] = {}
+    for _ in turns(lambda: engine.has_work):
+        for output in engine.step():
+            assert output.error is None
+            found.setdefault((output.request_id, output.index), []).extend(output.tokens)
+    return found
+
+
+@pytest.mark.parametrize("eager", ["side", "main"])
+def test_a_device_keeps_in_host_memory_what_it_has_no_room_for(
+    eager: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny(tmp_path / "tiny")
+    requests = [
+        replace(r, prompt=r.prompt[:60], params=replace(r.params, logprobs=None, n=1 + i % 2))
+        for i, r in enumerate(make_requests(16, 190))
+    ]
+    want = answers(build(folder, monkeypatch, num_blocks=1024), requests)
+    engine = build(folder, monkeypatch, eager, num_blocks=40, kv_offloading_size=0.01)
+    assert answers(engine, requests) == want
+    engine.write_behind()
+    assert answers(engine, [replace(r, id=f"again {r.id}") for r in requests]) == {
+        (f"again {name}", index): tokens for (name, index), tokens in want.items()
+    }
+    counts = engine.stats().kv_store
+    assert counts is not None and counts.hits > 20 and counts.written > 40 and counts.bad == 0
+    engine.check()
+    engine.close()
+
+
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "tiny")
     with pytest.raises(ConfigError, match="made-up weights"):
         LocalEngine(engine_config(OPTIONS | {"model": str(folder), "kv_store": str(tmp_path / "kv")}))
+    with pytest.raises(ConfigError, match="in host memory already; raise --kv-cache-memory-bytes"):
+        LocalEngine(engine_config(OPTIONS | {"model": str(folder), "kv_offloading_size": 1}))
     if "cpu" in BACKENDS:
         with pytest.raises(ConfigError, match="fewer than 16 fit"):
             engine_of(kv_store=str(tmp_path / "kv"), kv_store_gb=1e-4)

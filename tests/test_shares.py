@@ -19,7 +19,9 @@ from quire.ops.backend import select
 from quire.ops.mla import LatentLayout
 from quire.ops.native import load_native
 from quire.parallel.comm import Comm
+from quire.parallel.place import Place
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
+from quire.parallel.topology import Topology
 from test_lora import TARGETS, write_adapter
 from test_model import Paged, prompt
 from test_packed_cache import KEPT, made_anew
@@ -46,9 +48,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def place(share: Share, comm: Comm | None = None) -> Place:
+    return Place(Topology(tensor=share.world), share.rank, {} if comm is None else {"tensor": comm})
+
+
 def load(folder: Path, share: Share, comm: Comm | None = None, **options: Any) -> Model:
     config = flat_config(model=str(folder), dtype="float32", **options)
-    return load_model(config, backend("reference"), share=share, comm=comm)
+    return load_model(config, backend("reference"), place=place(share, comm))
 
 
 def logits(model: Model, adapter: int = -1) -> Tensor:
@@ -109,9 +115,9 @@ def test_each_share_keeps_its_own_packed_weights(tmp_path: Path, monkeypatch: py
     ops = select(DeviceConfig(device="cpu"))
     config = flat_config(model=str(tmp_path), dtype="bfloat16", cache_packed=str(tmp_path / "kept"))
     shares = Share(), Share(0, 2), Share(1, 2)
-    models = [load_model(config, ops, share=share) for share in shares]
+    models = [load_model(config, ops, place=place(share)) for share in shares]
     finish_all()
     sizes = [model.weight_bytes for model in models]
     made = made_anew(monkeypatch)
-    assert [load_model(config, ops, share=share).weight_bytes for share in shares] == sizes
+    assert [load_model(config, ops, place=place(share)).weight_bytes for share in shares] == sizes
     assert sizes[0] > sizes[1] == sizes[2] and not made and len(list((tmp_path / "kept").iterdir())) == 3

@@ -26,9 +26,14 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
 
     @property
+    def ranks(self) -> int:
+        """Processes of one engine."""
+        return self.tensor_parallel_size
+
+    @property
     def processes(self) -> int:
         """That share this machine."""
-        return self.tensor_parallel_size * self.data_parallel_size
+        return self.ranks * self.data_parallel_size
 
     def validate(self, drafts: Speculation | None) -> None:
         """Refuse what cannot work, naming the option; `drafts`: how tokens are guessed ahead."""

@@ -51,7 +51,7 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"{option} keeps what --enable-prefix-caching finds, which is turned off; leave one of them out",
                 param=name,
             )
-        if parallel.tensor_parallel_size > 1:
+        if parallel.ranks > 1:
             raise ConfigError(
                 f"{option}: each rank of --tensor-parallel-size has a part of every block, and parts are not kept yet",
                 param=name,

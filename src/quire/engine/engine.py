@@ -20,7 +20,7 @@ from quire.engine.planning import Plan, make_plan
 from quire.engine.tiering import Tiering
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
-from quire.run.ranks import lead, of_a_rank, shared
+from quire.run.ranks import first_place, lead, of_a_rank
 from quire.run.runner import Runner, Underway
 from quire.run.step import Step
 from quire.run.tune import tune
@@ -34,14 +34,15 @@ from quire.speculate.speculator import Drafts, Speculator
 class Engine:
     """A loaded model and everything that runs it. Not thread-safe: one caller drives `step`."""
 
-    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
+    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None, shards: int | None = None) -> None:
+        """`shards`: a descriptor of memory that replicas keep weights in together."""
         config.validate()
         started = time.monotonic()
         self.config = config = of_a_rank(config)
         self.ops: Ops = select(config.device)
         self.ranks = lead(config)
         with told_plainly(config.model.model):
-            self.model: Model = load_model(config, self.ops, progress, *shared(self.ranks))
+            self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks), shards)
             self.drafting = load_drafting(config, self.model, self.ops, progress)
             plan = make_plan(config, self.model, self.ops, self.beside)
             if self.ranks is not None:
@@ -77,7 +78,8 @@ class Engine:
         if tiering is not None:
             tiering.attach(self.scheduler, self.runner.caches)
         warm_up(self.runner.step, self._trees)
-        tune(self.runner.step, self.config, self.model.weight_bytes if self.ranks is None else 0)
+        alone = self.ranks is None and not self.config.offload.from_file  # steps whose time is that of their weights
+        tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
 
     @property

@@ -16,7 +16,6 @@ log = logging.getLogger("quire.options")
 KNOWN = tuple(name for section in SECTIONS.values() for name in section.__struct_fields__)
 
 _ONE_DEVICE = "running on several devices is not built yet"
-_OFFLOAD = "offloading is not built yet"
 _TOOLS = "tool calling is not built yet"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -28,7 +27,6 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "master_addr": ((None,), _ONE_DEVICE),
     "trust_remote_code": ((True, False), "code from a model folder is never run"),
     "quantization_param_path": ((None,), "scales of the KV cache are not read from files"),
-    "cpu_offload_gb": ((0,), _OFFLOAD),
     "enable_auto_tool_choice": ((False,), _TOOLS),
     "tool_call_parser": ((None,), _TOOLS),
     "reasoning_parser": ((None,), "splitting off reasoning is not built yet"),

@@ -17,12 +17,14 @@ import time
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from quire.cache.disk import DiskStore
+from quire.cache.host import HostStore
 from quire.cache.store_folder import StoreFolder
-from quire.cache.tiers import Tiers
+from quire.cache.tiers import Store, Tiers
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.plan import StepPlan
@@ -44,33 +46,26 @@ ADAPTER_FILES = ("adapter_config.json", "*.safetensors", "*.bin")
 BEHIND_BYTES = 16 << 20
 """Copied at one time when nothing else is to be done; a request that comes waits for it."""
 GB = 10**9
+LEAST_BLOCKS = 16
 
 
 class Tiering:
-    """Tiers behind the cache of one engine. `secret` of its hash chain; b"": one of this process."""
+    """Tiers behind the cache of one engine."""
 
     def __init__(self, config: EngineConfig, model: Model, ops: Ops, kv: KVPlan, beside: tuple[Model, ...]) -> None:
         """`ConfigError` for a folder that cannot be used."""
-        if model.encoder is not None:
-            raise ConfigError(
-                "--kv-store: every token of a prompt changes all keys of an encoder's, and none are found again",
-                param="kv_store",
-            )
-        if config.model.load_format == "dummy":
-            raise ConfigError(
-                "--kv-store: what made-up weights (--load-format dummy) compute is not kept", param="kv_store"
-            )
-        nbytes = kv.block_bytes + NOTE_BYTES
-        most = int(config.tiers.kv_store_gb * GB)
-        if most < 16 * nbytes:
-            raise ConfigError(
-                f"--kv-store-gb {config.tiers.kv_store_gb:g}: a block has {nbytes:,} bytes, and fewer than 16 fit",
-                param="kv_store_gb",
-            )
-        assert config.tiers.kv_store
-        self._folder = StoreFolder(Path(config.tiers.kv_store).expanduser(), facts(config, model, ops, kv, beside))
-        self.tiers = Tiers(DiskStore(self._folder, nbytes, most), nbytes)
-        self._nbytes = nbytes
+        options, nbytes = config.tiers, kv.block_bytes + NOTE_BYTES
+        check(config, model, ops, nbytes)
+        self._folder: StoreFolder | None = None
+        self._nbytes, store = nbytes, cast("Store | None", None)
+        if options.kv_store:
+            home = Path(options.kv_store).expanduser()
+            self._folder = StoreFolder(home, facts(config, model, ops, kv, beside))
+            store = DiskStore(self._folder, nbytes, int(options.kv_store_gb * GB))
+        if options.kv_offloading_size:
+            store = HostStore(max(1, int(options.kv_offloading_size * 2**30) // nbytes), nbytes, store)
+        assert store is not None, "one of them was asked for"
+        self.tiers = Tiers(store, nbytes)
         self._behind = max(1, BEHIND_BYTES // nbytes)
         self._digests: dict[str, str] = {}
         self._closed = False
@@ -82,12 +77,12 @@ class Tiering:
         """Once both are there."""
         self._scheduler, self._caches = scheduler, caches
         made = caches.save_to(lambda save, data: self.tiers.store.put(save.key, save.tokens, data))
-        assert made.nbytes == self._nbytes, "blocks have the bytes that were planned"
+        assert made == self._nbytes, "blocks have the bytes that were planned"
 
     @property
     def secret(self) -> bytes:
         """Of the hash chain."""
-        return self._folder.chain
+        return secrets.token_bytes(32) if self._folder is None else self._folder.chain
 
     def identity(self, adapter: str) -> str:
         """What stands for an adapter in the hash chain."""
@@ -144,7 +139,34 @@ class Tiering:
         while self.write_behind() and time.monotonic() < end:
             if self.tiers.store.full():
                 time.sleep(0.005)
+        self._caches.save(())
         self.tiers.close(max(0.1, end - time.monotonic()))
+
+
+def check(config: EngineConfig, model: Model, ops: Ops, nbytes: int) -> None:
+    """`ConfigError` for what this model or device cannot have; blocks of `nbytes` bytes."""
+    options = config.tiers
+    name = "kv_store" if options.kv_store else "kv_offloading_size"
+    if model.encoder is not None:
+        raise ConfigError(
+            f"--{name.replace('_', '-')}: an encoder makes all keys of a prompt depend on all its tokens; leave it out",
+            param=name,
+        )
+    if options.kv_offloading_size and ops.gpu is None:
+        raise ConfigError(
+            f"--kv-offloading-size {options.kv_offloading_size:g}: on the {ops.name} backend the KV cache is in host "
+            "memory already; raise --kv-cache-memory-bytes",
+            param="kv_offloading_size",
+        )
+    if options.kv_store and config.model.load_format == "dummy":
+        raise ConfigError(
+            "--kv-store: what made-up weights (--load-format dummy) compute is not kept", param="kv_store"
+        )
+    if options.kv_store and options.kv_store_gb * GB < LEAST_BLOCKS * nbytes:
+        raise ConfigError(
+            f"--kv-store-gb {options.kv_store_gb:g}: a block has {nbytes:,} bytes, and fewer than {LEAST_BLOCKS} fit",
+            param="kv_store_gb",
+        )
 
 
 _LIVE: weakref.WeakSet[Tiering] = weakref.WeakSet()

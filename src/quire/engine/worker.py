@@ -140,7 +140,7 @@ def die_with_parent(directory: Path, leave: Callable[[], None]) -> None:
     os._exit(0)
 
 
-def main(inbox: str, outbox: str) -> int:
+def main(inbox: str, outbox: str, shards: str = "") -> int:
     """Load, serve, and report a failure as a message; the exit code is that of the error."""
     faulthandler.enable()  # a fault in native code says where it happened
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the watchdog asks before it kills
@@ -159,7 +159,7 @@ def main(inbox: str, outbox: str) -> int:
         with uncollected(forever=True):
             from quire.engine.engine import Engine
 
-            engine = Engine(config, worker.progress)
+            engine = Engine(config, worker.progress, int(shards) if shards else None)
         worker.send(Ready(engine.info()))
         worker.loop(engine)
     except QuireError as error:
@@ -172,4 +172,4 @@ def main(inbox: str, outbox: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    sys.exit(main(*sys.argv[1:4]))

@@ -31,21 +31,21 @@ from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
 from quire.model.load.place import placed
-from quire.model.load.ranks import joined
+from quire.model.load.ranks import joined, share_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.net.encoder import Encoder
+from quire.model.offload.choose import keeper
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.ops.lazy import torch_dtype
 from quire.ops.mla import LatentLayout
-from quire.parallel.comm import Comm
+from quire.parallel.place import ALONE, Place
 from quire.quant.base import Quantizer, QuantScheme
 from quire.quant.registry import DENSE, quantizer
 
 log = logging.getLogger(__name__)
-WHOLE_MODEL = Share()
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,15 @@ def load_model(
     config: EngineConfig,
     ops: Ops,
     progress: LoadProgress | None = None,
-    share: Share = WHOLE_MODEL,
-    comm: Comm | None = None,
+    place: Place = ALONE,
+    shards: int | None = None,
 ) -> Model:
-    """Load and pack `share` of `config.model`. `progress(done_bytes, total_bytes, what)` is called after every layer.
+    """Load and pack the share of `config.model` that a rank at `place` has, joined with those of other ranks.
 
-    `comm`: what the decoder of a share joins its results with those of others by.
-
+    `progress(done_bytes, total_bytes, what)` is called after every layer. `shards`: descriptor of memory for replicas.
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
-    options = config.model
+    options, share = config.model, share_of(place)
     borrowed = find_borrowed(resolve(options.model, hub_of(options)))
     if borrowed is not None:
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
@@ -113,13 +112,14 @@ def load_model(
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
     adapters = load_room(config, opened, ops.device, share)
-    cache = packed_cache(options, opened, ops, dtype, target, share)
+    cache = packed_cache(config, opened, ops, dtype, target, share)
     reader = Reader(opened, ops, _form(options, dtype, target), share, progress, adapters, cache)
+    reader.keeper = keeper(config, opened, ops, shards)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
     ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
-    made = load_decoder(reader, ropes) if comm is None else joined(load_decoder(reader, ropes), spec, comm)
+    made = joined(load_decoder(reader, ropes), spec, place)
     encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     load_adapters(config, reader, Base(ops, spec, made, lambda role, layer: reader.matrix((role,), layer), dtype))
@@ -154,6 +154,8 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
         (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
+        (config.offload.from_file, "weight_offload"), (config.offload.cpu_offload_gb > 0, "cpu_offload_gb"),
+        (config.offload.fully_shard, "fully_shard"),
     ):  # fmt: skip
         if given:
             raise ConfigError(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.core.parallel import ParallelConfig
+
 AXES = ("pipeline", "context", "tensor")
 """From the one whose neighbours are furthest apart to the one whose neighbours are next to each other."""
 
@@ -39,3 +41,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         for each in AXES[AXES.index(axis) + 1 :]:
             stride *= getattr(self, each)
         return stride
+
+
+ONE_RANK = Topology()
+
+
+def topology_of(parallel: ParallelConfig) -> Topology:
+    """The ranks of one engine."""
+    return Topology(tensor=parallel.tensor_parallel_size)

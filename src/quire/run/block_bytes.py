@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire.ops.gpu import Gpu
 from quire.ops.layout import KVCache
 
 Bytes = NDArray[np.uint8]
+Later = Callable[[], Bytes]
+"""Waits for a copy, and returns it."""
 NOTE_BYTES = 4
 
 
@@ -27,7 +30,7 @@ class BlockBytes:
         self._through = through
         self.nbytes = sum(part.shape[1] for part in self._parts) + NOTE_BYTES
 
-    def copy(self, block: int) -> Bytes:
+    def copy(self, block: int) -> Later:
         """What `block` holds now, uint8 [nbytes]."""
         data = np.empty(self.nbytes, np.uint8)
         at = 0
@@ -35,7 +38,7 @@ class BlockBytes:
             data[at : at + part.shape[1]] = part[block]
             at += part.shape[1]
         data[at:] = self._through[block : block + 1].view(np.uint8)
-        return data
+        return lambda: data
 
     def fill(self, block: int, data: Any) -> None:
         """Make `block` hold what `copy` gave, as anything with a buffer of `nbytes` bytes."""
@@ -45,3 +48,30 @@ class BlockBytes:
             part[block] = row[at : at + part.shape[1]]
             at += part.shape[1]
         self._through[block : block + 1] = row[at:].copy().view(np.int32)
+
+
+class GpuBlockBytes:
+    """`BlockBytes` of a GPU's memory: copies are queued where the steps are."""
+
+    def __init__(self, own: Sequence[KVCache], through: NDArray[np.int32], gpu: Gpu) -> None:
+        tensors = [tensor for cache in own for tensor in (cache.keys, cache.values)]
+        self._parts = [t.view(torch.uint8).view(len(t), -1) for t in tensors]
+        self._through, self._gpu = through, gpu
+        self.nbytes = sum(part.shape[1] for part in self._parts) + NOTE_BYTES
+
+    def copy(self, block: int) -> Later:
+        """What `block` holds once what is queued now is done."""
+        note = self._through[block : block + 1].copy().view(np.uint8)
+        fetched = self._gpu.runtime.fetch([part[block] for part in self._parts])
+        return lambda: np.concatenate([*fetched(), note])
+
+    def fill(self, block: int, data: Any) -> None:
+        """Make `block` hold what `copy` gave, for whatever is queued later."""
+        row = np.frombuffer(data, np.uint8)
+        sent = self._gpu.upload(row[:-NOTE_BYTES])
+        copies, at = [], 0
+        for part in self._parts:
+            copies.append((part[block], sent[at : at + part.shape[1]]))
+            at += part.shape[1]
+        self._gpu.runtime.place(copies)
+        self._through[block : block + 1] = row[-NOTE_BYTES:].copy().view(np.int32)

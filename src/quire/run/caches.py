@@ -11,7 +11,7 @@ from quire.core.plan import Save, StepPlan
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout
-from quire.run.block_bytes import BlockBytes, Bytes
+from quire.run.block_bytes import BlockBytes, Bytes, GpuBlockBytes, Later
 from quire.run.budget import KVPlan
 
 Keep = Callable[[Save, Bytes], None]
@@ -54,13 +54,16 @@ class Caches:
         self.of_layer = [self.own[place] for _, place in homes]
         self.group_of = [group for group, _ in homes]
         self.through = np.zeros(self.blocks + 1, np.int32)
-        self.bytes: BlockBytes | None = None
+        self.bytes: BlockBytes | GpuBlockBytes | None = None
         self.keep: Keep | None = None
+        self._coming: list[tuple[Save, Later]] = []
 
-    def save_to(self, keep: Keep) -> BlockBytes:
-        """From now on plans may save and fill blocks."""
-        self.bytes, self.keep = BlockBytes(self.own, self.through), keep
-        return self.bytes
+    def save_to(self, keep: Keep) -> int:
+        """From now on plans may save and fill blocks; the bytes of one."""
+        gpu, self.keep = self._ops.gpu, keep
+        made = BlockBytes(self.own, self.through) if gpu is None else GpuBlockBytes(self.own, self.through, gpu)
+        self.bytes = made
+        return made.nbytes
 
     def part(self, index: int, layers: int | None = None) -> Caches:
         """The caches as the model of that index sees them, or its first `layers`."""
@@ -88,10 +91,15 @@ class Caches:
             self.copy(plan.copies)
 
     def save(self, saves: Sequence[Save]) -> None:
-        """Hand over what these blocks hold now."""
-        for save in saves:
-            assert self.bytes is not None and self.keep is not None, "there is a store, or nothing is saved"
-            self.keep(save, self.bytes.copy(save.block))
+        """Copy what these blocks hold now, and hand over what was copied: on a GPU that is what earlier plans saved,
+        for these copies are queued, and nobody waits for them."""
+        if self.bytes is None:
+            return
+        copied = [(save, self.bytes.copy(save.block)) for save in saves]
+        ready, self._coming = (self._coming, copied) if self._ops.gpu is not None else (copied, [])
+        for save, data in ready:
+            assert self.keep is not None
+            self.keep(save, data())
 
     def move(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Move slots, (source, destination), in every layer."""

@@ -8,12 +8,15 @@ from quire.core.config import EngineConfig
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The first line of a rank's standard input, as JSON. `file`: the descriptor of the shared memory."""
+    """The first line of a rank's standard input, as JSON.
+
+    `world`, `groups`: descriptors of what it shares with all ranks, and with those of its group along each axis.
+    """
 
     config: EngineConfig
     rank: int
     world: int
-    file: int
+    groups: dict[str, int]
     crowded: bool
 
 

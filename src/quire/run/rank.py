@@ -19,9 +19,10 @@ from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.core.machine import uncollected
 from quire.model.build import Model, load_model
-from quire.model.load.roles import Share
 from quire.ops.backend import Ops, select
+from quire.parallel.place import place_of
 from quire.parallel.shared import SharedComm
+from quire.parallel.topology import topology_of
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import Caches, kept_layers
@@ -104,15 +105,17 @@ def main() -> int:
         return 0
     start = msgspec.json.decode(line, type=Start)
     threading.Thread(target=die_with_parent, daemon=True).start()
-    comm = SharedComm(start.file, start.rank, start.world, start.crowded)
+    topology = topology_of(start.config.parallel)
+    world = SharedComm(start.world, start.rank, topology.world, start.crowded)
+    place = place_of(topology, start.rank, start.groups, start.crowded)
     decode = msgspec.msgpack.Decoder(Message).decode
     try:
         with uncollected(forever=True):
             ops = select(start.config.device)
-            model = load_model(start.config, ops, share=Share(start.rank, start.world), comm=comm)
+            model = load_model(start.config, ops, place=place)
         rank = Rank(start.config, model, ops)
         while True:
-            said = comm.hear(POLL_MS)
+            said = world.hear(POLL_MS)
             if said is not None:
                 rank.follow(decode(said))
     except QuireError as error:

@@ -18,10 +18,10 @@ from torch import Tensor
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
-from quire.model.load.roles import Share
 from quire.ops.choice import backend_of
-from quire.parallel.comm import Comm
-from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
+from quire.parallel.place import ALONE, Memory, Place, place_of
+from quire.parallel.shared import SharedComm
+from quire.parallel.topology import topology_of
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
@@ -37,19 +37,22 @@ class Ranks:
 
     def __init__(self, config: EngineConfig) -> None:
         """`config`: as each rank is to have it, its own number of threads included."""
-        world = config.parallel.tensor_parallel_size
+        topology = topology_of(config.parallel)
         crowded = config.parallel.processes * max(1, config.device.threads) > cores().threads
         self._encode = msgspec.msgpack.Encoder().encode
-        file = shared_memory(comm_bytes(world))
-        self.comm = SharedComm(file, 0, world, crowded)
-        self.others = [self._start(Start(config, rank, world, file, crowded)) for rank in range(1, world)]
+        memory = Memory(topology)
+        self.world = SharedComm(memory.world, 0, topology.world, crowded)
+        self.place = place_of(topology, 0, memory.of(0), crowded)
+        starts = [Start(config, rank, memory.world, memory.of(rank), crowded) for rank in range(1, topology.world)]
+        self.others = [self._start(start) for start in starts]
+        memory.close()
         self._ending = False
         for other in self.others:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
     def _start(self, start: Start) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", RANK]
-        found = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(start.file,), start_new_session=True)
+        command, files = [sys.executable, "-m", RANK], (start.world, *start.groups.values())
+        found = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=files, start_new_session=True)
         assert found.stdin is not None
         found.stdin.write(msgspec.json.encode(start) + b"\n")
         found.stdin.flush()
@@ -58,11 +61,11 @@ class Ranks:
     def _watch(self, other: subprocess.Popen[bytes]) -> None:
         other.wait()
         if not self._ending:
-            self.comm.leave()
+            self.world.leave()
 
     def tell(self, message: Message) -> None:
         """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
-        self.comm.tell(self._encode(message))
+        self.world.tell(self._encode(message))
 
     def allocate(self, kv: KVPlan, beside: bool) -> None:
         """The cache of the others is as large as this rank's; a draft model is this rank's alone.
@@ -143,12 +146,12 @@ class LedCaches(Caches):
 
 def lead(config: EngineConfig) -> Ranks | None:
     """The other ranks, started, where there are any."""
-    return Ranks(config) if config.parallel.tensor_parallel_size > 1 else None
+    return Ranks(config) if config.parallel.ranks > 1 else None
 
 
-def shared(ranks: Ranks | None) -> tuple[Share, Comm | None]:
-    """This process's share of the model, and what joins it with the others."""
-    return (Share(), None) if ranks is None else (Share(0, ranks.comm.world), ranks.comm)
+def first_place(ranks: Ranks | None) -> Place:
+    """This process's."""
+    return ALONE if ranks is None else ranks.place
 
 
 def of_a_rank(config: EngineConfig) -> EngineConfig:

@@ -12,13 +12,25 @@ from quire.model.net.parts import RowNorm, Step
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
+from quire.parallel.place import Place
 
 
-def joined(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:
-    """`decoder` of a share with the sums over ranks that a block needs, and all columns of the logits.
+def share_of(place: Place) -> Share:
+    """What a rank at `place` has of each matrix."""
+    return Share(place.along("tensor"), place.topology.tensor)
+
+
+def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
+    """`decoder` of a rank's share, joined with those of the others along each axis.
 
     `spec`: the whole model's. `ConfigError` for what cannot be split yet, with the reason.
     """
+    comm = place.comm("tensor")
+    return decoder if comm is None else _over_shares(decoder, spec, comm)
+
+
+def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:
+    """With the sums over ranks that a block needs, and all columns of the logits."""
     if spec.encoder.layers:
         raise ConfigError(
             "--tensor-parallel-size: an encoder is computed by one rank only; leave it out",

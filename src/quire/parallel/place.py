@@ -1,0 +1,68 @@
+"""Where a process is among the ranks of an engine, and what it exchanges with whom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quire.parallel.comm import Comm
+from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
+from quire.parallel.topology import AXES, ONE_RANK, Topology
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rank `rank` of `topology`. `comms`: by axis, the group of ranks that differ from this one along it alone.
+
+    An axis of one rank has none; a place without any is a share of a model by itself.
+    """
+
+    topology: Topology = ONE_RANK
+    rank: int = 0
+    comms: Mapping[str, Comm] = field(default_factory=dict)
+
+    def along(self, axis: str) -> int:
+        """The place along `axis`."""
+        return self.topology.along(self.rank, axis)
+
+    def comm(self, axis: str) -> Comm | None:
+        """What joins the ranks along `axis`, or None where there is one."""
+        return self.comms.get(axis)
+
+
+ALONE = Place()
+
+
+class Memory:
+    """What ranks on one host share: a file for all of them, and one for each group along an axis.
+
+    Descriptors of this process; `close` them once everybody has mapped what is his.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.world = shared_memory(comm_bytes(topology.world))
+        self._groups: dict[tuple[int, ...], int] = {}
+
+    def of(self, rank: int) -> dict[str, int]:
+        """The files of the groups that `rank` is in, by axis."""
+        groups = {axis: self.topology.group(rank, axis) for axis in AXES}
+        return {axis: self._file(group) for axis, group in groups.items() if len(group) > 1}
+
+    def close(self) -> None:
+        """Give the descriptors back; what is mapped stays."""
+        for file in (self.world, *self._groups.values()):
+            os.close(file)
+
+    def _file(self, group: tuple[int, ...]) -> int:
+        if group not in self._groups:
+            self._groups[group] = shared_memory(comm_bytes(len(group)))
+        return self._groups[group]
+
+
+def place_of(topology: Topology, rank: int, files: Mapping[str, int], crowded: bool) -> Place:
+    """The place of `rank`, whose groups share `files`."""
+    sizes = {axis: len(topology.group(rank, axis)) for axis in files}
+    comms = {axis: SharedComm(file, topology.along(rank, axis), sizes[axis], crowded) for axis, file in files.items()}
+    return Place(topology, rank, comms)
