@@ -133,7 +133,7 @@ class Tiers:
         self.store = store
         self.rates = Rates()
         self.piece = max(1, PIECE_BYTES // block_bytes)
-        self.hits = self.misses = 0
+        self.hits = self.misses = self.dropped = 0
         self.saves: list[Save] = []
         self.fills: list[tuple[int, Any]] = []
         self._unsaved: dict[int, Save] = {}
@@ -152,7 +152,11 @@ class Tiers:
         """A block is about to be written anew: what it holds is copied before. One that is yet to be filled holds
         nothing, and came from the store."""
         self._unsaved.pop(block, None)
-        if all(block != filled for filled, _ in self.fills) and not self.store.has(key) and not self.store.full():
+        if any(block == filled for filled, _ in self.fills) or self.store.has(key):
+            return
+        if self.store.full():
+            self.dropped += 1
+        else:
             self.saves.append(Save(block, key, tokens))
 
     def forgotten(self) -> None:

@@ -37,7 +37,7 @@ class Engine:
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None, shards: int | None = None) -> None:
         """`shards`: a descriptor of memory that replicas keep weights in together."""
         config.validate()
-        started = time.monotonic()
+        started, self._since = time.monotonic(), time.time()
         self.config = config = of_a_rank(config)
         self.ops: Ops = select(config.device)
         self.ranks = lead(config)
@@ -66,8 +66,7 @@ class Engine:
         size, encoder = self.config.cache.block_size, self.model.encoder
         shares = self.config.cache.enable_prefix_caching and encoder is None
         self.pool = BlockPool(plan.kv.blocks)
-        tiering = Tiering(self.config, self.model, self.ops, plan.kv, self.beside) if self.config.tiers.any else None
-        self.tiering = tiering
+        self.tiering = tiering = self._tiering(plan) if self.config.tiers.any else None
         known = () if tiering is None else (tiering.secret, tiering.identity)
         self.prefix = PrefixCache(self.pool, size, *known) if shares else None
         tables = BlockTables(self.pool, self.prefix, plan.kv.sizes, None if tiering is None else tiering.tiers)
@@ -81,6 +80,9 @@ class Engine:
         alone = self.ranks is None and not self.config.offload.from_file  # steps whose time is that of their weights
         tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
+
+    def _tiering(self, plan: Plan) -> Tiering:
+        return Tiering(self.config, (self.model, *self.beside), self.ops, plan.kv, self._since)
 
     @property
     def beside(self) -> tuple[Model, ...]:

@@ -52,15 +52,18 @@ LEAST_BLOCKS = 16
 class Tiering:
     """Tiers behind the cache of one engine."""
 
-    def __init__(self, config: EngineConfig, model: Model, ops: Ops, kv: KVPlan, beside: tuple[Model, ...]) -> None:
-        """`ConfigError` for a folder that cannot be used."""
+    def __init__(self, config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan, since: float) -> None:
+        """`models`: all that have layers in a block, which were loaded after `since` (seconds of the epoch).
+
+        `ConfigError` for a folder that cannot be used.
+        """
         options, nbytes = config.tiers, kv.block_bytes + NOTE_BYTES
-        check(config, model, ops, nbytes)
+        check(config, models[0], ops, nbytes)
         self._folder: StoreFolder | None = None
         self._nbytes, store = nbytes, cast("Store | None", None)
         if options.kv_store:
             home = Path(options.kv_store).expanduser()
-            self._folder = StoreFolder(home, facts(config, model, ops, kv, beside))
+            self._folder = StoreFolder(home, facts(config, models, ops, kv, since))
             store = DiskStore(self._folder, nbytes, int(options.kv_store_gb * GB))
         if options.kv_offloading_size:
             store = HostStore(max(1, int(options.kv_offloading_size * 2**30) // nbytes), nbytes, store)
@@ -70,7 +73,7 @@ class Tiering:
         self._digests: dict[str, str] = {}
         self._closed = False
         for name, folder in parse_modules(config.lora.lora_modules).items():
-            self.know(name, folder, 0.0)
+            self.know(name, folder, since)
         _LIVE.add(self)
 
     def attach(self, scheduler: Scheduler, caches: Caches) -> None:
@@ -95,7 +98,7 @@ class Tiering:
         for path in _matching(folder, ADAPTER_FILES):
             digest.update(f"{path.name} {path.stat().st_size} ".encode())
             digest.update(path.read_bytes())
-            if since and path.stat().st_ctime > since:
+            if path.stat().st_ctime > since:
                 digest.update(secrets.token_bytes(16))
         self._digests[adapter] = f"digest {digest.hexdigest()}"
 
@@ -114,8 +117,8 @@ class Tiering:
         """What the store holds, and what became of blocks since the start."""
         tiers, counts = self.tiers, self.tiers.store.counts
         return StoreStats(
-            blocks=counts.blocks, bytes=counts.bytes, written=counts.written, bad=counts.bad, dropped=counts.dropped,
-            hits=tiers.hits, misses=tiers.misses,
+            blocks=counts.blocks, bytes=counts.bytes, written=counts.written, bad=counts.bad,
+            dropped=counts.dropped + tiers.dropped, hits=tiers.hits, misses=tiers.misses,
         )  # fmt: skip
 
     def write_behind(self) -> bool:
@@ -178,22 +181,25 @@ def _close_all() -> None:
         tiering.close()
 
 
-def facts(config: EngineConfig, model: Model, ops: Ops, kv: KVPlan, beside: tuple[Model, ...]) -> str:
-    """All that keys and values depend on beside tokens, adapters and tenants, and how they lie in a block."""
-    options, models = config.model, (model, *beside)
+def facts(config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan, since: float) -> str:
+    """All that keys and values depend on beside tokens, adapters and tenants, and how they lie in a block.
+
+    Files that changed after `since` may not be those that were loaded: then nothing is found.
+    """
+    options = config.model
     return json.dumps(
         {
             "code": _code(),
             "torch": torch.__version__,
             "transformers": _version("transformers"),
-            "files": [_print(path) for each in models for path in _matching(each.folder, FILES)],
+            "files": [_print(path, since) for each in models for path in _matching(each.folder, FILES)],
             "specs": [repr(each.spec) for each in models],
             "lengths": [each.max_model_len for each in models],
             "layouts": [repr(layout) for each in models for layout in each.layouts],
             "numbers": [(each.dtype, each.quantization) for each in models],
             "options": [options.group_size, options.activations, config.device.bf16_bits],
             "adapters": [config.lora.enable_lora, config.lora.max_lora_rank],
-            "drafts": repr(config.speculation.asked) if beside else "",
+            "drafts": repr(config.speculation.asked) if len(models) > 1 else "",
             "groups": repr(kv.groups),
             "block": [config.cache.block_size, kv.block_bytes],
             "ops": [ops.name, ops.isa, sorted(ops.chosen.items()), "" if ops.gpu is None else repr(ops.gpu.chip)],
@@ -225,9 +231,11 @@ def _matching(home: Path, patterns: Iterable[str]) -> list[Path]:
     return [home] if home.is_file() else sorted({path for pattern in patterns for path in home.glob(pattern)})
 
 
-def _print(path: Path) -> list[str | int]:
+def _print(path: Path, since: float) -> list[str | int]:
     """What tells a file from another of its name."""
     status, found = path.stat(), hashlib.blake2b(digest_size=16)
+    if status.st_ctime > since:
+        found.update(secrets.token_bytes(16))
     step = max(SAMPLE_BYTES, status.st_size // SAMPLES)
     with path.open("rb") as file:
         for at in range(0, status.st_size, step):
