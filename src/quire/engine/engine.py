@@ -15,6 +15,7 @@ from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.adapting import Adapting
 from quire.engine.client import EngineInfo, Stats
+from quire.engine.experts import expert_counts
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
 from quire.engine.tiering import Tiering
@@ -80,6 +81,7 @@ class Engine:
         alone = self.ranks is None and not self.config.offload.from_file  # steps whose time is that of their weights
         tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
+        self.experts = expert_counts(self.model.decoder, self.config.parallel, first_place(self.ranks).experts)
 
     def _tiering(self, plan: Plan) -> Tiering:
         return Tiering(self.config, (self.model, *self.beside), self.ops, plan.kv, self._since)
@@ -183,14 +185,12 @@ class Engine:
             self.tiering.learn(plan, self.step_seconds)
         return outputs
 
-    def write_behind(self) -> bool:
-        """Use the time while there is no work; whether more of it could be used."""
-        return self.tiering is not None and self.tiering.write_behind()
-
     def close(self) -> None:
         """Keep what a store is to have, and end the other ranks, if there are any."""
         if self.tiering is not None:
             self.tiering.close()
+        if self.experts is not None:
+            self.experts.keep(now=True)
         if self.ranks is not None:
             self.ranks.close()
 
@@ -201,6 +201,8 @@ class Engine:
         """
         if self.ranks is not None:
             self.ranks.check()
+        if self.experts is not None:
+            self.experts.keep()
         self.pool.check()
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
@@ -247,6 +249,7 @@ class Engine:
             accepted_tokens=drafts.accepted,
             accepted_per_pos=tuple(drafts.accepted_per_pos),
             kv_store=None if self.tiering is None else self.tiering.counts(),
+            **({} if self.experts is None else self.experts.shown()),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
             waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),
         )

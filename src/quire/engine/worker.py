@@ -111,7 +111,7 @@ class Worker:
                 if self._left:
                     break
                 outputs = self.receive(engine, 0)
-                more = not engine.has_work and engine.write_behind()
+                more = not engine.has_work and engine.tiering is not None and engine.tiering.write_behind()
                 if engine.has_work:
                     outputs += engine.step()
                 elif idle and not more:

@@ -84,7 +84,7 @@ class Adapters:
         file = read_adapter(folder, self._opened, self._taken(), self._rank)
         parts = {(role, layer): low for role, layer, low in self._parts(file, folder)}
         held, low = self.extensions.planned(slot, parts, file)  # whatever is wrong, the slot is as it was
-        if self._share.world > 1 and slot in held.by_slot:
+        if not self._share.whole and slot in held.by_slot:
             raise ConfigError(f"{folder}: changes of tables and heads are not split over ranks; use one device")
         self._clear(slot)
         for at, part in low.items():
@@ -126,7 +126,7 @@ class Adapters:
     def _share_of(self, role: str, low: LowRank, folder: Path) -> LowRank:
         """This rank's part of what is added to a role, cut as its matrix is."""
         spec, share, axis = self._opened.spec, self._share, DISK_ROLES[role].shard
-        if share.world > 1 and (low.magnitude is not None or low.bias is not None):
+        if not share.whole and (low.magnitude is not None or low.bias is not None):
             raise ConfigError(
                 f"{folder}: magnitudes (DoRA) and biases (lora_bias) are not split over ranks; use one device"
             )
