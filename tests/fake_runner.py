@@ -14,13 +14,12 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
 
 from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
-from quire.cache.tiers import Reading, Store, Tiers, Wanted
+from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
 from quire.core.errors import NumericError
 from quire.core.params import SamplingParams
@@ -52,31 +51,11 @@ def golden(request: Request, index: int, max_model_len: int) -> list[int]:
     return tokens[len(request.prompt) :]
 
 
-class FakeTiers(Tiers):
-    """Tiers that read in so many steps as `delays` draws, and always; a piece is `piece` blocks."""
-
-    def __init__(self, store: Store, delays: random.Random, piece: int = 3) -> None:
-        super().__init__(store, 1)
-        self.piece, self._delays = piece, delays
-        self._late: list[tuple[int, Reading]] = []
-        self.rates.pays = lambda blocks, tokens: True  # type: ignore[method-assign]
-
-    def read(self, wanted: Rows[Wanted]) -> Reading:
-        """Not yet."""
-        reading = Reading(wanted)
-        self._late.append((self._delays.randint(0, 3), reading))
-        return reading
-
-    def tick(self) -> None:
-        """A step has passed."""
-        for _, reading in (each for each in self._late if not each[0]):
-            reading.found = {} if reading.dropped else self.store.read(reading.wanted)
-            reading.done.set()
-        self._late = [(left - 1, reading) for left, reading in self._late if left]
-
-
 class FakeEngine:
-    """The real scheduler, tables, pool and prefix cache over a dictionary cache, and a store behind it."""
+    """The real scheduler, tables, pool and prefix cache over a dictionary cache."""
+
+    tiers: Tiers | None = None
+    secret = b""
 
     def __init__(
         self,
@@ -88,17 +67,14 @@ class FakeEngine:
         ahead: bool = False,
         late: bool = False,
         drafts: random.Random | None = None,
-        store: Store | None = None,
         **limits: object,
     ) -> None:
         defaults: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
         config = SchedulerConfig(**(defaults | limits))  # type: ignore[arg-type]
         self.pool = BlockPool(num_blocks)
-        self.tiers = None if store is None else FakeTiers(store, random.Random(1))
-        self.prefix = PrefixCache(self.pool, block_size, b"secret" if store else b"") if prefix else None
+        self.prefix = PrefixCache(self.pool, block_size, self.secret) if prefix else None
         self.sizes = TableSizes(block_size, config.max_num_batched_tokens, windows)
-        tables = BlockTables(self.pool, self.prefix, self.sizes, self.tiers)
-        self.scheduler = Scheduler(config, tables, max_model_len)
+        self.scheduler = Scheduler(config, BlockTables(self.pool, self.prefix, self.sizes, self.tiers), max_model_len)
         self.block_size, self.windows, self.max_model_len = block_size, windows, max_model_len
         self.cache: dict[int, tuple[object, ...]] = {}
         self.poison: set[str] = set()
@@ -108,8 +84,7 @@ class FakeEngine:
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], Output] = {}
         self.ahead, self.late, self.drafts = ahead, late, drafts
-        self.rejected = self.accepted = self.moved = 0
-        self.steps_ahead = 0
+        self.rejected = self.accepted = self.moved = self.steps_ahead = 0
         self._launched: tuple[StepPlan, Callable[[], list[ChunkResult]]] | None = None
         self._drawn: dict[Sequence, int] = {}
 
@@ -119,8 +94,6 @@ class FakeEngine:
 
     def step(self) -> list[Output]:
         """Plan, run on the dictionary, commit, check every invariant."""
-        if self.tiers is not None:
-            self.tiers.tick()
         if self.drafts is not None and self._launched is None:
             self.draft(self.drafts)
         plan, results = self._launched or self.launch()
@@ -188,17 +161,9 @@ class FakeEngine:
         for slot, place in plan.moves:
             self.cache[place] = self.cache[slot]
             self.moved += 1
-        for save in plan.saves:
-            assert self.tiers is not None
-            held = [self.cache.get(save.block * size + offset, NAN) for offset in range(size)]
-            assert NAN not in held and [value[-1] for value in held] == list(save.tokens), "a block is saved too late"
-            self.tiers.store.put(save.key, save.tokens, held)
         for block in plan.scrub:
             for offset in range(size):
                 self.cache.pop(block * size + offset, None)
-        for block, data in plan.fills:
-            for offset, value in enumerate(data):
-                self.cache[block * size + offset] = value
         for source, destination in plan.copies:
             for offset in range(size):
                 value = self.cache.get(source * size + offset)
@@ -329,14 +294,6 @@ class FakeEngine:
                 assert held != NAN and held[-1] == token, f"block {block} is published and holds {held} at {slot}"
                 assert held[:-1] == before or not before, f"block {block} is of several sequences"
                 before = held
-
-    def keep_all(self) -> None:
-        """As at an engine's end: all that can be found goes to the store."""
-        assert self.tiers is not None and self._launched is None
-        saves = self.tiers.behind(self.pool.num_blocks)
-        scrub, moves, evicted, fills = self.scheduler.upkeep.take()
-        self._unwiped -= set(scrub)
-        self._prepare(StepPlan((), (), (), scrub, moves, (*evicted, *saves), fills))
 
     def drain(self, limit: int = 5000) -> None:
         """Step until nothing is left; a bounded number of steps must do."""

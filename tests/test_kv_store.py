@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_runner import FakeEngine, golden, request
+from fake_runner import golden, request
 from quire.cache import disk
 from quire.cache.disk import DiskStore
 from quire.cache.host import HostStore
@@ -24,6 +24,7 @@ from quire.cache.tiers import PATIENCE, Rates, Wanted
 from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.options import engine_config
+from storing_engine import StoringEngine
 
 BYTES = 3000
 TOKENS = (1, 2, 3, 4)
@@ -269,7 +270,7 @@ def test_the_tier_in_memory_hands_down_what_has_no_room(store: DiskStore) -> Non
 # ------------------------------------------------------------------------------------------------------- the scheduler
 
 
-def ask(engine: FakeEngine, req: Request) -> int:
+def ask(engine: StoringEngine, req: Request) -> int:
     """How many tokens of its prompt were found, once its answer is right."""
     engine.submit(req)
     engine.drain()
@@ -280,18 +281,18 @@ def ask(engine: FakeEngine, req: Request) -> int:
 @pytest.mark.parametrize("windows", [(0,), (5,), (0, 5), (9, 0, 5)])
 def test_another_engine_finds_what_the_first_one_kept(windows: tuple[int, ...]) -> None:
     store = HostStore(1000, 1)
-    first = FakeEngine(24 * len(windows), windows=windows, store=store)
+    first = StoringEngine(24 * len(windows), windows=windows, store=store)
     assert ask(first, request("a", list(range(30)), 4)) == 0
     first.keep_all()
-    second = FakeEngine(24 * len(windows), windows=windows, store=store)
+    second = StoringEngine(24 * len(windows), windows=windows, store=store)
     assert ask(second, request("b", list(range(30)), 4)) == 28
     assert ask(second, request("c", [*range(21), 40, 41, 42], 4)) == 20
     assert ask(second, request("d", list(range(30)), 4, salt="other")) == 0, "another tenant's"
-    assert second.tiers is not None and second.tiers.misses == 0 and second.tiers.hits >= 2
+    assert second.behind.misses == 0 and second.behind.hits >= 2
 
 
 def test_what_was_evicted_comes_back() -> None:
-    engine = FakeEngine(num_blocks=12, store=HostStore(1000, 1))
+    engine = StoringEngine(num_blocks=12, store=HostStore(1000, 1))
     for turn in range(3):
         for head in range(5):
             found = ask(engine, request(f"{turn}/{head}", [head, *range(29)], 2))
@@ -300,12 +301,11 @@ def test_what_was_evicted_comes_back() -> None:
 
 def test_a_sequence_whose_blocks_are_read_holds_up_nobody() -> None:
     store = HostStore(1000, 1)
-    first = FakeEngine(24, store=store)
+    first = StoringEngine(24, store=store)
     ask(first, request("a", list(range(30)), 4))
     first.keep_all()
-    engine = FakeEngine(24, store=store)
-    assert engine.tiers is not None
-    engine.tiers._delays.randint = lambda low, high: 20  # type: ignore[method-assign]
+    engine = StoringEngine(24, store=store)
+    engine.behind._delays.randint = lambda low, high: 20  # type: ignore[method-assign]
     slow = request("slow", list(range(30)), 4)
     quick = request("quick", [45, 46], 4, eos=())
     engine.submit(slow)
@@ -317,10 +317,10 @@ def test_a_sequence_whose_blocks_are_read_holds_up_nobody() -> None:
 
 def test_aborting_while_blocks_are_read_frees_all() -> None:
     store = HostStore(1000, 1)
-    first = FakeEngine(24, store=store)
+    first = StoringEngine(24, store=store)
     ask(first, request("a", list(range(30)), 4))
     first.keep_all()
-    engine = FakeEngine(24, store=store)
+    engine = StoringEngine(24, store=store)
     engine.submit(request("gone", list(range(30)), 4))
     engine.step()
     assert len(engine.scheduler.recall) == 1 and engine.scheduler.has_work
@@ -331,12 +331,12 @@ def test_aborting_while_blocks_are_read_frees_all() -> None:
 
 def test_a_block_that_is_lost_meanwhile_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HostStore(1000, 1)
-    first = FakeEngine(24, store=store)
+    first = StoringEngine(24, store=store)
     ask(first, request("a", list(range(30)), 4))
     first.keep_all()
     lost = random.Random(0)
     read = store.read
     monkeypatch.setattr(store, "read", lambda want: dict(list(read(want).items())[: lost.randint(0, len(want))]))
     for turn in range(20):
-        engine = FakeEngine(24, store=store)
+        engine = StoringEngine(24, store=store)
         assert ask(engine, request(f"b{turn}", list(range(30)), 4)) % 4 == 0

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from fake_runner import FakeEngine, golden, next_token, request
-from quire.cache.host import HostStore
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.plan import Chunk, ChunkResult
@@ -243,10 +242,12 @@ ENGINES: dict[str, st.SearchStrategy[Any]] = {
 class Machine(RuleBasedStateMachine):
     """Random submits, aborts, forks, poison and steps under a pool that is far too small."""
 
+    made: Any = FakeEngine
+
     @initialize(form=st.fixed_dictionaries(ENGINES))
     def start(self, form: dict[str, Any]) -> None:
         """Build an engine."""
-        self.engine = FakeEngine(
+        self.engine = self.made(
             form["blocks"] * len(form["windows"]),
             form["block_size"],
             40,
@@ -346,33 +347,6 @@ class TestMachineLong(Machine.TestCase):  # type: ignore[name-defined,misc]
     """The same machine over many more histories."""
 
     settings = settings(max_examples=5000, stateful_step_count=200, **COMMON)
-
-
-class StoringMachine(Machine):
-    """Blocks go to a store that has room for few, and come back some steps later; it is emptied now and then."""
-
-    @initialize(form=st.fixed_dictionaries(ENGINES | {"prefix": st.just(True)}), room=st.integers(1, 40))
-    def start(self, form: dict[str, Any], room: int) -> None:  # type: ignore[override]
-        """Build an engine with a store."""
-        form["device"] = form["device"] | {"store": HostStore(room, 1)}
-        super().start(form)
-
-    @rule()
-    def forget(self) -> None:
-        """Reset the prefix cache; what is being read comes too late."""
-        for seq in self.engine.scheduler.recall.drop_all():
-            self.engine.scheduler.waiting.push(seq)
-        self.engine.pool.forget_all()
-
-    @precondition(lambda self: self.engine._launched is None)
-    @rule()
-    def keep(self) -> None:
-        """As in a pause."""
-        self.engine.keep_all()
-
-
-StoringMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, **COMMON)
-TestStoringMachine = StoringMachine.TestCase
 
 
 class DraftingMachine(Machine):

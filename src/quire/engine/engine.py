@@ -141,11 +141,10 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Later requests find nothing of earlier ones. Those that run keep what they have, and their answers."""
-        if self.tiering is not None:
+        if self.tiering is None:
+            self.pool.forget_all()
+        else:
             self.tiering.forget()
-        self.pool.forget_all()
-        if self.tiering is not None and self.prefix is not None:
-            self.prefix.rekey(self.tiering.secret)
 
     @property
     def has_work(self) -> bool:

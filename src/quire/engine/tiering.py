@@ -132,6 +132,10 @@ class Tiering:
         """Later requests find nothing of what was kept. What is being read comes too late."""
         for seq in self._scheduler.recall.drop_all():
             self._scheduler.waiting.push(seq)
+        tables = self._scheduler.tables
+        tables.pool.forget_all()
+        if tables.prefix is not None:
+            tables.prefix.rekey(self.secret)
 
     def close(self, seconds: float = FLUSH_SECONDS) -> None:
         """Keep all that can be found, for so long at most. May be called twice."""
