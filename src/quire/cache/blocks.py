@@ -10,10 +10,27 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 _NONE = -1
 REMEMBERED = 1 << 15
 """Keys of evicted content that are kept, to explain misses: 6 MB."""
+
+
+class Watcher(Protocol):
+    """Is told what becomes of published content."""
+
+    def published(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
+        """It can be found from now on."""
+        ...
+
+    def evicted(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
+        """Its block is about to be written anew."""
+        ...
+
+    def forgotten(self) -> None:
+        """None can be found any more."""
+        ...
 
 
 class BlockPool:
@@ -33,6 +50,7 @@ class BlockPool:
         self._next = [_NONE] * (num_blocks + lanes)
         self._prev = [_NONE] * (num_blocks + lanes)
         self.free = [0] * lanes
+        self.watcher: Watcher | None = None
         for lane in range(lanes):
             self._next[num_blocks + lane] = self._prev[num_blocks + lane] = num_blocks + lane
         for block in range(num_blocks):
@@ -63,6 +81,9 @@ class BlockPool:
         if block >= self.num_blocks:
             raise IndexError("no free block")
         self._unlink(block)
+        key = self._key[block]
+        if key is not None and self.watcher is not None:
+            self.watcher.evicted(block, key, self._tokens[block])
         self._forget(block)
         self.refs[block] = 1
         return block
@@ -91,6 +112,8 @@ class BlockPool:
             return False
         self._key[block], self._tokens[block] = key, tuple(tokens)
         self._by_key[key] = block
+        if self.watcher is not None:
+            self.watcher.published(block, key, self._tokens[block])
         return True
 
     def find(self, key: bytes, tokens: Seq[int]) -> int | None:
@@ -110,6 +133,8 @@ class BlockPool:
         """Make no content findable any more. Owners keep their blocks, and still copy shared ones before a write."""
         for block in list(self._by_key.values()):
             self._forget(block)
+        if self.watcher is not None:
+            self.watcher.forgotten()
 
     def check(self) -> None:
         """Verify free + used = total, link symmetry and the key table; AssertionError names the first violation."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Rows
+from typing import Any
 
 from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
-from quire.cache.prefix import PrefixCache
-from quire.core.sequence import SLID_OUT, Sequence
+from quire.cache.prefix import PrefixCache, Stored
+from quire.cache.tiers import Tiers, Wanted
+from quire.core.sequence import SLID_OUT, STORED, Sequence
 
 
 class BlockTables:
@@ -17,8 +20,12 @@ class BlockTables:
     of a group's window are freed; their table entry becomes SLID_OUT and is never read again.
     """
 
-    def __init__(self, pool: BlockPool, prefix: PrefixCache | None, sizes: TableSizes) -> None:
-        self.pool = pool
+    def __init__(
+        self, pool: BlockPool, prefix: PrefixCache | None, sizes: TableSizes, tiers: Tiers | None = None
+    ) -> None:
+        """`tiers`: what is behind the pool, and is told what becomes of its content."""
+        self.pool, self.tiers = pool, tiers
+        pool.watcher = tiers
         self.prefix = prefix
         self.sizes = sizes
         self.block_size, self.lanes = sizes.block_size, sizes.lanes
@@ -92,6 +99,36 @@ class BlockTables:
             prefix.count(seq, seq.computed, self.sizes.windows)
         if seq.preemptions == 0:
             seq.cached_tokens = seq.computed
+
+    def stored(self, seq: Sequence, has: Stored) -> tuple[list[Wanted], int]:
+        """Blocks beyond the pool that `seq` could start from, in order, and how many tokens they would save it."""
+        prefix = self._prefix_for(seq)
+        return ([], 0) if prefix is None else prefix.wanted(seq, self.sizes.windows, has)
+
+    def restore(self, seq: Sequence, found: Mapping[bytes, Any], rest: Rows[Wanted]) -> None:
+        """Publish what of the prefix of `seq` was read, in blocks that the next plan fills, as far as there is room.
+
+        `rest` is still to be read: where layers have windows, what was `found` is worth nothing without.
+        """
+        prefix, pool, tiers = self._prefix_for(seq), self.pool, self.tiers
+        if prefix is None or tiers is None or not found:
+            return
+        expected = found.keys() | {want.key for want in rest}
+        tables = prefix.match(seq, self.sizes.windows, expected.__contains__)
+        held = [block for table in tables for block in table if block >= 0]
+        for block in held:  # or they would be the first to make room
+            pool.acquire(block)
+        for i in range(len(tables[0])):
+            for group, table in enumerate(tables):
+                if table[i] != STORED or not pool.num_free:
+                    continue
+                want = prefix.wanted_at(seq, i, group)
+                if want.key in found:
+                    held.append(block := pool.allocate())
+                    pool.publish(block, *want)
+                    tiers.fill(block, found[want.key])
+        for block in reversed(held):
+            pool.release(block)
 
     def publish(self, seq: Sequence, upto: int) -> None:
         """Let others find the full blocks of positions 0 .. upto - 1 of `seq`, whose values are known to be finite."""

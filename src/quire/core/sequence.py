@@ -8,6 +8,8 @@ from quire.core.request import FinishReason, Miss, Request, TokenLogprob
 
 SLID_OUT = -1
 """Entry of a block table whose block was freed, because no future row can see it."""
+STORED = -2
+"""Where a lookup found a block that is not in the cache and that a store has."""
 
 
 class Status(IntEnum):
@@ -36,6 +38,8 @@ class Sequence:
 
     `draftable`: False once a draft's rows gave no numbers. `drafted` tokens were guessed so far, `accepted` of them
     kept; `lookup` and `acceptance` are what a proposer and the cost model of drafts keep of it.
+
+    `recalled`: how often its blocks were looked for in a store, at most once before each time that it runs.
 
     `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too. `steps`: how
     many of them have a part of it.
@@ -68,6 +72,7 @@ class Sequence:
         "prompt_len",
         "prompt_logprobs",
         "published",
+        "recalled",
         "request",
         "slid",
         "status",
@@ -96,6 +101,7 @@ class Sequence:
         self.in_flight = self.steps = 0
         self.blocks: list[list[int]] = []
         self.published = 0
+        self.recalled = 0
         self.keys: list[bytes] = []
         self.order: tuple[float, int, int] = (0.0, 0, index)
         self.slid: list[int] = []

@@ -43,6 +43,19 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
 
 
+class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store behind the KV cache holds, `blocks` and `bytes`, and of blocks since the start: `written` to it,
+    come back (`hits`), looked for and not there any more (`misses`), `bad` ones, `dropped` for want of time or room."""
+
+    blocks: int = 0
+    bytes: int = 0
+    written: int = 0
+    hits: int = 0
+    misses: int = 0
+    bad: int = 0
+    dropped: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals after a step. `waste` is the share of reserved KV slots that hold no token.
 
@@ -78,6 +91,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
     bubbles: tuple[float, ...] = ()
+    kv_store: StoreStats | None = None
 
 
 RANK_KILLED = "rank_killed"

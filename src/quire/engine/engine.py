@@ -18,6 +18,7 @@ from quire.engine.client import EngineInfo, Stats
 from quire.engine.experts import expert_counts
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
+from quire.engine.tiering import Tiering
 from quire.engine.under_way import UnderWay
 from quire.model.build import Model, load_model
 from quire.model.timing import with_stages
@@ -40,7 +41,7 @@ class Engine:
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None, shards: int | None = None) -> None:
         """`shards`: a descriptor of memory that replicas keep weights in together."""
         config.validate()
-        started = time.monotonic()
+        started, self._since = time.monotonic(), time.time()
         self.config = config = of_a_rank(config)
         self.ops: Ops = select(config.device)
         self.config = config = with_stages(config, self.ops)
@@ -58,7 +59,8 @@ class Engine:
         self.under_way = UnderWay(self.runner, self.scheduler, self.speculator, most, staged)
         self.load_seconds = time.monotonic() - started
         told = None if self.ranks is None else self.ranks.adapter
-        self.adapting = Adapting(self.model.adapters, self._users, told)
+        known = None if self.tiering is None else self.tiering.know
+        self.adapting = Adapting(self.model.adapters, self._users, told, known)
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.step_tokens, self.step_seconds, self.all_seconds = 0, 0.0, 0.0
 
@@ -70,19 +72,26 @@ class Engine:
         size, encoder = self.config.cache.block_size, self.model.encoder
         shares = self.config.cache.enable_prefix_caching and encoder is None
         self.pool = BlockPool(plan.kv.blocks, plan.kv.sizes.holders)
-        self.prefix = PrefixCache(self.pool, size) if shares else None
-        tables = BlockTables(self.pool, self.prefix, plan.kv.sizes)
+        self.tiering = tiering = self._tiering(plan) if self.config.tiers.any else None
+        known = () if tiering is None else (tiering.secret, tiering.identity)
+        self.prefix = PrefixCache(self.pool, size, *known) if shares else None
+        tables = BlockTables(self.pool, self.prefix, plan.kv.sizes, None if tiering is None else tiering.tiers)
         self.opening = None if encoder is None else Opening(size, self.model.decoder_start)
         parallel = self.config.parallel
         portions = Portions(parallel.pipeline_parallel_size, parallel.steps_under_way)
         self.scheduler = Scheduler(plan.limits, tables, self.max_model_len, portions)
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
+        if tiering is not None:
+            tiering.attach(self.scheduler, self.runner.caches)
         warm_up(self.runner.step, self._trees)
         alone = self.ranks is None and not self.config.offload.from_file  # steps whose time is that of their weights
         tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
         self.experts = expert_counts(self.model.decoder, self.config.parallel, first_place(self.ranks).experts)
+
+    def _tiering(self, plan: Plan) -> Tiering:
+        return Tiering(self.config, (self.model, *self.beside), self.ops, plan.kv, self._since)
 
     @property
     def beside(self) -> tuple[Model, ...]:
@@ -144,7 +153,10 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Later requests find nothing of earlier ones. Those that run keep what they have, and their answers."""
-        self.pool.forget_all()
+        if self.tiering is None:
+            self.pool.forget_all()
+        else:
+            self.tiering.forget()
 
     @property
     def has_work(self) -> bool:
@@ -153,6 +165,8 @@ class Engine:
 
     def step(self) -> list[Output]:
         """One iteration: schedule, execute, update."""
+        if self.tiering is not None:
+            self.tiering.wait()
         started = time.perf_counter()
         drafting = self.under_way.launch()
         step = self.under_way.take()
@@ -170,10 +184,14 @@ class Engine:
         self.step_seconds = time.perf_counter() - started
         self.all_seconds += self.step_seconds
         self.scheduler.pace.learn(plan, self.step_seconds)
+        if self.tiering is not None:
+            self.tiering.learn(plan, self.step_seconds)
         return outputs
 
     def close(self) -> None:
-        """End the other ranks, if there are any."""
+        """Keep what a store is to have, and end the other ranks, if there are any."""
+        if self.tiering is not None:
+            self.tiering.close()
         if self.experts is not None:
             self.experts.keep(now=True)
         if self.ranks is not None:
@@ -231,6 +249,7 @@ class Engine:
             draft_tokens=drafts.tokens,
             accepted_tokens=drafts.accepted,
             accepted_per_pos=tuple(drafts.accepted_per_pos),
+            kv_store=None if self.tiering is None else self.tiering.counts(),
             **({} if self.experts is None else self.experts.shown()),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
             waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),

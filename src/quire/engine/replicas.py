@@ -14,7 +14,7 @@ import msgspec
 
 from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Request
-from quire.engine.client import AdapterChanged, EngineInfo, Stats, StepReport
+from quire.engine.client import AdapterChanged, EngineInfo, Stats, StepReport, StoreStats
 from quire.engine.router import Router
 from quire.engine.supervised import SupervisedEngine
 
@@ -182,4 +182,15 @@ def total(stats: Sequence[Stats]) -> Stats:
     waste = sum(each.waste for each in stats) / len(stats)
     bubbles = tuple(share for each in stats for share in each.bubbles)
     longest_step = max(each.step_seconds for each in stats)
-    return Stats(waste=waste, step_seconds=longest_step, accepted_per_pos=kept, bubbles=bubbles, **sums)
+    store = _total_store([each.kv_store for each in stats if each.kv_store is not None])
+    return Stats(waste=waste, step_seconds=longest_step, accepted_per_pos=kept, bubbles=bubbles, kv_store=store, **sums)
+
+
+def _total_store(stats: Sequence[StoreStats]) -> StoreStats | None:
+    """All have one folder: what lies there is counted once."""
+    if not stats:
+        return None
+    sums = {
+        name: sum(getattr(each, name) for each in stats) for name in ("written", "hits", "misses", "bad", "dropped")
+    }
+    return StoreStats(blocks=max(e.blocks for e in stats), bytes=max(e.bytes for e in stats), **sums)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from quire.core.plan import StepPlan
+import numpy as np
+
+from quire.core.plan import Save, StepPlan
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout
+from quire.run.block_bytes import BlockBytes, Bytes, GpuBlockBytes, Later
 from quire.run.budget import KVPlan
+
+Keep = Callable[[Save, Bytes], None]
+"""Takes the content of a block to a store."""
 
 
 def kept_layers(models: Sequence[Model]) -> tuple[dict[int, int], dict[int, KVLayout]]:
@@ -30,7 +36,8 @@ class Caches:
     The layers of a draft model are further layers of the same blocks, so that whoever has a block has both models'
     keys and values of its tokens: `part` is what one model sees. On a GPU a block behind the last one, `pad_block`,
     takes what rows that pad a step write. Where ranks share sequences, block i lies on rank i % ranks along that axis;
-    whatever names a block here names it among those of all.
+    whatever names a block here names it among those of all. `through` [blocks + 1] says up to which of its slots a
+    block holds what the draft model keeps; its last entry is of no block. `keep` is who gets what a plan saves.
     """
 
     def __init__(self, models: Sequence[Model], ops: Ops, kv: KVPlan) -> None:
@@ -52,6 +59,17 @@ class Caches:
         self.own: list[KVCache] = list(kept.values())
         self.of_layer = [kept[place] for _, place in homes]
         self.group_of = [group for group, _ in homes]
+        self.through = np.zeros(self.blocks + 1, np.int32)
+        self.bytes: BlockBytes | GpuBlockBytes | None = None
+        self.keep: Keep | None = None
+        self._coming: list[tuple[Save, Later]] = []
+
+    def save_to(self, keep: Keep) -> int:
+        """From now on plans may save and fill blocks; the bytes of one."""
+        gpu, self.keep = self._ops.gpu, keep
+        made = BlockBytes(self.own, self.through) if gpu is None else GpuBlockBytes(self.own, self.through, gpu)
+        self.bytes = made
+        return made.nbytes
 
     def part(self, index: int, layers: int | None = None) -> Caches:
         """The caches as the model of that index sees them, or its first `layers`."""
@@ -66,13 +84,28 @@ class Caches:
         return self.own[0].keys.shape[0]
 
     def prepare(self, plan: StepPlan) -> None:
-        """Move, wipe and copy what `plan` says, before its rows are computed."""
+        """Move, save, wipe, fill and copy what `plan` says, before its rows are computed."""
         if plan.moves:
             self.move(plan.moves)
+        self.save(plan.saves)
         if plan.scrub:
             self.zero(plan.scrub)
+        for block, data in plan.fills:
+            assert self.bytes is not None, "what comes back was saved before"
+            self.bytes.fill(block, data)
         if plan.copies:
             self.copy(plan.copies)
+
+    def save(self, saves: Sequence[Save]) -> None:
+        """Copy what these blocks hold now, and hand over what was copied: on a GPU that is what earlier plans saved,
+        for these copies are queued, and nobody waits for them."""
+        if self.bytes is None:
+            return
+        copied = [(save, self.bytes.copy(save.block)) for save in saves]
+        ready, self._coming = (self._coming, copied) if self._ops.gpu is not None else (copied, [])
+        for save, data in ready:
+            assert self.keep is not None
+            self.keep(save, data())
 
     def move(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Move slots, (source, destination), in every layer."""

@@ -34,6 +34,15 @@ class Admission:
         self._config, self._tables, self._policy = config, tables, policy
         self._running, self._waiting = running, waiting
 
+    def check(self, seq: Sequence, longest: int) -> None:
+        """`ContextTooLong` where a new sequence could never run; `longest`: tokens that the model takes."""
+        length, tables = seq.prompt_len, self._tables
+        if not 1 <= length <= longest - 1:
+            raise ContextTooLong(f"prompt: {length} tokens; this model takes 1 to {longest - 1}", param="prompt")
+        if tables.sizes.footprint(length + 1) > tables.pool.num_blocks:
+            capacity = tables.sizes.capacity(tables.pool.num_blocks, longest)
+            raise ContextTooLong(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
+
     def fits(self, seq: Sequence) -> bool:
         """Whether the whole rest of a waiting sequence has room now, and each table of a running one to grow."""
         if not self._has_room(seq):

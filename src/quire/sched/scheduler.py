@@ -14,11 +14,13 @@ from quire.core.errors import BadRequest, QuireError
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
-from quire.sched.admission import Admission, check_length
+from quire.sched.admission import Admission
 from quire.sched.growth import append, begun, ended, full, moves, orphans, timing
 from quire.sched.pace import Pace
 from quire.sched.policy import POLICIES
+from quire.sched.recall import Recall
 from quire.sched.shares import Portions, decodes, rows_of, shares
+from quire.sched.upkeep import Upkeep
 
 
 class Scheduler:
@@ -37,10 +39,10 @@ class Scheduler:
         self.requests: dict[str, list[Sequence]] = {}
         self.preemptions = 0
         self._tickets = 0
-        self._scrub: list[int] = []
-        self._moves: list[tuple[int, int]] = []
+        self.upkeep = Upkeep(tables.tiers)
         self._closed = False
         self.pace = Pace(config.target_itl_ms / 1000)
+        self.recall = Recall(tables, config.max_num_seqs)
         self._admission = Admission(config, tables, self.running, self.waiting, self.policy)
 
     # ---------------------------------------------------------------------------------------------------- requests
@@ -50,7 +52,7 @@ class Scheduler:
         if request.id in self.requests:
             raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
         first = Sequence(request)
-        check_length(first.prompt_len, self.tables, self.max_model_len)
+        self._admission.check(first, self.max_model_len)
         self._tickets += 1
         siblings = [first, *(Sequence(request, i, first) for i in range(1, request.params.n))]
         for seq in siblings:
@@ -72,7 +74,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any sequence is not finished."""
-        return bool(self.running or len(self.waiting))
+        return bool(self.running or len(self.waiting) or len(self.recall))
 
     # ---------------------------------------------------------------------------------------------------- plan
 
@@ -98,6 +100,8 @@ class Scheduler:
         The plan is as good as done: `computed` and `in_flight` of its sequences say what will be after it.
         """
         self._closed = self._closed and bool(self.running)
+        for seq in self.recall.returned():
+            self.waiting.push(seq)
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         preempted: list[Sequence] = []
@@ -126,7 +130,7 @@ class Scheduler:
         if urgent or not preempted:
             self._admit(chunks, copies, budget - sum(chunk.count for chunk in chunks))
         chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft))
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.take_upkeep())
+        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take())
 
     def _shares(self, budget: int) -> dict[Sequence, int]:
         """Tokens of each running sequence in the next step."""
@@ -139,17 +143,15 @@ class Scheduler:
         rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq)) if self.pace.limits else 0
         return self.pace.budget(rows, self._portions.budget(self.config, self.running))
 
-    def take_upkeep(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """Blocks to be wiped before anything is written, and slots to be moved before that."""
-        (scrub, self._scrub), (moved, self._moves) = (tuple(self._scrub), []), (tuple(self._moves), [])
-        return scrub, moved
-
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
         if self.config.static_batching and self._closed:
             return
         while len(self.waiting) and budget and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting.head()
             if not seq.blocks:
+                if self.recall.begin(seq):
+                    self.waiting.pop()
+                    continue
                 self.tables.take_prefix(seq)
             count = rows_of(seq, budget, self.config.enable_chunked_prefill)
             if not count or not self._admission.fits(seq) or not self._reserve(seq, count, copies):
@@ -205,7 +207,7 @@ class Scheduler:
         if seq.status is Status.RUNNING:
             self.running.remove(seq)
             self._closed = True  # a static batch takes no more once the first of it has left
-        elif seq.status is Status.WAITING:
+        elif seq.status is Status.WAITING and not self.recall.drop(seq):
             self.waiting.remove(seq)
         self.tables.release(seq)
 
@@ -233,12 +235,12 @@ class Scheduler:
                 outputs += self._fail(seq, result.error)
                 continue
             if result.again:
-                self._scrub += self.tables.unpublished(seq)
+                self.upkeep.scrub += self.tables.unpublished(seq)
                 seq.draftable, seq.in_flight = False, 0
                 self._preempt(seq)
                 continue
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
-            self._moves += moves(seq, result.path, self.tables.sizes.block_size)
+            self.upkeep.moves += moves(seq, result.path, self.tables.sizes.block_size)
             reason = append(chunk, result, output, now, self.max_model_len)
             done = min(chunk.start + chunk.count, len(seq.tokens) - 1)
             if result.finite:
@@ -265,7 +267,7 @@ class Scheduler:
 
     def _fail(self, seq: Sequence, error: QuireError) -> list[Output]:
         """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""
-        self._scrub += self.tables.unpublished(seq)
+        self.upkeep.scrub += self.tables.unpublished(seq)
         dead = [seq, *(s for s in self.requests[seq.request.id] if s.status is Status.PENDING)]
         for each in dead:
             self._finish(each, "error")
