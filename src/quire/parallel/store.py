@@ -91,7 +91,7 @@ class AskedStore(Store):
                 said = self._peer.receive(2 * self._seconds)
             answer = Answer(error="rank 0 does not answer") if said is None else _decode(said)
         except QuireError as error:
-            raise RuntimeError(error.message) from None  # what torch expects of a store
+            raise RuntimeError(error.message) from None
         if answer.error:
             raise RuntimeError(answer.error)
         return answer
@@ -100,27 +100,34 @@ class AskedStore(Store):
         """Ask no more: a group that is made needs no store, but NCCL's while it runs."""
         self._peer.close()
 
-    # torch calls these.
+    # What follows torch calls; a RuntimeError is what it expects where it went wrong.
     def set(self, key: str, value: bytes | str) -> None:
+        """Keep a value."""
         self._ask(Asking("set", [key], value.encode() if isinstance(value, str) else bytes(value)))
 
     def get(self, key: str) -> bytes:
+        """A value, once somebody has set it."""
         return self._ask(Asking("get", [key])).value
 
     def add(self, key: str, number: int) -> int:
+        """Add to a number; returns it."""
         return self._ask(Asking("add", [key], number=number)).number
 
     def check(self, keys: list[str]) -> bool:
+        """Whether all of them are set."""
         return bool(self._ask(Asking("check", keys)).number)
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
+        """Until all of them are set."""
         seconds = self._seconds if timeout is None else min(self._seconds, timeout.total_seconds())
         self._ask(Asking("wait", keys, number=round(1000 * seconds)))
 
     def delete_key(self, key: str) -> bool:
+        """Whether there was such a key."""
         return bool(self._ask(Asking("delete_key", [key])).number)
 
     def num_keys(self) -> int:
+        """How many are set."""
         return self._ask(Asking("num_keys")).number
 
 
