@@ -10,6 +10,7 @@ import torch
 
 from group import check_sums
 from oracle import BACKENDS, backend
+from quire.parallel.experts import NOT_DIVIDED
 from quire.parallel.gloo import DistributedComm, gloo_group
 from quire.parallel.groups import on_one_host, place_among
 from quire.parallel.place import Memory, place_of
@@ -27,7 +28,7 @@ def test_each_axis_has_what_reaches_its_ranks() -> None:
         return DistributedComm(gloo_group(store, name, rank, world, "127.0.0.1"))
 
     def work(rank: int) -> dict[str, Any]:
-        place = place_among(topology, rank, hosts, memories[hosts[rank]].of(rank), across, crowded=True)
+        place = place_among(topology, rank, hosts, memories[hosts[rank]].of(rank), across, True, NOT_DIVIDED)
         for _, comm in sorted(place.comms.items()):
             check_sums(comm, ops, (2, 3), 5)
         return {axis: (type(comm), comm.rank, comm.recordable) for axis, comm in place.comms.items()}
@@ -47,7 +48,7 @@ def test_a_rank_that_leaves_ends_every_group() -> None:
     topology, ops = Topology(pipeline=2, tensor=2), backend("reference")
     memory = Memory(topology)
     worlds = [SharedComm(memory.world, rank, 4, crowded=True) for rank in range(4)]
-    places = [place_of(topology, rank, memory.of(rank), True, worlds[rank]) for rank in range(4)]
+    places = [place_of(topology, rank, memory.of(rank), True, NOT_DIVIDED, worlds[rank]) for rank in range(4)]
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(place.comms["tensor"].all_reduce, ops, torch.ones(1, 4)) for place in places[2:3]]
         waiting.append(pool.submit(places[0].comms["pipeline"].recv, ops, torch.ones(4), 1))

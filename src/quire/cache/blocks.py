@@ -8,6 +8,7 @@ put at the head and published ones at the tail, which makes eviction least-recen
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 _NONE = -1
@@ -16,19 +17,35 @@ REMEMBERED = 1 << 15
 
 
 class BlockPool:
-    """`num_blocks` block ids 0 .. num_blocks - 1. All operations are O(1); `check` is O(num_blocks)."""
+    """`num_blocks` block ids 0 .. num_blocks - 1. All operations are O(1); `check` is O(num_blocks).
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks: int = num_blocks
+    Block i is of lane i % `lanes` (cache/lanes.py), a list of free blocks for each; `free` says how many are left.
+    """
+
+    def __init__(self, num_blocks: int, lanes: int = 1) -> None:
+        self.num_blocks, self.lanes = num_blocks, lanes
         self.refs = [0] * num_blocks
         self._key: list[bytes | None] = [None] * num_blocks
         self._tokens: list[tuple[int, ...]] = [()] * num_blocks
         self._by_key: dict[bytes, int] = {}
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
-        # The free list is threaded through two arrays; index num_blocks is the sentinel that holds head and tail.
-        self._next: list[int] = [*range(1, num_blocks + 1), 0]
-        self._prev: list[int] = [num_blocks, *range(num_blocks)]
-        self.num_free: int = num_blocks
+        # Free lists are threaded through two arrays; index num_blocks + lane is the sentinel that holds head and tail.
+        self._next = [_NONE] * (num_blocks + lanes)
+        self._prev = [_NONE] * (num_blocks + lanes)
+        self.free = [0] * lanes
+        for lane in range(lanes):
+            self._next[num_blocks + lane] = self._prev[num_blocks + lane] = num_blocks + lane
+        for block in range(num_blocks):
+            self._link(block, at_head=False)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without an owner."""
+        return sum(self.free)
+
+    def fits(self, need: Iterable[int], spare: int = 0) -> bool:
+        """Whether each lane has as many blocks free as `need` says, and `spare` more."""
+        return all(wanted + spare <= free for wanted, free in zip(need, self.free, strict=True))
 
     @property
     def num_used(self) -> int:
@@ -40,10 +57,10 @@ class BlockPool:
         """Blocks whose content is published, used or not."""
         return len(self._by_key)
 
-    def allocate(self) -> int:
-        """Take the head of the free list, evicting its content if it was published. IndexError when none is left."""
-        block = self._next[self.num_blocks]
-        if block == self.num_blocks:
+    def allocate(self, lane: int = 0) -> int:
+        """Take the head of a free list, evicting its content if it was published. IndexError when none is left."""
+        block = self._next[self.num_blocks + lane]
+        if block >= self.num_blocks:
             raise IndexError("no free block")
         self._unlink(block)
         self._forget(block)
@@ -96,15 +113,17 @@ class BlockPool:
 
     def check(self) -> None:
         """Verify free + used = total, link symmetry and the key table; AssertionError names the first violation."""
-        seen = set()
-        at = self._next[self.num_blocks]
-        while at != self.num_blocks:
-            assert self.refs[at] == 0, f"block {at} is free but has {self.refs[at]} owners"
-            assert self._prev[self._next[at]] == at, f"broken link at block {at}"
-            assert at not in seen, f"block {at} is twice in the free list"
-            seen.add(at)
-            at = self._next[at]
-        assert len(seen) == self.num_free, f"free list has {len(seen)} blocks, count says {self.num_free}"
+        seen = set[int]()
+        for lane, free in enumerate(self.free):
+            at, before = self._next[self.num_blocks + lane], len(seen)
+            while at < self.num_blocks:
+                assert self.refs[at] == 0, f"block {at} is free but has {self.refs[at]} owners"
+                assert self._prev[self._next[at]] == at, f"broken link at block {at}"
+                assert at not in seen, f"block {at} is twice in the free list"
+                assert at % self.lanes == lane, f"block {at} is in the free list of lane {lane}"
+                seen.add(at)
+                at = self._next[at]
+            assert len(seen) - before == free, f"free list has {len(seen) - before} blocks, count says {free}"
         used = sum(r > 0 for r in self.refs)
         assert used + len(seen) == self.num_blocks, f"{used} used + {len(seen)} free != {self.num_blocks}"
         for key, block in self._by_key.items():
@@ -124,12 +143,13 @@ class BlockPool:
         before, after = self._prev[block], self._next[block]
         self._next[before], self._prev[after] = after, before
         self._next[block] = self._prev[block] = _NONE
-        self.num_free -= 1
+        self.free[block % self.lanes] -= 1
 
     def _link(self, block: int, at_head: bool) -> None:
-        end = self.num_blocks
+        lane = block % self.lanes
+        end = self.num_blocks + lane
         before = end if at_head else self._prev[end]
         after = self._next[end] if at_head else end
         self._next[before], self._prev[block] = block, before
         self._next[block], self._prev[after] = after, block
-        self.num_free += 1
+        self.free[lane] += 1

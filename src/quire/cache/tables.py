@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache
@@ -19,24 +21,24 @@ class BlockTables:
         self.pool = pool
         self.prefix = prefix
         self.sizes = sizes
-        self.block_size = sizes.block_size
+        self.block_size, self.lanes = sizes.block_size, sizes.lanes
 
-    def missing(self, seq: Sequence, upto: int) -> int:
-        """How many blocks must be allocated so that positions computed .. upto - 1 may be written."""
-        return sum(self._missing(seq, group, upto) for group in range(len(self.sizes.windows)))
+    def missing(self, seq: Sequence, upto: int) -> list[int]:
+        """How many blocks of each lane must be allocated so that positions computed .. upto - 1 may be written."""
+        return added(self._missing(seq, group, upto) for group in range(len(self.sizes.windows)))
 
-    def lacking(self, seq: Sequence) -> int:
-        """How many blocks `seq` still needs to get to its target, those given back on the way not counted twice."""
-        need = 0
+    def lacking(self, seq: Sequence) -> list[int]:
+        """How many of each lane `seq` still needs up to its target, those given back on the way not counted twice."""
+        need = []
         for group, window in enumerate(self.sizes.windows):
             slid = seq.slid[group] if seq.blocks else 0
             most = (slid + self.sizes.most(seq.target, window)) * self.block_size
-            need += self._missing(seq, group, min(seq.target, most))
-        return need
+            need.append(self._missing(seq, group, min(seq.target, most)))
+        return added(need)
 
     def reserve(self, seq: Sequence, upto: int, copies: list[tuple[int, int]]) -> bool:
         """Make positions computed .. upto - 1 writable: copy shared or published blocks, append new. All or nothing."""
-        if self.missing(seq, upto) > self.pool.num_free:
+        if not self.pool.fits(self.missing(seq, upto)):
             return False
         if not seq.blocks:
             self._open(seq)
@@ -45,9 +47,9 @@ class BlockTables:
         for table in seq.blocks:
             for i in range(seq.computed // self.block_size, self.sizes.entries(upto)):
                 if i == len(table):
-                    table.append(self.pool.allocate())
+                    table.append(self.pool.allocate(self.lanes.of(i)))
                 elif not self.pool.writable(table[i]):
-                    fresh = self.pool.allocate()
+                    fresh = self.pool.allocate(self.lanes.of(i))
                     copies.append((table[i], fresh))
                     self.pool.release(table[i])
                     table[i] = fresh
@@ -142,7 +144,15 @@ class BlockTables:
         seq.blocks = [[] for _ in self.sizes.windows]
         seq.slid = [0] * len(self.sizes.windows)
 
-    def _missing(self, seq: Sequence, group: int, upto: int) -> int:
+    def _missing(self, seq: Sequence, group: int, upto: int) -> list[int]:
         table, need = seq.blocks[group] if seq.blocks else [], self.sizes.entries(upto)
-        shared = sum(not self.pool.writable(b) for b in table[seq.computed // self.block_size : need])
-        return max(0, need - len(table)) + shared
+        held, wanted = self.lanes.spread(len(table)), self.lanes.spread(max(need, len(table)))
+        missing = [all_ - own for all_, own in zip(wanted, held, strict=True)]
+        for block in table[seq.computed // self.block_size : need]:
+            missing[block % self.pool.lanes] += not self.pool.writable(block)
+        return missing
+
+
+def added(needs: Iterable[list[int]]) -> list[int]:
+    """What they need together of each lane."""
+    return [sum(lane) for lane in zip(*needs, strict=True)]

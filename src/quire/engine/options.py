@@ -16,13 +16,15 @@ log = logging.getLogger("quire.options")
 KNOWN = tuple(name for section in SECTIONS.values() for name in section.__struct_fields__)
 
 _ONE_DEVICE = "running on several devices is not built yet"
+_CONTEXT = "all phases of a sequence are split alike: use context_parallel_size"
 _OFFLOAD = "offloading is not built yet"
 _TOOLS = "tool calling is not built yet"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "speculative_draft_tensor_parallel_size": ((None, 1), _ONE_DEVICE),
     "pipeline_parallel_size": ((1,), _ONE_DEVICE),
-    "enable_expert_parallel": ((False,), _ONE_DEVICE),
+    "decode_context_parallel_size": ((1,), _CONTEXT),
+    "prefill_context_parallel_size": ((1,), _CONTEXT),
     "nnodes": ((1,), _ONE_DEVICE),
     "node_rank": ((0,), _ONE_DEVICE),
     "master_addr": ((None,), _ONE_DEVICE),

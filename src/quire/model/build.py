@@ -23,7 +23,7 @@ from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.hub import hub_of
 from quire.model.disk.opened import Opened
-from quire.model.families.rope import shared_tables
+from quire.model.families.rope import Rope, shared_tables
 from quire.model.load.adapters import Adapters, parse_modules
 from quire.model.load.builders import load_decoder
 from quire.model.load.encoder import check_encoder, load_encoder
@@ -54,7 +54,7 @@ class Model:
 
     `quantization`: the format of its matrices, "none" for plain numbers.
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
-    `writing`: the packed cache that is being written.
+    `writing`: the packed cache that is being written. `place`: where this process is among those that run the model.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Model:
     encoder: Encoder | None = None
     decoder_start: int = 0
     writing: Writing | None = None
+    place: Place = ALONE
 
 
 def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, layout: type[KVLayout] = KVLayout) -> KVLayout:
@@ -117,8 +118,7 @@ def load_model(
     reader.keeper = keeper(config, opened, ops, shards)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
-    tables = shared_tables(spec.rope, length)
-    ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
+    ropes = _ropes(spec, length, ops.device)
     made = joined(load_decoder(reader, ropes), spec, place)
     encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
@@ -144,7 +144,14 @@ def load_model(
         encoder=encoder,
         decoder_start=generation.decoder_start,
         writing=None if cache is None else cache.keep(),
+        place=place,
     )
+
+
+def _ropes(spec: ModelSpec, length: int, device: torch.device) -> dict[Rope, torch.Tensor]:
+    """The tables of layers' ropes for `length` positions."""
+    tables = shared_tables(spec.rope, length)
+    return dict(zip(tables, placed(tuple(tables.values()), device), strict=True))
 
 
 def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quantizer | None) -> Model:
@@ -153,7 +160,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
     for given, name in (
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
-        (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
+        (config.parallel.ranks > 1, config.parallel.ranks_option),
         (config.offload.from_file, "weight_offload"), (config.offload.cpu_offload_gb > 0, "cpu_offload_gb"),
         (config.offload.fully_shard, "fully_shard"),
     ):  # fmt: skip
@@ -218,7 +225,7 @@ def load_room(config: EngineConfig, opened: Opened, device: torch.device, share:
     if not lora.enable_lora:
         return None
     rows = config.scheduler.rows(max_model_len(config.model.max_model_len, opened.spec))
-    return Adapters(opened, share, lora, rows, device)
+    return Adapters(opened, share, lora, rows, device, config.parallel.ranks)
 
 
 def check_groups(opened: Opened, target: Quantizer, group: int) -> None:

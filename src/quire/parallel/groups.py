@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from quire.parallel.comm import Comm
+from quire.parallel.experts import ExpertPlan
 from quire.parallel.place import Place
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import AXES, Topology
@@ -22,6 +23,7 @@ def place_among(
     files: Mapping[str, int],
     across: Callable[[str, int, int], Comm],
     crowded: bool,
+    experts: ExpertPlan,
     world: SharedComm | None = None,
 ) -> Place:
     """The place of `rank` among ranks on several `hosts`.
@@ -39,4 +41,4 @@ def place_among(
             comms[axis] = SharedComm(files[axis], own, len(group), crowded, within=world)
         else:
             comms[axis] = across(f"{axis} {group[0]}", own, len(group))
-    return Place(topology, rank, comms)
+    return Place(topology, rank, comms, experts)

@@ -29,15 +29,19 @@ class Caches:
 
     The layers of a draft model are further layers of the same blocks, so that whoever has a block has both models'
     keys and values of its tokens: `part` is what one model sees. On a GPU a block behind the last one, `pad_block`,
-    takes what rows that pad a step write.
+    takes what rows that pad a step write. Where ranks share sequences, block i lies on rank i % ranks along that axis;
+    whatever names a block here names it among those of all.
     """
 
     def __init__(self, models: Sequence[Model], ops: Ops, kv: KVPlan) -> None:
         self._ops = ops
         self.block_size, self.pad_block = kv.sizes.block_size, kv.blocks
+        self._lanes, self._lane = kv.sizes.holders, models[0].place.along("context")
         spare = 0 if ops.gpu is None else 1
         layouts = [layout for model in models for layout in model.layouts]
-        self.own: list[KVCache] = [ops.allocate_cache(layouts[i], kv.blocks + spare) for i in kv.groups.widest]
+        self.own: list[KVCache] = [
+            ops.allocate_cache(layouts[i], kv.blocks // self._lanes + spare) for i in kv.groups.widest
+        ]
         homes: list[tuple[int, int]] = []
         self._parts: list[range] = []
         for model in models:
@@ -56,7 +60,7 @@ class Caches:
 
     @property
     def blocks(self) -> int:
-        """How many there are, that of a GPU's padding included."""
+        """How many are in this process, that of a GPU's padding included."""
         return self.own[0].keys.shape[0]
 
     def prepare(self, plan: StepPlan) -> None:
@@ -74,8 +78,14 @@ class Caches:
 
     def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copy blocks, (source, destination), in every layer."""
-        self._ops.copy_blocks(self.own, pairs)
+        own = ((source // self._lanes, to // self._lanes) for source, to in pairs if to % self._lanes == self._lane)
+        self._ops.copy_blocks(self.own, tuple(own))
 
     def zero(self, blocks: tuple[int, ...]) -> None:
         """Wipe `blocks` in every layer."""
-        self._ops.zero_blocks(self.own, blocks)
+        own = (block // self._lanes for block in blocks if block % self._lanes == self._lane)
+        self._ops.zero_blocks(self.own, tuple(own))
+
+    def forget(self, count: int) -> None:
+        """Wipe the first `count` blocks of each rank, of which `blocks` are here."""
+        self.zero(tuple(range(count * self._lanes)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.cache.tables import BlockTables
+from quire.cache.tables import BlockTables, added
 from quire.core.config import SchedulerConfig
 from quire.core.sequence import Sequence
 from quire.sched.policy import Policy
@@ -26,17 +26,17 @@ class Admission:
 
     def fits(self, seq: Sequence) -> bool:
         """Whether the whole rest of a waiting sequence has room now, and each table of a running one to grow."""
-        if self._needed(seq) > self._tables.pool.num_free:
+        if not self._has_room(seq):
             self.reclaim(seq)
-        return self._needed(seq) <= self._tables.pool.num_free
+        return self._has_room(seq)
 
-    def _needed(self, seq: Sequence) -> int:
-        """Blocks that must be free before `seq` is admitted: its own, what running prompts lack, and growth.
+    def _has_room(self, seq: Sequence) -> bool:
+        """Whether the blocks are free that `seq` needs, those that running prompts lack, and some for growth.
 
         Admitting a part on hope would preempt what was just computed.
         """
-        prompts = sum(self._tables.lacking(each) for each in self._running if not decodes(each))
-        return self._tables.lacking(seq) + prompts + len(self._running) * len(self._tables.sizes.windows)
+        need = added(self._tables.lacking(each) for each in (seq, *(s for s in self._running if not decodes(s))))
+        return self._tables.pool.fits(need, spare=len(self._running) * len(self._tables.sizes.windows))
 
     def reclaim(self, keep: Sequence) -> bool:
         """Take back the blocks that waiting sequences hold (forks, prefix hits); they find or compute them again."""
@@ -54,7 +54,7 @@ class Admission:
         """Whether one that waits could use a part of the step."""
         if not len(self._waiting) or self.full or self._config.static_batching:
             return False
-        return self._needed(self._waiting.head()) <= self._tables.pool.num_free
+        return self._has_room(self._waiting.head())
 
     def gives_way(self) -> Sequence | None:
         """Who is to be preempted for one that waits and finds no room, if the policy says that anybody is."""

@@ -37,7 +37,7 @@ def _room(scheduler: Scheduler, seq: Sequence, count: int, copies: list[tuple[in
     spare = len(scheduler.running) * len(tables.sizes.windows)
     while count > 0:
         upto = len(seq.tokens) + count
-        if tables.missing(seq, upto) + spare <= tables.pool.num_free:
+        if tables.pool.fits(tables.missing(seq, upto), spare):
             tables.reserve(seq, upto, copies)
             return count
         count //= 2

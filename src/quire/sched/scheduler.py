@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from quire.cache.tables import BlockTables
+from quire.cache.tables import BlockTables, added
 from quire.core.config import SchedulerConfig
 from quire.core.errors import BadRequest, ContextTooLong, QuireError
 from quire.core.plan import Chunk, ChunkResult, StepPlan
@@ -89,10 +89,9 @@ class Scheduler:
         """
         if self._admission.gives_way() is not None or any(s.in_flight and s.draft for s in self.unfinished()):
             return False
-        free = self.tables.pool.num_free
-        for seq, count in self._shares(self._budget()).items():
-            free -= self.tables.missing(seq, seq.computed + count) if count else 0
-        return free >= 0
+        counts, missing = self._shares(self._budget()), self.tables.missing
+        needs = [missing(seq, seq.computed + count) for seq, count in counts.items() if count]
+        return not needs or self.tables.pool.fits(added(needs))
 
     def plan(self) -> StepPlan:
         """Decide the next step. A plan without chunks may still carry sequences that ended for want of blocks.

@@ -25,13 +25,15 @@ ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
 class Adapters:
     """The adapters of a model: room in its linears, and which adapter has which slot."""
 
-    def __init__(self, opened: Opened, share: Share, options: LoraConfig, max_rows: int, device: torch.device) -> None:
+    def __init__(
+        self, opened: Opened, share: Share, options: LoraConfig, max_rows: int, device: torch.device, ranks: int = 1
+    ) -> None:
         """`max_rows`: of a step."""
         self.rows, self.logit_rows = (torch.full((max_rows,), NONE, dtype=torch.int32, device=device) for _ in range(2))
         self._device = device
         self.names: dict[str, int] = {}
         self._folders: dict[str, Path] = {}
-        self._opened, self._share = opened, share
+        self._opened, self._share, self._ranks = opened, share, ranks
         self.slots = max(options.max_loras, len(options.lora_modules))
         self._rank = options.max_lora_rank
         self._pieces: dict[Where, Piece] = {}
@@ -84,7 +86,7 @@ class Adapters:
         file = read_adapter(folder, self._opened, self._taken(), self._rank)
         parts = {(role, layer): low for role, layer, low in self._parts(file, folder)}
         held, low = self.extensions.planned(slot, parts, file)  # whatever is wrong, the slot is as it was
-        if self._share.world > 1 and slot in held.by_slot:
+        if (self._ranks > 1 or not self._share.whole) and slot in held.by_slot:
             raise ConfigError(f"{folder}: changes of tables and heads are not split over ranks; use one device")
         self._clear(slot)
         for at, part in low.items():
@@ -126,7 +128,7 @@ class Adapters:
     def _share_of(self, role: str, low: LowRank, folder: Path) -> LowRank:
         """This rank's part of what is added to a role, cut as its matrix is."""
         spec, share, axis = self._opened.spec, self._share, DISK_ROLES[role].shard
-        if share.world > 1 and (low.magnitude is not None or low.bias is not None):
+        if not share.whole and (low.magnitude is not None or low.bias is not None):
             raise ConfigError(
                 f"{folder}: magnitudes (DoRA) and biases (lora_bias) are not split over ranks; use one device"
             )

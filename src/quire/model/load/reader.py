@@ -191,7 +191,7 @@ class Reader:
             rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
             if rows is not None:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-        return shard(weight, bias, role, spec, self.share.rank, self.share.world)
+        return shard(weight, bias, role, spec, self.share)
 
     def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Tensor | None]:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
