@@ -1,6 +1,6 @@
 """Ranks of one thread beside one process of as many threads, and what an exchange between two processes takes.
 
-    python benchmarks/ranks.py exchange    microseconds of a sum over two ranks, rows of 2,048 numbers
+    python benchmarks/ranks.py exchange    microseconds of a sum over two ranks, rows of 2,048 numbers, beside gloo's
     python benchmarks/ranks.py steps       prefill, and decode of 1 and of 16 sequences, in turns
     python benchmarks/ranks.py stages      the same of stages, whose prompts are cut finer, and how long stages waited
     python benchmarks/ranks.py context     prefill and decode of one long sequence that ranks share, --context tokens
@@ -18,6 +18,7 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import accumulate
@@ -36,29 +37,40 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops.backend import select
+from quire.parallel.gloo import DistributedComm, gloo_group
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
+from quire.parallel.store import AskedStore, serve
+from quire.parallel.wire import listen
 
 TIMES = 200
 
 
+def timed(work: Callable[[], object], calls: int = 1) -> dict[str, float]:
+    """Microseconds of one of the calls that `work` makes."""
+    spent = []
+    for _ in range(TIMES):
+        begin = time.perf_counter()
+        work()
+        spent.append(1e6 * (time.perf_counter() - begin) / calls)
+    return {"median_us": statistics.median(spent), "least_us": min(spent)}
+
+
 def exchange(args: argparse.Namespace) -> dict[str, Any]:
-    """Medians of a call out of a recording; the other rank is a fork of this process."""
-    file = shared_memory(comm_bytes(2))
+    """Of a call out of a recording, and of one over gloo; the other rank is a fork of this process, each has a core."""
+    file, listener, secret = shared_memory(comm_bytes(2)), listen("127.0.0.1", 0), os.urandom(32)
     other = os.fork()
     rank = int(other == 0)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     ops, found = select(DeviceConfig(device="cpu", threads=1)), {}
     comm = SharedComm(file, rank, 2)
+    store = AskedStore(*listener.getsockname(), secret, 1, 2) if rank else serve(listener, secret, 2)
+    gloo = DistributedComm(gloo_group(store, "exchange", rank, 2, "127.0.0.1"))
     for rows in (1, 16, 64, 512):
         ops.begin_step()
         x = torch.zeros(rows, 2048)
         recorded = ops.capture(lambda x=x: [comm.all_reduce(ops, x) for _ in range(20)])  # type: ignore[misc]
-        spent = []
-        for _ in range(TIMES):
-            begin = time.perf_counter()
-            recorded.run()
-            spent.append(1e6 * (time.perf_counter() - begin) / 20)
-        found[f"{rows} rows"] = {"median_us": statistics.median(spent), "least_us": min(spent)}
+        found[f"{rows} rows"] = timed(recorded.run, 20)
+        found[f"{rows} rows, gloo"] = timed(lambda x=x: gloo.all_reduce(ops, x))  # type: ignore[misc]
     if rank:
         os._exit(0)
     os.waitpid(other, 0)

@@ -75,8 +75,18 @@ class Memory:
         return self._groups[group]
 
 
-def place_of(topology: Topology, rank: int, files: Mapping[str, int], crowded: bool, experts: ExpertPlan) -> Place:
-    """The place of `rank`, whose groups share `files`."""
+def place_of(
+    topology: Topology,
+    rank: int,
+    files: Mapping[str, int],
+    crowded: bool,
+    experts: ExpertPlan,
+    world: SharedComm | None = None,
+) -> Place:
+    """The place of `rank`, whose groups share `files`. `world`: all ranks, one of which leaving ends every group."""
     sizes = {axis: len(topology.group(rank, axis)) for axis in files}
-    comms = {axis: SharedComm(file, topology.along(rank, axis), sizes[axis], crowded) for axis, file in files.items()}
+    comms = {
+        axis: SharedComm(file, topology.along(rank, axis), sizes[axis], crowded, within=world)
+        for axis, file in files.items()
+    }
     return Place(topology, rank, comms, experts)

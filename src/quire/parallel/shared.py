@@ -54,23 +54,37 @@ class SharedComm:
     """One rank's side (`Comm`). `file`: a descriptor of `comm_bytes(world)` zeros that all ranks map.
 
     `crowded`: there are more threads than cores, so who waits sleeps. `patience_s`: how long a rank waits for another
-    before it ends the group, 0: for ever. Collectives raise `ValueError` once a rank has left.
+    before it ends the group, 0: for ever. Collectives raise `ValueError` once a rank has left, or one of `within`, a
+    group that has all ranks of this one.
     """
 
     recordable = True
 
-    def __init__(self, file: int, rank: int, world: int, crowded: bool = False, patience_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        file: int,
+        rank: int,
+        world: int,
+        crowded: bool = False,
+        patience_s: float = 0.0,
+        within: SharedComm | None = None,
+    ) -> None:
         self.rank, self.world = rank, world
         self._map = mmap.mmap(file, comm_bytes(world))
         self._memory = np.frombuffer(self._map, np.uint8)
         base = self._memory.ctypes.data
         slots = base + HEADER + MESSAGE
-        places = [base, base + HEADER, slots, slots + 2 * world * SLOT]
+        self._within = within
+        self._left: int = base + HEADER - 64 if within is None else within._left
+        places = [base, base + HEADER, slots, slots + 2 * world * SLOT, self._left]
         spins, patience = 0 if crowded else SPINS, round(1000 * patience_s)
         self._state = np.array([*places, rank, world, SLOT, MESSAGE, spins, patience, 0, 0, 0], np.int64)
         self._at = int(self._state.ctypes.data)
         self._starts: dict[tuple[int, ...], NDArray[np.int64]] = {}
-        self._heard, self._size = np.empty(MESSAGE, np.uint8), np.zeros(1, np.int64)
+        self._heard, self._said = np.empty(MESSAGE, np.uint8), np.empty(PIECE, np.uint8)
+        self._size = np.zeros(1, np.int64)
+        self._where = int(self._heard.ctypes.data), int(self._size.ctypes.data)
+        self._saying = int(self._said.ctypes.data)
         self._module, self._ids = require_native(), best_ops()
 
     def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
@@ -169,8 +183,7 @@ class SharedComm:
         """What rank 0 says next, or None when it says nothing for so long."""
         pieces: list[bytes] = []
         while True:
-            where = self._heard.ctypes.data, self._size.ctypes.data
-            self._module.call(self._ids["hear"], (self._at, *where, milliseconds))
+            self._module.call(self._ids["hear"], (self._at, *self._where, milliseconds))
             size = int(self._size[0])
             if size < 0 and not pieces:
                 return None
@@ -181,13 +194,14 @@ class SharedComm:
 
     def say(self, message: bytes) -> None:
         """To rank 0, which need not listen at once: 16 messages of at most `PIECE` bytes have room."""
-        data = message or b"\0"
-        self._module.call(self._ids["say"], (self._at, _address(data), len(message)))
+        if len(message) > PIECE:
+            raise ValueError(f"say: {len(message):,} bytes are more than the {PIECE:,} there is room for")
+        self._said.data[: len(message)] = message
+        self._module.call(self._ids["say"], (self._at, self._saying, len(message)))
 
     def listen(self, rank: int, milliseconds: int = 0) -> bytes | None:
         """What `rank` says next to rank 0, or None when it has said nothing for so long."""
-        where = self._heard.ctypes.data, self._size.ctypes.data
-        self._module.call(self._ids["listen"], (self._at, self._known(rank, "listen"), *where, milliseconds))
+        self._module.call(self._ids["listen"], (self._at, self._known(rank, "listen"), *self._where, milliseconds))
         size = int(self._size[0])
         return None if size < 0 else self._heard[:size].tobytes()
 
