@@ -35,7 +35,7 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it."""
+    """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines."""
     options = with_config(config_file, options)
     config, server = to_engine(options), to_server(options)
     level = server.log_level.upper()
@@ -47,6 +47,7 @@ def serve(
     for sig in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(sig) is not signal.SIG_IGN:
             signal.signal(sig, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # an engine that is being loaded is new enough
     code = run.serve(config, server, partial(_start, server))
     raise typer.Exit(code)
 

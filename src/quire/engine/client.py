@@ -78,6 +78,10 @@ class EngineKilled(EngineFailure):
     """The engine's process was killed from outside (SIGKILL), by somebody or for want of memory."""
 
 
+class Interrupted(EngineFailure):
+    """The engine ended for no reason of its own or of a request: another was asked for, or its host is gone."""
+
+
 class Submit(msgspec.Struct, tag="submit", frozen=True):
     """Edge to engine: take this request."""
 
@@ -173,6 +177,12 @@ class EngineClient(Protocol):
 
     def reset_prefix_cache(self) -> None:
         """Let requests that are submitted later find nothing of earlier ones."""
+
+    def restart(self) -> None:
+        """Start it anew, soon, and go on with every request; one after the other where there are several.
+
+        Never waits. `EngineFailure` where nothing starts it again.
+        """
 
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report, waiting at most `timeout` seconds; raises `EngineFailure` when the engine is dead."""

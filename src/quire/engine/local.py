@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.core.config import EngineConfig
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, EngineFailure
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
@@ -50,6 +50,10 @@ class LocalEngine:
     def reset_prefix_cache(self) -> None:
         """Later requests find nothing of earlier ones."""
         self.engine.reset_prefix_cache()
+
+    def restart(self) -> None:
+        """Nothing starts it again."""
+        raise EngineFailure("nothing starts this engine again")
 
     def submit(self, request: Request) -> None:
         """Queue a request; a refusal is reported by the next `poll`."""

@@ -96,6 +96,10 @@ class ProcessEngine:
         """Always: nothing starts it again."""
         return True
 
+    def restart(self) -> None:
+        """Nothing starts it again."""
+        raise EngineFailure("nothing starts this engine again")
+
     def submit(self, request: Request) -> None:
         """Send a request; a refusal comes back as an output with an error."""
         self._send(Submit(request))
