@@ -48,6 +48,10 @@ def serve(
         if signal.getsignal(sig) is not signal.SIG_IGN:
             signal.signal(sig, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGUSR1, lambda *_: None)  # an engine that is being loaded is new enough
+    if config.cluster.node_rank:
+        from quire.engine.agent import run_agent
+
+        run_agent(config)
     code = run.serve(config, server, partial(_start, server))
     raise typer.Exit(code)
 
@@ -56,27 +60,33 @@ def _start(server: ServerOptions, config: EngineConfig) -> EngineClient:
     """An engine that is started again, with the same limits, when it dies."""
     from msgspec.structs import replace
 
+    from quire.engine.nodes import JoinedNodes, Placing
     from quire.engine.process import ProcessEngine
     from quire.engine.progress import loading_bar
     from quire.engine.replicas import ReplicatedEngine
     from quire.engine.supervised import Patience, SupervisedEngine
 
-    def start(before: EngineInfo | None, given_up: Callable[[], bool]) -> ProcessEngine:
+    placing = Placing(config, JoinedNodes(config) if config.cluster.nnodes > 1 else None)
+
+    def start(i: int, before: EngineInfo | None, given_up: Callable[[], bool]) -> ProcessEngine:
+        place = placing.starter(i, given_up)
         if before is None:
             with loading_bar() as progress:
-                return ProcessEngine(config, progress)
+                return ProcessEngine(config, progress, given_up, place)
         model = replace(config.model, max_model_len=before.max_model_len)
         cache = replace(config.cache, num_blocks=before.num_blocks)
-        return ProcessEngine(replace(config, model=model, cache=cache), None, given_up)
+        return ProcessEngine(replace(config, model=model, cache=cache), None, given_up, place)
 
     patience = Patience(
         hang=server.watchdog_timeout, deaths=server.max_engine_deaths, window=server.engine_deaths_window
     )
     count = config.parallel.data_parallel_size
     if count == 1:
-        engine: EngineClient = SupervisedEngine(start, patience, config.scheduler)
+        engine: EngineClient = SupervisedEngine(partial(start, 0), patience, config.scheduler)
     else:
-        engine = ReplicatedEngine(count, lambda i, died: SupervisedEngine(start, patience, config.scheduler, died))
+        engine = ReplicatedEngine(
+            count, lambda i, died: SupervisedEngine(partial(start, i), patience, config.scheduler, died)
+        )
     info = engine.info
     logger.info(
         "loaded %s in %.1f s: %.1f MB of %s weights (quantization %s), %d KV blocks of %d tokens, %s/%s, %d threads",

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from quire.core.cluster import ClusterConfig
 from quire.core.errors import ConfigError
 from quire.core.option import about, one_of
 from quire.core.parallel import ParallelConfig
@@ -206,10 +207,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoraConfig = msgspec.field(default_factory=LoraConfig)
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
     parallel: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
+    cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
+
+    @property
+    def processes(self) -> int:
+        """Ranks of all engines that share this machine."""
+        return max(1, self.parallel.processes // self.cluster.nnodes)
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
         self.parallel.validate(self.speculation.asked)
+        self.cluster.validate(self.parallel.processes, self.parallel.ranks)
         one_of("dtype", self.model.dtype, DTYPES)
         one_of("activations", self.model.activations, ACTIVATIONS)
         one_of("load_format", self.model.load_format, LOAD_FORMATS)

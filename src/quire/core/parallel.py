@@ -32,7 +32,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """That share this machine."""
+        """Of all engines."""
         return self.ranks * self.data_parallel_size
 
     def validate(self, drafts: Speculation | None) -> None:

@@ -21,6 +21,8 @@ class LocalEngine:
                 "data_parallel_size: this process runs one engine; `quire serve` has replicas",
                 param="data_parallel_size",
             )
+        if config.cluster.nnodes > 1 or config.cluster.by_ray:
+            raise ConfigError("nnodes: this process runs one engine; `quire serve` has other hosts", param="nnodes")
         self.engine = Engine(config, progress)
         self._info = self.engine.info()
         self._refused: list[Output] = []

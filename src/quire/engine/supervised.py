@@ -184,7 +184,7 @@ class SupervisedEngine:
                 self._watchdog.check(bool(self._kept), self._adapters.changing, engine.kill)
                 return None
         except EngineFailure as failure:
-            return self._go_on(failure)
+            return None if self._closed else self._go_on(failure)
         with self._lock:
             self._watchdog.learn(report.stats)
             report = self._take(report)

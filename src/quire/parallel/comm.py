@@ -22,6 +22,10 @@ class Comm(Protocol):
         """x [T, d] f32 becomes the sum of all ranks' x, in place; returns x."""
         ...
 
+    def leave(self) -> None:
+        """A rank has ended: whoever waits for it need not."""
+        ...
+
     def gather_columns(self, ops: Ops, x: Tensor, widths: tuple[int, ...]) -> Tensor:
         """All ranks' x [T, widths[rank]] f32 beside each other: [T, sum of widths]."""
         ...

@@ -6,8 +6,6 @@ engine: whoever supervises it starts the whole group again.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +17,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
 from quire.ops.choice import backend_of
+from quire.parallel.launch import Launched, Process
 from quire.parallel.place import ALONE, Memory, Place, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import topology_of
@@ -38,7 +37,7 @@ class Ranks:
     def __init__(self, config: EngineConfig) -> None:
         """`config`: as each rank is to have it, its own number of threads included."""
         topology = topology_of(config.parallel)
-        crowded = config.parallel.processes * max(1, config.device.threads) > cores().threads
+        crowded = config.processes * max(1, config.device.threads) > cores().threads
         self._encode = msgspec.msgpack.Encoder().encode
         memory = Memory(topology)
         self.world = SharedComm(memory.world, 0, topology.world, crowded)
@@ -50,18 +49,14 @@ class Ranks:
         for other in self.others:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
-    def _start(self, start: Start) -> subprocess.Popen[bytes]:
-        command, files = [sys.executable, "-m", RANK], (start.world, *start.groups.values())
-        found = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=files, start_new_session=True)
-        assert found.stdin is not None
-        found.stdin.write(msgspec.json.encode(start) + b"\n")
-        found.stdin.flush()
-        return found
+    def _start(self, start: Start) -> Process:
+        return Process(RANK, msgspec.json.encode(start), files=(start.world, *start.groups.values()))
 
-    def _watch(self, other: subprocess.Popen[bytes]) -> None:
+    def _watch(self, other: Launched) -> None:
         other.wait()
         if not self._ending:
-            self.world.leave()
+            for comm in (self.world, *self.place.comms.values()):
+                comm.leave()
 
     def tell(self, message: Message) -> None:
         """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
@@ -99,16 +94,14 @@ class Ranks:
     def check(self) -> None:
         """`EngineFailure` when one of the others has ended."""
         for i, other in enumerate(self.others, 1):
-            if other.poll() is not None:
-                raise EngineFailure(f"rank {i} has ended (exit code {other.returncode})")
+            if (code := other.ended()) is not None:
+                raise EngineFailure(f"rank {i} has ended (exit code {code})")
 
     def close(self) -> None:
         """End the others."""
         self._ending = True
         for other in self.others:
-            assert other.stdin is not None
-            other.stdin.close()
-            other.wait()
+            other.end()
 
 
 class LedStep(Step):
@@ -163,5 +156,5 @@ def of_a_rank(config: EngineConfig) -> EngineConfig:
             "--tensor-parallel-size: ranks on GPUs are not built yet; --device cpu has them",
             param="tensor_parallel_size",
         )
-    threads = config.device.threads or max(1, cores().threads // config.parallel.processes)
+    threads = config.device.threads or max(1, cores().threads // config.processes)
     return msgspec.structs.replace(config, device=msgspec.structs.replace(config.device, threads=threads))

@@ -1,0 +1,148 @@
+"""Where the other hosts are: each has an agent, which joins at host 0 and says where it listens."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+import quire
+from quire.core.config import EngineConfig
+from quire.core.errors import EngineFailure
+from quire.engine.channel import Channel, LocalChannel, RemoteChannel
+from quire.parallel.interface import address_of
+from quire.parallel.link import Address, Link, LinkLost, Listener, dial, read_secret
+
+logger = logging.getLogger("quire.cluster")
+
+WAIT_SECONDS = 0.2
+POLL_SECONDS = 1.0
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """An agent says who it is, and on which port of the address it comes from it listens."""
+
+    version: str
+    nnodes: int
+    node_rank: int
+    port: int
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """Host 0 takes an agent, unless it says why not."""
+
+    refused: str = ""
+
+
+class Nodes(Protocol):
+    """The hosts there are."""
+
+    def address(self, node: int) -> Address | None:
+        """Where the agent of a host listens now; None while none is known."""
+
+    def close(self) -> None:
+        """Leave them."""
+
+
+class JoinedNodes:
+    """Agents that have dialed host 0, which this is, and are there as long as their links are."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """`ConfigError` where this host cannot listen at --master-addr."""
+        self._cluster = cluster = config.cluster
+        assert cluster.master_addr is not None and cluster.cluster_secret_file is not None, "validated"
+        self._lock = threading.RLock()
+        self._there: dict[int, tuple[Address, Link]] = {}
+        self._closing = threading.Event()
+        at = address_of(cluster.interface) if cluster.interface else cluster.master_addr
+        self._listener = Listener((at, cluster.master_port), read_secret(cluster.cluster_secret_file), self._serve)
+
+    def address(self, node: int) -> Address | None:
+        """As `Nodes` says."""
+        with self._lock:
+            return self._there[node][0] if node in self._there else None
+
+    def close(self) -> None:
+        """As `Nodes` says."""
+        self._closing.set()
+        self._listener.close()
+
+    def _serve(self, link: Link) -> None:
+        said = link.receive(POLL_SECONDS)
+        if said is None:
+            return
+        hello = msgspec.msgpack.decode(said, type=Hello)
+        refused = self._enter(hello, link)
+        link.send(msgspec.msgpack.encode(Answer(refused)))
+        if refused:
+            logger.error("%s was refused: %s", link.peer[0], refused)
+            return
+        logger.info("host %d has joined: %s:%d", hello.node_rank, link.peer[0], hello.port)
+        try:
+            while not self._closing.is_set():
+                link.receive(POLL_SECONDS)
+        except LinkLost as lost:
+            logger.warning("host %d is gone: %s", hello.node_rank, lost)
+        finally:
+            with self._lock:
+                if self._there[hello.node_rank][1] is link:
+                    del self._there[hello.node_rank]
+
+    def _enter(self, hello: Hello, link: Link) -> str:
+        """Take an agent, or say why not. One at the same address has lost its link before this host noticed."""
+        if hello.version != quire.__version__:
+            return f"it runs quire {hello.version}, and host 0 {quire.__version__}"
+        if hello.nnodes != self._cluster.nnodes or not 0 < hello.node_rank < hello.nnodes:
+            return f"it is host {hello.node_rank} of {hello.nnodes}, and there are {self._cluster.nnodes}"
+        address = link.peer[0], hello.port
+        with self._lock:
+            before = self.address(hello.node_rank)
+            if before not in (None, address):
+                return f"there is a host {hello.node_rank} already, at {before[0]}:{before[1]}"
+            self._there[hello.node_rank] = address, link
+        return ""
+
+
+class Placing:
+    """Starts engines where they belong. `nodes`: None where all are here."""
+
+    def __init__(self, config: EngineConfig, nodes: Nodes | None) -> None:
+        self._config, self._nodes = config, nodes
+        self._secret = read_secret(config.cluster.cluster_secret_file or "") if nodes is not None else b""
+
+    def starter(self, replica: int, given_up: Callable[[], bool]) -> Callable[[bytes], Channel]:
+        """What starts the process of an engine, told a line."""
+        config = self._config
+        node = config.cluster.node_of(replica * config.parallel.ranks, config.parallel.processes)
+        if self._nodes is None or (node == 0 and not config.cluster.by_ray):
+            return LocalChannel
+        return partial(self._start, self._nodes, node, given_up)
+
+    def close(self) -> None:
+        """Leave the hosts."""
+        if self._nodes is not None:
+            self._nodes.close()
+
+    def _start(self, nodes: Nodes, node: int, given_up: Callable[[], bool], line: bytes) -> Channel:
+        return RemoteChannel(self._link(nodes, node, given_up), f"host {node}", line)
+
+    def _link(self, nodes: Nodes, node: int, given_up: Callable[[], bool]) -> Link:
+        """To the agent of a host, once it is there."""
+        cluster, pause, told = self._config.cluster, threading.Event(), False
+        source = address_of(cluster.interface) if cluster.interface else None
+        while not given_up():
+            address = nodes.address(node)
+            if address is not None:
+                try:
+                    return dial(address, self._secret, source)
+                except OSError as error:
+                    logger.debug("host %d at %s:%d: %s", node, *address, error)
+            if not told:
+                logger.info("waiting for host %d", node)
+                told = True
+            pause.wait(WAIT_SECONDS)
+        raise EngineFailure(f"host {node} was given up while it was waited for")
