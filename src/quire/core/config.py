@@ -13,6 +13,7 @@ import msgspec
 
 from quire.core.cluster import ClusterConfig
 from quire.core.errors import ConfigError
+from quire.core.offload import OffloadConfig
 from quire.core.option import about, one_of
 from quire.core.parallel import ParallelConfig
 from quire.core.speculation import Speculation, parse_speculation
@@ -207,6 +208,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoraConfig = msgspec.field(default_factory=LoraConfig)
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
     parallel: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
+    offload: OffloadConfig = msgspec.field(default_factory=OffloadConfig)
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
 
     @property
@@ -218,6 +220,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
         self.parallel.validate(self.speculation.asked)
         self.cluster.validate(self.parallel.processes, self.parallel.ranks)
+        self.offload.validate(self.parallel.data_parallel_size, self.parallel.ranks)
         one_of("dtype", self.model.dtype, DTYPES)
         one_of("activations", self.model.activations, ACTIVATIONS)
         one_of("load_format", self.model.load_format, LOAD_FORMATS)

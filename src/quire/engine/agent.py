@@ -15,6 +15,7 @@ from msgspec.structs import replace
 import quire
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure, QuireError
+from quire.core.machine import memory_file
 from quire.engine.channel import LocalChannel
 from quire.engine.client import EngineKilled
 from quire.engine.nodes import Answer, Hello
@@ -37,6 +38,7 @@ class Agent:
         assert config.cluster.cluster_secret_file is not None, "validated"
         self._config = config
         self._decode = msgspec.msgpack.Decoder(Order).decode
+        self._shards = memory_file() if config.offload.fully_shard else None
         self._listener = Listener(address, read_secret(config.cluster.cluster_secret_file), self._serve)
 
     @property
@@ -55,7 +57,7 @@ class Agent:
             return
         logger.info("%s:%d starts an %s here", *link.peer, asked.kind)
         try:
-            _Relay(link, LocalChannel(self._own(asked.line)), self._decode).run()
+            _Relay(link, LocalChannel(self._own(asked.line), self._shards), self._decode).run()
         except QuireError as error:
             link.send(order(Ended(error.exit_code, error.message)))
         logger.info("the %s of %s:%d has ended", asked.kind, *link.peer)

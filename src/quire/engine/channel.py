@@ -41,7 +41,8 @@ class Channel(Protocol):
 class LocalChannel:
     """A process of this host, started with `line`; it ends with this one."""
 
-    def __init__(self, line: bytes) -> None:
+    def __init__(self, line: bytes, shards: int | None = None) -> None:
+        """`shards`: a descriptor of memory that replicas share."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._to = context.socket(zmq.PUSH)
         self._from = context.socket(zmq.PULL)
@@ -55,7 +56,8 @@ class LocalChannel:
         except zmq.ZMQError as error:
             self._clean_up()
             raise ConfigError(f"{self._directory}: no socket can be made there: {error}; set TMPDIR") from None
-        self.process = Process(WORKER, line, (inbox, outbox))
+        files = () if shards is None else (shards,)
+        self.process = Process(WORKER, line, (inbox, outbox, *map(str, files)), files)
 
     def send(self, message: bytes) -> None:
         """As `Channel` says."""

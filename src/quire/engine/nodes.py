@@ -108,10 +108,10 @@ class JoinedNodes:
 
 
 class Placing:
-    """Starts engines where they belong. `nodes`: None where all are here."""
+    """Starts engines where they belong. `nodes`: None where all are here; `shards`: memory that those here share."""
 
-    def __init__(self, config: EngineConfig, nodes: Nodes | None) -> None:
-        self._config, self._nodes = config, nodes
+    def __init__(self, config: EngineConfig, shards: int | None, nodes: Nodes | None) -> None:
+        self._config, self._shards, self._nodes = config, shards, nodes
         self._secret = read_secret(config.cluster.cluster_secret_file or "") if nodes is not None else b""
 
     def starter(self, replica: int, given_up: Callable[[], bool]) -> Callable[[bytes], Channel]:
@@ -119,7 +119,7 @@ class Placing:
         config = self._config
         node = config.cluster.node_of(replica * config.parallel.ranks, config.parallel.processes)
         if self._nodes is None or (node == 0 and not config.cluster.by_ray):
-            return LocalChannel
+            return partial(LocalChannel, shards=self._shards)
         return partial(self._start, self._nodes, node, given_up)
 
     def close(self) -> None:

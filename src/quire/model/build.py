@@ -35,6 +35,7 @@ from quire.model.load.ranks import joined, share_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.net.encoder import Encoder
+from quire.model.offload.choose import keeper
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
@@ -89,11 +90,11 @@ def load_model(
     ops: Ops,
     progress: LoadProgress | None = None,
     place: Place = ALONE,
+    shards: int | None = None,
 ) -> Model:
     """Load and pack the share of `config.model` that a rank at `place` has, joined with those of other ranks.
 
-    `progress(done_bytes, total_bytes, what)` is called after every layer.
-
+    `progress(done_bytes, total_bytes, what)` is called after every layer. `shards`: descriptor of memory for replicas.
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
     options, share = config.model, share_of(place)
@@ -111,8 +112,9 @@ def load_model(
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
     adapters = load_room(config, opened, ops.device, share)
-    cache = packed_cache(options, opened, ops, dtype, target, share)
+    cache = packed_cache(config, opened, ops, dtype, target, share)
     reader = Reader(opened, ops, _form(options, dtype, target), share, progress, adapters, cache)
+    reader.keeper = keeper(config, opened, ops, shards)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
@@ -152,6 +154,8 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
         (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
+        (config.offload.from_file, "weight_offload"), (config.offload.cpu_offload_gb > 0, "cpu_offload_gb"),
+        (config.offload.fully_shard, "fully_shard"),
     ):  # fmt: skip
         if given:
             raise ConfigError(

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from quire.core.config import EngineConfig, LoraConfig, SpeculationConfig
 from quire.core.errors import ConfigError, ModelError
+from quire.core.offload import OffloadConfig
 from quire.core.progress import LoadProgress
 from quire.core.speculation import HEADS, LOOK_UPS, Speculation, TreeForm
 from quire.model.build import Model, load_model
@@ -107,10 +108,10 @@ def load_drafting(config: EngineConfig, target: Model, ops: Ops, progress: LoadP
 
 
 def _load(config: EngineConfig, model: str, quantization: str | None, ops: Ops, progress: LoadProgress | None) -> Model:
-    """The drafting model, without adapters: a guess need not know of them."""
+    """The drafting model, without adapters, of which a guess need not know, and in memory, as it is to be fast."""
     revision = config.model.revision if model == config.model.model else None
     options = replace(config.model, model=model, revision=revision, quantization=quantization, max_model_len=0)
-    own = replace(config, model=options, lora=LoraConfig(), speculation=SpeculationConfig())
+    own = replace(config, model=options, lora=LoraConfig(), speculation=SpeculationConfig(), offload=OffloadConfig())
     try:
         return load_model(own, ops, progress)
     except (ConfigError, ModelError) as error:
