@@ -61,14 +61,14 @@ def _start(server: ServerOptions, config: EngineConfig) -> EngineClient:
     from msgspec.structs import replace
 
     from quire.core.machine import memory_file
-    from quire.engine.nodes import JoinedNodes, Placing
+    from quire.engine.placing import Placing, nodes_of
     from quire.engine.process import ProcessEngine
     from quire.engine.progress import loading_bar
     from quire.engine.replicas import ReplicatedEngine
     from quire.engine.supervised import Patience, SupervisedEngine
 
     shards = memory_file() if config.offload.fully_shard else None
-    placing = Placing(config, shards, JoinedNodes(config) if config.cluster.nnodes > 1 else None)
+    placing = Placing(config, shards, nodes_of(config))
 
     def start(i: int, before: EngineInfo | None, given_up: Callable[[], bool]) -> ProcessEngine:
         place = placing.starter(i, given_up)
