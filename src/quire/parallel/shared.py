@@ -68,7 +68,13 @@ class SharedComm:
         self._state = np.array([*places, rank, world, SLOT, MESSAGE, spins, patience, 0, 0], np.int64)
         self._at = int(self._state.ctypes.data)
         self._starts: dict[tuple[int, ...], NDArray[np.int64]] = {}
-        self._heard, self._size = np.empty(MESSAGE, np.uint8), np.zeros(1, np.int64)
+        self._heard, self._size, self._said = (
+            np.empty(MESSAGE, np.uint8),
+            np.zeros(1, np.int64),
+            np.empty(PIECE, np.uint8),
+        )
+        self._where = int(self._heard.ctypes.data), int(self._size.ctypes.data)
+        self._saying = int(self._said.ctypes.data)
         self._module, self._ids = require_native(), best_ops()
 
     def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
@@ -158,8 +164,7 @@ class SharedComm:
         """What rank 0 says next, or None when it says nothing for so long."""
         pieces: list[bytes] = []
         while True:
-            where = self._heard.ctypes.data, self._size.ctypes.data
-            self._module.call(self._ids["hear"], (self._at, *where, milliseconds))
+            self._module.call(self._ids["hear"], (self._at, *self._where, milliseconds))
             size = int(self._size[0])
             if size < 0 and not pieces:
                 return None
@@ -170,13 +175,14 @@ class SharedComm:
 
     def say(self, message: bytes) -> None:
         """To rank 0, which need not listen at once: 16 messages of at most `PIECE` bytes have room."""
-        data = message or b"\0"
-        self._module.call(self._ids["say"], (self._at, _address(data), len(message)))
+        if len(message) > PIECE:
+            raise ValueError(f"say: {len(message):,} bytes are more than the {PIECE:,} there is room for")
+        self._said.data[: len(message)] = message
+        self._module.call(self._ids["say"], (self._at, self._saying, len(message)))
 
     def listen(self, rank: int, milliseconds: int = 0) -> bytes | None:
         """What `rank` says next to rank 0, or None when it has said nothing for so long."""
-        where = self._heard.ctypes.data, self._size.ctypes.data
-        self._module.call(self._ids["listen"], (self._at, self._known(rank, "listen"), *where, milliseconds))
+        self._module.call(self._ids["listen"], (self._at, self._known(rank, "listen"), *self._where, milliseconds))
         size = int(self._size[0])
         return None if size < 0 else self._heard[:size].tobytes()
 
