@@ -28,6 +28,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built"),
 ]
+LOOPBACK = ("0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F")
+"""127.0.0.1, ::1 and ::ffff:127.0.0.1 as the kernel writes them."""
 
 
 @contextmanager
@@ -48,7 +50,7 @@ def cluster() -> Iterator[Any]:
 
 def serving(folder: Path, *words: str) -> Serving:
     secret = folder / "secret"
-    secret.write_bytes(os.urandom(32))
+    secret.write_text(os.urandom(32).hex())
     secret.chmod(0o600)
     return Serving(
         "--distributed-executor-backend", "ray", "--cluster-secret-file", str(secret), "--num-blocks", "400", *words
@@ -88,8 +90,7 @@ def test_a_ray_of_our_own_is_on_loopback_and_has_no_dashboard(tmp_path: Path) ->
             assert client.post("/v1/completions", json={"prompt": "def", "max_tokens": 4}).status_code == 200
             pids = [server.process.pid, *descendants(server.process.pid)]
             where = {address for pid in pids for address in listening(pid)}
-            assert where and all(address.startswith(("0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F"))
-                                 for address in where), where  # fmt: skip
+            assert where and all(address.startswith(LOOPBACK) for address in where), where
             assert not any(address.endswith(f":{8265:04X}") for address in where), "the dashboard"
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.process.wait(60) == 0

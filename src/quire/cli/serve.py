@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from quire.cli.flags import ENGINE, SERVER, to_engine, to_server, with_flags
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
-    from quire.engine.client import EngineClient, EngineInfo
+    from quire.engine.client import EngineClient
     from quire.server.options import ServerOptions
 
 logger = logging.getLogger("quire.cli")
@@ -52,33 +52,18 @@ def serve(
         from quire.engine.agent import run_agent
 
         run_agent(config)
-    code = run.serve(config, server, partial(_start, server))
+    with ExitStack() as until:
+        code = run.serve(config, server, partial(_start, server, until))
     raise typer.Exit(code)
 
 
-def _start(server: ServerOptions, config: EngineConfig) -> EngineClient:
-    """An engine that is started again, with the same limits, when it dies."""
-    from msgspec.structs import replace
-
-    from quire.core.machine import memory_file
-    from quire.engine.placing import Placing, nodes_of
-    from quire.engine.process import ProcessEngine
-    from quire.engine.progress import loading_bar
+def _start(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:
+    """Engines that are started again, with the same limits, when they die; `until`: the server's end."""
+    from quire.engine.placing import Placing
     from quire.engine.replicas import ReplicatedEngine
     from quire.engine.supervised import Patience, SupervisedEngine
 
-    shards = memory_file() if config.offload.fully_shard else None
-    placing = Placing(config, shards, nodes_of(config))
-
-    def start(i: int, before: EngineInfo | None, given_up: Callable[[], bool]) -> ProcessEngine:
-        place = placing.starter(i, given_up)
-        if before is None:
-            with loading_bar() as progress:
-                return ProcessEngine(config, progress, given_up, place)
-        model = replace(config.model, max_model_len=before.max_model_len)
-        cache = replace(config.cache, num_blocks=before.num_blocks)
-        return ProcessEngine(replace(config, model=model, cache=cache), None, given_up, place)
-
+    start = until.enter_context(closing(Placing(config))).start
     patience = Patience(
         hang=server.watchdog_timeout, deaths=server.max_engine_deaths, window=server.engine_deaths_window
     )

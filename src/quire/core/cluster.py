@@ -26,7 +26,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None, about("Network interface for other hosts, or an address of it; nothing listens elsewhere.")
     ] = None
     cluster_secret_file: Annotated[
-        str | None, about("File of at least 16 bytes, the same on all hosts: who does not know it is not listened to.")
+        str | None, about("File of at least 32 bytes, the same on all hosts: who does not know it is not listened to.")
     ] = None
     distributed_executor_backend: Annotated[
         str, about("Who starts and watches this server's part of other hosts: quire there (mp), or Ray.", BACKENDS)
@@ -58,7 +58,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
         if (self.nnodes > 1 or self.by_ray) and self.cluster_secret_file is None:
             raise ConfigError(
                 "--nnodes needs --cluster-secret-file: hosts must know each other; make one with "
-                "`head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE` and copy it to all of them",
+                "`(umask 077; openssl rand -hex 32 > FILE)` and copy it to all of them",
                 param="cluster_secret_file",
             )
         here = processes // self.nnodes

@@ -5,9 +5,11 @@ A process ends with its link. So what was lost by the other side, with a cable o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -21,7 +23,8 @@ from quire.engine.client import EngineKilled
 from quire.engine.nodes import Answer, Hello
 from quire.parallel.interface import address_of, address_towards
 from quire.parallel.launch import DATA, Ended, Kill, Launch, Order, order
-from quire.parallel.link import Address, Link, LinkLost, Listener, dial, read_secret
+from quire.parallel.link import Address, Link, Listener, dial
+from quire.parallel.wire import Dropped, read_secret
 
 logger = logging.getLogger("quire.cluster")
 
@@ -39,7 +42,7 @@ class Agent:
         self._config = config
         self._decode = msgspec.msgpack.Decoder(Order).decode
         self._shards = memory_file() if config.offload.fully_shard else None
-        self._listener = Listener(address, read_secret(config.cluster.cluster_secret_file), self._serve)
+        self._listener = Listener(address, read_secret(Path(config.cluster.cluster_secret_file)), self._serve)
 
     @property
     def address(self) -> Address:
@@ -55,12 +58,12 @@ class Agent:
         asked = said and self._decode(said[1:])
         if not isinstance(asked, Launch):
             return
-        logger.info("%s:%d starts an %s here", *link.peer, asked.kind)
+        logger.info("%s:%d starts an %s here", *link.address, asked.kind)
         try:
             _Relay(link, LocalChannel(self._own(asked.line), self._shards), self._decode).run()
         except QuireError as error:
             link.send(order(Ended(error.exit_code, error.message)))
-        logger.info("the %s of %s:%d has ended", asked.kind, *link.peer)
+        logger.info("the %s of %s:%d has ended", asked.kind, *link.address)
 
     def _own(self, line: bytes) -> bytes:
         """What an engine is told, with what this host was told of its own files and network."""
@@ -92,10 +95,11 @@ class _Relay:
                 said = self._channel.receive(POLL_SECONDS)
                 if said is not None:
                     self._link.send(DATA + said)
-        except LinkLost:
+        except Dropped:
             pass
         except EngineFailure as failure:
             self._link.send(order(Ended(1, failure.message, isinstance(failure, EngineKilled))))
+            reader.join(FIRST_SECONDS)  # it is the other side's to leave: nothing is lost that was sent
         finally:
             self._done.set()
             self._link.close()
@@ -107,10 +111,11 @@ class _Relay:
             while not self._done.is_set():
                 said = self._link.receive(POLL_SECONDS)
                 if said is not None and said[:1] == DATA:
-                    self._channel.send(said[1:])
+                    with contextlib.suppress(EngineFailure):  # it has ended, which `run` finds out
+                        self._channel.send(said[1:])
                 elif said is not None and isinstance(self._decode(said[1:]), Kill):
                     self._channel.kill()
-        except (LinkLost, EngineFailure):
+        except Dropped:
             pass
         finally:
             self._done.set()
@@ -123,7 +128,7 @@ def run_agent(config: EngineConfig) -> None:
     """
     cluster = config.cluster
     assert cluster.master_addr is not None and cluster.cluster_secret_file is not None, "validated"
-    secret, master = read_secret(cluster.cluster_secret_file), (cluster.master_addr, cluster.master_port)
+    secret, master = read_secret(Path(cluster.cluster_secret_file)), (cluster.master_addr, cluster.master_port)
     pause = threading.Event()
     own = _own_address(cluster.interface, master, pause)
     agent = Agent(config, (own, cluster.master_port))
@@ -132,8 +137,8 @@ def run_agent(config: EngineConfig) -> None:
     try:
         while True:
             try:
-                _stay(dial(master, secret, own), config, agent.address[1])
-            except OSError as error:  # LinkLost is one
+                _stay(dial(master, secret), config, agent.address[1])
+            except Dropped as error:
                 if told != str(error):
                     logger.warning("host 0 at %s:%d: %s; tried again until it is there", *master, error)
                 told = str(error)
@@ -163,7 +168,7 @@ def _stay(link: Link, config: EngineConfig, port: int) -> None:
         answer = msgspec.msgpack.decode(said, type=Answer) if said is not None else Answer("it says nothing")
         if answer.refused:
             raise ConfigError(f"host 0 refuses this one: {answer.refused}", param="node_rank")
-        logger.info("joined host 0 at %s:%d", *link.peer)
+        logger.info("joined host 0 at %s:%d", *link.address)
         while True:
             link.receive(FIRST_SECONDS)
     finally:

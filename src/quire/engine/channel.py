@@ -14,7 +14,8 @@ import zmq
 from quire.core.errors import ConfigError, EngineFailure
 from quire.engine.client import EngineKilled, Interrupted
 from quire.parallel.launch import DATA, END_SECONDS, Ended, Kill, Launch, Process, order
-from quire.parallel.link import Link, LinkLost
+from quire.parallel.link import Link
+from quire.parallel.wire import Dropped
 
 WORKER = "quire.engine.worker"
 """What the process runs."""
@@ -120,7 +121,7 @@ class RemoteChannel:
         """As `Channel` says."""
         try:
             said = self._link.receive(timeout)
-        except LinkLost as lost:
+        except Dropped as lost:
             raise self._gone(lost) from None
         if said is None or said[:1] == DATA:
             return said and said[1:]
@@ -129,7 +130,7 @@ class RemoteChannel:
 
     def kill(self) -> None:
         """As `Channel` says."""
-        self._link.send(order(Kill()))
+        self._send(order(Kill()))
 
     def close(self, patient: bool) -> None:
         """As `Channel` says."""
@@ -138,8 +139,8 @@ class RemoteChannel:
     def _send(self, message: bytes) -> None:
         try:
             self._link.send(message)
-        except LinkLost as lost:
+        except Dropped as lost:
             raise self._gone(lost) from None
 
-    def _gone(self, lost: LinkLost) -> Interrupted:
+    def _gone(self, lost: Dropped) -> Interrupted:
         return Interrupted(f"{self._name} is gone: {lost}")

@@ -15,7 +15,10 @@ from quire.core.request import Opening, Output, Request
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are."""
+    """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are.
+
+    `weights`: a digest of samples of the files, where several hosts have copies.
+    """
 
     model: str
     served_name: str
@@ -41,6 +44,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_loras: int = 0
     opening: Opening | None = None
     scheduling_policy: str = "fcfs"
+    weights: str = ""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import msgspec
 
 import quire
 from quire.core.config import EngineConfig
 from quire.parallel.interface import address_of
-from quire.parallel.link import Address, Link, LinkLost, Listener, read_secret
+from quire.parallel.link import Address, Link, Listener
+from quire.parallel.wire import Dropped, read_secret
 
 logger = logging.getLogger("quire.cluster")
 
@@ -43,7 +45,9 @@ class JoinedNodes:
         self._there: dict[int, tuple[Address, Link]] = {}
         self._closing = threading.Event()
         at = address_of(cluster.interface) if cluster.interface else cluster.master_addr
-        self._listener = Listener((at, cluster.master_port), read_secret(cluster.cluster_secret_file), self._serve)
+        self._listener = Listener(
+            (at, cluster.master_port), read_secret(Path(cluster.cluster_secret_file)), self._serve
+        )
 
     def address(self, node: int) -> Address | None:
         """As `Nodes` says."""
@@ -63,13 +67,13 @@ class JoinedNodes:
         refused = self._enter(hello, link)
         link.send(msgspec.msgpack.encode(Answer(refused)))
         if refused:
-            logger.error("%s was refused: %s", link.peer[0], refused)
+            logger.error("%s was refused: %s", link.address[0], refused)
             return
-        logger.info("host %d has joined: %s:%d", hello.node_rank, link.peer[0], hello.port)
+        logger.info("host %d has joined: %s:%d", hello.node_rank, link.address[0], hello.port)
         try:
             while not self._closing.is_set():
                 link.receive(POLL_SECONDS)
-        except LinkLost as lost:
+        except Dropped as lost:
             logger.warning("host %d is gone: %s", hello.node_rank, lost)
         finally:
             with self._lock:
@@ -82,7 +86,7 @@ class JoinedNodes:
             return f"it runs quire {hello.version}, and host 0 {quire.__version__}"
         if hello.nnodes != self._cluster.nnodes or not 0 < hello.node_rank < hello.nnodes:
             return f"it is host {hello.node_rank} of {hello.nnodes}, and there are {self._cluster.nnodes}"
-        address = link.peer[0], hello.port
+        address = link.address[0], hello.port
         with self._lock:
             before = self.address(hello.node_rank)
             if before not in (None, address):

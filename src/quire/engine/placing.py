@@ -6,15 +6,22 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from quire.core.config import EngineConfig
-from quire.core.errors import EngineFailure
+from quire.core.errors import ConfigError, EngineFailure
+from quire.core.machine import memory_file
 from quire.engine.channel import Channel, LocalChannel, RemoteChannel
+from quire.engine.client import EngineInfo
 from quire.engine.nodes import JoinedNodes
+from quire.engine.process import ProcessEngine
+from quire.engine.progress import loading_bar
 from quire.engine.ray_nodes import RayNodes
-from quire.parallel.interface import address_of
-from quire.parallel.link import Address, Link, dial, read_secret
+from quire.parallel.link import Address, Link, dial
+from quire.parallel.wire import Dropped, read_secret
 
 logger = logging.getLogger("quire.cluster")
 
@@ -38,14 +45,56 @@ def nodes_of(config: EngineConfig) -> Nodes | None:
     return JoinedNodes(config) if config.cluster.nnodes > 1 else None
 
 
+SAME = ("vocab_size", "weights", "dtype", "quantization", "kv_cache_dtype", "backend", "isa", "implementations")
+"""Facts on which the bits of an answer depend."""
+
+
+def check_same(first: EngineInfo, other: EngineInfo, replica: int) -> None:
+    """`ConfigError` where an engine would answer otherwise than the first: requests could not go on in the other."""
+    for name in SAME:
+        one, two = getattr(first, name), getattr(other, name)
+        if one != two:
+            hint = {"weights": "give all hosts the same files", "isa": "give --isa, or hosts of one kind"}.get(name, "")
+            raise ConfigError(
+                f"replica {replica} differs from replica 0, so that requests could not go on in the other: {name} is "
+                f"{two!r} there and {one!r} here" + (f"; {hint}" if hint else ""),
+                param="nnodes",
+            )
+
+
 class Placing:
-    """Starts engines where they belong. `nodes`: None where all are here; `shards`: memory that those here share."""
+    """Starts engines where they belong."""
 
-    def __init__(self, config: EngineConfig, shards: int | None, nodes: Nodes | None) -> None:
-        self._config, self._shards, self._nodes = config, shards, nodes
-        self._secret = read_secret(config.cluster.cluster_secret_file or "") if nodes is not None else b""
+    def __init__(self, config: EngineConfig) -> None:
+        self._config, self._nodes = config, nodes_of(config)
+        self._shards = memory_file() if config.offload.fully_shard else None
+        self._secret = read_secret(Path(config.cluster.cluster_secret_file or "")) if self._nodes is not None else b""
+        self._first: EngineInfo | None = None
 
-    def starter(self, replica: int, given_up: Callable[[], bool]) -> Callable[[bytes], Channel]:
+    def start(self, replica: int, before: EngineInfo | None, given_up: Callable[[], bool]) -> ProcessEngine:
+        """An engine whose model is loaded, with the limits of the one `before` it."""
+        config, place = self._config, self._place(replica, given_up)
+        if before is None:
+            with loading_bar() as progress:
+                engine = ProcessEngine(config, progress, given_up, place)
+        else:
+            model = replace(config.model, max_model_len=before.max_model_len)
+            cache = replace(config.cache, num_blocks=before.num_blocks)
+            engine = ProcessEngine(replace(config, model=model, cache=cache), None, given_up, place)
+        self._first = self._first or engine.info
+        try:
+            check_same(self._first, engine.info, replica)
+        except ConfigError:
+            engine.close()
+            raise
+        return engine
+
+    def close(self) -> None:
+        """Leave the hosts."""
+        if self._nodes is not None:
+            self._nodes.close()
+
+    def _place(self, replica: int, given_up: Callable[[], bool]) -> Callable[[bytes], Channel]:
         """What starts the process of an engine, told a line."""
         config = self._config
         node = config.cluster.node_of(replica * config.parallel.ranks, config.parallel.processes)
@@ -53,25 +102,19 @@ class Placing:
             return partial(LocalChannel, shards=self._shards)
         return partial(self._start, self._nodes, node, given_up)
 
-    def close(self) -> None:
-        """Leave the hosts."""
-        if self._nodes is not None:
-            self._nodes.close()
-
     def _start(self, nodes: Nodes, node: int, given_up: Callable[[], bool], line: bytes) -> Channel:
         return RemoteChannel(self._link(nodes, node, given_up), f"host {node}", line)
 
     def _link(self, nodes: Nodes, node: int, given_up: Callable[[], bool]) -> Link:
         """To the agent of a host, once it is there."""
-        cluster, pause, told = self._config.cluster, threading.Event(), False
-        source = address_of(cluster.interface) if cluster.interface else None
+        pause, told = threading.Event(), False
         while not given_up():
             address = nodes.address(node)
             if address is not None:
                 try:
-                    return dial(address, self._secret, source)
-                except OSError as error:
-                    logger.debug("host %d at %s:%d: %s", node, *address, error)
+                    return dial(address, self._secret)
+                except Dropped as error:
+                    logger.debug("host %d: %s", node, error)
             if not told:
                 logger.info("waiting for host %d", node)
                 told = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +17,8 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.engine.agent import Agent
 from quire.parallel.interface import address_of
-from quire.parallel.link import Address, read_secret
+from quire.parallel.link import Address
+from quire.parallel.wire import read_secret
 
 logger = logging.getLogger("quire.cluster")
 
@@ -55,7 +56,7 @@ class RayNodes:
             raise ConfigError(why, param="distributed_executor_backend") from None
         self._ray: Any = ray
         cluster = config.cluster
-        read_secret(cluster.cluster_secret_file or "")
+        read_secret(Path(cluster.cluster_secret_file or ""))
         self._connect(cluster.ray_address)
         here = config.processes
         self._share = {"CPU": float(here * max(1, config.device.threads))}
@@ -79,7 +80,9 @@ class RayNodes:
         self._ray.shutdown()
 
     def _connect(self, address: str | None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else it reports over the internet
+        from ray._common.usage import usage_lib
+
+        usage_lib.set_usage_stats_enabled_via_env_var(False)  # else it reports over the internet
         started = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "object_store_memory": STORE_BYTES}
         try:
             self._ray.init(address=address or "local", **({} if address else started))

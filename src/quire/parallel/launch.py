@@ -13,7 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from quire.parallel.link import Link, LinkLost
+from quire.parallel.link import Link
+from quire.parallel.wire import Dropped
 
 END_SECONDS = 3.0
 """That a process may take to end by itself."""
@@ -116,7 +117,7 @@ class Elsewhere:
     def _ask(link: Link, kind: str, line: bytes) -> bool:
         try:
             link.send(order(Launch(kind, line)))
-        except LinkLost:
+        except Dropped:
             return False
         return True
 
@@ -129,7 +130,7 @@ class Elsewhere:
         while self._code is None:
             try:
                 said = self._link.receive(POLL_SECONDS)
-            except LinkLost:
+            except Dropped:
                 self._code = LOST
             else:
                 self._code = None if said is None else self._decode(said[1:]).code
