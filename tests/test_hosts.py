@@ -13,12 +13,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from live_server import wait_until
 from networks import ADDRESSES, Network, why_not
 from oracle import BACKENDS
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
+from quire.core.files import sampled_digest
+from quire.engine.placing import check_same
+from stub_engine import stub_info
 from test_chaos import STREAMS, Load, bodies, metric, restarts, wait_for_more
 from test_replay import texts_of
 from test_server_death import Serving, children
@@ -182,3 +186,16 @@ def test_answers_of_many_clients_come_from_both_hosts(tmp_path: Path) -> None:
         asked = bodies(8)
         alone = [texts_of(client.post("/v1/completions", json=body)) for body in asked]
         assert [texts_of(r) for r in pool.map(lambda b: client.post("/v1/completions", json=b), asked)] == alone
+
+
+def test_replicas_that_would_answer_otherwise_are_refused(tmp_path: Path) -> None:
+    first = stub_info(weights="a", isa="avx512")
+    check_same(first, stub_info(weights="a", isa="avx512", num_blocks=7, threads=3), 1)
+    for name, value in (("weights", "b"), ("isa", "avx2"), ("dtype", "bfloat16")):
+        with pytest.raises(ConfigError, match=f"replica 1 differs .*: {name} is '{value}'"):
+            check_same(first, replace(first, **{name: value}), 1)
+    for name, middle in (("one", b"a"), ("copy", b"a"), ("other", b"b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(300_000) + middle + bytes(300_000))
+    one, copy, other = (sampled_digest(tmp_path / name) for name in ("one", "copy", "other"))
+    assert one == copy != other

@@ -137,7 +137,7 @@ def run_agent(config: EngineConfig) -> None:
     try:
         while True:
             try:
-                _stay(dial(master, secret), config, agent.address[1])
+                _stay(dial(master, secret), config, agent.address)
             except Dropped as error:
                 if told != str(error):
                     logger.warning("host 0 at %s:%d: %s; tried again until it is there", *master, error)
@@ -158,11 +158,11 @@ def _own_address(interface: str | None, master: Address, pause: threading.Event)
             pause.wait(AGAIN_SECONDS)
 
 
-def _stay(link: Link, config: EngineConfig, port: int) -> None:
+def _stay(link: Link, config: EngineConfig, address: Address) -> None:
     """Join, and return when host 0 has left."""
     cluster = config.cluster
     try:
-        hello = Hello(quire.__version__, cluster.nnodes, cluster.node_rank, port)
+        hello = Hello(quire.__version__, cluster.nnodes, cluster.node_rank, address)
         link.send(msgspec.msgpack.encode(hello))
         said = link.receive(FIRST_SECONDS)
         answer = msgspec.msgpack.decode(said, type=Answer) if said is not None else Answer("it says nothing")

@@ -20,12 +20,12 @@ POLL_SECONDS = 1.0
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """An agent says who it is, and on which port of the address it comes from it listens."""
+    """An agent says who it is, and where it listens."""
 
     version: str
     nnodes: int
     node_rank: int
-    port: int
+    address: Address
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
@@ -69,7 +69,7 @@ class JoinedNodes:
         if refused:
             logger.error("%s was refused: %s", link.address[0], refused)
             return
-        logger.info("host %d has joined: %s:%d", hello.node_rank, link.address[0], hello.port)
+        logger.info("host %d has joined: %s:%d", hello.node_rank, *hello.address)
         try:
             while not self._closing.is_set():
                 link.receive(POLL_SECONDS)
@@ -86,10 +86,9 @@ class JoinedNodes:
             return f"it runs quire {hello.version}, and host 0 {quire.__version__}"
         if hello.nnodes != self._cluster.nnodes or not 0 < hello.node_rank < hello.nnodes:
             return f"it is host {hello.node_rank} of {hello.nnodes}, and there are {self._cluster.nnodes}"
-        address = link.address[0], hello.port
         with self._lock:
             before = self.address(hello.node_rank)
-            if before not in (None, address):
+            if before not in (None, hello.address):
                 return f"there is a host {hello.node_rank} already, at {before[0]}:{before[1]}"
-            self._there[hello.node_rank] = address, link
+            self._there[hello.node_rank] = hello.address, link
         return ""

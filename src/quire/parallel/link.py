@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from quire.parallel.wire import Dropped, Peer, call, greet, listen
 
 logger = logging.getLogger("quire.cluster")
@@ -125,5 +127,7 @@ class Listener:
             self._serve(link)
         except Dropped as dropped:
             logger.info("%s", dropped)
+        except msgspec.MsgspecError as error:
+            logger.warning("%s:%d says what is not understood: %s", *address, error)
         finally:
             link.close()
