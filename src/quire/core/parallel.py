@@ -68,11 +68,6 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return 1 if stages == 1 else self.pipeline_micro_batches or 2 * stages
 
     @property
-    def wholes(self) -> int:
-        """How many processes of this machine share what all layers take: a stage has but its own part of that."""
-        return self.processes // self.pipeline_parallel_size
-
-    @property
     def pinned_layers(self) -> tuple[int, ...]:
         """Layers of each stage as they were asked for; none: they were not."""
         return () if self.pipeline_layers == "auto" else tuple(int(part) for part in self.pipeline_layers.split(","))
@@ -89,7 +84,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """That share this machine."""
+        """Of all engines."""
         return self.ranks * self.data_parallel_size
 
     def validate(self, drafts: Speculation | None) -> None:

@@ -11,6 +11,7 @@ from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, QuireError
+from quire.core.files import sampled_digest
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.adapting import Adapting
@@ -284,4 +285,5 @@ class Engine:
             opening=self.opening,
             scheduling_policy=config.scheduler.scheduling_policy,
             implementations=dict(self.ops.chosen),
+            weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
         )

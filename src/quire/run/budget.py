@@ -96,7 +96,7 @@ def check_asked(config: EngineConfig, block_bytes: int, free: int) -> None:
     cache = config.cache
     name = "num_blocks" if cache.num_blocks else "kv_cache_memory_bytes"
     asked = -(-cache.num_blocks // config.parallel.context_parallel_size) * block_bytes or cache.kv_cache_memory_bytes
-    free //= config.parallel.wholes
+    free //= config.wholes
     if asked > free:
         fits = free // block_bytes * config.parallel.context_parallel_size
         raise ConfigError(
@@ -118,7 +118,7 @@ def plan_kv(config: EngineConfig, shape: KVPlan, left: int | None = None) -> KVP
         blocks = cache.num_blocks
     else:
         if left is None:
-            left = int(available_memory() * FREE_MEMORY_SHARE) // config.parallel.wholes
+            left = int(available_memory() * FREE_MEMORY_SHARE) // config.wholes
         blocks = (cache.kv_cache_memory_bytes or left) // block_bytes * holders
         if not cache.kv_cache_memory_bytes:
             blocks = min(blocks, config.scheduler.max_num_seqs * sizes.footprint(length))

@@ -7,8 +7,6 @@ engine: whoever supervises it starts the whole group again.
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -25,6 +23,7 @@ from quire.model.net.stage import Stage
 from quire.ops.choice import backend_of
 from quire.parallel.busy import Busy
 from quire.parallel.experts import expert_plan
+from quire.parallel.launch import Launched, Process
 from quire.parallel.place import ALONE, Memory, Place, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import topology_of
@@ -45,7 +44,7 @@ class Ranks:
     def __init__(self, config: EngineConfig) -> None:
         """`config`: as each rank is to have it, its own number of threads included."""
         topology, experts = topology_of(config.parallel), expert_plan(config.parallel)
-        crowded = config.parallel.processes * max(1, config.device.threads) > cores().threads
+        crowded = config.processes * max(1, config.device.threads) > cores().threads
         self._encode = msgspec.msgpack.Encoder().encode
         memory = Memory(topology)
         self.world = SharedComm(memory.world, 0, topology.world, crowded)
@@ -64,15 +63,11 @@ class Ranks:
         for other in self.others:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
-    def _start(self, start: Start) -> subprocess.Popen[bytes]:
-        command, files = [sys.executable, "-m", RANK], (start.world, start.busy, *start.groups.values())
-        found = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=files, start_new_session=True)
-        assert found.stdin is not None
-        found.stdin.write(msgspec.json.encode(start) + b"\n")
-        found.stdin.flush()
-        return found
+    def _start(self, start: Start) -> Process:
+        files = start.world, start.busy, *start.groups.values()
+        return Process(RANK, msgspec.json.encode(start), files=files)
 
-    def _watch(self, other: subprocess.Popen[bytes]) -> None:
+    def _watch(self, other: Launched) -> None:
         other.wait()
         if not self._ending:
             for comm in (self.world, *self.place.comms.values()):
@@ -117,21 +112,19 @@ class Ranks:
     @property
     def killed(self) -> bool:
         """Whether one of the others was killed from outside (SIGKILL), by somebody or for want of memory."""
-        return any(other.returncode == -signal.SIGKILL for other in self.others)
+        return any(other.ended() == -signal.SIGKILL for other in self.others)
 
     def check(self) -> None:
         """`EngineFailure` when one of the others has ended."""
         for i, other in enumerate(self.others, 1):
-            if other.poll() is not None:
-                raise EngineFailure(f"rank {i} has ended (exit code {other.returncode})")
+            if (code := other.ended()) is not None:
+                raise EngineFailure(f"rank {i} has ended (exit code {code})")
 
     def close(self) -> None:
         """End the others."""
         self._ending = True
         for other in self.others:
-            assert other.stdin is not None
-            other.stdin.close()
-            other.wait()
+            other.end()
         for replies in self._replies:
             replies.close()
 
@@ -208,5 +201,5 @@ def of_a_rank(config: EngineConfig) -> EngineConfig:
         raise ConfigError(
             f"--{name.replace('_', '-')}: ranks on GPUs are not built yet; --device cpu has them", param=name
         )
-    threads = config.device.threads or max(1, cores().threads // config.parallel.processes)
+    threads = config.device.threads or max(1, cores().threads // config.processes)
     return msgspec.structs.replace(config, device=msgspec.structs.replace(config.device, threads=threads))
