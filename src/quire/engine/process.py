@@ -93,7 +93,7 @@ class ProcessEngine:
         if message is None or isinstance(message, StepReport):
             return message
         if isinstance(message, Failed):
-            raise EngineFailure(message.message)
+            raise _error_of(message)
         raise EngineFailure(f"unexpected message {type(message).__name__} from the engine")
 
     def kill(self) -> None:
