@@ -43,6 +43,19 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
 
 
+class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store behind the KV cache holds, `blocks` and `bytes`, and of blocks since the start: `written` to it,
+    come back (`hits`), looked for and not there any more (`misses`), `bad` ones, `dropped` for want of time or room."""
+
+    blocks: int = 0
+    bytes: int = 0
+    written: int = 0
+    hits: int = 0
+    misses: int = 0
+    bad: int = 0
+    dropped: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals after a step. `waste` is the share of reserved KV slots that hold no token.
 
@@ -50,6 +63,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     `expert_pairs`: pairs (token, choice) that each rank computed, where experts are divided over ranks;
     `expert_imbalance`: those of the rank that had most, over the mean of ranks, of all layers' steps.
     `running_adapters`, `waiting_adapters`: names of LoRA adapters that sequences in the batch and in the queue use.
+    `bubbles`: share of the time of steps that each rank of a pipeline waited for others.
     """
 
     running: int = 0
@@ -76,6 +90,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     expert_imbalance: float = 1.0
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
+    bubbles: tuple[float, ...] = ()
+    kv_store: StoreStats | None = None
+
+
+RANK_KILLED = "rank_killed"
+"""Kind of a failure: somebody killed one of the engine's processes, which no request is to blame for."""
 
 
 class EngineKilled(EngineFailure):

@@ -18,7 +18,9 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure, ModelError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Request
+from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.client import (
+    RANK_KILLED,
     UNREADABLE,
     Abort,
     ChangeAdapter,
@@ -65,6 +67,7 @@ class ProcessEngine:
         self._directory = tempfile.mkdtemp(prefix="quire-")  # mode 0700: only this user can connect
         self._process = self._start()
         self._closed = self._loaded = False
+        self._end_seconds = END_SECONDS + (FLUSH_SECONDS if config.tiers.any else 0)
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(msgspec.json.encode(config) + b"\n")
@@ -134,7 +137,8 @@ class ProcessEngine:
     def close(self) -> None:
         """End the process and remove the sockets.
 
-        Closing its input ends one that runs: it has nothing to save but a packed cache, which it is given seconds for.
+        Closing its input ends one that runs: it has nothing to save but a packed cache and blocks for a store, for
+        which it gets seconds.
         """
         if self._closed:
             return
@@ -143,7 +147,7 @@ class ProcessEngine:
             with contextlib.suppress(OSError):  # it is gone already
                 self._process.stdin.close()
         try:
-            self._process.wait(END_SECONDS if self._loaded else 0)
+            self._process.wait(self._end_seconds if self._loaded else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -198,5 +202,5 @@ def _end_of(code: int) -> str:
 
 
 def _error_of(failed: Failed) -> QuireError:
-    kinds: dict[str, type[QuireError]] = {e.kind: e for e in (ModelError, ConfigError)}
+    kinds: dict[str, type[QuireError]] = {e.kind: e for e in (ModelError, ConfigError)} | {RANK_KILLED: EngineKilled}
     return kinds.get(failed.kind, EngineFailure)(failed.message)

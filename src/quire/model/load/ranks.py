@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,9 @@ from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.divided import ManyHolders
 from quire.model.net.joined import GatheredHead, GatheredNorm, SummedAttention, SummedMlp
 from quire.model.net.moe import MoeMlp
-from quire.model.net.parts import Mlp, RowNorm, Step
+from quire.model.net.parts import Mlp, NoNorm, Normed, ReplacingNorm, RowNorm, Step
+from quire.model.net.spread import spread
+from quire.model.net.stage import Stage
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
@@ -23,20 +26,56 @@ from quire.parallel.pairs import PairDivider
 from quire.parallel.place import Place
 
 
-def share_of(place: Place) -> Share:
-    """What a rank at `place` has of each matrix."""
-    return Share(place.along("tensor"), place.topology.tensor, place.division)
+def share_of(place: Place, stages: Sequence[range]) -> Share:
+    """What a rank at `place` has of each matrix, and which of the layers, those of all `stages`.
+
+    The first and the last stage share the head (Yeung et al. 2024): layers could not make up for it, as a prompt needs
+    it once and an answer at every token. Ranks that share matrices have the head of the last stage.
+    """
+    if place.topology.pipeline == 1:
+        return Share(place.along("tensor"), place.topology.tensor, place.division)
+    number = place.along("pipeline")
+    ends = {0: (0, 2), place.topology.pipeline - 1: (1, 2)} if place.topology.tensor == 1 else {}
+    return Share(place.along("tensor"), place.topology.tensor, place.division, stages[number], ends.get(number))
 
 
-def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
+def joined(decoder: Decoder, spec: ModelSpec, place: Place, share: Share) -> Decoder:
     """`decoder` of a rank's share, joined with those of the others along each axis.
 
     `spec`: the whole model's. `ConfigError` for what cannot be split yet, with the reason.
     """
-    comm, division = place.comm("tensor"), place.division
+    if (comm := place.comm("context")) is not None:
+        check_spread(spec)
+        decoder = spread(decoder, comm)
+    comm, stages, division = place.comm("tensor"), place.comm("pipeline"), place.division
     if division is not None and (among := place.comm(division.plan.axis)) is not None:
         decoder = _over_holders(decoder, spec.moe.routing.experts, division, among)
-    return decoder if comm is None else _over_shares(decoder, spec, comm)
+    if comm is not None:
+        decoder = _over_shares(decoder, spec, comm)
+    return decoder if stages is None else _as_stage(decoder, spec, stages, share)
+
+
+def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> Stage:
+    """With the ways in from the stage before and out to the next.
+
+    In a post-LN model the norm that ends the layer before is what comes in.
+    """
+    parts = {f.name: getattr(decoder, f.name) for f in fields(decoder)}
+    first, *others = decoder.layers
+    if comm.rank and isinstance(first.attn_norm, ReplacingNorm):
+        parts["embed_steps"] = (Normed(first.attn_norm.norm),)
+        parts["layers"] = (replace(first, attn_norm=NoNorm()), *others)
+    return Stage(**parts, comm=comm, hidden=spec.hidden, shared=share.head is not None)
+
+
+def check_spread(spec: ModelSpec) -> None:
+    """`ConfigError` for a model whose sequences cannot be spread over ranks, with the reason."""
+    for found, why in (
+        (spec.encoder.layers, "an encoder is computed by one rank only, and its keys lie before the decoder's"),
+        (spec.mla.rank, "attention to latents folds no splits of keys that other ranks have"),
+    ):
+        if found:
+            raise ConfigError(f"--context-parallel-size: {why}; leave it out", param="context_parallel_size")
 
 
 def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:
