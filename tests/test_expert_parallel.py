@@ -60,7 +60,7 @@ def logits(model: Model) -> Tensor:
     return torch.cat([part.clone() for part in Paged(model, [prompt(23, 1), prompt(5, 2)]).run([[9, 5], [14, 0]])])
 
 
-LATENTS = {name: facts for name, facts in LATENT.items() if "n_routed_experts" in facts[1]}
+LATENTS = {name: facts for name, facts in LATENT.items() if facts[1].get("first_k_dense_replace", 1) < 3}
 VARIANTS = MIXTURES | LATENTS
 FEW = ("mixtral", "qwen2_moe", "olmoe", "gpt_oss", "glm4_moe_norms", "phimoe_biases", *[*LATENTS][:1])
 
