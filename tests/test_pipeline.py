@@ -272,7 +272,7 @@ def test_a_stage_that_dies_ends_the_engine(stage: int) -> None:
         others = engine.ranks.others
         with pytest.raises(ValueError, match="a rank of the group has ended"):
             run(engine, requests_of(12), lambda turn: os.kill(others[stage - 1].pid, signal.SIGKILL))
-    assert all(other.returncode is not None for other in others)
+    assert all(other.ended() is not None for other in others)
 
 
 def test_what_stages_cannot_do_is_said(tmp_path: Path) -> None:

@@ -218,13 +218,7 @@ class Engine:
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""
-        size, groups = self.config.cache.block_size, self.kv.groups
-        slack = 0
-        for seq in self.scheduler.running:
-            for table, slid, layers in zip(seq.blocks, seq.slid, groups.layers, strict=True):
-                slack += (len(table) * size - seq.computed) * len(layers)
-                slack += (len(table) - slid) * size * (groups.width - len(layers))
-        return slack / max(1, self.pool.num_used * size * groups.width)
+        return self.kv.waste(self.scheduler.running, self.pool.num_used)
 
     def stats(self) -> Stats:
         """Gauges and totals now."""
