@@ -111,7 +111,7 @@ def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
 
 
 def test_each_share_keeps_its_own_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "llama")
+    write(tmp_path, "llama", vocab_size=100)
     ops = select(DeviceConfig(device="cpu"))
     config = flat_config(model=str(tmp_path), dtype="bfloat16", cache_packed=str(tmp_path / "kept"))
     shares = Share(), Share(0, 2), Share(1, 2)

@@ -8,11 +8,9 @@ import msgspec
 
 from quire.core.errors import ConfigError
 from quire.core.option import about
-from quire.core.speculation import LOOK_UPS, Speculation
+from quire.core.speculation import Speculation
 
 MOST_RANKS = 64
-ALONE = (*LOOK_UPS, "draft_model")
-"""Ways to draft that need nothing of the model's own parts."""
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +38,22 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("tensor_parallel_size", "data_parallel_size"):
             if not 1 <= getattr(self, name) <= MOST_RANKS:
                 raise ConfigError(f"--{name.replace('_', '-')} must lie in [1, {MOST_RANKS}]", param=name)
-        if self.tensor_parallel_size > 1 and drafts is not None and drafts.method not in ALONE:
+        if drafts is not None:
+            self._check_drafts(drafts)
+
+    def _check_drafts(self, drafts: Speculation) -> None:
+        """Over how many ranks a draft model may be split."""
+        size = drafts.draft_tensor_parallel_size
+        sizes: tuple[int, ...] = (0, 1)
+        if drafts.method == "draft_model":
+            sizes = (0, 1, self.tensor_parallel_size)
+        elif drafts.method == "self":
+            sizes = (0, self.tensor_parallel_size)
+        if size not in sizes:
+            why = {"draft_model": "a draft model is computed by one rank or by all", "self": "the target is split so"}
             raise ConfigError(
-                f"--tensor-parallel-size: drafts of the method {drafts.method!r} read what is split over ranks; "
-                f"use {', '.join(ALONE)}",
-                param="tensor_parallel_size",
+                f"--speculative-draft-tensor-parallel-size {size}: with {drafts.method!r} it may be "
+                f"{' or '.join(map(str, sorted({*sizes} - {0})))}: "
+                f"{why.get(drafts.method, 'nothing of these drafts is split')}",
+                param="speculative_draft_tensor_parallel_size",
             )

@@ -20,7 +20,6 @@ _OFFLOAD = "offloading is not built yet"
 _TOOLS = "tool calling is not built yet"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "speculative_draft_tensor_parallel_size": ((None, 1), _ONE_DEVICE),
     "pipeline_parallel_size": ((1,), _ONE_DEVICE),
     "enable_expert_parallel": ((False,), _ONE_DEVICE),
     "nnodes": ((1,), _ONE_DEVICE),

@@ -31,7 +31,7 @@ from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
 from quire.model.load.place import placed
-from quire.model.load.ranks import joined, share_of
+from quire.model.load.ranks import joined, joined_encoder, share_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.net.encoder import Encoder
@@ -117,10 +117,13 @@ def load_model(
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
     ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
-    made = joined(load_decoder(reader, ropes), spec, place)
-    encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
+    own = load_decoder(reader, ropes)
+    made = joined(own, spec, place)
+    still, encoder = ropes[spec.rope[0]], None
+    if spec.encoder.layers:
+        encoder = joined_encoder(load_encoder(reader, made.embed, still), place)
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
-    load_adapters(config, reader, Base(ops, spec, made, lambda role, layer: reader.matrix((role,), layer), dtype))
+    load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
     return Model(

@@ -9,15 +9,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from quire.core.config import EngineConfig
+from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
+from quire.model.batch import Continues
 from quire.ops.choice import backend_of
 from quire.parallel.place import ALONE, Memory, Place, place_of
 from quire.parallel.shared import SharedComm
@@ -25,10 +26,10 @@ from quire.parallel.topology import topology_of
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
-from quire.run.messages import Adapter, Allocate, Copy, Forward, Message, Move, Start, Zero
+from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Start, Zero
 from quire.run.step import Step
 
-RANK = "quire.run.rank"
+RANK = "quire.engine.rank"
 """What the other processes run."""
 
 
@@ -67,18 +68,18 @@ class Ranks:
         """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
         self.world.tell(self._encode(message))
 
-    def allocate(self, kv: KVPlan, beside: bool) -> None:
-        """The cache of the others is as large as this rank's; a draft model is this rank's alone.
+    def allocate(self, kv: KVPlan, limits: SchedulerConfig, alone: bool) -> None:
+        """The cache of the others is as large as this rank's; `alone`: a draft model's part of it is this rank's alone.
 
-        `ConfigError` where the layers of both need several block tables.
+        `ConfigError` where the layers of both need several block tables then.
         """
-        if beside and len(kv.groups.layers) > 1:
+        if alone and len(kv.groups.layers) > 1:
             raise ConfigError(
-                "--tensor-parallel-size: a draft model beside layers with windows has block tables that other ranks "
-                "do not know; use the method ngram or suffix",
-                param="tensor_parallel_size",
+                "--speculative-draft-tensor-parallel-size 1: a draft model beside layers with windows has block tables "
+                "that the other ranks do not know; leave it out, and all ranks compute it",
+                param="speculative_draft_tensor_parallel_size",
             )
-        self.tell(Allocate(kv.blocks, kv.max_model_len))
+        self.tell(Allocate(kv.blocks, kv.max_model_len, limits))
 
     def adapter(self, name: str, folder: str) -> None:
         """Load, replace or (without a folder) unload an adapter, as this rank did."""
@@ -88,6 +89,12 @@ class Ranks:
         """`Step` of the same arguments, whose forward passes all ranks compute together."""
         made = LedStep(*args)
         made.ranks = self
+        return made
+
+    def drafting_step(self, *args: Any) -> Step:
+        """The same of a model that drafts, which every rank has."""
+        made = LedStep(*args)
+        made.ranks, made.drafts = self, True
         return made
 
     def caches(self, *args: Any) -> Caches:
@@ -115,12 +122,19 @@ class LedStep(Step):
     """A step that other ranks compute their shares of."""
 
     ranks: Ranks
+    drafts = False
 
-    def pieces(self, shape: Shape) -> Iterable[Tensor]:
-        """As `Step`'s; what is in the arrays goes to all ranks first."""
-        sizes = shape.tokens, shape.seqs, shape.logits, shape.blocks, shape.tree
-        self.ranks.tell(Forward(sizes, self.arrays.written(shape)))
-        return super().pieces(shape)
+    def begins(self, shape: Shape) -> None:
+        """What is in the arrays goes to all ranks first."""
+        decoder, given = self.model.decoder, b""
+        if isinstance(decoder, Continues):
+            given = decoder.given[: shape.tokens].numpy().tobytes()
+        self.ranks.tell(Forward((*shape,), self.arrays.written(shape), self.drafts, given))
+
+    def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
+        """As `Step`'s."""
+        self.ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
+        super().encode(tokens, slots)
 
 
 class LedCaches(Caches):

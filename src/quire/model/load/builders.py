@@ -26,7 +26,7 @@ from quire.model.net.decoder import (
     sequential_block,
 )
 from quire.model.net.linear import Linear
-from quire.model.net.parts import Clip, Normed, NormSpans, Positions, Project, RowNorm, Scale, SoftCap, Step
+from quire.model.net.parts import Clip, Embedding, Normed, NormSpans, Positions, Project, RowNorm, Scale, SoftCap, Step
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.weights import PackedTable
 from quire.quant.registry import DENSE, matrix_scheme
@@ -46,6 +46,7 @@ def load_decoder(reader: Reader, ropes: dict[Rope, Tensor]) -> Decoder:
     spec, layers = reader.opened.spec, list[Layer]()
     with reader.part():
         embed = reader.place(load_table(reader))
+        first = reader.share.role("embed", spec)[0] if reader.share.world > 1 else None
         steps, bias = reader.place((embed_steps(reader), backward_bias(reader)))
     for i in range(spec.layers):
         with reader.part(i):
@@ -54,7 +55,7 @@ def load_decoder(reader: Reader, ropes: dict[Rope, Tensor]) -> Decoder:
     with reader.part(spec.layers):
         final, head = reader.place((load_final_norm(reader), load_head(reader, embed)))
     block, narrows = BLOCKS[spec.join], reader.adapters is None
-    return Decoder(reader.ops, embed, steps, tuple(layers), final, head, cap, block, narrows)
+    return Decoder(reader.ops, Embedding(embed, first), steps, tuple(layers), final, head, cap, block, narrows)
 
 
 def embed_steps(reader: Reader) -> tuple[Step, ...]:
@@ -139,7 +140,7 @@ def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
 
 def load_head(reader: Reader, embed: Tensor | PackedTable) -> Linear:
     """The output head; a tied one is the matrix `embed`, or is packed from that table, which stays for look-ups."""
-    if isinstance(embed, PackedTable) and not reader.opened.claim.get("head") and reader.share.world == 1:
+    if isinstance(embed, PackedTable) and not reader.opened.claim.get("head"):
         linear = Linear(embed.matrix)
     else:
         linear = reader.linear(("head",), None)

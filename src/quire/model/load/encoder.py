@@ -15,8 +15,8 @@ from quire.model.load.reader import Reader
 from quire.model.net.decoder import CrossAttention
 from quire.model.net.encoder import Encoder, EncoderLayer
 from quire.model.net.linear import Linear
+from quire.model.net.parts import Embed
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.weights import PackedTable
 
 
 def bucket_of(distance: Tensor, buckets: int, furthest: int) -> Tensor:
@@ -61,8 +61,8 @@ def load_encoder_layer(reader: Reader, index: int) -> EncoderLayer:
     return EncoderLayer(attn_norm, qkv, o, mlp_norm, load_mlp(reader, index, "encoder_"))
 
 
-def load_encoder(reader: Reader, embed: Tensor | PackedTable, still: Tensor) -> Encoder:
-    """The encoder, packed and on its device; `embed` is the decoder's table too, `still` a rope table, both there."""
+def load_encoder(reader: Reader, embed: Embed, still: Tensor) -> Encoder:
+    """The encoder, packed and on its device; `embed` is the decoder's too, `still` a rope table, both there."""
     spec = reader.opened.spec
     weight = reader.vector("encoder_relative_bias")
     assert weight is not None, "the claim requires it"

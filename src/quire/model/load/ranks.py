@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.core.errors import ConfigError
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
-from quire.model.net.joined import GatheredHead, GatheredNorm, SummedAttention, SummedMlp
-from quire.model.net.parts import RowNorm, Step
+from quire.model.net.encoder import Encoder
+from quire.model.net.joined import (
+    GatheredHead,
+    GatheredNorm,
+    SummedAttention,
+    SummedEmbedding,
+    SummedMlp,
+    SummedProduct,
+)
+from quire.model.net.parts import Embedding, RowNorm, Step
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
@@ -23,29 +30,38 @@ def share_of(place: Place) -> Share:
 def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
     """`decoder` of a rank's share, joined with those of the others along each axis.
 
-    `spec`: the whole model's. `ConfigError` for what cannot be split yet, with the reason.
+    `spec`: the whole model's.
     """
     comm = place.comm("tensor")
     return decoder if comm is None else _over_shares(decoder, spec, comm)
 
 
+def joined_encoder(encoder: Encoder, place: Place) -> Encoder:
+    """`encoder` of a rank's share, which has the joined decoder's `embed`, joined with those of the others."""
+    comm = place.comm("tensor")
+    if comm is None:
+        return encoder
+    layers = tuple(
+        replace(layer, o=SummedProduct(layer.o, comm), mlp=SummedMlp(layer.mlp, comm)) for layer in encoder.layers
+    )
+    return replace(encoder, layers=layers)
+
+
 def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:
     """With the sums over ranks that a block needs, and all columns of the logits."""
-    if spec.encoder.layers:
-        raise ConfigError(
-            "--tensor-parallel-size: an encoder is computed by one rank only; leave it out",
-            param="tensor_parallel_size",
-        )
+    assert isinstance(decoder.embed, Embedding), "as it was loaded"
     bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
     widths = tuple(stop - first for first, stop in bounds)
     layers = tuple(_joined(layer, decoder.ops, comm) for layer in decoder.layers)
-    return replace(decoder, layers=layers, head=GatheredHead(decoder.head, comm, widths))
+    embed, head = SummedEmbedding(decoder.embed, comm), GatheredHead(decoder.head, comm, widths)
+    return replace(decoder, embed=embed, layers=layers, head=head)
 
 
 def _joined(layer: Layer, ops: Ops, comm: Comm) -> Layer:
     steps = tuple(_step(step, ops, comm) for step in layer.qkv_steps)
     attention, mlp = SummedAttention(layer.attention, comm), SummedMlp(layer.mlp, comm)
-    return replace(layer, qkv_steps=steps, attention=attention, mlp=mlp)
+    cross = None if layer.cross is None else replace(layer.cross, o=SummedProduct(layer.cross.o, comm))
+    return replace(layer, qkv_steps=steps, attention=attention, mlp=mlp, cross=cross)
 
 
 def _step(step: Step, ops: Ops, comm: Comm) -> Step:

@@ -19,7 +19,7 @@ from quire.model.disk.opened import Opened
 from quire.model.load.adapters import ADAPTED, Adapters
 from quire.model.load.packed_cache import PackedCache
 from quire.model.load.place import placed
-from quire.model.load.roles import DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
+from quire.model.load.roles import DISK_ROLES, ROWS, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
 from quire.ops.backend import Ops
 from quire.ops.weights import labelled
@@ -109,10 +109,11 @@ class Reader:
         return tensor
 
     def table(self, role: str) -> Tensor:
-        """A look-up table in the compute dtype, copied out of the mapped file."""
-        names = self.opened.claim.get(role)
+        """This rank's rows of a look-up table in the compute dtype, copied out of the mapped file."""
+        names, spec = self.opened.claim.get(role), self.opened.spec
         raw = {s: self.read(name) for s, name in names.items()}
-        tensor = _as_table(raw, matrix_scheme(self.opened.scheme, names), self.form.dtype)
+        rows = self.share.cut(role, spec, spec.vocab_size) if DISK_ROLES[role].shard == ROWS else slice(None)
+        tensor = _as_table(raw, matrix_scheme(self.opened.scheme, names), self.form.dtype, rows)
         self.count(role, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
         return tensor
 
@@ -153,6 +154,11 @@ class Reader:
             bias = torch.cat([torch.zeros(w.shape[0]) if b is None else b for w, b in parts])
         return QWeight.cat_rows([w for w, _ in parts]), bias
 
+    def whole(self, role: str, layer: int | None) -> tuple[QWeight, Tensor | None]:
+        """The matrix of `role` of all ranks, quantized, and its bias."""
+        holder = self._holder(role, layer)
+        return self._ordered(role, holder, *self._whole(holder, layer, None), layer)
+
     def dense(self, role: str, layer: int) -> Linear:
         """A matrix whose products are those of f32: a router's choice is all or nothing, so nothing may be rounded."""
         names = self.opened.claim.get(role, layer)
@@ -183,13 +189,20 @@ class Reader:
         self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None
     ) -> tuple[QWeight, Tensor | None]:
         """The rows of one role, in our order, and of those this rank's."""
+        weight, bias = self._ordered(role, holder, weight, bias, layer)
+        return shard(weight, bias, role, self.opened.spec, self.share.rank, self.share.world)
+
+    def _ordered(
+        self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None
+    ) -> tuple[QWeight, Tensor | None]:
+        """The rows of one role, in our order."""
         spec = self.opened.spec
         rotated = spec.rope[layer].dim if spec.interleaved_rope and layer is not None else 0
         if layer is not None:
             rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
             if rows is not None:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-        return shard(weight, bias, role, spec, self.share.rank, self.share.world)
+        return weight, bias
 
     def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Tensor | None]:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
@@ -233,6 +246,8 @@ def _fitted(weight: QWeight, shape: tuple[int, ...], activations: str) -> QWeigh
     return weight if activations == "auto" else weight.with_activations(int(activations.removeprefix("int")))
 
 
-def _as_table(raw: Mapping[str, Tensor], scheme: QuantScheme, dtype: torch.dtype) -> Tensor:
-    """The numbers of a look-up table, which are copied or taken out of their format."""
-    return raw["weight"].to(dtype, copy=True) if "weight" in raw else scheme.load(raw, dtype).dequantize().to(dtype)
+def _as_table(raw: Mapping[str, Tensor], scheme: QuantScheme, dtype: torch.dtype, rows: slice) -> Tensor:
+    """The numbers of some rows of a look-up table, which are copied or taken out of their format."""
+    if "weight" in raw:
+        return raw["weight"][rows].to(dtype, copy=True)
+    return scheme.load(raw, dtype).take_rows(rows).dequantize().to(dtype)

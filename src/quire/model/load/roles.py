@@ -2,7 +2,7 @@
 
 This table is the only source of shard axes. The outputs of a row shard are a slice of the whole's, those of
 column shards are partial sums, which one reduction adds (Megatron-LM, Shoeybi et al. 2019). `local_spec` is the shape
-of one rank's share; the token table is whole on every rank, as each may meet any token.
+of one rank's share.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def _shared(spec: ModelSpec) -> int:
 
 
 ROLES: dict[str, Role] = {
-    "embed": Role("table", lambda s: (s.vocab_size, s.embed_width), layer=False),
+    "embed": Role(
+        "table", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, even=False
+    ),
     "positions": Role("table", lambda s: (s.max_position + s.position_offset, s.hidden), layer=False, optional=True),
     "project_in": Role("linear", lambda s: (s.hidden, s.embed_width), layer=False, optional=True),
     "embed_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),

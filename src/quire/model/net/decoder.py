@@ -9,11 +9,10 @@ from torch import Tensor
 
 from quire.model.batch import Batch
 from quire.model.net.linear import Linear
-from quire.model.net.parts import Mlp, Norm, Step
+from quire.model.net.parts import Embed, Mlp, Norm, Product, Step
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
-from quire.ops.weights import PackedTable
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class CrossAttention:
     q: Linear
     still: Tensor
     attend: AttentionSpec
-    o: Linear
+    o: Product
 
     def __call__(self, ops: Ops, h: Tensor, view: Batch, cache: KVCache) -> Tensor:
         """h [T, hidden] -> [T, hidden]; in `view` each row is a sequence that sees all of its encoder's tokens."""
@@ -145,7 +144,7 @@ def crossed_block(
 class Decoder:
     """Tokens to logits: `enter`, `walk` over layers, `leave`. Whoever needs only a part of the way calls these.
 
-    `embed` [V, hidden]; `block` is chosen at build by how the family joins attention and MLP.
+    `embed` looks tokens up; `block` is chosen at build by how the family joins attention and MLP.
 
     `embed_steps` change the embedded tokens, `head_steps` the logits. `narrows`: past the last layer's attention only
     rows that want logits are computed (1.5 % of a prompt with 28 layers, 3-5 % with 16), but not where rows have
@@ -153,7 +152,7 @@ class Decoder:
     """
 
     ops: Ops
-    embed: Tensor | PackedTable
+    embed: Embed
     embed_steps: tuple[Step, ...]
     layers: tuple[Layer, ...]
     final_norm: Norm
@@ -184,7 +183,7 @@ class Decoder:
 
     def enter(self, batch: Batch) -> Tensor:
         """The tokens of `batch` as the stream x [T, hidden]."""
-        x: Tensor = self.ops.embedding(batch.tokens, self.embed)
+        x = self.embed(self.ops, batch.tokens)
         for step in self.embed_steps:
             x = step(self.ops, x, batch)
         return x
