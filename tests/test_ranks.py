@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from group import each
 from oracle import BACKENDS, backend
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
@@ -24,16 +25,6 @@ from quire.parallel.shared import MESSAGE, SLOT, SharedComm, comm_bytes, shared_
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 PYDOC = str(Path(__file__).parent.parent / "src/quire/assets/pydoc")
-
-
-def each(world: int, work: Callable[[SharedComm], Any], crowded: bool = True) -> list[Any]:
-    """What `work` returns on each of `world` ranks, which are threads."""
-    file = shared_memory(comm_bytes(world))
-    try:
-        with ThreadPoolExecutor(world) as pool:
-            return list(pool.map(lambda rank: work(SharedComm(file, rank, world, crowded)), range(world)))
-    finally:
-        os.close(file)
 
 
 def parts(world: int, rows: int, width: int) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Memory that ranks on one host share, and the collectives over it (csrc/comm.cpp)."""
+"""Memory that ranks on one host share, and the collectives over it (csrc/collectives.cpp)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from quire.ops.native import best_ops, require_native
 
 RANKS = 64
 HEADER = 64 * (2 * RANKS + 4)
-"""Bytes of the header: a line of cache for each word of csrc/comm.cpp."""
+"""Bytes of the header: a line of cache for each word of csrc/comm.h."""
 MESSAGE = 1 << 20
 """Bytes of the longest message."""
 SLOT = 1 << 20
 """Bytes of a slot: longer parts are exchanged in pieces."""
+PIECE = 256 << 10
+"""Bytes of a piece of what one rank sends to another, and of the longest answer."""
+RING = 128 + 16 * (64 + PIECE)
+"""Bytes of the pieces that lie between two ranks, in one direction; pages that nobody has written take no memory."""
 SPINS = 20_000
 """Looks before a rank sleeps, some 0.3 ms, where each has a core of its own; waking takes 50 us."""
 
@@ -45,24 +49,27 @@ def shared_memory(nbytes: int) -> int:
 
 def comm_bytes(world: int) -> int:
     """Memory that `world` ranks share for their collectives."""
-    return HEADER + MESSAGE + 2 * world * SLOT
+    return HEADER + MESSAGE + 2 * world * SLOT + world * world * RING
 
 
 class SharedComm:
     """One rank's side (`Comm`). `file`: a descriptor of `comm_bytes(world)` zeros that all ranks map.
 
-    `crowded`: there are more threads than cores, so who waits sleeps. Collectives raise `ValueError` once a rank has
-    left.
+    `crowded`: there are more threads than cores, so who waits sleeps. `patience_s`: how long a rank waits for another
+    before it ends the group, 0: for ever. Collectives raise `ValueError` once a rank has left.
     """
 
-    def __init__(self, file: int, rank: int, world: int, crowded: bool = False) -> None:
+    recordable = True
+
+    def __init__(self, file: int, rank: int, world: int, crowded: bool = False, patience_s: float = 0.0) -> None:
         self.rank, self.world = rank, world
         self._map = mmap.mmap(file, comm_bytes(world))
         self._memory = np.frombuffer(self._map, np.uint8)
         base = self._memory.ctypes.data
-        spins = 0 if crowded else SPINS
-        places = [base, base + HEADER, base + HEADER + MESSAGE]
-        self._state = np.array([*places, rank, world, SLOT, MESSAGE, spins, 0, 0], np.int64)
+        slots = base + HEADER + MESSAGE
+        places = [base, base + HEADER, slots, slots + 2 * world * SLOT]
+        spins, patience = 0 if crowded else SPINS, round(1000 * patience_s)
+        self._state = np.array([*places, rank, world, SLOT, MESSAGE, spins, patience, 0, 0], np.int64)
         self._at = int(self._state.ctypes.data)
         self._starts: dict[tuple[int, ...], NDArray[np.int64]] = {}
         self._heard, self._size = np.empty(MESSAGE, np.uint8), np.zeros(1, np.int64)
@@ -70,24 +77,79 @@ class SharedComm:
 
     def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
         """As `Comm` says."""
-        self._run(ops, "all_reduce", self._at, check(x, "all_reduce x", torch.float32, -1, -1).data_ptr(), x.numel())
+        self._run(ops, "all_reduce", check(x, "all_reduce x", torch.float32, -1, -1).data_ptr(), x.numel())
         return x
+
+    def reduce_scatter(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
+        """As `Comm` says."""
+        width = check(x, "reduce_scatter x", torch.float32, sum(rows), -1).shape[1]
+        out, starts = _empty(ops, rows[self.rank], width, x.dtype), self._starts_of(rows, width)
+        self._run(ops, "reduce_scatter", out.data_ptr(), x.data_ptr(), starts)
+        return out
+
+    def all_gather(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
+        """As `Comm` says."""
+        width, words = check(x, "all_gather x", x.dtype, rows[self.rank], -1).shape[1], _words(x)
+        out = _empty(ops, sum(rows), width, x.dtype)
+        self._run(ops, "gather_columns", out.data_ptr(), x.data_ptr(), self._starts_of(rows, words), 1)
+        return out
 
     def gather_columns(self, ops: Ops, x: Tensor, widths: tuple[int, ...]) -> Tensor:
         """As `Comm` says."""
-        rows, total = len(check(x, "gather_columns x", torch.float32, -1, widths[self.rank])), sum(widths)
-        if widths not in self._starts:
-            self._starts[widths] = np.array([0, *accumulate(widths)], np.int64)
-        out = torch.empty(rows, total) if ops.cpu is None else ops.cpu.arena.empty(rows, total)
-        self._run(ops, "gather_columns", self._at, out.data_ptr(), x.data_ptr(), self._starts[widths].ctypes.data, rows)
+        rows = len(check(x, "gather_columns x", torch.float32, -1, widths[self.rank]))
+        out = _empty(ops, rows, sum(widths), x.dtype)
+        self._run(ops, "gather_columns", out.data_ptr(), x.data_ptr(), self._starts_of(widths, 1), rows)
         return out
+
+    def all_to_all(self, ops: Ops, x: Tensor, sends: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """As `Comm` says."""
+        rows, width = check(x, "all_to_all x", x.dtype, -1, -1).shape
+        check(sends, "all_to_all sends", torch.int32, self.world)
+        out, received = _empty(ops, most, width, x.dtype), _empty(ops, 1, self.world, torch.int32)[0]
+        places = out.data_ptr(), received.data_ptr(), x.data_ptr(), sends.data_ptr()
+        self._run(ops, "all_to_all", *places, rows, most, 4 * _words(x))
+        return out, received
+
+    def broadcast(self, ops: Ops, x: Tensor, root: int) -> Tensor:
+        """As `Comm` says."""
+        if x.numel():
+            self._run(ops, "broadcast", _flat(x, "broadcast x").data_ptr(), x.nbytes, self._known(root, "broadcast"))
+        return x
+
+    def send(self, ops: Ops, x: Tensor, to: int) -> None:
+        """As `Comm` says; 16 pieces of `PIECE` bytes have room between two ranks."""
+        self._run(ops, "send", _flat(x, "send x").data_ptr(), x.nbytes, self._other(to, "send"))
+
+    def recv(self, ops: Ops, out: Tensor, source: int) -> Tensor:
+        """As `Comm` says; `ValueError` when the other has sent another number of bytes."""
+        self._run(ops, "recv", _flat(out, "recv out").data_ptr(), out.nbytes, self._other(source, "recv"))
+        return out
+
+    def _starts_of(self, parts: tuple[int, ...], each: int) -> int:
+        """Where each rank's part begins, and where the last one ends."""
+        if len(parts) != self.world or min(parts) < 0:
+            raise ValueError(f"{parts} are not the parts of {self.world} ranks")
+        starts = tuple(each * start for start in accumulate(parts, initial=0))
+        if starts not in self._starts:
+            self._starts[starts] = np.array(starts, np.int64)
+        return int(self._starts[starts].ctypes.data)
+
+    def _known(self, rank: int, what: str) -> int:
+        if not 0 <= rank < self.world:
+            raise ValueError(f"{what}: there is no rank {rank} of {self.world}")
+        return rank
+
+    def _other(self, rank: int, what: str) -> int:
+        if rank == self.rank:
+            raise ValueError(f"{what}: rank {rank} is this one")
+        return self._known(rank, what)
 
     def _run(self, ops: Ops, name: str, *args: int) -> None:
         """Now, or as a part of the recording that is open."""
         if ops.cpu is None:
-            self._module.call(self._ids[name], args)
+            self._module.call(self._ids[name], (self._at, *args))
         else:
-            ops.cpu.call(name, *args)
+            ops.cpu.call(name, self._at, *args)
 
     def tell(self, message: bytes) -> None:
         """Rank 0 says something to all others; it waits until they have heard what was before."""
@@ -110,9 +172,38 @@ class SharedComm:
                 if not self._heard[0]:
                     return b"".join(pieces)
 
+    def say(self, message: bytes) -> None:
+        """To rank 0, which need not listen at once: 16 messages of at most `PIECE` bytes have room."""
+        data = message or b"\0"
+        self._module.call(self._ids["say"], (self._at, _address(data), len(message)))
+
+    def listen(self, rank: int, milliseconds: int = 0) -> bytes | None:
+        """What `rank` says next to rank 0, or None when it has said nothing for so long."""
+        where = self._heard.ctypes.data, self._size.ctypes.data
+        self._module.call(self._ids["listen"], (self._at, self._known(rank, "listen"), *where, milliseconds))
+        size = int(self._size[0])
+        return None if size < 0 else self._heard[:size].tobytes()
+
     def leave(self) -> None:
         """A rank has ended: whoever waits for it need not."""
         self._module.call(self._ids["leave"], (self._at,))
+
+
+def _empty(ops: Ops, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(rows, width, dtype=dtype) if ops.cpu is None else ops.cpu.arena.empty(rows, width, dtype)
+
+
+def _words(x: Tensor) -> int:
+    """How many times 4 bytes a row of x [T, d] has."""
+    if x.shape[1] * x.itemsize % 4:
+        raise ValueError(f"rows of {x.shape[1]} {x.dtype} are not whole numbers of 4 bytes")
+    return int(x.shape[1]) * x.itemsize // 4
+
+
+def _flat(x: Tensor, what: str) -> Tensor:
+    if not x.is_contiguous():
+        raise ValueError(f"{what}: need a contiguous tensor")
+    return x
 
 
 def _address(data: bytes) -> int:
