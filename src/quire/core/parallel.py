@@ -19,6 +19,12 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[
         int, about("Processes that share each layer's matrices, every one with its part of the threads.")
     ] = 1
+    enable_sequence_parallel: Annotated[
+        bool, about("Between the matrices that ranks share, each has a part of a long step's rows: fewer are normed.")
+    ] = False
+    rank_invariant: Annotated[
+        bool, about("The same bits whatever the number of ranks, 1 included: sums are made in runs, which takes time.")
+    ] = False
     data_parallel_size: Annotated[
         int, about("Engines of the whole model behind one server, every one with its part of threads and memory.")
     ] = 1
@@ -40,6 +46,18 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"--{name.replace('_', '-')} must lie in [1, {MOST_RANKS}]", param=name)
         if drafts is not None:
             self._check_drafts(drafts)
+            stops = drafts.method == "eagle3" or drafts.layers > 0
+            if self.enable_sequence_parallel and stops:
+                raise ConfigError(
+                    f"--enable-sequence-parallel: drafts of the method {drafts.method!r} stop between layers, where no "
+                    "rank has all rows; leave one of them out",
+                    param="enable_sequence_parallel",
+                )
+        if self.enable_sequence_parallel and self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "--enable-sequence-parallel: one rank has all rows; it needs --tensor-parallel-size",
+                param="enable_sequence_parallel",
+            )
 
     def _check_drafts(self, drafts: Speculation) -> None:
         """Over how many ranks a draft model may be split."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from quire.core.config import CacheConfig, EngineConfig, ModelConfig
+from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.core.progress import LoadProgress
@@ -31,9 +31,10 @@ from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
 from quire.model.load.place import placed
-from quire.model.load.ranks import joined, joined_encoder, share_of
+from quire.model.load.ranks import joined, joined_encoder, share_of, step_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
+from quire.model.load.runs import check_runs
 from quire.model.net.encoder import Encoder
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
@@ -96,14 +97,18 @@ def load_model(
 
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
-    options, share = config.model, share_of(place)
+    options = config.model
     borrowed = find_borrowed(resolve(options.model, hub_of(options)))
     if borrowed is not None:
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
+    share = share_of(place, step_of(opened, target, options.group_size))
     if spec.encoder.layers:
         check_encoder(config, spec.family)
+    invariant = config.parallel.rank_invariant
+    if invariant:
+        check_runs(config)
     asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
     dtype = torch_dtype(asked)
     length = max_model_len(options.max_model_len, spec)
@@ -111,17 +116,18 @@ def load_model(
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
     adapters = load_room(config, opened, ops.device, share)
-    cache = packed_cache(options, opened, ops, dtype, target, share)
-    reader = Reader(opened, ops, _form(options, dtype, target), share, progress, adapters, cache)
+    cache = None if invariant else packed_cache(options, opened, ops, dtype, target, share)
+    form = Form(dtype, target, options.group_size, options.activations, invariant)
+    reader = Reader(opened, ops, form, share, progress, adapters, cache)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     tables = shared_tables(spec.rope, length)
     ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
     own = load_decoder(reader, ropes)
-    made = joined(own, spec, place)
+    made = joined(own, spec, place, config.parallel)
     still, encoder = ropes[spec.rope[0]], None
     if spec.encoder.layers:
-        encoder = joined_encoder(load_encoder(reader, made.embed, still), place)
+        encoder = joined_encoder(load_encoder(reader, made.embed, still), place, config.parallel)
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
     _warn(opened.folder, notes := opened.notes + notes)
@@ -155,6 +161,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
         (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
+        (config.parallel.rank_invariant, "rank_invariant"),
     ):  # fmt: skip
         if given:
             raise ConfigError(
@@ -195,10 +202,6 @@ def _format(of: QuantScheme | Quantizer | None) -> str:
 def _warn(folder: Path, notes: tuple[str, ...]) -> None:
     for note in notes:
         log.warning("%s: %s", folder, note)
-
-
-def _form(options: ModelConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
-    return Form(dtype, target, options.group_size, options.activations)
 
 
 def load_adapters(config: EngineConfig, reader: Reader, base: Base) -> None:

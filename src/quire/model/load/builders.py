@@ -13,6 +13,7 @@ from quire.model.load.moe import load_moe
 from quire.model.load.norms import load_block_norms, load_final_norm, load_norm
 from quire.model.load.reader import Reader
 from quire.model.load.roles import disk_rows
+from quire.model.load.runs import in_runs, load_o
 from quire.model.net.decoder import (
     Block,
     Decoder,
@@ -103,10 +104,10 @@ def load_layer(reader: Reader, index: int, rope: Tensor, bias: Tensor | None) ->
         attend=AttentionSpec(
             spec.attention_scale, spec.windows[index], spec.softcap, reader.vector("sinks", index), alibi, bias
         ),
-        o=reader.linear(("o",), index),
+        o=load_o(reader, "o", index),
         attn_post_norm=attn_post_norm,
         mlp_norm=mlp_norm,
-        mlp=load_moe(reader, index) if spec.is_sparse(index) else load_mlp(reader, index),
+        mlp=in_runs(reader, lambda run: (load_moe if spec.is_sparse(index) else load_mlp)(run, index)),
         mlp_post_norm=mlp_post_norm,
         attention=attention,
         cross=load_cross(reader, index, rope),

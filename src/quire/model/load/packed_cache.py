@@ -191,7 +191,15 @@ def packed_cache(
     name += "" if share.world == 1 else f"-rank{share.rank}of{share.world}"
     name += ending(paths[0])
     declared = json.dumps(opened.config.child("quantization_config").raw, sort_keys=True)
-    facts = [VERSION, name, target.name if target else "", repr(opened.spec), declared, _layout(ops.cpu, target)]
+    facts = [
+        VERSION,
+        name,
+        repr(share),
+        target.name if target else "",
+        repr(opened.spec),
+        declared,
+        _layout(ops.cpu, target),
+    ]
     limits = Limits(int(options.cache_packed_gib * 2**30), SMALLEST if auto else 0)
     return PackedCache(folder_of(options) / name, _fingerprint(facts, paths), ops.cpu, limits)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire.core.parallel import ParallelConfig
+from quire.model.disk.opened import Opened
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
@@ -16,29 +18,49 @@ from quire.model.net.joined import (
     SummedProduct,
 )
 from quire.model.net.parts import Embedding, RowNorm, Step
+from quire.model.net.scattered import GatheringNorm, ScatteredAttention, ScatteredMlp, ScatteredProduct
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.parallel.place import Place
+from quire.parallel.tree import TreeComm
+from quire.quant.base import Quantizer
+from quire.quant.registry import DENSE
+
+LARGEST_GROUP = 256
+"""Columns of a super-block; the groups that the kernels take are no longer."""
 
 
-def share_of(place: Place) -> Share:
-    """What a rank at `place` has of each matrix."""
-    return Share(place.along("tensor"), place.topology.tensor)
+def share_of(place: Place, step: int = 1) -> Share:
+    """What a rank at `place` has of each matrix; `step` as of `Share`."""
+    return Share(place.along("tensor"), place.topology.tensor, step)
 
 
-def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
+def step_of(opened: Opened, target: Quantizer | None, group: int) -> int:
+    """Columns that a scale may be of: those that are asked for, or as many as a file may have."""
+    if target is not None:
+        return group
+    return 1 if opened.scheme is DENSE else LARGEST_GROUP
+
+
+def joined(decoder: Decoder, spec: ModelSpec, place: Place, options: ParallelConfig) -> Decoder:
     """`decoder` of a rank's share, joined with those of the others along each axis.
 
-    `spec`: the whole model's.
+    `spec`: the whole model's. With rows split between the joins its layers are walked all at once.
     """
+    comm = _comm(place, options)
+    return decoder if comm is None else _over_shares(decoder, spec, comm, options.enable_sequence_parallel)
+
+
+def _comm(place: Place, options: ParallelConfig) -> Comm | None:
+    """What joins shares. Two parts make one sum, in whatever order."""
     comm = place.comm("tensor")
-    return decoder if comm is None else _over_shares(decoder, spec, comm)
+    return TreeComm(comm) if comm is not None and options.rank_invariant and comm.world > 2 else comm
 
 
-def joined_encoder(encoder: Encoder, place: Place) -> Encoder:
+def joined_encoder(encoder: Encoder, place: Place, options: ParallelConfig) -> Encoder:
     """`encoder` of a rank's share, which has the joined decoder's `embed`, joined with those of the others."""
-    comm = place.comm("tensor")
+    comm = _comm(place, options)
     if comm is None:
         return encoder
     layers = tuple(
@@ -47,21 +69,45 @@ def joined_encoder(encoder: Encoder, place: Place) -> Encoder:
     return replace(encoder, layers=layers)
 
 
-def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:
+def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool) -> Decoder:
     """With the sums over ranks that a block needs, and all columns of the logits."""
     assert isinstance(decoder.embed, Embedding), "as it was loaded"
     bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
     widths = tuple(stop - first for first, stop in bounds)
-    layers = tuple(_joined(layer, decoder.ops, comm) for layer in decoder.layers)
+    normed = [replace(layer, qkv_steps=_steps(layer, decoder.ops, comm)) for layer in decoder.layers]
+    *before, last = normed
+    if scatter and before:
+        layers = [_scattered(layer, comm, first=i == 0) for i, layer in enumerate(before)]
+        layers.append(_joined(replace(last, attn_norm=GatheringNorm(last.attn_norm, comm, whole=True)), comm))
+    else:
+        layers = [_joined(layer, comm) for layer in normed]
     embed, head = SummedEmbedding(decoder.embed, comm), GatheredHead(decoder.head, comm, widths)
-    return replace(decoder, embed=embed, layers=layers, head=head)
+    return replace(decoder, embed=embed, layers=tuple(layers), head=head)
 
 
-def _joined(layer: Layer, ops: Ops, comm: Comm) -> Layer:
-    steps = tuple(_step(step, ops, comm) for step in layer.qkv_steps)
+def _joined(layer: Layer, comm: Comm) -> Layer:
     attention, mlp = SummedAttention(layer.attention, comm), SummedMlp(layer.mlp, comm)
     cross = None if layer.cross is None else replace(layer.cross, o=SummedProduct(layer.cross.o, comm))
-    return replace(layer, qkv_steps=steps, attention=attention, mlp=mlp, cross=cross)
+    return replace(layer, attention=attention, mlp=mlp, cross=cross)
+
+
+def _scattered(layer: Layer, comm: Comm, first: bool) -> Layer:
+    """The same with rows split between the joins; the `first` finds the rows of the stream whole, and its norms."""
+    cross = layer.cross
+    if cross is not None:
+        cross = replace(cross, norm=GatheringNorm(cross.norm, comm), o=ScatteredProduct(cross.o, comm))
+    return replace(
+        layer,
+        attn_norm=layer.attn_norm if first else GatheringNorm(layer.attn_norm, comm),
+        attention=ScatteredAttention(layer.attention, comm),
+        cross=cross,
+        mlp_norm=GatheringNorm(layer.mlp_norm, comm),
+        mlp=ScatteredMlp(layer.mlp, comm),
+    )
+
+
+def _steps(layer: Layer, ops: Ops, comm: Comm) -> tuple[Step, ...]:
+    return tuple(_step(step, ops, comm) for step in layer.qkv_steps)
 
 
 def _step(step: Step, ops: Ops, comm: Comm) -> Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby
 from threading import Thread
@@ -35,13 +36,15 @@ class Form:
     """What matrices become.
 
     `dtype`: of those that are not quantized; `target`: the format the others are brought to, in groups of `group`
-    columns, or None: that of the file; `activations`: "auto", "int8" or "int16".
+    columns, or None: that of the file; `activations`: "auto", "int8" or "int16"; `runs`: columns that are summed over
+    ranks are cut into runs (`load.runs`).
     """
 
     dtype: torch.dtype
     target: Quantizer | None = None
     group: int = 32
     activations: str = "auto"
+    runs: bool = False
 
 
 class Reader:
@@ -84,6 +87,12 @@ class Reader:
         asking.join()
         self.opened.source.give_back()
         trim_heap()
+
+    def of(self, share: Share) -> Reader:
+        """The same of another share, in one account."""
+        made = copy(self)
+        made.share, made.local = share, local_spec(self.opened.spec, share, heads=False)
+        return made
 
     def place(self, value: T) -> T:
         """`value` with all of its tensors on the device."""
@@ -190,7 +199,7 @@ class Reader:
     ) -> tuple[QWeight, Tensor | None]:
         """The rows of one role, in our order, and of those this rank's."""
         weight, bias = self._ordered(role, holder, weight, bias, layer)
-        return shard(weight, bias, role, self.opened.spec, self.share.rank, self.share.world)
+        return shard(weight, bias, role, self.opened.spec, self.share)
 
     def _ordered(
         self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None

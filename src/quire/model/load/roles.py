@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROWS, COLUMNS, WHOLE = "rows", "columns", "whole"
+EVEN, SHARED, FIRST, STEPS = "even", "shared", "first", "steps"
+"""Every rank has as many units; the same, and fewer units than ranks are replicated; the first ranks have as many, the
+last what is left; as many as can be, in steps that stay whole."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Role:
     `kind`: "linear" (in the checkpoint's weight format, may have a bias), "dense" (a small matrix kept as f32 whatever
     the format), "table" (rows looked up, never quantized) or "vector". `layer`: there is one per layer, of the encoder
     if it is `encoder`, or `experts`: per layer and expert, in the layers `where` says. `wide`: never quantized at load.
-    `optional`: some families lack it, but who has it has its `partner` too. `even`: all ranks have as many units.
+    `optional`: some families lack it, but who has it has its `partner` too. `spread`: how units are, over ranks.
     """
 
     kind: str
@@ -43,7 +46,7 @@ class Role:
     where: Callable[[ModelSpec, int], bool] = lambda s, layer: True
     experts: bool = False
     encoder: bool = False
-    even: bool = True
+    spread: str = EVEN
 
     def layers(self, spec: ModelSpec) -> range:
         """The layers of the stack it belongs to."""
@@ -70,7 +73,7 @@ def _with_shared(spec: ModelSpec, layer: int) -> bool:
 def _mlp(rows: bool, width: Callable[[ModelSpec], int], where: Callable[[ModelSpec, int], bool]) -> Role:
     """Up ([width, hidden], `rows`) or down ([hidden, width]) of an MLP."""
     shape = (lambda s: (width(s), s.hidden)) if rows else (lambda s: (s.hidden, width(s)))
-    return Role("linear", shape, ROWS if rows else COLUMNS, width, where=where)
+    return Role("linear", shape, ROWS if rows else COLUMNS, width, where=where, spread=STEPS)
 
 
 def _expert(rows: bool) -> Role:
@@ -87,25 +90,33 @@ def _shared(spec: ModelSpec) -> int:
 
 ROLES: dict[str, Role] = {
     "embed": Role(
-        "table", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, even=False
+        "table", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, spread=FIRST
     ),
     "positions": Role("table", lambda s: (s.max_position + s.position_offset, s.hidden), layer=False, optional=True),
     "project_in": Role("linear", lambda s: (s.hidden, s.embed_width), layer=False, optional=True),
     "embed_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
     "attn_norm": Role("vector", lambda s: (s.hidden,)),
     "q": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads),
-    "k": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads),
-    "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads),
+    "k": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
+    "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
     "q_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="k_norm"),
     "k_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="q_norm"),
     "q_row_norm": Role(
         "vector", lambda s: (s.heads * s.head_dim,), ROWS, lambda s: s.heads, optional=True, partner="k_row_norm"
     ),
     "k_row_norm": Role(
-        "vector", lambda s: (s.kv_heads * s.head_dim,), ROWS, lambda s: s.kv_heads, optional=True, partner="q_row_norm"
+        "vector",
+        lambda s: (s.kv_heads * s.head_dim,),
+        ROWS,
+        lambda s: s.kv_heads,
+        optional=True,
+        partner="q_row_norm",
+        spread=SHARED,
     ),
     "q_head_norms": Role("vector", lambda s: (s.heads, s.head_dim), ROWS, lambda s: s.heads, optional=True),
-    "k_head_norms": Role("vector", lambda s: (s.kv_heads, s.head_dim), ROWS, lambda s: s.kv_heads, optional=True),
+    "k_head_norms": Role(
+        "vector", lambda s: (s.kv_heads, s.head_dim), ROWS, lambda s: s.kv_heads, optional=True, spread=SHARED
+    ),
     "sinks": Role("vector", lambda s: (s.heads,), ROWS, lambda s: s.heads, optional=True),
     "q_a": Role("linear", lambda s: (s.mla.q_rank, s.hidden), optional=True),
     "q_a_norm": Role("vector", lambda s: (s.mla.q_rank,), optional=True),
@@ -142,7 +153,7 @@ ROLES: dict[str, Role] = {
     "final_norm": Role("vector", lambda s: (s.hidden,), layer=False),
     "project_out": Role("linear", lambda s: (s.embed_width, s.hidden), layer=False, optional=True),
     "head": Role(
-        "linear", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, even=False
+        "linear", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, spread=FIRST
     ),
 }
 
@@ -218,31 +229,37 @@ def parameter_count(spec: ModelSpec, roles: dict[str, Role] = ROLES) -> int:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of a model: number `rank` of `world`."""
+    """One rank's part of a model: number `rank` of `world`.
+
+    `step`: columns of an MLP that stay together, as they have a scale in common.
+    """
 
     rank: int = 0
     world: int = 1
+    step: int = 1
 
-    def of(self, units: int, what: str, even: bool = True) -> tuple[int, int]:
-        """(first, stop) of `units` that stay whole; units fewer than ranks are replicated.
+    def of(self, units: int, what: str, spread: str = EVEN) -> tuple[int, int]:
+        """(first, stop) of `units` that stay whole.
 
-        `ConfigError` naming `what` when they do not divide and each rank must have as many (`even`).
+        `ConfigError` naming `what` when they cannot be `spread` so.
         """
-        if not even:
-            most = -(-units // self.world)
-            return min(units, self.rank * most), min(units, (self.rank + 1) * most)
-        if units % self.world == 0:
-            each = units // self.world
-            return self.rank * each, (self.rank + 1) * each
-        if self.world % units == 0:
-            return self.rank * units // self.world, self.rank * units // self.world + 1
+        rank, world = self.rank, self.world
+        if spread == FIRST:
+            most = -(-units // world)
+            return min(units, rank * most), min(units, (rank + 1) * most)
+        steps = (self.step, 32, 1) if spread == STEPS and units else (1,)
+        step = next(s for s in steps if s == 1 or (units % s == 0 and units // s >= world))
+        if units % world == 0 or (spread == STEPS and units >= world):
+            return rank * (units // step) // world * step, (rank + 1) * (units // step) // world * step
+        if spread == SHARED and world % units == 0:
+            return rank * units // world, rank * units // world + 1
         raise ConfigError(
             f"{what}: {units} cannot be split over --tensor-parallel-size {self.world}", param="tensor_parallel_size"
         )
 
     def role(self, name: str, spec: ModelSpec) -> tuple[int, int]:
         """(first, stop) of the units of a split role; `spec`: the whole model's, here and below."""
-        return self.of(ROLES[name].units(spec), name, ROLES[name].even)
+        return self.of(ROLES[name].units(spec), name, ROLES[name].spread)
 
     def cut(self, name: str, spec: ModelSpec, length: int) -> slice:
         """The part of the split axis, `length` numbers long, of a role."""
@@ -259,8 +276,11 @@ class Share:
         return tuple(shape)
 
 
-def local_spec(spec: ModelSpec, share: Share) -> ModelSpec:
-    """The spec of one rank's share: heads, widths of MLPs and experts, rows of the head; errors as of `Share.of`."""
+def local_spec(spec: ModelSpec, share: Share, heads: bool = True) -> ModelSpec:
+    """The spec of one rank's share: heads, widths of MLPs and experts, rows of the head; errors as of `Share.of`.
+
+    Not `heads`: of MLPs and experts alone.
+    """
     if share.world == 1:
         return spec
 
@@ -268,31 +288,28 @@ def local_spec(spec: ModelSpec, share: Share) -> ModelSpec:
         first, stop = share.role(name, spec)
         return stop - first
 
-    return replace(
-        spec,
-        heads=count("q"),
-        kv_heads=count("k"),
-        intermediate=count("gate"),
-        vocab_size=count("head"),
-        alibi=spec.alibi[slice(*share.role("q", spec))],
-        moe=replace(spec.moe, intermediate=count("expert_gate"), shared=count("shared_gate")),
-    )
+    moe = replace(spec.moe, intermediate=count("expert_gate"), shared=count("shared_gate"))
+    wide = replace(spec, intermediate=count("gate"), moe=moe)
+    if not heads:
+        return wide
+    alibi = spec.alibi[slice(*share.role("q", spec))]
+    return replace(wide, heads=count("q"), kv_heads=count("k"), vocab_size=count("head"), alibi=alibi)
 
 
 def shard(
-    weight: QWeight, bias: Tensor | None, name: str, spec: ModelSpec, rank: int, world: int
+    weight: QWeight, bias: Tensor | None, name: str, spec: ModelSpec, share: Share
 ) -> tuple[QWeight, Tensor | None]:
-    """Rank `rank`'s part of a linear role among `world`: the identity for world 1.
+    """A rank's part of a linear role: the identity for one rank.
 
     Heads are never cut. Fewer key/value heads than ranks are replicated. The bias of a column shard stays on rank 0, so
     that the reduction adds it once. `ConfigError` when the units do not divide.
     """
     role = ROLES[name]
-    if world == 1 or role.shard == WHOLE:
+    if share.world == 1 or role.shard == WHOLE:
         return weight, bias
-    part = Share(rank, world).cut(name, spec, weight.shape[0 if role.shard == ROWS else 1])
+    part = share.cut(name, spec, weight.shape[0 if role.shard == ROWS else 1])
     if role.shard == COLUMNS:
-        return weight.slice_cols(part.start, part.stop), bias if rank == 0 else None
+        return weight.slice_cols(part.start, part.stop), bias if share.rank == 0 else None
     return weight.take_rows(part), None if bias is None else bias[part]
 
 

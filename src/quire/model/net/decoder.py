@@ -30,7 +30,7 @@ class Layer:
     eps: float
     rope: Tensor
     attend: AttentionSpec
-    o: Linear
+    o: Product
     attn_post_norm: Norm
     mlp_norm: Norm
     mlp: Mlp
@@ -229,6 +229,6 @@ class Decoder:
         return self.final_norm(ops, ops.take_rows(*rows))
 
     def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
-        """Run `batch` through two layers, which take the same memory between ops as all do."""
-        layers = self.layers[:2]
-        replace(self, layers=layers)(batch, caches[: len(layers)])
+        """Run `batch` through the first and the last layer, which take the same memory between ops as all do."""
+        ends = sorted({0, len(self.layers) - 1})
+        replace(self, layers=tuple(self.layers[i] for i in ends))(batch, [caches[i] for i in ends])
