@@ -35,6 +35,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "tensor 2": {"tensor_parallel_size": 2},
     "tensor 3": {"tensor_parallel_size": 3},
     "tensor 4": {"tensor_parallel_size": 4},
+    "tensor 2, sequence": {"tensor_parallel_size": 2, "enable_sequence_parallel": True},
+    "tensor 2, invariant": {"tensor_parallel_size": 2, "rank_invariant": True},
 }
 """Ways to be parallel, by what they are called in the table."""
 FEATURES: dict[str, dict[str, Any]] = {
@@ -49,7 +51,6 @@ FEATURES: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
     "nf4": {"quantization": "nf4"},
-    "fp8": {"quantization": "fp8"},
     "GPTQ": {"model": "gptq"},
     "LoRA": {"enable_lora": True},
     "windows": {"model": "windows"},
@@ -69,7 +70,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "eagle3": {"speculative_config": METHODS["eagle3"]},
 }
 """What runs beside it; `model` is a tiny one, or else the embedded one."""
-ROUNDED = ("int8", "int4", "nf4", "fp8", "GPTQ", "int8 KV", "fp8 KV", "latents")
+ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents")
 """Where a difference in the last bit of a sum moves an integer by one, tokens of one process are not to be expected."""
 
 

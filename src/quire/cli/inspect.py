@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quire.core.speculation import Speculation
     from quire.model.describe import ModelFacts
     from quire.model.disk.checkpoint import Checkpoint
+    from quire.model.load.roles import Share
     from quire.model.spec import ModelSpec
     from quire.ops.choice import Choice
     from quire.run.budget import KVPlan
@@ -34,6 +35,8 @@ def inspect(options: dict[str, Any]) -> None:
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
     choice = choose(config.device)
     show("model", _model_rows(found))
+    if config.parallel.ranks > 1:
+        show("ranks", _rank_rows(config, found))
     drafts = _drafting_model(config)
     show("memory", [*_memory_rows(config, found, choice, drafts), *_draft_memory(config, found, drafts, choice)])
     if (asked := config.speculation.asked) is not None:
@@ -85,6 +88,26 @@ def _model_rows(found: ModelFacts) -> Rows:
         ("end tokens", ", ".join(map(str, found.generation.eos_token_ids)) or "none"),
         ("sampling", ", ".join(f"{k}={v}" for k, v in found.generation.sampling.items()) or "no defaults"),
         ("format", f"{found.scheme}, {found.dtype}"),
+    ]
+
+
+def _share(config: EngineConfig) -> Share:
+    """What the first rank has, which has no less than any other."""
+    from quire.model.load.roles import Share
+
+    return Share(0, config.parallel.tensor_parallel_size)
+
+
+def _rank_rows(config: EngineConfig, found: ModelFacts) -> Rows:
+    """How the model is split; memory is said of one rank. `ConfigError` where it cannot be."""
+    from quire.model.load.roles import local_spec
+
+    spec = local_spec(found.spec, _share(config))
+    return [
+        ("ranks", f"{config.parallel.ranks} processes with memory of their own"),
+        ("attention of each", f"{spec.heads} heads, {spec.kv_heads} key/value heads"),
+        ("MLP of each", f"intermediate {spec.moe.intermediate if any(spec.moe.sparse) else spec.intermediate}"),
+        ("tokens of each", f"{spec.vocab_size:,} of the table and of the output head"),
     ]
 
 
@@ -166,25 +189,33 @@ def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | 
     """What drafting takes beside: weights of its own; keys and values only where it is another model."""
     from msgspec.structs import replace
 
+    from quire.core.parallel import ParallelConfig
+
     asked = config.speculation.asked
     if asked is None or asked.method in LOOK_UPS or asked.layers:
         return []
     if asked.method in HEADS:
         return [("weights that draft", "about " + size(_heads(config, asked).nbytes))]
     own = replace(config, model=replace(config.model, quantization=asked.quantization))
+    if not asked.everywhere:
+        own = replace(own, parallel=ParallelConfig())
     return [("weights that draft", "about " + size(_weights(own, drafts or found, choice)))]
 
 
 def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> Rows:
     from quire.core.machine import available_memory
     from quire.model.describe import compute_dtype, kv_dtype, max_model_len
+    from quire.model.load.roles import local_spec
     from quire.model.memory import kv_bytes_per_token, layer_kv_bytes
     from quire.run.budget import Bytes, check_asked, plan_kv, shape_kv
 
     windows: dict[int, int] = {}
     layouts: dict[int, Bytes] = {}
-    per_token = 0
-    models = [(found.spec, found.dtype), *_drafting_layers(config, found, drafts)]
+    per_token, asked, share = 0, config.speculation.asked, _share(config)
+    models = [(local_spec(found.spec, share), found.dtype), *_drafting_layers(config, found, drafts)]
+    if drafts is not None and asked is not None and asked.everywhere:
+        models[1:] = [(local_spec(drafts.spec, share), drafts.dtype)]
+    each = f" on each of {config.parallel.ranks} ranks" if config.parallel.ranks > 1 else ""
     for spec, on_disk in models:
         dtype, _ = compute_dtype(config.model.dtype, on_disk, choice.backend)
         kept, first = kv_dtype(config.cache, spec, dtype), len(windows)
@@ -198,9 +229,12 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
     kv = plan_kv(config, shape)
     return [
         ("weights on disk", size(found.bytes_on_disk)),
-        ("weights in memory", "about " + size(_weights(config, found, choice))),
-        ("KV cache per token", size(per_token) + (", what drafts included" if len(models) > 1 else "")),
-        ("KV cache", f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}"),
+        ("weights in memory", "about " + size(_weights(config, found, choice)) + each),
+        ("KV cache per token", size(per_token) + (", what drafts included" if len(models) > 1 else "") + each),
+        (
+            "KV cache",
+            f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}{each}",
+        ),
         *_window_rows(kv, per_token),
         ("longest sequence", f"{kv.max_model_len:,} tokens"),
         ("memory available", size(available_memory())),
@@ -258,6 +292,7 @@ def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
     from quire.quant.registry import quantizer
 
     target, spec, total = quantizer(config.model.quantization, found.stored), found.spec, 0
+    share = _share(config)
     scales = 16 / config.model.group_size
     if not found.roles:
         made = {"int8": 8, "fp8": 8}.get(target.name, of.int4) + scales if target is not None else of.matrix
@@ -273,5 +308,5 @@ def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
             bits = kept + (of.int4 - 4 if kept < 8 else 0)
         if role.kind == "linear" and target is not None:
             bits = {"int8": 8, "fp8": 8}.get((target.head if name == "head" else target).name, of.int4) + scales
-        total += weight_bytes(prod(role.shape(spec)) * role.copies(spec), bits)
+        total += weight_bytes(prod(share.shape(name, spec)) * role.copies(spec), bits)
     return total

@@ -35,6 +35,7 @@ from quire.model.load.ranks import joined, joined_encoder, share_of, step_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.load.runs import check_runs
+from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
@@ -106,28 +107,21 @@ def load_model(
     share = share_of(place, step_of(opened, target, options.group_size))
     if spec.encoder.layers:
         check_encoder(config, spec.family)
-    invariant = config.parallel.rank_invariant
-    if invariant:
-        check_runs(config)
+    check_runs(config)
     asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
     dtype = torch_dtype(asked)
     length = max_model_len(options.max_model_len, spec)
     if target is not None:
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
-    adapters = load_room(config, opened, ops.device, share)
-    cache = None if invariant else packed_cache(options, opened, ops, dtype, target, share)
-    form = Form(dtype, target, options.group_size, options.activations, invariant)
-    reader = Reader(opened, ops, form, share, progress, adapters, cache)
-    if cache is not None:
-        cache.load(progress or (lambda done, total, what: None))
+    form = Form(dtype, target, options.group_size, options.activations, config.parallel.rank_invariant)
+    reader = _reader(config, opened, ops, form, share, progress)
     tables = shared_tables(spec.rope, length)
     ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
     own = load_decoder(reader, ropes)
     made = joined(own, spec, place, config.parallel)
-    still, encoder = ropes[spec.rope[0]], None
-    if spec.encoder.layers:
-        encoder = joined_encoder(load_encoder(reader, made.embed, still), place, config.parallel)
+    encoder = _encoder(reader, made, ropes[spec.rope[0]])
+    encoder = None if encoder is None else joined_encoder(encoder, place, config.parallel)
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
     _warn(opened.folder, notes := opened.notes + notes)
@@ -147,11 +141,28 @@ def load_model(
         generation_defaults=generation.sampling,
         folder=opened.folder,
         notes=notes,
-        adapters=adapters,
+        adapters=reader.adapters,
         encoder=encoder,
         decoder_start=generation.decoder_start,
-        writing=None if cache is None else cache.keep(),
+        writing=None if reader.cache is None else reader.cache.keep(),
     )
+
+
+def _reader(
+    config: EngineConfig, opened: Opened, ops: Ops, form: Form, share: Share, progress: LoadProgress | None
+) -> Reader:
+    """Of what was opened, with room for adapters and with the packed cache, where these are wanted."""
+    adapters, cache = load_room(config, opened, ops.device, share), None
+    if not form.runs:
+        cache = packed_cache(config.model, opened, ops, form.dtype, form.target, share)
+    if cache is not None:
+        cache.load(progress or (lambda done, total, what: None))
+    return Reader(opened, ops, form, share, progress, adapters, cache)
+
+
+def _encoder(reader: Reader, decoder: Decoder, still: torch.Tensor) -> Encoder | None:
+    """This rank's share of the encoder, where there is one."""
+    return load_encoder(reader, decoder.embed, still) if reader.opened.spec.encoder.layers else None
 
 
 def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quantizer | None) -> Model:

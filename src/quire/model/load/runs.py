@@ -46,7 +46,9 @@ def _of_runs(reader: Reader, runs: int, make: Callable[[Reader], T]) -> tuple[T,
 
 
 def check_runs(config: EngineConfig) -> None:
-    """Refuse options that runs do not go with."""
+    """Refuse options that runs do not go with, where they were asked for."""
+    if not config.parallel.rank_invariant:
+        return
     for given, name, why in (
         (config.lora.enable_lora, "enable_lora", "what adapters add is summed by rank"),
         (config.model.cache_packed not in ("auto", "off"), "cache_packed", "matrices in runs are not kept on disk"),
