@@ -48,6 +48,7 @@ struct Matrix {
     const uint8_t* table;  // [planes][16], the digits of the numbers that 4-bit codes stand for, + 128; or exponents, see pack_bf12.cpp
     const int32_t* order;  // the activation that each column multiplies
     int64_t code_step, scale_step, zero_step, min_step;
+    const int64_t* places;  // of experts that come and go (stream.cpp): bytes from the parts above to those of each; null: below each other
 };
 
 // Rows first .. first + count of w as a matrix; `first` is a multiple of 16.
@@ -59,6 +60,19 @@ inline Matrix rows_from(const Matrix& w, int64_t first, int64_t count) {
     if (w.scales) part.scales += block * w.scale_step;
     if (w.zeros) part.zeros += block * w.zero_step;
     if (w.mins) part.mins += block * w.min_step;
+    return part;
+}
+
+// Expert number `expert` of those in w, of `count` rows each, padded to whole blocks.
+inline Matrix expert_of(const Matrix& w, int64_t expert, int64_t count) {
+    if (!w.places) return rows_from(w, expert * ((count + 15) / 16 * 16), count);
+    Matrix part = w;
+    const int64_t place = w.places[expert];
+    part.n = count;
+    part.codes += place;
+    if (w.scales) part.scales += place;
+    if (w.zeros) part.zeros += place;
+    if (w.mins) part.mins += place;
     return part;
 }
 

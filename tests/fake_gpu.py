@@ -16,7 +16,7 @@ from quire.ops.runtime import Copies, Fetched, Mark
 
 
 class Point:
-    """A place in a queue; `wait` runs both queues until it is reached."""
+    """A place in a queue; `wait` runs the queues until it is reached."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
         self.reached = False
@@ -28,19 +28,20 @@ class Point:
 
 
 class FakeRuntime:
-    """Two queues of closures. `eager`: "side" runs copies as soon as they may, "main" as late as it can."""
+    """Queues of closures. `eager`: "side" runs copies as soon as they may, "main" as late as it can."""
 
     def __init__(self, eager: str = "side", free: int = 1 << 30, total: int = 1 << 31, needed: int = 1 << 20) -> None:
         self.main: list[Callable[[], bool]] = []
         self.side: list[Callable[[], bool]] = []
-        self.order = ("side", "main") if eager == "side" else ("main", "side")
+        self.third: list[Callable[[], bool]] = []
+        self.order = ("third", "side", "main") if eager == "side" else ("main", "side", "third")
         self.waits = 0
         self.captured: list[Callable[[], Tensor]] = []
         self._memory, self._needed = (free, total), needed
 
     def run_until(self, done: Callable[[], bool]) -> None:
         while not done():
-            assert any(self._one(name) for name in self.order), "both queues wait for each other"
+            assert any(self._one(name) for name in self.order), "the queues wait for each other"
 
     def _one(self, name: str) -> bool:
         """Run the first thing of a queue, if it may run now."""
@@ -85,6 +86,16 @@ class FakeRuntime:
         done = self._point(self.side)
         self._waiting_for(self.main, done)
         return done
+
+    def ahead(self, copies: Copies) -> Point:
+        self._waiting_for(self.third, self.mark())
+        for target, source in copies:
+            self.third.append(lambda target=target, source=source: target.copy_(source) is target)
+        return self._point(self.third)
+
+    def wait_for(self, mark: Mark) -> None:
+        assert isinstance(mark, Point)
+        self._waiting_for(self.main, mark)
 
     def place(self, copies: Copies) -> None:
         for target, source in copies:

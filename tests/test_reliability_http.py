@@ -95,7 +95,7 @@ def check_reply(path: str, told: dict[str, Any], reply: Any) -> None:
     if reply.status_code != 200:
         assert msgspec.json.decode(reply.content, type=ErrorReply).error.message
     elif kind == "application/json":
-        msgspec.json.decode(reply.content, type=REPLIES[path][0])
+        msgspec.json.decode(reply.content, type=REPLIES[path][0], dec_hook=lambda _, items: iter(items))
 
 
 def test_bodies_made_from_the_schemas_get_what_is_documented(server: LiveServer) -> None:

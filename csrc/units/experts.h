@@ -12,7 +12,7 @@ struct Stack {
     int64_t n;
 
     LinearCall call(const Expert& e, const Rows& rows, float* out) const {
-        return call_of(rows_from(w, e.id * ((n + 15) / 16 * 16), n), rows, bias ? bias + e.id * n : nullptr, out);
+        return call_of(expert_of(w, e.id, n), rows, bias ? bias + e.id * n : nullptr, out);
     }
 };
 

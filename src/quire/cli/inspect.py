@@ -230,6 +230,7 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
     return [
         ("weights on disk", size(found.bytes_on_disk)),
         ("weights in memory", "about " + size(_weights(config, found, choice)) + each),
+        *_offload_rows(config, _weights(config, found, choice)),
         ("KV cache per token", size(per_token) + (", what drafts included" if len(models) > 1 else "") + each),
         (
             "KV cache",
@@ -239,6 +240,26 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
         ("longest sequence", f"{kv.max_model_len:,} tokens"),
         ("memory available", size(available_memory())),
     ]
+
+
+def _offload_rows(config: EngineConfig, weights: int) -> Rows:
+    """Where weights are that do not stay in the memory of the one engine that uses them; `weights` bytes in all."""
+    from quire.model.offload.budget import allowed, folder
+
+    asked = config.offload
+    if asked.fully_shard:
+        count = config.parallel.data_parallel_size
+        return [("weights of layers", f"once in memory for {count} replicas: 1/{count} of them for each")]
+    if asked.cpu_offload_gb:
+        return [("weights on the host", f"{asked.cpu_offload_gb:g} GiB at most, copied in every step")]
+    if not asked.from_file:
+        return []
+    most = allowed(config)
+    if weights <= most:
+        return [("weights from a file", f"none: {size(most)} are allowed in memory")]
+    when = "in every step" if asked.weight_offload == "disk" else "as experts are chosen"
+    rest = f"about {size(weights - most)} more than the {size(most)} that are allowed in memory"
+    return [("weights from a file", f"{rest} are read from {folder(config)} {when}")]
 
 
 def _window_rows(kv: KVPlan, per_token: int) -> Rows:

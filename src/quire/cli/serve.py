@@ -55,18 +55,21 @@ def _start(server: ServerOptions, config: EngineConfig) -> EngineClient:
     """An engine that is started again, with the same limits, when it dies."""
     from msgspec.structs import replace
 
+    from quire.core.machine import memory_file
     from quire.engine.process import ProcessEngine
     from quire.engine.progress import loading_bar
     from quire.engine.replicas import ReplicatedEngine
     from quire.engine.supervised import Patience, SupervisedEngine
 
+    shards = memory_file() if config.offload.fully_shard else None
+
     def start(before: EngineInfo | None, given_up: Callable[[], bool]) -> ProcessEngine:
         if before is None:
             with loading_bar() as progress:
-                return ProcessEngine(config, progress)
+                return ProcessEngine(config, progress, shards=shards)
         model = replace(config.model, max_model_len=before.max_model_len)
         cache = replace(config.cache, num_blocks=before.num_blocks)
-        return ProcessEngine(replace(config, model=model, cache=cache), None, given_up)
+        return ProcessEngine(replace(config, model=model, cache=cache), None, given_up, shards)
 
     patience = Patience(
         hang=server.watchdog_timeout, deaths=server.max_engine_deaths, window=server.engine_deaths_window

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from quire.core.errors import ConfigError
+from quire.core.offload import OffloadConfig
 from quire.core.option import about, one_of
 from quire.core.parallel import ParallelConfig
 from quire.core.speculation import Speculation, parse_speculation
@@ -211,10 +212,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoraConfig = msgspec.field(default_factory=LoraConfig)
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
     parallel: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
+    offload: OffloadConfig = msgspec.field(default_factory=OffloadConfig)
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
         self.parallel.validate(self.speculation.asked)
+        self.offload.validate(self.parallel.data_parallel_size, self.parallel.ranks)
         one_of("dtype", self.model.dtype, DTYPES)
         one_of("activations", self.model.activations, ACTIVATIONS)
         one_of("load_format", self.model.load_format, LOAD_FORMATS)

@@ -10,6 +10,7 @@ import os
 import platform
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,6 +108,14 @@ def available_memory(group: Path = GROUP) -> int:
 def _amounts(text: str) -> dict[str, int]:
     """Lines of a name and a number."""
     return {name: int(value) for name, value in (line.split() for line in text.splitlines())}
+
+
+def memory_file() -> int:
+    """A file in memory that is empty and has no name; the descriptor is the caller's."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("quire")
+    with tempfile.TemporaryFile() as named:
+        return os.dup(named.fileno())
 
 
 def cache_folder() -> Path:

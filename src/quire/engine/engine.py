@@ -33,14 +33,15 @@ from quire.speculate.speculator import Drafts, Speculator
 class Engine:
     """A loaded model and everything that runs it. Not thread-safe: one caller drives `step`."""
 
-    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
+    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None, shards: int | None = None) -> None:
+        """`shards`: a descriptor of memory that replicas keep weights in together."""
         config.validate()
         started = time.monotonic()
         self.config = config = of_a_rank(config)
         self.ops: Ops = select(config.device)
         self.ranks = lead(config)
         with told_plainly(config.model.model):
-            self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks))
+            self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks), shards)
             self.drafting = load_drafting(config, self.model, self.ops, progress, first_place(self.ranks))
             plan = make_plan(config, self.model, self.ops, self.beside)
             if self.ranks is not None:
@@ -71,7 +72,8 @@ class Engine:
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
         warm_up(self.runner.step, self._trees)
-        tune(self.runner.step, self.config, self.model.weight_bytes if self.ranks is None else 0)
+        alone = self.ranks is None and not self.config.offload.from_file  # steps whose time is that of their weights
+        tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
 
     @property

@@ -27,7 +27,6 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "master_addr": ((None,), _ONE_DEVICE),
     "trust_remote_code": ((True, False), "code from a model folder is never run"),
     "quantization_param_path": ((None,), "scales of the KV cache are not read from files"),
-    "cpu_offload_gb": ((0,), _OFFLOAD),
     "kv_offloading_size": ((None, 0), _OFFLOAD),
     "enable_auto_tool_choice": ((False,), _TOOLS),
     "tool_call_parser": ((None,), _TOOLS),

@@ -50,8 +50,11 @@ class ProcessEngine:
         config: EngineConfig,
         progress: LoadProgress | None = None,
         given_up: Callable[[], bool] = lambda: False,
+        shards: int | None = None,
     ) -> None:
-        """`EngineFailure` once `given_up` says so while the model is being loaded."""
+        """`EngineFailure` once `given_up` says so while the model is being loaded. `shards`: a descriptor of memory
+        that replicas share."""
+        self._shards = () if shards is None else (shards,)
         config.validate()
         self._given_up = given_up
         self._encode = msgspec.msgpack.Encoder().encode
@@ -83,8 +86,8 @@ class ProcessEngine:
         except zmq.ZMQError as error:
             self._clean_up()
             raise ConfigError(f"{self._directory}: no socket can be made there: {error}; set TMPDIR") from None
-        command = [sys.executable, "-m", WORKER, inbox, outbox]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        command = [sys.executable, "-m", WORKER, inbox, outbox, *map(str, self._shards)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=self._shards)
 
     @property
     def info(self) -> EngineInfo:

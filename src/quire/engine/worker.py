@@ -120,7 +120,7 @@ def die_with_parent(directory: Path) -> None:
     os._exit(0)
 
 
-def main(inbox: str, outbox: str) -> int:
+def main(inbox: str, outbox: str, shards: str = "") -> int:
     """Load, serve, and report a failure as a message; the exit code is that of the error."""
     faulthandler.enable()  # a fault in native code says where it happened
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the watchdog asks before it kills
@@ -138,7 +138,7 @@ def main(inbox: str, outbox: str) -> int:
         with uncollected(forever=True):
             from quire.engine.engine import Engine
 
-            engine = Engine(config, worker.progress)
+            engine = Engine(config, worker.progress, int(shards) if shards else None)
         worker.send(Ready(engine.info()))
         worker.loop(engine)
     except QuireError as error:
@@ -151,4 +151,4 @@ def main(inbox: str, outbox: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    sys.exit(main(*sys.argv[1:4]))

@@ -37,6 +37,7 @@ from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.load.runs import check_runs
 from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
+from quire.model.offload.choose import keeper
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
@@ -91,11 +92,11 @@ def load_model(
     ops: Ops,
     progress: LoadProgress | None = None,
     place: Place = ALONE,
+    shards: int | None = None,
 ) -> Model:
     """Load and pack the share of `config.model` that a rank at `place` has, joined with those of other ranks.
 
-    `progress(done_bytes, total_bytes, what)` is called after every layer.
-
+    `progress(done_bytes, total_bytes, what)` is called after every layer. `shards`: descriptor of memory for replicas.
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
     options = config.model
@@ -116,6 +117,7 @@ def load_model(
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
     form = Form(dtype, target, options.group_size, options.activations, config.parallel.rank_invariant)
     reader = _reader(config, opened, ops, form, share, progress)
+    reader.keeper = keeper(config, opened, ops, shards)
     tables = shared_tables(spec.rope, length)
     ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
     own = load_decoder(reader, ropes)
@@ -154,7 +156,7 @@ def _reader(
     """Of what was opened, with room for adapters and with the packed cache, where these are wanted."""
     adapters, cache = load_room(config, opened, ops.device, share), None
     if not form.runs:
-        cache = packed_cache(config.model, opened, ops, form.dtype, form.target, share)
+        cache = packed_cache(config, opened, ops, form.dtype, form.target, share)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
     return Reader(opened, ops, form, share, progress, adapters, cache)
@@ -173,6 +175,8 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
         (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
         (config.parallel.rank_invariant, "rank_invariant"),
+        (config.offload.from_file, "weight_offload"), (config.offload.cpu_offload_gb > 0, "cpu_offload_gb"),
+        (config.offload.fully_shard, "fully_shard"),
     ):  # fmt: skip
         if given:
             raise ConfigError(

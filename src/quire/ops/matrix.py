@@ -34,7 +34,19 @@ class Matrix(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in ("kind", "n", "k", "group", "wide", "digits", "planes", *GROWING, *SHARED, *GROWING.values())
+        for name in (
+            "kind",
+            "n",
+            "k",
+            "group",
+            "wide",
+            "digits",
+            "planes",
+            *GROWING,
+            *SHARED,
+            *GROWING.values(),
+            "places",
+        )
     ]
     kind: int
     n: int
@@ -43,6 +55,7 @@ class Matrix(ctypes.Structure):
     wide: int
     digits: int
     planes: int
+    places: int
 
     def __init__(self, **fields: int) -> None:
         super().__init__(**fields)

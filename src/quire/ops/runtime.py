@@ -27,7 +27,7 @@ class Mark(Protocol):
 
 
 class Runtime(Protocol):
-    """A device with a main queue, on which ops run, and a side queue for copies beside them."""
+    """A device with a main queue, on which ops run, a side queue for copies beside them, and one for weights."""
 
     def pinned(self, nbytes: int) -> Tensor:
         """Host memory (uint8) that copies read and write while the host goes on."""
@@ -40,6 +40,15 @@ class Runtime(Protocol):
     def send(self, copies: Copies, after: Mark | None) -> Mark:
         """Queue copies on the side, behind `after` (None: all that the main queue holds by now); the main queue goes on
         when they are done. Returns their end."""
+        ...
+
+    def ahead(self, copies: Copies) -> Mark:
+        """Queue copies on a third queue, behind all that the main queue holds by now, which does not wait for them.
+        Returns their end."""
+        ...
+
+    def wait_for(self, mark: Mark) -> None:
+        """What is queued on the main queue from here on runs behind `mark`; the host does not wait."""
         ...
 
     def place(self, copies: Copies) -> None:
@@ -81,6 +90,7 @@ class Cuda:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._ahead = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
 
     def pinned(self, nbytes: int) -> Tensor:
@@ -104,6 +114,19 @@ class Cuda:
         done = _Event(self._side)
         main.wait_event(done.event)
         return done
+
+    def ahead(self, copies: Copies) -> _Event:
+        """Copies on a stream of their own, from page-locked memory."""
+        self._ahead.wait_event(_Event(torch.cuda.current_stream(self._device)).event)
+        with torch.cuda.stream(self._ahead):
+            for target, source in copies:
+                target.copy_(source, non_blocking=True)
+        return _Event(self._ahead)
+
+    def wait_for(self, mark: Mark) -> None:
+        """The current stream waits."""
+        assert isinstance(mark, _Event)
+        torch.cuda.current_stream(self._device).wait_event(mark.event)
 
     def place(self, copies: Copies) -> None:
         """Kernels of the current stream."""
@@ -173,6 +196,13 @@ class Immediate:
         for target, source in copies:
             target.copy_(source)
         return _Now()
+
+    def ahead(self, copies: Copies) -> _Now:
+        """Copies at once."""
+        return self.send(copies, None)
+
+    def wait_for(self, mark: Mark) -> None:
+        """Everything has happened."""
 
     def place(self, copies: Copies) -> None:
         """Copies at once."""

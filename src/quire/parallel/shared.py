@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from itertools import accumulate
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.core.errors import ConfigError
+from quire.core.machine import memory_file
 from quire.ops.backend import Ops
 from quire.ops.cpu import check
 from quire.ops.native import best_ops, require_native
@@ -34,11 +34,7 @@ SPINS = 20_000
 
 def shared_memory(nbytes: int) -> int:
     """A file in memory of so many bytes, zeros, without a name; the descriptor is the caller's."""
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("quire")
-    else:
-        with tempfile.TemporaryFile() as named:
-            file = os.dup(named.fileno())
+    file = memory_file()
     try:
         os.ftruncate(file, nbytes)
     except OSError as error:

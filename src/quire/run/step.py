@@ -60,8 +60,8 @@ class Step:
     ) -> None:
         self.model, self.ops, self.caches = model, ops, caches
         max_tokens, max_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
-        self.graph_sizes = graph_sizes(max_tokens, max_seqs) if capture and ops.gpu is not None else ()
         self.capture = capture and model.decoder.recordable
+        self.graph_sizes = graph_sizes(max_tokens, max_seqs) if self.capture and ops.gpu is not None else ()
         own = NO_ARRAYS if model.adapters is None else model.adapters.arrays
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip

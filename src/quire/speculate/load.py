@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from quire.core.config import EngineConfig, LoraConfig, SpeculationConfig
 from quire.core.errors import ConfigError, ModelError
+from quire.core.offload import OffloadConfig
 from quire.core.parallel import ParallelConfig
 from quire.core.progress import LoadProgress
 from quire.core.speculation import HEADS, LOOK_UPS, Speculation, TreeForm
@@ -133,11 +134,18 @@ def _load(
     progress: LoadProgress | None,
     place: Place,
 ) -> Model:
-    """The drafting model, without adapters: a guess need not know of them."""
+    """The drafting model, without adapters, of which a guess need not know, and in memory, as it is to be fast."""
     revision = config.model.revision if model == config.model.model else None
     options = replace(config.model, model=model, revision=revision, quantization=quantization, max_model_len=0)
     parallel = config.parallel if place.comms else ParallelConfig()
-    own = replace(config, model=options, lora=LoraConfig(), speculation=SpeculationConfig(), parallel=parallel)
+    own = replace(
+        config,
+        model=options,
+        lora=LoraConfig(),
+        speculation=SpeculationConfig(),
+        offload=OffloadConfig(),
+        parallel=parallel,
+    )
     try:
         return load_model(own, ops, progress, place)
     except (ConfigError, ModelError) as error:

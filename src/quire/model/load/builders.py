@@ -11,6 +11,7 @@ from quire.model.load.mla import load_latent
 from quire.model.load.mlp import load_mlp
 from quire.model.load.moe import load_moe
 from quire.model.load.norms import load_block_norms, load_final_norm, load_norm
+from quire.model.load.place import held_bytes
 from quire.model.load.reader import Reader
 from quire.model.load.roles import disk_rows
 from quire.model.load.runs import in_runs, load_o
@@ -51,12 +52,14 @@ def load_decoder(reader: Reader, ropes: dict[Rope, Tensor]) -> Decoder:
         steps, bias = reader.place((embed_steps(reader), backward_bias(reader)))
     for i in range(spec.layers):
         with reader.part(i):
-            layers.append(reader.place(load_layer(reader, i, ropes[spec.rope[i]], bias)))
+            layers.append(reader.keeper.take(i, reader.place(load_layer(reader, i, ropes[spec.rope[i]], bias))))
     cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
     with reader.part(spec.layers):
         final, head = reader.place((load_final_norm(reader), load_head(reader, embed)))
     block, narrows = BLOCKS[spec.join], reader.adapters is None
-    return Decoder(reader.ops, Embedding(embed, first), steps, tuple(layers), final, head, cap, block, narrows)
+    kept = reader.keeper.finish(layers, held_bytes((embed, steps, final, head)))
+    table = Embedding(embed, first)
+    return Decoder(reader.ops, table, steps, kept.layers, final, head, cap, block, narrows, kept.source)
 
 
 def embed_steps(reader: Reader) -> tuple[Step, ...]:

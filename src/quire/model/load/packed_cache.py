@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.core.config import ModelConfig
+from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
@@ -156,7 +156,7 @@ class PackedCache:
 
 
 def packed_cache(
-    options: ModelConfig, opened: Opened, ops: Ops, dtype: torch.dtype, target: Quantizer | None, share: Share
+    config: EngineConfig, opened: Opened, ops: Ops, dtype: torch.dtype, target: Quantizer | None, share: Share
 ) -> PackedCache | None:
     """The cache that `--cache-packed` asks for, or None.
 
@@ -164,9 +164,16 @@ def packed_cache(
     the disk that the model takes, and save nothing (llama-1b in Q4_K_M: 0.29 s to pack, 0.23 to read; Zen 4). A
     folder that was named is a `ConfigError` instead of the first.
     """
+    options = config.model
     auto = options.cache_packed == "auto"
-    if options.cache_packed == "off":
+    if options.cache_packed == "off" or (auto and config.offload.moves):
         return None
+    if config.offload.moves:
+        raise ConfigError(
+            "--cache-packed: what is kept is read into memory whole, which --weight-offload and --fully-shard are to "
+            "spare; leave one out",
+            param="cache_packed",
+        )
     if ops.cpu is None or ops.refers:
         if auto:
             return None

@@ -36,3 +36,21 @@ def rebuilt(value: Any, change: Callable[[Any], Any], seen: dict[int, tuple[Any,
             found = type(value)(items)
     seen[id(value)] = (value, found)
     return found
+
+
+def parts_of(value: Any, kind: type | tuple[type, ...]) -> list[Any]:
+    """All parts of `value` that are a `kind`, each once."""
+    found: list[Any] = []
+
+    def look(part: Any) -> Any:
+        if isinstance(part, kind):
+            found.append(part)
+        return part
+
+    rebuilt(value, look)
+    return found
+
+
+def held_bytes(value: Any) -> int:
+    """Bytes of all tensors in `value`, each counted once."""
+    return sum({t.data_ptr(): t.numel() * t.element_size() for t in parts_of(value, Tensor)}.values())

@@ -18,6 +18,7 @@ from quire.core.machine import trim_heap
 from quire.core.progress import LoadProgress
 from quire.model.disk.opened import Opened
 from quire.model.load.adapters import ADAPTED, Adapters
+from quire.model.load.keeping import InMemory, Keeper
 from quire.model.load.packed_cache import PackedCache
 from quire.model.load.place import placed
 from quire.model.load.roles import DISK_ROLES, ROWS, Share, disk_rows, local_spec, shard, shard_vector
@@ -63,6 +64,7 @@ class Reader:
         adapters: Adapters | None = None,
         cache: PackedCache | None = None,
     ) -> None:
+        self.keeper: Keeper = InMemory()
         self.opened, self.ops, self.form, self.share = opened, ops, form, share
         self.local = local_spec(opened.spec, share)
         self.adapters, self.cache = adapters, cache

@@ -51,6 +51,7 @@ def check_runs(config: EngineConfig) -> None:
         return
     for given, name, why in (
         (config.lora.enable_lora, "enable_lora", "what adapters add is summed by rank"),
+        (config.offload.from_file, "weight_offload", "matrices in runs are not kept on disk"),
         (config.model.cache_packed not in ("auto", "off"), "cache_packed", "matrices in runs are not kept on disk"),
     ):
         if given:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from quire.model.batch import Batch
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Embed, Mlp, Norm, Product, Step
+from quire.model.net.source import LayerSource, Resident
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
@@ -148,7 +149,7 @@ class Decoder:
 
     `embed_steps` change the embedded tokens, `head_steps` the logits. `narrows`: past the last layer's attention only
     rows that want logits are computed (1.5 % of a prompt with 28 layers, 3-5 % with 16), but not where rows have
-    adapters, which name a row by its place.
+    adapters, which name a row by its place. `source`: where the weights of layers come from.
     """
 
     ops: Ops
@@ -160,7 +161,12 @@ class Decoder:
     head_steps: tuple[Step, ...] = ()
     block: Block = sequential_block
     narrows: bool = True
-    recordable: bool = True
+    source: LayerSource = field(default_factory=Resident)
+
+    @property
+    def recordable(self) -> bool:
+        """Whether steps may be recorded."""
+        return self.source.recordable
 
     def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
         """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all T rows are written to `caches`.
@@ -205,9 +211,11 @@ class Decoder:
         ops, layers = self.ops, range(len(self.layers)) if layers is None else layers
         for i in layers:
             ops.next_layer()
+            self.source.before(i)
             layer = self.layers[i]
             x, h = (x, layer.attn_norm(ops, x)) if delta is None else layer.attn_norm.add(ops, x, delta)
             x, delta = self.block(ops, layer, x, h, views[i], caches[i], wanted if i == layers[-1] else None)
+            self.source.after(i)
         assert delta is not None, "a walk has layers"
         return x, delta
 
@@ -230,5 +238,9 @@ class Decoder:
 
     def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
         """Run `batch` through the first and the last layer, which take the same memory between ops as all do."""
-        ends = sorted({0, len(self.layers) - 1})
-        replace(self, layers=tuple(self.layers[i] for i in ends))(batch, [caches[i] for i in ends])
+        x, delta, wanted, last = self.enter(batch), None, self.wanted(batch), len(self.layers) - 1
+        for i in sorted({0, last}):
+            seen = wanted if i == last else None
+            x, delta = self.walk(x, delta, (batch,) * len(caches), caches, range(i, i + 1), seen)
+        assert delta is not None, "a decoder has layers"
+        self.leave(x, delta, batch, wanted)

@@ -1,0 +1,1 @@
+"""Weights that are elsewhere until their layer runs."""

@@ -1,0 +1,138 @@
+"""Layers that do not fit in memory are read from a file, ahead of the walk (`--weight-offload disk`).
+
+Which ones stay is spread evenly over the model, so that the disk always has a slot to fill: while layers that stay are
+computed, those that come are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from quire.model.load.keeping import Kept
+from quire.model.net.decoder import Layer
+from quire.model.net.source import Resident
+from quire.model.offload.away import Leaving, pages, returned
+from quire.model.offload.budget import Account, Budget
+from quire.model.offload.file import SpillFile
+from quire.model.offload.stream import Counts, Segment, Stream, turns
+from quire.ops.cpu import Cpu
+
+log = logging.getLogger(__name__)
+SLOTS = 2
+"""Layers that come: one is computed while the next is read."""
+
+
+@dataclass(frozen=True)
+class Spilled:
+    """A layer in the file: `size` bytes from `offset` on."""
+
+    skeleton: Any
+    offset: int
+    size: int
+
+
+class DiskKeeper:
+    """Writes layers to a file as they are loaded, as many as the budget asks for; `finish` sees to what was guessed."""
+
+    def __init__(self, cpu: Cpu, budget: Budget, folder: Path) -> None:
+        self._cpu, self._account, self._folder = cpu, Account(budget), folder
+        self._file: SpillFile | None = None
+
+    def take(self, index: int, layer: Layer) -> Any:
+        """The layer, or what stands for it while its numbers are in the file."""
+        leaving = Leaving(layer)
+        return layer if self._account.stays(leaving.size, 0, SLOTS) else self._spill(leaving)
+
+    def finish(self, layers: Sequence[Any], outer: int) -> Kept:
+        """All layers where they belong, now that their sizes are known."""
+        found, most = list(layers), self._account.budget.most - outer
+        if sum(self._account.sizes) <= most:
+            found = [self._back(layer) for layer in found]
+        else:
+            self._settle(found, most)
+        away = {i: layer for i, layer in enumerate(found) if isinstance(layer, Spilled)}
+        if not away:
+            if self._file is not None:
+                self._file.close()
+            return Kept(tuple(found), Resident())
+        assert self._file is not None
+        self._file.written()
+        source = Streamed(self._cpu, self._file, away)
+        for i, spilled in away.items():
+            found[i] = returned(spilled.skeleton, source.slot_of(i))
+        log.info(
+            "%d of %d layers stay in memory, %d (%s bytes) are read from %s in every step",
+            len(found) - len(away), len(found), len(away), f"{source.nbytes:,}", self._folder,
+        )  # fmt: skip
+        return Kept(tuple(found), source)
+
+    def _settle(self, found: list[Any], most: int) -> None:
+        """Make `found` take `most` bytes, slots included, or as little less as can be."""
+        sizes = self._account.sizes
+
+        def taken() -> int:
+            away = [sizes[i] for i, layer in enumerate(found) if isinstance(layer, Spilled)]
+            return sum(sizes) - sum(away) + min(SLOTS, len(away)) * max(away, default=0)
+
+        while taken() > most:
+            held = [i for i, layer in enumerate(found) if not isinstance(layer, Spilled)]
+            if not held:
+                needed = taken() + self._account.budget.most - most
+                raise self._account.too_small(needed, f"what is outside of layers and {SLOTS} layers")
+            found[held[-1]] = self._spill(Leaving(found[held[-1]]))
+        for i, layer in enumerate(found):
+            if isinstance(layer, Spilled) and taken() + layer.size <= most:
+                found[i] = self._back(layer)
+
+    def _spill(self, leaving: Leaving) -> Spilled:
+        if self._file is None:
+            self._file = SpillFile(self._cpu, self._folder)
+        return Spilled(leaving.skeleton, self._file.put(leaving.size, leaving.write), leaving.size)
+
+    def _back(self, layer: Any) -> Any:
+        """A layer in memory again."""
+        if not isinstance(layer, Spilled):
+            return layer
+        assert self._file is not None
+        return returned(layer.skeleton, self._file.get(layer.offset, layer.size))
+
+
+class Streamed:
+    """Layers that come from a file in turn: `spilled`, of `nbytes` in all."""
+
+    recordable = True
+
+    def __init__(self, cpu: Cpu, file: SpillFile, away: dict[int, Spilled]) -> None:
+        self.file, self.spilled = file, tuple(away.values())
+        self.nbytes = sum(layer.size for layer in self.spilled)
+        self._turn = {layer: turn for turn, layer in enumerate(away)}
+        largest = max(layer.size for layer in away.values())
+        self._slots = [pages(cpu.native, largest) for _ in range(min(SLOTS, len(away)))]
+        segments = [Segment(turn, file.file, s.offset, s.size, 0) for turn, s in enumerate(away.values())]
+        self._stream: Stream = turns(cpu, self._slots, segments, len(away), file.cached, file)
+        for turn in range(len(self._slots)):  # so that their memory counts as taken from here on
+            self._stream.call("stream_wait", turn)
+
+    def slot_of(self, layer: int) -> Tensor:
+        """Where the numbers of `layer` lie when it runs."""
+        return self._slots[self._turn[layer] % len(self._slots)]
+
+    def before(self, layer: int) -> None:
+        """Wait for the layer, unless it stays in memory."""
+        if layer in self._turn:
+            self._stream.call("stream_wait", self._turn[layer])
+
+    def after(self, layer: int) -> None:
+        """Its slot is free for the next that comes there."""
+        if layer in self._turn:
+            self._stream.call("stream_done", self._turn[layer])
+
+    def counts(self) -> Counts:
+        """What was read so far, and how long steps waited."""
+        return self._stream.counts()

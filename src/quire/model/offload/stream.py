@@ -1,0 +1,72 @@
+"""The native readers of csrc/stream.cpp: layers in turn, or experts as they are chosen."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from quire.ops.cpu import Cpu
+
+THREADS, PIECE = 4, 2 << 20
+"""Requests in flight, and bytes of one."""
+
+
+class Counts(NamedTuple):
+    """So far: bytes read, nanoseconds that steps waited, experts needed, experts that were not in memory."""
+
+    read: int
+    waited: int
+    needed: int
+    missed: int
+
+
+class Segment(NamedTuple):
+    """Of layer `part`: `bytes` from `offset` of the file `file` (a descriptor) on, to `at` of its slot."""
+
+    part: int
+    file: int
+    offset: int
+    bytes: int
+    at: int
+
+
+class Stream:
+    """A native reader. It is closed, and what it `keeps` let go, when nobody holds it any more."""
+
+    def __init__(self, cpu: Cpu, name: str, keeps: Sequence[Any], *args: int) -> None:
+        self._cpu, made = cpu, np.zeros(1, np.int64)
+        cpu.native.module.call(cpu.native.ids[name], (int(made.ctypes.data), THREADS, PIECE, *args))
+        self._at = int(made[0])
+        self.close = weakref.finalize(self, _close, cpu.native.module, cpu.native.ids["stream_close"], self._at, keeps)
+
+    def call(self, name: str, *args: int) -> None:
+        """Run an op of it, or record it."""
+        self._cpu.call(name, self._at, *args)
+
+    def counts(self) -> Counts:
+        """What it did so far."""
+        found = np.zeros(4, np.int64)
+        native = self._cpu.native
+        native.module.call(native.ids["stream_counts"], (self._at, int(found.ctypes.data)))
+        return Counts(*found.tolist())
+
+
+def turns(
+    cpu: Cpu, slots: Sequence[Tensor], segments: Sequence[Segment], layers: int, cached: bool, *keeps: Any
+) -> Stream:
+    """A reader of `layers` layers, of which number j lies in slot j % len(slots)."""
+    where, rows = np.array([s.data_ptr() for s in slots], np.int64), np.array(segments, np.int64)
+    at = int(where.ctypes.data), len(slots), int(rows.ctypes.data), len(rows)
+    return Stream(cpu, "stream_layers", (*slots, *keeps), int(cached), *at, layers)
+
+
+def _close(module: Any, op: int, at: int, keeps: Sequence[Any]) -> None:
+    module.call(op, (at,))
+    for kept in keeps:
+        with suppress(AttributeError, OSError):
+            kept.close()

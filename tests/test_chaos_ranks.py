@@ -1,0 +1,85 @@
+"""Ranks and replicas that are killed or stopped under load, in each layout; every answer as alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from live_server import wait_until
+from test_chaos import FULL, STREAMS, Chaos, Load, Pauses, metric, pytestmark, restarts, served, wait_for_more
+from test_server_death import children
+
+__all__ = ["pytestmark"]
+KILLS = 50 if FULL else 1
+LAYOUTS = {
+    "tensor 2": ["--tensor-parallel-size", "2"],
+}
+"""Flags of the engines whose ranks end."""
+SLOW = pytest.mark.slow
+
+
+def ranks_of(engine: int) -> list[int]:
+    """The processes of an engine that are ranks."""
+    return [each for each in children(engine) if b"quire.run.rank" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
+def end_one(server: Chaos, rng: random.Random, how: signal.Signals) -> list[int]:
+    """End a rank, which may be the first, that schedules; returns those of its engine."""
+    engine = server.engine
+    group = [engine, *ranks_of(engine)]
+    assert len(group) > 1
+    os.kill(rng.choice(group), how)
+    return group
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=SLOW)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_that_are_ended_lose_nothing(layout: str, how: signal.Signals) -> None:
+    server = Chaos(*LAYOUTS[layout], "--watchdog-timeout", "2", "--threads", "1")
+    rng = random.Random(layout)
+    with served(server) as (client, asked, alone):
+        load, pauses = Load(client, asked), Pauses()
+        for kill in range(KILLS):
+            wait_for_more(client, 20 * STREAMS)
+            began = time.monotonic()
+            group = end_one(server, rng, how)
+            wait_until(lambda kill=kill: restarts(client) > kill, seconds=120)  # type: ignore[misc]
+            pauses.seconds.append(time.monotonic() - began)
+            wait_until(lambda group=group: not any(alive(each) for each in group), seconds=30)  # type: ignore[misc]
+        load.finish(alone)
+        assert restarts(client) == KILLS and metric(client, "vllm:num_requests_running") == 0
+    pauses.told(f"{layout}, {how.name}")
+
+
+def alive(process: int) -> bool:
+    """Whether it runs or is stopped; one that was ended and nobody asked for yet does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_replicas_that_are_killed_lose_nothing() -> None:
+    server = Chaos("--data-parallel-size", "2", "--threads", "1")
+    with served(server) as (client, asked, alone):
+        load, pauses = Load(client, asked), Pauses()
+        for kill in range(KILLS):
+            wait_for_more(client, 20 * STREAMS)
+            began = time.monotonic()
+            os.kill(random.Random(kill).choice(server.engines()), signal.SIGKILL)
+            wait_until(lambda kill=kill: all_restarts(client) > kill, seconds=120)  # type: ignore[misc]
+            pauses.seconds.append(time.monotonic() - began)
+        load.finish(alone)
+    pauses.told("replicas")
+
+
+def all_restarts(client: httpx.Client) -> int:
+    """Of all replicas together."""
+    lines = client.get("/metrics").text.splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("quire:engine_restarts_total{"))
