@@ -2,6 +2,8 @@
 
     python benchmarks/ranks.py exchange    microseconds of a sum over two ranks, rows of 2,048 numbers
     python benchmarks/ranks.py steps       prefill, and decode of 1 and of 16 sequences, in turns
+    python benchmarks/ranks.py experts --shape olmoe-like    the same with experts cut, whole on some ranks, or alone
+    python benchmarks/ranks.py balance --shape olmoe-like    ranks' pairs with favourite tokens, before and after counts
 
 Random weights of a real shape. Ratios are of medians.
 """
@@ -14,11 +16,13 @@ import random
 import statistics
 import time
 from contextlib import ExitStack, closing
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from figures import measure, parser_of
+from msgspec.structs import replace
 from shapes import SHAPES, write_config
 
 from quire.core.config import DeviceConfig, flat_config
@@ -82,15 +86,32 @@ def rate(engine: Engine, requests: list[Request]) -> tuple[float, float]:
     return sum(len(r.prompt) for r in requests) / (first_at - begin), made / (end - first_at)
 
 
+def own_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Of every engine."""
+    folder = write_config(args.shape, args.work.absolute() / args.shape)
+    return {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_model_len": 1024,
+            "device": "cpu"}  # fmt: skip
+
+
 def steps(args: argparse.Namespace) -> dict[str, Any]:
     """Two ranks of one thread each, and one process of two threads."""
-    folder = write_config(args.shape, args.work.absolute() / args.shape)
-    own = {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_model_len": 1024,
-           "device": "cpu"}  # fmt: skip
-    ways = {"one": {"threads": args.ranks}, "ranks": {"threads": 1, "tensor_parallel_size": args.ranks}}
+    return compare(args, {"ranks": {"tensor_parallel_size": args.ranks}})
+
+
+def experts(args: argparse.Namespace) -> dict[str, Any]:
+    """Ranks that have a part of each expert's width, or some whole experts, with attention split or not."""
+    cut = {"tensor_parallel_size": args.ranks}
+    whole = cut | {"enable_expert_parallel": True}
+    return compare(args, {"cut": cut, "whole": whole, "alone": {"expert_parallel_size": args.ranks}})
+
+
+def compare(args: argparse.Namespace, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Engines of ranks of one thread, each beside one process of as many threads, in turns."""
+    ways = {"one": {"threads": args.ranks}} | {name: way | {"threads": 1} for name, way in ways.items()}
     found: dict[str, Any] = {}
     with ExitStack() as stack:
-        engines = {name: stack.enter_context(closing(Engine(flat_config(**own, **way)))) for name, way in ways.items()}
+        made = {name: Engine(flat_config(**own_options(args), **way)) for name, way in ways.items()}
+        engines = {name: stack.enter_context(closing(engine)) for name, engine in made.items()}
         for count, length in ((1, 512), (16, 32)):
             rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
             for turn in range(args.rounds + 1):
@@ -100,11 +121,44 @@ def steps(args: argparse.Namespace) -> dict[str, Any]:
                     rates[name].append(rate(engine, requests_of(args, count, length, 48, turn)))
             for i, what in enumerate(("prefill", "decode")):
                 medians = {name: statistics.median(each[i] for each in all_[1:]) for name, all_ in rates.items()}
-                found[f"{what} of {count}"] = medians | {"ratio": medians["ranks"] / medians["one"]}
+                found[f"{what} of {count}"] = medians | ratios(medians)
     return found
 
 
-WORK = {"exchange": exchange, "steps": steps}
+def ratios(medians: dict[str, float]) -> dict[str, float]:
+    """To one process."""
+    others = [name for name in medians if name != "one"]
+    return {"ratio" if len(others) == 1 else f"ratio {name}": medians[name] / medians["one"] for name in others}
+
+
+def balance(args: argparse.Namespace) -> dict[str, Any]:
+    """Whole experts on each rank, tokens by Zipf's law: placed as they lie, by the counts of that, and with copies."""
+    found: dict[str, Any] = {}
+    file = args.work.absolute() / "expert_load.json"
+    file.unlink(missing_ok=True)
+    kept = {"tensor_parallel_size": args.ranks, "enable_expert_parallel": True, "expert_load_file": str(file)}
+    for name, copies in (("as they lie", 0), ("by counts", 0), (f"{args.copies} copies", args.copies)):
+        options = own_options(args) | kept | {"threads": 1, "num_redundant_experts": copies}
+        with closing(Engine(flat_config(**options))) as engine:
+            rates = []
+            for turn in range(args.rounds):
+                asked = requests_of(args, 16, 64, 32, turn)
+                rates.append(rate(engine, [favourites(request, args.shape) for request in asked]))
+            stats = engine.stats()
+            prefill, decode = (statistics.median(each) for each in zip(*rates, strict=True))
+            found[name] = {"most over mean": stats.expert_imbalance, "pairs": stats.expert_pairs,
+                           "weight bytes": engine.model.weight_bytes, "prefill": prefill, "decode": decode}  # fmt: skip
+    return found
+
+
+def favourites(request: Request, shape: str) -> Request:
+    """The request with tokens of which the i-th is asked for 1 / i as often as the first."""
+    rng, size = random.Random(request.id), SHAPES[shape]["vocab_size"] - 16
+    weights = list(accumulate(1 / (i + 1) for i in range(size)))
+    return replace(request, prompt=tuple(rng.choices(range(16, size + 16), cum_weights=weights, k=len(request.prompt))))
+
+
+WORK = {"exchange": exchange, "steps": steps, "experts": experts, "balance": balance}
 
 
 def main() -> None:
@@ -113,6 +167,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--copies", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path("build/bench"))
     measure(WORK, parser.parse_args(), "ranks")

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(engine: Engine, adapter: str = "") -> dict[str, tuple[list[int], list[float]]]:
-    """Tokens and log-probabilities of four requests, greedy and sampled, of several chunks and alone; the first two with `adapter`."""
+    """Tokens and log-probabilities of four requests, greedy and sampled; the first two with `adapter`."""
     for i, size in enumerate((90, 3, 17, 40)):
         params = SamplingParams(max_tokens=9, temperature=0.8 * (i % 2), logprobs=0, ignore_eos=True)
         prompt = tuple(3 + (7 * i + 5 * j) % 90 for j in range(size))

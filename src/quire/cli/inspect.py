@@ -35,8 +35,6 @@ def inspect(options: dict[str, Any]) -> None:
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
     choice = choose(config.device)
     show("model", _model_rows(found))
-    if config.parallel.ranks > 1:
-        show("ranks", _rank_rows(config, found))
     drafts = _drafting_model(config)
     show("memory", [*_memory_rows(config, found, choice, drafts), *_draft_memory(config, found, drafts, choice)])
     if (asked := config.speculation.asked) is not None:
@@ -92,23 +90,34 @@ def _model_rows(found: ModelFacts) -> Rows:
 
 
 def _share(config: EngineConfig) -> Share:
-    """What the first rank has, which has no less than any other."""
+    """What the first rank has, of which none has more."""
     from quire.model.load.roles import Share
+    from quire.parallel.experts import Division, expert_plan
 
-    return Share(0, config.parallel.tensor_parallel_size)
+    parallel = config.parallel
+    plan = expert_plan(parallel)
+    over = {"expert": parallel.expert_parallel_size, "tensor": parallel.tensor_parallel_size}.get(plan.axis)
+    return Share(0, parallel.tensor_parallel_size, None if over is None else Division(0, over, plan))
 
 
-def _rank_rows(config: EngineConfig, found: ModelFacts) -> Rows:
-    """How the model is split; memory is said of one rank. `ConfigError` where it cannot be."""
+def _rank_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
+    """What a rank has; options that do not fit the model are refused as at its load."""
     from quire.model.load.roles import local_spec
 
-    spec = local_spec(found.spec, _share(config))
-    return [
-        ("ranks", f"{config.parallel.ranks} processes with memory of their own"),
-        ("attention of each", f"{spec.heads} heads, {spec.kv_heads} key/value heads"),
-        ("MLP of each", f"intermediate {spec.moe.intermediate if any(spec.moe.sparse) else spec.intermediate}"),
-        ("tokens of each", f"{spec.vocab_size:,} of the table and of the output head"),
+    parallel = config.parallel
+    if parallel.ranks == 1 or not found.roles:
+        return []
+    share = _share(config)
+    spec = local_spec(found.spec, share)
+    rows = [
+        ("weights of a rank", f"about {size(_weights(config, found, choice, share))}, of {parallel.ranks} ranks"),
+        ("heads of a rank", f"{spec.heads}, {spec.kv_heads} of keys and values"),
+        ("vocabulary of a rank", f"{spec.vocab_size:,} tokens of the table and of the output head"),
     ]
+    if share.experts is not None:
+        experts = f"{spec.moe.routing.experts} of {found.spec.moe.routing.experts} in a layer"
+        rows.append(("experts of a rank", experts))
+    return rows
 
 
 def _expert_rows(found: ModelFacts) -> Rows:
@@ -189,17 +198,14 @@ def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | 
     """What drafting takes beside: weights of its own; keys and values only where it is another model."""
     from msgspec.structs import replace
 
-    from quire.core.parallel import ParallelConfig
-
     asked = config.speculation.asked
     if asked is None or asked.method in LOOK_UPS or asked.layers:
         return []
     if asked.method in HEADS:
         return [("weights that draft", "about " + size(_heads(config, asked).nbytes))]
     own = replace(config, model=replace(config.model, quantization=asked.quantization))
-    if not asked.everywhere:
-        own = replace(own, parallel=ParallelConfig())
-    return [("weights that draft", "about " + size(_weights(own, drafts or found, choice)))]
+    share = _share(own) if drafts is None or asked.everywhere else None
+    return [("weights that draft", "about " + size(_weights(own, drafts or found, choice, share)))]
 
 
 def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> Rows:
@@ -229,7 +235,8 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
     kv = plan_kv(config, shape)
     return [
         ("weights on disk", size(found.bytes_on_disk)),
-        ("weights in memory", "about " + size(_weights(config, found, choice)) + each),
+        ("weights in memory", "about " + size(_weights(config, found, choice))),
+        *_rank_rows(config, found, choice),
         *_offload_rows(config, _weights(config, found, choice)),
         ("KV cache per token", size(per_token) + (", what drafts included" if len(models) > 1 else "") + each),
         (
@@ -279,8 +286,8 @@ def _window_rows(kv: KVPlan, per_token: int) -> Rows:
     ]
 
 
-def _weights(config: EngineConfig, found: ModelFacts, choice: Choice) -> int:
-    """Bytes of the packed weights."""
+def _weights(config: EngineConfig, found: ModelFacts, choice: Choice, share: Share | None = None) -> int:
+    """Bytes of the packed weights, of all or of a rank's share."""
     from quire.model.describe import compute_dtype
     from quire.model.memory import BF12_BITS
 
@@ -288,7 +295,7 @@ def _weights(config: EngineConfig, found: ModelFacts, choice: Choice) -> int:
     on_cpu = choice.backend == "cpu"
     narrow = on_cpu and dtype.name == "bfloat16" and config.device.bf16_bits == 12
     bits = _Bits(8 * dtype.itemsize, BF12_BITS if narrow else 8 * dtype.itemsize, 4 if on_cpu else 8)
-    return _packed(config, found, bits)
+    return _packed(config, found, bits, share)
 
 
 class _Bits(NamedTuple):
@@ -299,7 +306,7 @@ class _Bits(NamedTuple):
     int4: int
 
 
-def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
+def _packed(config: EngineConfig, found: ModelFacts, of: _Bits, share: Share | None) -> int:
     """Bytes of the packed weights: matrices in the target format with their scales, tables as on disk, norms f32.
 
     A tied head that is quantized on load is packed a second time, because the embedding table stays as it is for
@@ -308,13 +315,12 @@ def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
     """
     from math import prod
 
-    from quire.model.load.roles import ROLES
+    from quire.model.load.roles import ROLES, Share
     from quire.model.memory import weight_bytes
     from quire.quant.registry import quantizer
 
     target, spec, total = quantizer(config.model.quantization, found.stored), found.spec, 0
-    share = _share(config)
-    scales = 16 / config.model.group_size
+    scales, share = 16 / config.model.group_size, share or Share()
     if not found.roles:
         made = {"int8": 8, "fp8": 8}.get(target.name, of.int4) + scales if target is not None else of.matrix
         return weight_bytes(found.parameters, made)
@@ -329,5 +335,5 @@ def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
             bits = kept + (of.int4 - 4 if kept < 8 else 0)
         if role.kind == "linear" and target is not None:
             bits = {"int8": 8, "fp8": 8}.get((target.head if name == "head" else target).name, of.int4) + scales
-        total += weight_bytes(prod(share.shape(name, spec)) * role.copies(spec), bits)
+        total += weight_bytes(prod(share.shape(name, spec)) * share.copies(name, spec), bits)
     return total

@@ -47,6 +47,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals after a step. `waste` is the share of reserved KV slots that hold no token.
 
     `drafts` were verified, `draft_tokens` in all, of which `accepted_tokens` were kept, by their place in the draft.
+    `expert_pairs`: pairs (token, choice) that each rank computed, where experts are divided over ranks;
+    `expert_imbalance`: those of the rank that had most, over the mean of ranks, of all layers' steps.
     `running_adapters`, `waiting_adapters`: names of LoRA adapters that sequences in the batch and in the queue use.
     """
 
@@ -70,6 +72,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_pos: tuple[int, ...] = ()
+    expert_pairs: tuple[int, ...] = ()
+    expert_imbalance: float = 1.0
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
 

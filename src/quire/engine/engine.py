@@ -15,6 +15,7 @@ from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.adapting import Adapting
 from quire.engine.client import EngineInfo, Stats
+from quire.engine.experts import expert_counts
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
 from quire.model.build import Model, load_model
@@ -75,6 +76,7 @@ class Engine:
         alone = self.ranks is None and not self.config.offload.from_file  # steps whose time is that of their weights
         tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
+        self.experts = expert_counts(self.model.decoder, self.config.parallel, first_place(self.ranks).experts)
 
     @property
     def beside(self) -> tuple[Model, ...]:
@@ -169,6 +171,8 @@ class Engine:
 
     def close(self) -> None:
         """End the other ranks, if there are any."""
+        if self.experts is not None:
+            self.experts.keep(now=True)
         if self.ranks is not None:
             self.ranks.close()
 
@@ -179,6 +183,8 @@ class Engine:
         """
         if self.ranks is not None:
             self.ranks.check()
+        if self.experts is not None:
+            self.experts.keep()
         self.pool.check()
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
@@ -224,6 +230,7 @@ class Engine:
             draft_tokens=drafts.tokens,
             accepted_tokens=drafts.accepted,
             accepted_per_pos=tuple(drafts.accepted_per_pos),
+            **({} if self.experts is None else self.experts.shown()),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
             waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),
         )

@@ -89,6 +89,11 @@ class _StepCollector(Collector):
         yield gauge("quire:model_weight_bytes", "Bytes of the weights in memory.", self.info.weight_bytes)
         yield gauge("quire:kv_bytes_per_token", "Bytes of keys and values per token.", self.info.kv_bytes_per_token)
         yield self._cache_config()
+        if stats.expert_pairs:
+            yield gauge(
+                "quire:expert_imbalance", "Pairs of the rank that had most, over the mean.", stats.expert_imbalance
+            )
+            yield self._experts()
         if self.info.max_loras:
             yield self._adapters()
 
@@ -108,6 +113,14 @@ class _StepCollector(Collector):
         for place, count in enumerate(stats.accepted_per_pos):
             family.add_metric([*values, str(place)], count)
         yield family
+
+    def _experts(self) -> Metric:
+        family = CounterMetricFamily(
+            "quire:expert_pairs", "Pairs of a token and an expert it chose.", labels=[*LABELS, "rank"]
+        )
+        for rank, count in enumerate(self.stats.expert_pairs):
+            family.add_metric([self.info.served_name, ENGINE, str(rank)], count)
+        return family
 
     def _cache_config(self) -> Metric:
         info = self.info

@@ -21,7 +21,6 @@ _TOOLS = "tool calling is not built yet"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "pipeline_parallel_size": ((1,), _ONE_DEVICE),
-    "enable_expert_parallel": ((False,), _ONE_DEVICE),
     "nnodes": ((1,), _ONE_DEVICE),
     "node_rank": ((0,), _ONE_DEVICE),
     "master_addr": ((None,), _ONE_DEVICE),

@@ -173,7 +173,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
     for given, name in (
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
-        (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
+        (config.parallel.ranks > 1, config.parallel.ranks_option),
         (config.parallel.rank_invariant, "rank_invariant"),
         (config.offload.from_file, "weight_offload"), (config.offload.cpu_offload_gb > 0, "cpu_offload_gb"),
         (config.offload.fully_shard, "fully_shard"),

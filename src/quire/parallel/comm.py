@@ -58,3 +58,7 @@ class Comm(Protocol):
     def recv(self, ops: Ops, out: Tensor, source: int) -> Tensor:
         """The next tensor from rank `source`, which has `out`'s size, in `out`; returns it."""
         ...
+
+    def leave(self) -> None:
+        """A rank has ended: whoever waits for it, or will, need not."""
+        ...

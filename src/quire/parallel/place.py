@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quire.parallel.comm import Comm
+from quire.parallel.experts import NOT_DIVIDED, Division, ExpertPlan
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import AXES, ONE_RANK, Topology
 
@@ -15,12 +16,13 @@ from quire.parallel.topology import AXES, ONE_RANK, Topology
 class Place:
     """Rank `rank` of `topology`. `comms`: by axis, the group of ranks that differ from this one along it alone.
 
-    An axis of one rank has none; a place without any is a share of a model by itself.
+    An axis of one rank has none; a place without any is a share of a model by itself. `experts`: how they are divided.
     """
 
     topology: Topology = ONE_RANK
     rank: int = 0
     comms: Mapping[str, Comm] = field(default_factory=dict)
+    experts: ExpertPlan = NOT_DIVIDED
 
     def along(self, axis: str) -> int:
         """The place along `axis`."""
@@ -29,6 +31,12 @@ class Place:
     def comm(self, axis: str) -> Comm | None:
         """What joins the ranks along `axis`, or None where there is one."""
         return self.comms.get(axis)
+
+    @property
+    def division(self) -> Division | None:
+        """This rank's part in how experts are divided, or None where every rank has all."""
+        axis = self.experts.axis
+        return Division(self.along(axis), getattr(self.topology, axis), self.experts) if axis else None
 
 
 ALONE = Place()
@@ -61,8 +69,8 @@ class Memory:
         return self._groups[group]
 
 
-def place_of(topology: Topology, rank: int, files: Mapping[str, int], crowded: bool) -> Place:
+def place_of(topology: Topology, rank: int, files: Mapping[str, int], crowded: bool, experts: ExpertPlan) -> Place:
     """The place of `rank`, whose groups share `files`."""
     sizes = {axis: len(topology.group(rank, axis)) for axis in files}
     comms = {axis: SharedComm(file, topology.along(rank, axis), sizes[axis], crowded) for axis, file in files.items()}
-    return Place(topology, rank, comms)
+    return Place(topology, rank, comms, experts)

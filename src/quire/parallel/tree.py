@@ -55,3 +55,7 @@ class TreeComm:
     def recv(self, ops: Ops, out: Tensor, source: int) -> Tensor:
         """As `Comm` says."""
         return self._comm.recv(ops, out, source)
+
+    def leave(self) -> None:
+        """As `Comm` says."""
+        self._comm.leave()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.core.config import EngineConfig, SchedulerConfig
+from quire.parallel.experts import ExpertPlan
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -18,6 +19,7 @@ class Start(msgspec.Struct, frozen=True):
     world: int
     groups: dict[str, int]
     crowded: bool
+    experts: ExpertPlan
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):

@@ -151,7 +151,7 @@ def main(load_drafting: LoadDrafting) -> int:
     threading.Thread(target=die_with_parent, daemon=True).start()
     topology = topology_of(start.config.parallel)
     world = SharedComm(start.world, start.rank, topology.world, start.crowded)
-    place = place_of(topology, start.rank, start.groups, start.crowded)
+    place = place_of(topology, start.rank, start.groups, start.crowded, start.experts)
     decode = msgspec.msgpack.Decoder(Message).decode
     try:
         with uncollected(forever=True):

@@ -20,6 +20,7 @@ from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
 from quire.model.batch import Continues
 from quire.ops.choice import backend_of
+from quire.parallel.experts import expert_plan
 from quire.parallel.place import ALONE, Memory, Place, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import topology_of
@@ -38,13 +39,15 @@ class Ranks:
 
     def __init__(self, config: EngineConfig) -> None:
         """`config`: as each rank is to have it, its own number of threads included."""
-        topology = topology_of(config.parallel)
+        topology, experts = topology_of(config.parallel), expert_plan(config.parallel)
         crowded = config.parallel.processes * max(1, config.device.threads) > cores().threads
         self._encode = msgspec.msgpack.Encoder().encode
         memory = Memory(topology)
         self.world = SharedComm(memory.world, 0, topology.world, crowded)
-        self.place = place_of(topology, 0, memory.of(0), crowded)
-        starts = [Start(config, rank, memory.world, memory.of(rank), crowded) for rank in range(1, topology.world)]
+        self.place = place_of(topology, 0, memory.of(0), crowded, experts)
+        starts = [
+            Start(config, rank, memory.world, memory.of(rank), crowded, experts) for rank in range(1, topology.world)
+        ]
         self.others = [self._start(start) for start in starts]
         memory.close()
         self._ending = False
@@ -62,7 +65,8 @@ class Ranks:
     def _watch(self, other: subprocess.Popen[bytes]) -> None:
         other.wait()
         if not self._ending:
-            self.world.leave()
+            for comm in (self.world, *self.place.comms.values()):
+                comm.leave()
 
     def tell(self, message: Message) -> None:
         """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
@@ -174,8 +178,8 @@ def of_a_rank(config: EngineConfig) -> EngineConfig:
         return config
     if backend_of(config.device) == "triton":
         raise ConfigError(
-            "--tensor-parallel-size: ranks on GPUs are not built yet; --device cpu has them",
-            param="tensor_parallel_size",
+            "--tensor-parallel-size, --expert-parallel-size: ranks on GPUs are not built yet; --device cpu has them",
+            param=config.parallel.ranks_option,
         )
     threads = config.device.threads or max(1, cores().threads // config.parallel.processes)
     return msgspec.structs.replace(config, device=msgspec.structs.replace(config.device, threads=threads))

@@ -21,6 +21,7 @@ from quire.model.disk.hub import hub_beside
 from quire.model.net.decoder import Decoder
 from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
+from quire.parallel.experts import NOT_DIVIDED
 from quire.parallel.place import ALONE, Place
 from quire.run.caches import Caches
 from quire.run.step import Step
@@ -122,7 +123,7 @@ def load_drafting(
         return Drafting(asked, _load(config, config.model.model, asked.quantization, ops, progress, place))
     assert asked.model is not None
     check_tokens(config, target, asked.model)
-    its = place if asked.everywhere else ALONE
+    its = changed(place, experts=NOT_DIVIDED) if asked.everywhere else ALONE
     return Drafting(asked, _load(config, asked.model, asked.quantization, ops, progress, its), keeps=True)
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from quire.core.parallel import ParallelConfig
+from quire.model.batch import Forward
 from quire.model.disk.opened import Opened
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
+from quire.model.net.divided import ManyHolders
 from quire.model.net.encoder import Encoder
 from quire.model.net.joined import (
     GatheredHead,
@@ -17,11 +22,14 @@ from quire.model.net.joined import (
     SummedMlp,
     SummedProduct,
 )
-from quire.model.net.parts import Embedding, RowNorm, Step
+from quire.model.net.moe import MoeMlp
+from quire.model.net.parts import Embedding, Mlp, RowNorm, Step
 from quire.model.net.scattered import GatheringNorm, ScatteredAttention, ScatteredMlp, ScatteredProduct
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
+from quire.parallel.experts import Division
+from quire.parallel.pairs import PairDivider
 from quire.parallel.place import Place
 from quire.parallel.tree import TreeComm
 from quire.quant.base import Quantizer
@@ -33,7 +41,7 @@ LARGEST_GROUP = 256
 
 def share_of(place: Place, step: int = 1) -> Share:
     """What a rank at `place` has of each matrix; `step` as of `Share`."""
-    return Share(place.along("tensor"), place.topology.tensor, step)
+    return Share(place.along("tensor"), place.topology.tensor, place.division, step)
 
 
 def step_of(opened: Opened, target: Quantizer | None, group: int) -> int:
@@ -48,14 +56,18 @@ def joined(decoder: Decoder, spec: ModelSpec, place: Place, options: ParallelCon
 
     `spec`: the whole model's. With rows split between the joins its layers are walked all at once.
     """
-    comm = _comm(place, options)
+    comm, division = _comm(place, options), place.division
+    if division is not None and (among := place.comm(division.plan.axis)) is not None:
+        decoder = _over_holders(decoder, spec.moe.routing.experts, division, among)
     return decoder if comm is None else _over_shares(decoder, spec, comm, options.enable_sequence_parallel)
 
 
 def _comm(place: Place, options: ParallelConfig) -> Comm | None:
     """What joins shares. Two parts make one sum, in whatever order."""
-    comm = place.comm("tensor")
-    return TreeComm(comm) if comm is not None and options.rank_invariant and comm.world > 2 else comm
+    comm: Comm | None = place.comm("tensor")
+    if comm is not None and options.rank_invariant and comm.world > 2:
+        comm = TreeComm(comm)
+    return comm
 
 
 def joined_encoder(encoder: Encoder, place: Place, options: ParallelConfig) -> Encoder:
@@ -67,6 +79,26 @@ def joined_encoder(encoder: Encoder, place: Place, options: ParallelConfig) -> E
         replace(layer, o=SummedProduct(layer.o, comm), mlp=SummedMlp(layer.mlp, comm)) for layer in encoder.layers
     )
     return replace(encoder, layers=layers)
+
+
+def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:
+    """With experts whose pairs are computed by who holds them."""
+    counted, layers = torch.zeros(len(decoder.layers), experts + comm.world + 1, dtype=torch.int64), list[Layer]()
+    for i, layer in enumerate(decoder.layers):
+        mlp = layer.mlp
+        if isinstance(mlp, MoeMlp):
+            divide = PairDivider(division.held(i, experts), comm.rank, counted[i])
+            mlp = replace(mlp, holders=ManyHolders(divide, comm, counted))
+        layers.append(replace(layer, mlp=mlp))
+    return replace(decoder, layers=tuple(layers))
+
+
+def counted_pairs(decoder: Forward) -> Tensor | None:
+    """By layer what `PairDivider` counts, int64 [layers, experts + ranks + 1], or None where no experts are divided."""
+    for layer in decoder.layers if isinstance(decoder, Decoder) else ():
+        if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.holders, ManyHolders):
+            return layer.mlp.holders.counted
+    return None
 
 
 def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool) -> Decoder:
@@ -86,9 +118,16 @@ def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool) -
 
 
 def _joined(layer: Layer, comm: Comm) -> Layer:
-    attention, mlp = SummedAttention(layer.attention, comm), SummedMlp(layer.mlp, comm)
+    attention, mlp = SummedAttention(layer.attention, comm), _summed(layer.mlp, comm)
     cross = None if layer.cross is None else replace(layer.cross, o=SummedProduct(layer.cross.o, comm))
     return replace(layer, attention=attention, mlp=mlp, cross=cross)
+
+
+def _summed(mlp: Mlp, comm: Comm) -> Mlp:
+    """With the sum over ranks, where each has a part of the width. Of experts divided over them only the shared is."""
+    if not isinstance(mlp, MoeMlp) or not isinstance(mlp.holders, ManyHolders) or mlp.holders.comm is not comm:
+        return SummedMlp(mlp, comm)
+    return replace(mlp, shared=None if mlp.shared is None else SummedMlp(mlp.shared, comm))
 
 
 def _scattered(layer: Layer, comm: Comm, first: bool) -> Layer:

@@ -41,7 +41,7 @@ def _of_runs(reader: Reader, runs: int, make: Callable[[Reader], T]) -> tuple[T,
             param="rank_invariant",
         )
     each = runs // world
-    shares = [Share(rank * each + i, runs, reader.share.step) for i in range(each)]
+    shares = [Share(rank * each + i, runs, step=reader.share.step) for i in range(each)]
     return tuple(make(reader.of(share)) for share in shares)
 
 
