@@ -2,6 +2,8 @@
 
     python benchmarks/ranks.py exchange    microseconds of a sum over two ranks, rows of 2,048 numbers
     python benchmarks/ranks.py steps       prefill, and decode of 1 and of 16 sequences, in turns
+    python benchmarks/ranks.py rows        the same with rows split between the joins
+    python benchmarks/ranks.py runs        the same with sums in runs, which give the same bits for any number of ranks
     python benchmarks/ranks.py experts --shape olmoe-like    the same with experts cut, whole on some ranks, or alone
     python benchmarks/ranks.py balance --shape olmoe-like    ranks' pairs with favourite tokens, before and after counts
 
@@ -105,9 +107,22 @@ def experts(args: argparse.Namespace) -> dict[str, Any]:
     return compare(args, {"cut": cut, "whole": whole, "alone": {"expert_parallel_size": args.ranks}})
 
 
+def rows(args: argparse.Namespace) -> dict[str, Any]:
+    """Ranks with rows split between the joins beside ranks without."""
+    whole = {"tensor_parallel_size": args.ranks}
+    return compare(args, {"whole": whole, "split": whole | {"enable_sequence_parallel": True}})
+
+
+def runs(args: argparse.Namespace) -> dict[str, Any]:
+    """What the same bits at any number of ranks cost, in one process and over ranks."""
+    over = {"tensor_parallel_size": args.ranks}
+    ways = {"one in runs": {"threads": args.ranks}, "ranks": over, "ranks in runs": over}
+    return compare(args, {name: way | {"rank_invariant": name.endswith("runs")} for name, way in ways.items()})
+
+
 def compare(args: argparse.Namespace, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Engines of ranks of one thread, each beside one process of as many threads, in turns."""
-    ways = {"one": {"threads": args.ranks}} | {name: way | {"threads": 1} for name, way in ways.items()}
+    ways = {"one": {"threads": args.ranks}} | {name: {"threads": 1} | way for name, way in ways.items()}
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         made = {name: Engine(flat_config(**own_options(args), **way)) for name, way in ways.items()}
@@ -158,7 +173,7 @@ def favourites(request: Request, shape: str) -> Request:
     return replace(request, prompt=tuple(rng.choices(range(16, size + 16), cum_weights=weights, k=len(request.prompt))))
 
 
-WORK = {"exchange": exchange, "steps": steps, "experts": experts, "balance": balance}
+WORK = {"exchange": exchange, "steps": steps, "rows": rows, "runs": runs, "experts": experts, "balance": balance}
 
 
 def main() -> None:

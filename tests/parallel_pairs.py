@@ -17,12 +17,14 @@ import torch
 
 from foreign_weights import Parts, dequantize, gptq, quantize, replace_linears
 from head_folders import write_eagle, write_medusa
-from oracle import write
+from oracle import random_model, write
+from peft_layouts import Layout
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.core.speculation import HEADS
 from quire.engine.local import LocalEngine
+from test_adapter_kinds import LINEARS
 from test_bit_equality import Answer
 from test_encoder import VARIANTS as ENCODERS
 from test_speculation import METHODS, PYDOC, TINY, answers, requests_of, write_adapter_of_the_embedded, write_words
@@ -53,6 +55,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "nf4": {"quantization": "nf4"},
     "GPTQ": {"model": "gptq"},
     "LoRA": {"enable_lora": True},
+    "LoRA: DoRA, own tables": {"enable_lora": True, "model": "llama"},
     "windows": {"model": "windows"},
     "experts": {"model": "experts"},
     "latents": {"model": "latents"},
@@ -88,6 +91,9 @@ class Folders:
         path.mkdir(parents=True)
         if name == "lora":
             return write_adapter_of_the_embedded(path)
+        if name == "dora":
+            layout = Layout(random_model("llama", max_position_embeddings=256), 1)
+            return str(layout.low_rank(*LINEARS, dora=True).saved("embed_tokens", "lm_head").write(path))
         if name == "gptq":
             return write_gptq(path)
         if name == "draft":
@@ -97,7 +103,8 @@ class Folders:
             return str(write_medusa(path, 256, 6144))
         if name.startswith("eagle"):
             return str(write_eagle(path, name, 256, 6144, 3072 if name == "eagle3" else 0))
-        family, facts = ("t5", ENCODERS["t5"][1]) if name == "encoder" else TINY[name]
+        families = TINY | {"encoder": ("t5", ENCODERS["t5"][1]), "llama": ("llama", {})}
+        family, facts = families[name]
         more = {} if name == "encoder" else {"max_position_embeddings": 256}
         write(path, family, **facts | more, dtype=torch.float32)
         return str(write_words(path, 99))
@@ -121,7 +128,7 @@ def options_of(feature: str, folders: Folders) -> dict[str, Any]:
     if options["model"] != PYDOC:
         options["model"] = folders(options["model"])
     if options.get("enable_lora"):
-        options["lora_modules"] = (f"a={folders('lora')}",)
+        options["lora_modules"] = (f"a={folders('lora' if options['model'] == PYDOC else 'dora')}",)
     if "speculative_config" in options:
         asked = options["speculative_config"] | {"adaptive": False}
         if asked["method"] in (*HEADS, "draft_model"):
@@ -134,7 +141,7 @@ def options_of(feature: str, folders: Folders) -> dict[str, Any]:
 def asked_of(feature: str) -> list[Request]:
     """A few requests that this feature can serve."""
     tiny = FEATURES[feature].get("model", PYDOC) != PYDOC
-    requests = requests_of(99 if tiny else 6144, "a" if feature == "LoRA" else "")
+    requests = requests_of(99 if tiny else 6144, "a" if "LoRA" in feature else "")
     return [r for r in requests if feature != "T5" or r.params.prompt_logprobs is None][:9]
 
 
