@@ -10,8 +10,13 @@ from oracle import BACKENDS
 from parallel_pairs import FEATURES, README, WAYS, Folders, right, told
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-OFTEN = ("plain", "windows", "ngram")
-"""Features that every run tries beside every way; the slow one tries all."""
+OFTEN = (("plain", "tensor 2"), ("windows", "tensor 2, sequence"), ("plain", "tensor 3"))
+"""Pairs that every run tries; the slow one tries all."""
+PAIRS = [
+    pytest.param(feature, way, marks=[] if (feature, way) in OFTEN else [pytest.mark.slow])
+    for feature in FEATURES
+    for way in WAYS
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +29,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return Folders(tmp_path_factory.mktemp("models"))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("feature", [pytest.param(f, marks=[] if f in OFTEN else [pytest.mark.slow]) for f in FEATURES])
+def test_the_table_has_all_pairs() -> None:
+    assert set(told(README.read_text())) == {(feature, way) for feature in FEATURES for way in WAYS}, "run `make pairs`"
+
+
+@pytest.mark.parametrize(("feature", "way"), PAIRS)
 def test_the_table_says_what_happens(feature: str, way: str, folders: Folders, golden: dict[str, Any]) -> None:
     said = told(README.read_text())[feature, way]
     assert right(feature, WAYS[way], folders, golden) == said, "run `make pairs`"
