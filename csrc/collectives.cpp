@@ -2,8 +2,11 @@
 //
 // Every rank has two slots that take turns. A collective writes the own part into a slot, says so, waits for all others
 // and reads their slots. A slot is written again two collectives later, when each rank has said that it wrote the one
-// between, hence has read this one: one wait a collective is enough. Parts are added in the order of ranks.
+// between, hence has read this one: one wait a collective is enough. Whose slots they are goes round: what a core has read
+// from another's cache is in its own, where writing is cheap (measured, 128 KiB between two processes: 9 us instead of 13).
+// Parts are added in the order of ranks.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "comm.h"
@@ -16,7 +19,8 @@ namespace {
 constexpr int64_t kPiece = 128 << 10;  // bytes a rank exchanges at once: they stay in its second level of caches
 
 char* slot(const Comm& comm, int64_t rank) {
-    return comm.slots + (2 * rank + (comm.collectives & 1)) * comm.slot_bytes;
+    const int64_t place = (rank + comm.collectives / 2) % comm.world;
+    return comm.slots + (2 * place + (comm.collectives & 1)) * comm.slot_bytes;
 }
 
 const float* part(const Comm& comm, int64_t rank) { return reinterpret_cast<const float*>(slot(comm, rank)); }
@@ -32,19 +36,26 @@ void meet(Comm& comm) {
         if (rank != comm.rank) wait_for(comm, comm.shared->arrived[rank], count);
 }
 
+// sum [n] = first + second. `sum` may be one of them.
+void add(float* sum, const float* first, const float* second, int64_t n) {
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+    for (int64_t i = 0; i < n; ++i) sum[i] = first[i] + second[i];
+}
+
 // out [n]: the sum over ranks of n numbers from `at` of their slots on, `own` in the place of this rank's; may be `own`.
 void add_parts(const Comm& comm, float* out, const float* own, int64_t at, int64_t n) {
     const auto of = [&](int64_t rank) { return rank == comm.rank ? own : part(comm, rank) + at; };
+    if (comm.world == 2) return add(out, of(0), of(1), n);
     constexpr int64_t kBlock = 512;
     float sum[kBlock];
     for (int64_t begin = 0; begin < n; begin += kBlock) {
         const int64_t count = std::min(kBlock, n - begin);
-        const float *first = of(0) + begin, *second = of(1) + begin;
-        for (int64_t i = 0; i < count; ++i) sum[i] = first[i] + second[i];
-        for (int64_t rank = 2; rank < comm.world; ++rank) {
-            const float* const more = of(rank) + begin;
-            for (int64_t i = 0; i < count; ++i) sum[i] += more[i];
-        }
+        add(sum, of(0) + begin, of(1) + begin, count);
+        for (int64_t rank = 2; rank < comm.world; ++rank) add(sum, sum, of(rank) + begin, count);
         copy(out + begin, sum, count * 4);
     }
 }
@@ -178,7 +189,11 @@ void recv(Comm* comm, Optional<char> out, int64_t bytes, int64_t source) {
     int64_t begin = 0;
     do {
         const uint32_t taken = from.taken.value.load(std::memory_order_relaxed);
-        wait_for(*comm, from.sent, taken + 1);
+        if (!reached(from.sent, taken + 1)) {
+            const auto start = std::chrono::steady_clock::now();
+            wait_for(*comm, from.sent, taken + 1);
+            comm->waited += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+        }
         const Ring::Piece& piece = from.pieces[taken % Ring::kPieces];
         if (piece.total != bytes) fail("recv: the other rank has sent a tensor of another size");
         const int64_t n = std::min(Ring::kBytes, bytes - begin);

@@ -131,8 +131,8 @@ def check_everything(comm: Comm, ops: Ops, large: int) -> None:
     """Every collective in small, odd and no sizes, and with rows of `large` numbers."""
     world = comm.world
     uneven = tuple((3 * rank + 1) % 4 for rank in range(world))
-    for rows, width in ((uneven, 5), ((0,) * world, 4), ((1,) * world, 1), (uneven, large)):
-        check_sums(comm, ops, rows, width)
+    for parts, width in ((uneven, 5), ((0,) * world, 4), ((1,) * world, 1), (uneven, large)):
+        check_sums(comm, ops, parts, width)
     for dtype in DTYPES:
         for other in (0, 1, 7, large):
             check_gathers(comm, ops, uneven, other, dtype)

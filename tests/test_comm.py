@@ -46,7 +46,7 @@ def test_a_recording_reads_new_counts() -> None:
             comm.recv(ops, passed, other)
             return found, received
 
-        recorded, seen = ops.capture(step), []  # type: ignore[arg-type, var-annotated]
+        recorded, seen = ops.capture(step), []
         for i in range(1, 4):
             x.fill_(10 * comm.rank + i)
             sends[:] = torch.tensor([i % 3, 2 - i % 2])
@@ -55,8 +55,8 @@ def test_a_recording_reads_new_counts() -> None:
         return seen
 
     def want(rank: int, i: int) -> list[list[float]]:
-        count = (i % 3, 2 - i % 2)[rank]
-        return [[i, i]] * count + [[10 + i, 10 + i]] * count + [[10 * (1 - rank) + i] * 2]  # type: ignore[list-item]
+        count, own, other = (i % 3, 2 - i % 2)[rank], [float(i)] * 2, [10.0 + i] * 2
+        return [own] * count + [other] * count + [own if rank else other]
 
     assert forks(2, lambda comm: _same(work(comm), [want(comm.rank, i) for i in range(1, 4)])) == [0, 0]
 

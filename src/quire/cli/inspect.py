@@ -39,6 +39,8 @@ def inspect(options: dict[str, Any]) -> None:
     show("memory", [*_memory_rows(config, found, choice, drafts), *_draft_memory(config, found, drafts, choice)])
     if (asked := config.speculation.asked) is not None:
         show("speculation", _speculation_rows(config, asked, drafts))
+    if config.parallel.pipeline_parallel_size > 1:
+        show("stages", _stage_rows(config, found, choice))
     show("runs on", [*_backend_rows(config, choice), *_tuning_rows(config, found, choice)])
     show("ops", [*choice.labels.items()])
     for note in found.notes:
@@ -54,6 +56,24 @@ def _backend_rows(config: EngineConfig, choice: Choice) -> Rows:
         sizes = graph_sizes(limits.max_num_batched_tokens, limits.max_num_seqs)
         rows.append(("CUDA graphs", "none" if config.device.enforce_eager else f"{', '.join(map(str, sizes))} rows"))
     return rows
+
+
+def _stage_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
+    """Who has what; layers of stages are those asked for, or what would be chosen if nothing were measured."""
+    from quire.model.load.stages import numbers_of, stages_of
+
+    parallel, spec = config.parallel, found.spec
+    rows = []
+    each = [numbers_of(spec, i) for i in range(spec.layers)]
+    weights = _weights(config, found, choice) / parallel.tensor_parallel_size
+    head = spec.vocab_size * spec.embed_width / (sum(each) + spec.vocab_size * spec.embed_width)
+    for number, part in enumerate(stages_of(parallel, spec)):
+        share = (1 - head) * sum(each[i] for i in part) / sum(each)
+        rows.append(
+            (f"stage {number}", f"layers {part.start} to {part.stop - 1}, about {size(share * weights)} a rank")
+        )
+    how = "as asked" if parallel.pinned_layers else "by the numbers they hold; a start measures the time of layers"
+    return [*rows, ("layers of stages", how), ("steps under way", f"{parallel.steps_under_way} at most")]
 
 
 def _tuning_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
@@ -105,7 +125,7 @@ def _rank_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
     from quire.model.load.roles import local_spec
 
     parallel = config.parallel
-    if parallel.ranks == 1 or not found.roles:
+    if parallel.ranks == 1 or parallel.pipeline_parallel_size > 1 or not found.roles:
         return []
     share = _share(config)
     spec = local_spec(found.spec, share)
@@ -204,7 +224,7 @@ def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | 
     if asked.method in HEADS:
         return [("weights that draft", "about " + size(_heads(config, asked).nbytes))]
     own = replace(config, model=replace(config.model, quantization=asked.quantization))
-    share = _share(own) if drafts is None or asked.everywhere else None
+    share = _share(own) if drafts is None or config.parallel.drafts_everywhere(asked) else None
     return [("weights that draft", "about " + size(_weights(own, drafts or found, choice, share)))]
 
 
@@ -219,7 +239,7 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
     layouts: dict[int, Bytes] = {}
     per_token, asked, share = 0, config.speculation.asked, _share(config)
     models = [(local_spec(found.spec, share), found.dtype), *_drafting_layers(config, found, drafts)]
-    if drafts is not None and asked is not None and asked.everywhere:
+    if drafts is not None and asked is not None and config.parallel.drafts_everywhere(asked):
         models[1:] = [(local_spec(drafts.spec, share), drafts.dtype)]
     each = f" on each of {config.parallel.ranks} ranks" if config.parallel.ranks > 1 else ""
     for spec, on_disk in models:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import msgspec
 
 from quire.core.errors import ConfigError
 from quire.core.option import about
-from quire.core.speculation import Speculation
+from quire.core.speculation import LOOK_UPS, Speculation
 
 MOST_RANKS = 64
+SPLIT = 512
+"""Keys of a split of attention, which one rank has whole: `kSplit` of csrc/units/attention_call.h."""
+MOST_STEPS = 64
+SIZES = ("pipeline_parallel_size", "expert_parallel_size", "context_parallel_size", "tensor_parallel_size")
+"""Axes of the ranks of one engine."""
+ALONE = (*LOOK_UPS, "draft_model")
+"""Ways to draft that need nothing of the model's own parts."""
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +27,18 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[
         int, about("Processes that share each layer's matrices, every one with its part of the threads.")
     ] = 1
+    context_parallel_size: Annotated[
+        int, about("Processes that share the keys and values of each sequence, 512 tokens in turn, and long prompts.")
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int, about("Stages, each with some of the layers, that compute different steps at the same time.")
+    ] = 1
+    pipeline_layers: Annotated[
+        str, about("Layers of each stage, as in 9,7; auto = such that stages take about the same time.")
+    ] = "auto"
+    pipeline_micro_batches: Annotated[
+        int, about("Steps under way at one time in a pipeline; 0 = two for each stage.")
+    ] = 0
     enable_sequence_parallel: Annotated[
         bool, about("Between the matrices that ranks share, each has a part of a long step's rows: fewer are normed.")
     ] = False
@@ -44,7 +64,19 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         """Processes of one engine."""
-        return self.expert_parallel_size * self.tensor_parallel_size
+        sizes = self.pipeline_parallel_size, self.context_parallel_size, self.expert_parallel_size
+        return math.prod(sizes) * self.tensor_parallel_size
+
+    @property
+    def steps_under_way(self) -> int:
+        """At one time at most."""
+        stages = self.pipeline_parallel_size
+        return 1 if stages == 1 else self.pipeline_micro_batches or 2 * stages
+
+    @property
+    def pinned_layers(self) -> tuple[int, ...]:
+        """Layers of each stage as they were asked for; none: they were not."""
+        return () if self.pipeline_layers == "auto" else tuple(int(part) for part in self.pipeline_layers.split(","))
 
     @property
     def expert_axis(self) -> str:
@@ -54,42 +86,48 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks_option(self) -> str:
         """The option that asks for ranks, to name in errors."""
-        return "expert_parallel_size" if self.expert_parallel_size > 1 else "tensor_parallel_size"
+        return next((name for name in SIZES if getattr(self, name) > 1), "tensor_parallel_size")
 
     @property
     def processes(self) -> int:
-        """That share this machine."""
+        """Of all engines."""
         return self.ranks * self.data_parallel_size
 
     def validate(self, drafts: Speculation | None) -> None:
         """Refuse what cannot work, naming the option; `drafts`: how tokens are guessed ahead."""
-        for name in ("tensor_parallel_size", "expert_parallel_size", "data_parallel_size"):
+        for name in (*SIZES, "data_parallel_size"):
             if not 1 <= getattr(self, name) <= MOST_RANKS:
                 raise ConfigError(f"{_flag(name)} must lie in [1, {MOST_RANKS}]", param=name)
-        if drafts is not None:
-            self._check_drafts(drafts)
-            stops = drafts.method == "eagle3" or drafts.layers > 0
-            if self.enable_sequence_parallel and stops:
-                raise ConfigError(
-                    f"--enable-sequence-parallel: drafts of the method {drafts.method!r} stop between layers, where no "
-                    "rank has all rows; leave one of them out",
-                    param="enable_sequence_parallel",
-                )
-        if self.enable_sequence_parallel and self.tensor_parallel_size == 1:
+        if self.context_parallel_size > 1 and drafts is not None and (drafts.method not in LOOK_UPS or drafts.tree):
             raise ConfigError(
-                "--enable-sequence-parallel: one rank has all rows; it needs --tensor-parallel-size",
-                param="enable_sequence_parallel",
+                "--context-parallel-size: a model that drafts keeps all keys on one rank, and drafts that branch move "
+                f"them between ranks; use {', '.join(LOOK_UPS)} without branches",
+                param="context_parallel_size",
             )
+        if self.pipeline_parallel_size > 1 and drafts is not None and drafts.method not in ALONE:
+            raise ConfigError(
+                f"--pipeline-parallel-size: drafts of the method {drafts.method!r} read what other stages have; "
+                f"use {', '.join(ALONE)}",
+                param="pipeline_parallel_size",
+            )
+        if self.ranks > MOST_RANKS:
+            sizes = " times ".join(f"{_flag(name)} {getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)
+            raise ConfigError(f"{sizes} are more than {MOST_RANKS} ranks", param=self.ranks_option)
+        if drafts is not None:
+            self._validate_drafts(drafts)
+        self._validate_stages()
         self._validate_experts()
+        self._validate_rows()
 
-    def _check_drafts(self, drafts: Speculation) -> None:
-        """Over how many ranks a draft model may be split."""
-        size = drafts.draft_tensor_parallel_size
-        sizes: tuple[int, ...] = (0, 1)
-        if drafts.method == "draft_model":
-            sizes = (0, 1, self.tensor_parallel_size)
-        elif drafts.method == "self":
-            sizes = (0, self.tensor_parallel_size)
+    def drafts_everywhere(self, drafts: Speculation) -> bool:
+        """Whether every rank computes what drafts; otherwise the first does."""
+        return drafts.everywhere and self.pipeline_parallel_size == self.context_parallel_size == 1
+
+    def _validate_drafts(self, drafts: Speculation) -> None:
+        size, own = drafts.draft_tensor_parallel_size, self.tensor_parallel_size
+        sizes = {"draft_model": (0, 1, own), "self": (0, own)}.get(drafts.method, (0, 1))
+        if drafts.method == "draft_model" and not self.drafts_everywhere(drafts):
+            sizes = (0, 1)
         if size not in sizes:
             why = {"draft_model": "a draft model is computed by one rank or by all", "self": "the target is split so"}
             raise ConfigError(
@@ -98,14 +136,60 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"{why.get(drafts.method, 'nothing of these drafts is split')}",
                 param="speculative_draft_tensor_parallel_size",
             )
+        if self.enable_sequence_parallel and (drafts.method == "eagle3" or drafts.layers):
+            raise ConfigError(
+                f"--enable-sequence-parallel: drafts of the method {drafts.method!r} stop between layers, where no "
+                "rank has all rows; leave one of them out",
+                param="enable_sequence_parallel",
+            )
+
+    def _validate_rows(self) -> None:
+        """What rows that are split between the joins, and sums in runs, go with."""
+        others = self.pipeline_parallel_size > 1 or self.context_parallel_size > 1
+        for wrong, option, why in (
+            (self.tensor_parallel_size == 1, "enable_sequence_parallel", "one rank has all rows"),
+            (others, "enable_sequence_parallel", "stages and parts of sequences have rows of their own"),
+            (
+                self.enable_expert_parallel,
+                "enable_sequence_parallel",
+                "of experts that ranks hold whole every rank gets all rows",
+            ),
+            (self.expert_axis != "", "rank_invariant", "experts that ranks hold whole are not summed in runs"),
+        ):
+            if wrong and getattr(self, option):
+                raise ConfigError(f"{_flag(option)}: {why}; leave one of them out", param=option)
+
+    def _validate_stages(self) -> None:
+        stages, asked = self.pipeline_parallel_size, self.pipeline_micro_batches
+        if asked and not (stages > 1 and 1 <= asked <= MOST_STEPS):
+            raise ConfigError(
+                f"--pipeline-micro-batches {asked}: of --pipeline-parallel-size 2 or more, 1 to {MOST_STEPS}",
+                param="pipeline_micro_batches",
+            )
+        parts = self.pipeline_layers.split(",")
+        if self.pipeline_layers != "auto" and not (
+            len(parts) == stages > 1 and all(part.isascii() and part.isdecimal() and int(part) for part in parts)
+        ):
+            raise ConfigError(
+                f"--pipeline-layers {self.pipeline_layers}: needs a number of layers for each of the {stages} stages "
+                "of --pipeline-parallel-size, as in 9,7",
+                param="pipeline_layers",
+            )
+        if stages > 1 and self.context_parallel_size > 1:
+            raise ConfigError(
+                "--pipeline-parallel-size: a stage has all keys and values of its layers, which "
+                "--context-parallel-size spreads over ranks; use one of them",
+                param="pipeline_parallel_size",
+            )
+        if stages > 1 and self.expert_axis:
+            raise ConfigError(
+                "--pipeline-parallel-size: experts that are divided over ranks are counted over all layers, of which a "
+                "stage has some; leave out --expert-parallel-size and --enable-expert-parallel: "
+                "--tensor-parallel-size splits each expert",
+                param="pipeline_parallel_size",
+            )
 
     def _validate_experts(self) -> None:
-        if self.ranks > MOST_RANKS:
-            raise ConfigError(
-                f"--expert-parallel-size {self.expert_parallel_size} times --tensor-parallel-size "
-                f"{self.tensor_parallel_size} are more than {MOST_RANKS} ranks",
-                param="expert_parallel_size",
-            )
         if self.enable_expert_parallel and self.expert_parallel_size > 1:
             raise ConfigError(
                 "--enable-expert-parallel gives experts to the ranks of --tensor-parallel-size, --expert-parallel-size "
@@ -127,16 +211,6 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
                     "--enable-expert-parallel",
                     param=name,
                 )
-        if self.enable_expert_parallel and self.enable_sequence_parallel:
-            raise ConfigError(
-                "--enable-sequence-parallel: of experts that ranks hold whole, every rank gets all rows; leave one out",
-                param="enable_sequence_parallel",
-            )
-        if self.expert_axis and self.rank_invariant:
-            raise ConfigError(
-                "--rank-invariant: experts that ranks hold whole are not summed in runs; leave one of them out",
-                param="rank_invariant",
-            )
 
 
 def _flag(name: str) -> str:

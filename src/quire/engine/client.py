@@ -15,7 +15,10 @@ from quire.core.request import Opening, Output, Request
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are."""
+    """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are.
+
+    `weights`: a digest of samples of the files, where several hosts have copies.
+    """
 
     model: str
     served_name: str
@@ -41,6 +44,20 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_loras: int = 0
     opening: Opening | None = None
     scheduling_policy: str = "fcfs"
+    weights: str = ""
+
+
+class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store behind the KV cache holds, `blocks` and `bytes`, and of blocks since the start: `written` to it,
+    come back (`hits`), looked for and not there any more (`misses`), `bad` ones, `dropped` for want of time or room."""
+
+    blocks: int = 0
+    bytes: int = 0
+    written: int = 0
+    hits: int = 0
+    misses: int = 0
+    bad: int = 0
+    dropped: int = 0
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +67,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     `expert_pairs`: pairs (token, choice) that each rank computed, where experts are divided over ranks;
     `expert_imbalance`: those of the rank that had most, over the mean of ranks, of all layers' steps.
     `running_adapters`, `waiting_adapters`: names of LoRA adapters that sequences in the batch and in the queue use.
+    `bubbles`: share of the time of steps that each rank of a pipeline waited for others.
     """
 
     running: int = 0
@@ -76,10 +94,20 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     expert_imbalance: float = 1.0
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
+    bubbles: tuple[float, ...] = ()
+    kv_store: StoreStats | None = None
+
+
+RANK_KILLED = "rank_killed"
+"""Kind of a failure: somebody killed one of the engine's processes, which no request is to blame for."""
 
 
 class EngineKilled(EngineFailure):
     """The engine's process was killed from outside (SIGKILL), by somebody or for want of memory."""
+
+
+class Interrupted(EngineFailure):
+    """The engine ended for no reason of its own or of a request: another was asked for, or its host is gone."""
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -177,6 +205,12 @@ class EngineClient(Protocol):
 
     def reset_prefix_cache(self) -> None:
         """Let requests that are submitted later find nothing of earlier ones."""
+
+    def restart(self) -> None:
+        """Start it anew, soon, and go on with every request; one after the other where there are several.
+
+        Never waits. `EngineFailure` where nothing starts it again.
+        """
 
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report, waiting at most `timeout` seconds; raises `EngineFailure` when the engine is dead."""

@@ -23,7 +23,7 @@ from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.hub import hub_of
 from quire.model.disk.opened import Opened
-from quire.model.families.rope import shared_tables
+from quire.model.families.rope import Rope, shared_tables
 from quire.model.load.adapters import Adapters, parse_modules
 from quire.model.load.builders import load_decoder
 from quire.model.load.encoder import check_encoder, load_encoder
@@ -35,6 +35,7 @@ from quire.model.load.ranks import joined, joined_encoder, share_of, step_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.load.runs import check_runs
+from quire.model.load.stages import stages_of
 from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
@@ -56,7 +57,8 @@ class Model:
 
     `quantization`: the format of its matrices, "none" for plain numbers.
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
-    `writing`: the packed cache that is being written.
+    `writing`: the packed cache that is being written. `span`: the layers of one stage, None: all. `place`: where this
+    process is among those that run the model.
     """
 
     name: str
@@ -77,6 +79,13 @@ class Model:
     encoder: Encoder | None = None
     decoder_start: int = 0
     writing: Writing | None = None
+    place: Place = ALONE
+    span: range | None = None
+
+    @property
+    def own(self) -> range:
+        """The layers that it has itself."""
+        return range(self.spec.layers) if self.span is None else self.span
 
 
 def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, layout: type[KVLayout] = KVLayout) -> KVLayout:
@@ -105,23 +114,21 @@ def load_model(
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
-    share = share_of(place, step_of(opened, target, options.group_size))
     if spec.encoder.layers:
         check_encoder(config, spec.family)
     check_runs(config)
     asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
-    dtype = torch_dtype(asked)
+    dtype, step = torch_dtype(asked), step_of(opened, target, options.group_size)
+    share = share_of(place, stages_of(config.parallel, spec), step)
     length = max_model_len(options.max_model_len, spec)
     if target is not None:
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
-    form = Form(dtype, target, options.group_size, options.activations, config.parallel.rank_invariant)
-    reader = _reader(config, opened, ops, form, share, progress)
+    reader = _reader(config, opened, ops, form_of(config, dtype, target), share, progress)
     reader.keeper = keeper(config, opened, ops, shards)
-    tables = shared_tables(spec.rope, length)
-    ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
+    ropes = _ropes(spec, length, ops.device)
     own = load_decoder(reader, ropes)
-    made = joined(own, spec, place, config.parallel)
+    made = joined(own, spec, place, share, config.parallel)
     encoder = _encoder(reader, made, ropes[spec.rope[0]])
     encoder = None if encoder is None else joined_encoder(encoder, place, config.parallel)
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
@@ -147,6 +154,8 @@ def load_model(
         encoder=encoder,
         decoder_start=generation.decoder_start,
         writing=None if reader.cache is None else reader.cache.keep(),
+        place=place,
+        span=share.layers,
     )
 
 
@@ -154,7 +163,7 @@ def _reader(
     config: EngineConfig, opened: Opened, ops: Ops, form: Form, share: Share, progress: LoadProgress | None
 ) -> Reader:
     """Of what was opened, with room for adapters and with the packed cache, where these are wanted."""
-    adapters, cache = load_room(config, opened, ops.device, share), None
+    adapters, cache = load_room(config, opened, ops, share), None
     if not form.runs:
         cache = packed_cache(config, opened, ops, form.dtype, form.target, share)
     if cache is not None:
@@ -165,6 +174,12 @@ def _reader(
 def _encoder(reader: Reader, decoder: Decoder, still: torch.Tensor) -> Encoder | None:
     """This rank's share of the encoder, where there is one."""
     return load_encoder(reader, decoder.embed, still) if reader.opened.spec.encoder.layers else None
+
+
+def _ropes(spec: ModelSpec, length: int, device: torch.device) -> dict[Rope, torch.Tensor]:
+    """The tables of layers' ropes for `length` positions."""
+    tables = shared_tables(spec.rope, length)
+    return dict(zip(tables, placed(tuple(tables.values()), device), strict=True))
 
 
 def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quantizer | None) -> Model:
@@ -219,6 +234,12 @@ def _warn(folder: Path, notes: tuple[str, ...]) -> None:
         log.warning("%s: %s", folder, note)
 
 
+def form_of(config: EngineConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
+    """What matrices become."""
+    options = config.model
+    return Form(dtype, target, options.group_size, options.activations, config.parallel.rank_invariant)
+
+
 def load_adapters(config: EngineConfig, reader: Reader, base: Base) -> None:
     """Those that are named at the start, for the model `base`, where there is room for any."""
     room = reader.adapters
@@ -229,13 +250,13 @@ def load_adapters(config: EngineConfig, reader: Reader, base: Base) -> None:
         reader.count("adapters", "f32", room.nbytes)
 
 
-def load_room(config: EngineConfig, opened: Opened, device: torch.device, share: Share) -> Adapters | None:
+def load_room(config: EngineConfig, opened: Opened, ops: Ops, share: Share) -> Adapters | None:
     """Room for LoRA adapters, or None when they were not asked for."""
     lora = config.lora
     if not lora.enable_lora:
         return None
     rows = config.scheduler.rows(max_model_len(config.model.max_model_len, opened.spec))
-    return Adapters(opened, share, lora, rows, device)
+    return Adapters(opened, share, lora, rows, ops.device, config.parallel.ranks)
 
 
 def check_groups(opened: Opened, target: Quantizer, group: int) -> None:

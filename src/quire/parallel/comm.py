@@ -22,6 +22,11 @@ class Comm(Protocol):
     recordable: bool
     """Whether calls become part of a recorded step; else a step must run its Python."""
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent in `recv` until something was there."""
+        ...
+
     def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
         """x [T, d] f32 becomes the sum of all ranks' x, in place; returns x."""
         ...

@@ -49,4 +49,9 @@ ONE_RANK = Topology()
 
 def topology_of(parallel: ParallelConfig) -> Topology:
     """The ranks of one engine."""
-    return Topology(expert=parallel.expert_parallel_size, tensor=parallel.tensor_parallel_size)
+    return Topology(
+        context=parallel.context_parallel_size,
+        pipeline=parallel.pipeline_parallel_size,
+        expert=parallel.expert_parallel_size,
+        tensor=parallel.tensor_parallel_size,
+    )

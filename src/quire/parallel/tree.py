@@ -18,6 +18,11 @@ class TreeComm:
     def __init__(self, comm: Comm) -> None:
         self._comm, self.rank, self.world, self.recordable = comm, comm.rank, comm.world, comm.recordable
 
+    @property
+    def waited_s(self) -> float:
+        """As `Comm` says."""
+        return self._comm.waited_s
+
     def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
         """As `Comm` says, but for the order; the sum is in a new place."""
         count = len(x)

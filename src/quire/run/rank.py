@@ -10,13 +10,16 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
@@ -25,6 +28,7 @@ from quire.model.batch import Continues
 from quire.model.build import Model, load_model
 from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops, select
+from quire.parallel.busy import Busy
 from quire.parallel.place import Place, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import topology_of
@@ -32,6 +36,7 @@ from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import Caches, kept_layers
 from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Start, Zero
+from quire.run.replies import give_back
 from quire.run.step import Step
 from quire.run.tune import tune
 from quire.run.warm import warm_up
@@ -68,8 +73,19 @@ LoadDrafting = Callable[[EngineConfig, Model, Ops, Place], Drafting | None]
 class Rank:
     """Does what rank 0 tells, with its own share of the weights and of each block."""
 
-    def __init__(self, config: EngineConfig, model: Model, ops: Ops, drafting: Drafting | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Model,
+        ops: Ops,
+        place: Place,
+        busy: NDArray[np.float64],
+        drafting: Drafting | None,
+    ) -> None:
         self._config, self._model, self._ops, self._drafting = config, model, ops, drafting
+        self._busy, self._rank = busy, place.rank
+        self._stages = place.comm("pipeline")
+        self._gives = place.ends("pipeline") and place.along("tensor") == 0
         self._caches: Caches | None = None
         self._steps: list[Step] = []
 
@@ -95,15 +111,22 @@ class Rank:
             self._caches.move(message.pairs)
 
     def _forward(self, message: Forward) -> None:
+        """Rank 0 has the logits, unless they are made by the last of several stages."""
         shape, step = Shape(*message.shape), self._steps[message.drafts]
+        begin, waited = time.perf_counter(), 0.0 if self._stages is None else self._stages.waited_s
         step.arrays.begin()
         step.arrays.put(shape, message.arrays)
         decoder = step.model.decoder
         if isinstance(decoder, Continues):
-            rows = np.frombuffer(message.given, np.float32).reshape(shape.tokens, -1)
-            decoder.given.numpy()[: shape.tokens] = rows
-        for _ in (step.forward(shape),) if message.drafts else step.pieces(shape):
-            pass  # rank 0 has them
+            decoder.given.numpy()[: shape.tokens] = np.frombuffer(message.given, np.float32).reshape(shape.tokens, -1)
+        pieces = (step.forward(shape),) if message.drafts else step.pieces(shape)
+        if self._stages is not None and self._gives:
+            give_back(self._stages, pieces)
+        else:
+            for _ in pieces:
+                pass
+        waited -= 0.0 if self._stages is None else self._stages.waited_s
+        self._busy[self._rank] += time.perf_counter() - begin + waited
 
     def _allocate(self, asked: Allocate) -> None:
         replace, config, drafting = msgspec.structs.replace, self._config, self._drafting
@@ -132,6 +155,35 @@ class Rank:
             adapters.load(name, Path(folder))
 
 
+def heard(world: SharedComm, ahead: bool) -> Iterator[bytes]:
+    """What rank 0 says. `ahead`: it is listened to meanwhile, so that rank 0 may say more than this rank has done."""
+
+    def listen() -> Iterator[bytes]:
+        while True:
+            said = world.hear(POLL_MS)
+            if said is not None:
+                yield said
+
+    if not ahead:
+        yield from listen()
+        return
+    waiting = SimpleQueue[bytes | Exception]()
+
+    def take() -> None:
+        try:
+            for said in listen():
+                waiting.put(said)
+        except Exception as error:
+            waiting.put(error)
+
+    threading.Thread(target=take, daemon=True).start()
+    while True:
+        said = waiting.get()
+        if isinstance(said, Exception):
+            raise said
+        yield said
+
+
 def die_with_parent() -> None:
     """Leave at once when standard input closes."""
     while os.read(0, 4096):
@@ -150,7 +202,7 @@ def main(load_drafting: LoadDrafting) -> int:
     start = msgspec.json.decode(line, type=Start)
     threading.Thread(target=die_with_parent, daemon=True).start()
     topology = topology_of(start.config.parallel)
-    world = SharedComm(start.world, start.rank, topology.world, start.crowded)
+    world = SharedComm(start.world, start.rank, topology.world, start.crowded or topology.pipeline > 1)
     place = place_of(topology, start.rank, start.groups, start.crowded, start.experts)
     decode = msgspec.msgpack.Decoder(Message).decode
     try:
@@ -158,11 +210,10 @@ def main(load_drafting: LoadDrafting) -> int:
             ops = select(start.config.device)
             model = load_model(start.config, ops, place=place)
             drafting = load_drafting(start.config, model, ops, place)
-        rank = Rank(start.config, model, ops, drafting)
-        while True:
-            said = world.hear(POLL_MS)
-            if said is not None:
-                rank.follow(decode(said))
+        rank = Rank(start.config, model, ops, place, Busy(start.busy, topology.world).seconds, drafting)
+        for said in heard(world, ahead=topology.pipeline > 1):
+            rank.follow(decode(said))
+        return 0
     except QuireError as error:
         print(f"rank {start.rank}: {error.message}", file=sys.stderr)
         return error.exit_code

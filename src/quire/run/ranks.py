@@ -6,21 +6,27 @@ engine: whoever supervises it starts the whole group again.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
 import threading
+import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
 from quire.model.batch import Continues
+from quire.model.load.roles import Share
+from quire.model.net.stage import Stage
 from quire.ops.choice import backend_of
+from quire.parallel.busy import Busy
 from quire.parallel.experts import expert_plan
+from quire.parallel.launch import Launched, Process
 from quire.parallel.place import ALONE, Memory, Place, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import topology_of
@@ -28,6 +34,7 @@ from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
 from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Start, Zero
+from quire.run.replies import Form, Replies
 from quire.run.step import Step
 
 RANK = "quire.engine.rank"
@@ -40,13 +47,18 @@ class Ranks:
     def __init__(self, config: EngineConfig) -> None:
         """`config`: as each rank is to have it, its own number of threads included."""
         topology, experts = topology_of(config.parallel), expert_plan(config.parallel)
-        crowded = config.parallel.processes * max(1, config.device.threads) > cores().threads
+        crowded = config.processes * max(1, config.device.threads) > cores().threads
         self._encode = msgspec.msgpack.Encoder().encode
         memory = Memory(topology)
         self.world = SharedComm(memory.world, 0, topology.world, crowded)
         self.place = place_of(topology, 0, memory.of(0), crowded, experts)
+        self._steps, self._replies = config.parallel.steps_under_way, list[Replies]()
+        own = memory.of(0)
+        self._replying = SharedComm(own["pipeline"], 0, topology.pipeline, True) if topology.pipeline > 1 else None
+        self.busy = Busy(memory.busy, topology.world).seconds
         starts = [
-            Start(config, rank, memory.world, memory.of(rank), crowded, experts) for rank in range(1, topology.world)
+            Start(config, rank, memory.world, memory.of(rank), memory.busy, crowded, experts)
+            for rank in range(1, topology.world)
         ]
         self.others = [self._start(start) for start in starts]
         memory.close()
@@ -54,15 +66,11 @@ class Ranks:
         for other in self.others:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
-    def _start(self, start: Start) -> subprocess.Popen[bytes]:
-        command, files = [sys.executable, "-m", RANK], (start.world, *start.groups.values())
-        found = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=files, start_new_session=True)
-        assert found.stdin is not None
-        found.stdin.write(msgspec.json.encode(start) + b"\n")
-        found.stdin.flush()
-        return found
+    def _start(self, start: Start) -> Process:
+        files = start.world, start.busy, *start.groups.values()
+        return Process(RANK, msgspec.json.encode(start), files=files)
 
-    def _watch(self, other: subprocess.Popen[bytes]) -> None:
+    def _watch(self, other: Launched) -> None:
         other.wait()
         if not self._ending:
             for comm in (self.world, *self.place.comms.values()):
@@ -93,6 +101,9 @@ class Ranks:
         """`Step` of the same arguments, whose forward passes all ranks compute together."""
         made = LedStep(*args)
         made.ranks = self
+        if self._replying is not None:
+            made.replies = Replies(self._replying, made.form(), self._steps)
+            self._replies.append(made.replies)
         return made
 
     def drafting_step(self, *args: Any) -> Step:
@@ -107,19 +118,24 @@ class Ranks:
         made.ranks = self
         return made
 
+    @property
+    def killed(self) -> bool:
+        """Whether one of the others was killed from outside (SIGKILL), by somebody or for want of memory."""
+        return any(other.ended() == -signal.SIGKILL for other in self.others)
+
     def check(self) -> None:
         """`EngineFailure` when one of the others has ended."""
         for i, other in enumerate(self.others, 1):
-            if other.poll() is not None:
-                raise EngineFailure(f"rank {i} has ended (exit code {other.returncode})")
+            if (code := other.ended()) is not None:
+                raise EngineFailure(f"rank {i} has ended (exit code {code})")
 
     def close(self) -> None:
         """End the others."""
         self._ending = True
         for other in self.others:
-            assert other.stdin is not None
-            other.stdin.close()
-            other.wait()
+            other.end()
+        for replies in self._replies:
+            replies.close()
 
 
 class LedStep(Step):
@@ -127,6 +143,7 @@ class LedStep(Step):
 
     ranks: Ranks
     drafts = False
+    replies: Replies | None = None
 
     def begins(self, shape: Shape) -> None:
         """What is in the arrays goes to all ranks first."""
@@ -139,6 +156,29 @@ class LedStep(Step):
         """As `Step`'s."""
         self.ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
         super().encode(tokens, slots)
+
+    def pieces(self, shape: Shape) -> Iterable[Tensor]:
+        """As `Step`'s. Of stages, the first is done on return."""
+        begin = time.perf_counter()
+        own = super().pieces(shape)
+        self.ranks.busy[0] += time.perf_counter() - begin
+        return own if self.replies is None else self.replies.expect(shape.logits)
+
+    def form(self) -> Form:
+        """Of what comes back from the last stage."""
+        stage, spec = self.model.decoder, self.model.spec
+        assert isinstance(stage, Stage), "steps of several stages are of one"
+        if not stage.shared:
+            return Form(spec.vocab_size, self.most_logits)
+        batch = self.arrays.batches(1, 1, 1)[0]
+
+        def part(h: Tensor) -> Tensor:
+            begin = time.perf_counter()
+            made = self.ops.compute(lambda: stage.part(h, batch), together=self.capture)
+            self.ranks.busy[0] += time.perf_counter() - begin
+            return made
+
+        return Form(spec.vocab_size, self.most_logits, spec.embed_width, Share(1, 2).role("head", spec)[0], part)
 
 
 class LedCaches(Caches):
@@ -177,9 +217,9 @@ def of_a_rank(config: EngineConfig) -> EngineConfig:
     if config.parallel.processes == 1:
         return config
     if backend_of(config.device) == "triton":
+        name = config.parallel.ranks_option
         raise ConfigError(
-            "--tensor-parallel-size, --expert-parallel-size: ranks on GPUs are not built yet; --device cpu has them",
-            param=config.parallel.ranks_option,
+            f"--{name.replace('_', '-')}: ranks on GPUs are not built yet; --device cpu has them", param=name
         )
-    threads = config.device.threads or max(1, cores().threads // config.parallel.processes)
+    threads = config.device.threads or max(1, cores().threads // config.processes)
     return msgspec.structs.replace(config, device=msgspec.structs.replace(config.device, threads=threads))

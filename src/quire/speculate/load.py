@@ -96,7 +96,9 @@ class Drafting:
 def load_everywhere(config: EngineConfig, target: Model, ops: Ops, place: Place) -> Drafting | None:
     """What a rank that is not the first has of `load_drafting`: all of it, or nothing where the first drafts alone."""
     asked = config.speculation.asked
-    return load_drafting(config, target, ops, None, place) if asked is not None and asked.everywhere else None
+    if asked is None or not config.parallel.drafts_everywhere(asked):
+        return None
+    return load_drafting(config, target, ops, None, place)
 
 
 def load_drafting(
@@ -123,7 +125,7 @@ def load_drafting(
         return Drafting(asked, _load(config, config.model.model, asked.quantization, ops, progress, place))
     assert asked.model is not None
     check_tokens(config, target, asked.model)
-    its = changed(place, experts=NOT_DIVIDED) if asked.everywhere else ALONE
+    its = changed(place, experts=NOT_DIVIDED) if config.parallel.drafts_everywhere(asked) else ALONE
     return Drafting(asked, _load(config, asked.model, asked.quantization, ops, progress, its), keeps=True)
 
 

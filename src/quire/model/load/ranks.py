@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
 
+from quire.core.errors import ConfigError
 from quire.core.parallel import ParallelConfig
 from quire.model.batch import Forward
 from quire.model.disk.opened import Opened
@@ -23,8 +25,10 @@ from quire.model.net.joined import (
     SummedProduct,
 )
 from quire.model.net.moe import MoeMlp
-from quire.model.net.parts import Embedding, Mlp, RowNorm, Step
+from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowNorm, Step
 from quire.model.net.scattered import GatheringNorm, ScatteredAttention, ScatteredMlp, ScatteredProduct
+from quire.model.net.spread import spread
+from quire.model.net.stage import Stage
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
@@ -39,9 +43,17 @@ LARGEST_GROUP = 256
 """Columns of a super-block; the groups that the kernels take are no longer."""
 
 
-def share_of(place: Place, step: int = 1) -> Share:
-    """What a rank at `place` has of each matrix; `step` as of `Share`."""
-    return Share(place.along("tensor"), place.topology.tensor, place.division, step)
+def share_of(place: Place, stages: Sequence[range], step: int = 1) -> Share:
+    """What a rank at `place` has of each matrix, and which of the layers, those of all `stages`; `step` as of `Share`.
+
+    The first and the last stage share the head (Yeung et al. 2024): layers could not make up for it, as a prompt needs
+    it once and an answer at every token. Ranks that share matrices have the head of the last stage.
+    """
+    if place.topology.pipeline == 1:
+        return Share(place.along("tensor"), place.topology.tensor, place.division, step=step)
+    number = place.along("pipeline")
+    ends = {0: (0, 2), place.topology.pipeline - 1: (1, 2)} if place.topology.tensor == 1 else {}
+    return Share(place.along("tensor"), place.topology.tensor, place.division, stages[number], ends.get(number), step)
 
 
 def step_of(opened: Opened, target: Quantizer | None, group: int) -> int:
@@ -51,15 +63,20 @@ def step_of(opened: Opened, target: Quantizer | None, group: int) -> int:
     return 1 if opened.scheme is DENSE else LARGEST_GROUP
 
 
-def joined(decoder: Decoder, spec: ModelSpec, place: Place, options: ParallelConfig) -> Decoder:
+def joined(decoder: Decoder, spec: ModelSpec, place: Place, share: Share, options: ParallelConfig) -> Decoder:
     """`decoder` of a rank's share, joined with those of the others along each axis.
 
     `spec`: the whole model's. With rows split between the joins its layers are walked all at once.
     """
-    comm, division = _comm(place, options), place.division
+    if (comm := place.comm("context")) is not None:
+        check_spread(spec)
+        decoder = spread(decoder, comm)
+    comm, stages, division = _comm(place, options), place.comm("pipeline"), place.division
     if division is not None and (among := place.comm(division.plan.axis)) is not None:
         decoder = _over_holders(decoder, spec.moe.routing.experts, division, among)
-    return decoder if comm is None else _over_shares(decoder, spec, comm, options.enable_sequence_parallel)
+    if comm is not None:
+        decoder = _over_shares(decoder, spec, comm, options.enable_sequence_parallel)
+    return decoder if stages is None else _as_stage(decoder, spec, stages, share)
 
 
 def _comm(place: Place, options: ParallelConfig) -> Comm | None:
@@ -79,6 +96,29 @@ def joined_encoder(encoder: Encoder, place: Place, options: ParallelConfig) -> E
         replace(layer, o=SummedProduct(layer.o, comm), mlp=SummedMlp(layer.mlp, comm)) for layer in encoder.layers
     )
     return replace(encoder, layers=layers)
+
+
+def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> Stage:
+    """With the ways in from the stage before and out to the next.
+
+    In a post-LN model the norm that ends the layer before is what comes in.
+    """
+    parts = {f.name: getattr(decoder, f.name) for f in fields(decoder)}
+    first, *others = decoder.layers
+    if comm.rank and isinstance(first.attn_norm, ReplacingNorm):
+        parts["embed_steps"] = (Normed(first.attn_norm.norm),)
+        parts["layers"] = (replace(first, attn_norm=NoNorm()), *others)
+    return Stage(**parts, comm=comm, hidden=spec.hidden, shared=share.head is not None)
+
+
+def check_spread(spec: ModelSpec) -> None:
+    """`ConfigError` for a model whose sequences cannot be spread over ranks, with the reason."""
+    for found, why in (
+        (spec.encoder.layers, "an encoder is computed by one rank only, and its keys lie before the decoder's"),
+        (spec.mla.rank, "attention to latents folds no splits of keys that other ranks have"),
+    ):
+        if found:
+            raise ConfigError(f"--context-parallel-size: {why}; leave it out", param="context_parallel_size")
 
 
 def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:

@@ -71,8 +71,11 @@ class Reader:
         self.report: dict[str, tuple[str, int]] = {}
         self._progress = progress or (lambda done, total, what: None)
         self._names: dict[int | None, list[str]] = {}
+        span = share.span(opened.spec)
         for (_, place), parts in opened.claim.parts.items():
-            self._names.setdefault(place.layer, []).extend(parts.values())
+            if place.layer is None or place.layer in span:
+                self._names.setdefault(place.layer, []).extend(parts.values())
+        self._first = span.start
         self._done, self._total = 0, sum(i.nbytes for i in opened.source.infos.values())
 
     @contextmanager
@@ -81,7 +84,7 @@ class Reader:
 
         So the memory of a load is that of the packed model and of one layer, and a disk does not wait for the packing.
         """
-        following = self._names.get(0 if layer is None else layer + 1, [])
+        following = self._names.get(self._first if layer is None else layer + 1, [])
         following = following + self._names.get(None, []) if layer is None else following
         asking = Thread(target=self.opened.source.read_ahead, args=(following,), daemon=True)
         asking.start()
@@ -180,7 +183,7 @@ class Reader:
 
     def _shape(self, roles: tuple[str, ...], rows: Tensor | None) -> tuple[int, int]:
         """[n, k] of the matrices of `roles` fused, or of the rows `rows` of them."""
-        shapes = [self.share.shape(role, self.opened.spec) for role in roles]
+        shapes = [self.share.of_role(role).shape(role, self.opened.spec) for role in roles]
         return sum(shape[0] for shape in shapes) if rows is None else len(rows), shapes[0][1]
 
     def _holder(self, role: str, layer: int | None, expert: int | None = None) -> str:
@@ -201,7 +204,7 @@ class Reader:
     ) -> tuple[QWeight, Tensor | None]:
         """The rows of one role, in our order, and of those this rank's."""
         weight, bias = self._ordered(role, holder, weight, bias, layer)
-        return shard(weight, bias, role, self.opened.spec, self.share)
+        return shard(weight, bias, role, self.opened.spec, self.share.of_role(role))
 
     def _ordered(
         self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None

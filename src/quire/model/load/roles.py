@@ -231,7 +231,10 @@ def parameter_count(spec: ModelSpec, roles: dict[str, Role] = ROLES) -> int:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of a model: number `rank` of `world`. `experts`: how they are divided, or None.
+    """One rank's part of a model: number `rank` of `world` of each matrix. `experts`: how they are divided, or None.
+
+    `layers`: those of its stage, None: all. `head`: (number, of how many) of the head's rows, where the first and the
+    last stage share them.
 
     `step`: columns of an MLP that stay together, as they have a scale in common.
     """
@@ -239,12 +242,22 @@ class Share:
     rank: int = 0
     world: int = 1
     experts: Division | None = None
+    layers: range | None = None
+    head: tuple[int, int] | None = None
     step: int = 1
 
     @property
     def whole(self) -> bool:
         """Whether it is all of a model."""
-        return self.world == 1 and self.experts is None
+        return self.world == 1 and self.experts is None and self.layers is None
+
+    def of_role(self, name: str) -> Share:
+        """Which part it has of one role."""
+        return Share(*self.head) if name == "head" and self.head is not None else self
+
+    def span(self, spec: ModelSpec) -> range:
+        """Its layers."""
+        return range(spec.layers) if self.layers is None else self.layers
 
     def cuts(self, name: str) -> bool:
         """Whether a rank has a part of each matrix or vector of the role."""
