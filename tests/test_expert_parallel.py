@@ -271,10 +271,6 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
         ({"num_redundant_experts": -1, "expert_parallel_size": 2}, "at least 0"),
         ({"expert_parallel_size": 65}, "must lie in"),
         ({"expert_parallel_size": 16, "tensor_parallel_size": 16}, "more than 64 ranks"),
-        (
-            {"expert_parallel_size": 2, "speculative_config": '{"method": "self", "quantization": "int4"}'},
-            "read what is",
-        ),
     ):
         with pytest.raises(ConfigError, match=why):
             flat_config(**({"model": "m"} | options))

@@ -277,7 +277,7 @@ def test_a_stage_that_dies_ends_the_engine(stage: int) -> None:
 
 def test_what_stages_cannot_do_is_said(tmp_path: Path) -> None:
     for options, why in (
-        ({"speculative_config": '{"method": "self", "quantization": "int4"}'}, "read what is split over ranks"),
+        ({"speculative_config": '{"method": "self", "quantization": "int4"}'}, "read what other stages have"),
         ({"pipeline_layers": "3"}, "needs a number of layers for each of the 2 stages"),
         ({"pipeline_layers": "0,3"}, "needs a number of layers for each of the 2 stages"),
         ({"pipeline_micro_batches": 65}, "1 to 64"),
