@@ -1,7 +1,11 @@
 """Ranks of one thread beside one process of as many threads, and what an exchange between two processes takes.
 
-    python benchmarks/ranks.py exchange    microseconds of a sum over two ranks, rows of 2,048 numbers
+    python benchmarks/ranks.py exchange    microseconds of a sum over two ranks, rows of 2,048 numbers, beside gloo's
     python benchmarks/ranks.py steps       prefill, and decode of 1 and of 16 sequences, in turns
+    python benchmarks/ranks.py stages      the same of stages, whose prompts are cut finer, and how long stages waited
+    python benchmarks/ranks.py context     prefill and decode of one long sequence that ranks share, --context tokens
+    python benchmarks/ranks.py experts --shape olmoe-like    the same with experts cut, whole on some ranks, or alone
+    python benchmarks/ranks.py balance --shape olmoe-like    ranks' pairs with favourite tokens, before and after counts
 
 Random weights of a real shape. Ratios are of medians.
 """
@@ -9,16 +13,23 @@ Random weights of a real shape. Ratios are of medians.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from figures import measure, parser_of
+from msgspec.structs import replace
+from numpy.typing import NDArray
 from shapes import SHAPES, write_config
 
 from quire.core.config import DeviceConfig, flat_config
@@ -26,29 +37,40 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops.backend import select
+from quire.parallel.gloo import DistributedComm, gloo_group
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
+from quire.parallel.store import AskedStore, serve
+from quire.parallel.wire import listen
 
 TIMES = 200
 
 
+def timed(work: Callable[[], object], calls: int = 1) -> dict[str, float]:
+    """Microseconds of one of the calls that `work` makes."""
+    spent = []
+    for _ in range(TIMES):
+        begin = time.perf_counter()
+        work()
+        spent.append(1e6 * (time.perf_counter() - begin) / calls)
+    return {"median_us": statistics.median(spent), "least_us": min(spent)}
+
+
 def exchange(args: argparse.Namespace) -> dict[str, Any]:
-    """Medians of a call out of a recording; the other rank is a fork of this process."""
-    file = shared_memory(comm_bytes(2))
+    """Of a call out of a recording, and of one over gloo; the other rank is a fork of this process, each has a core."""
+    file, listener, secret = shared_memory(comm_bytes(2)), listen("127.0.0.1", 0), os.urandom(32)
     other = os.fork()
     rank = int(other == 0)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     ops, found = select(DeviceConfig(device="cpu", threads=1)), {}
     comm = SharedComm(file, rank, 2)
+    store = AskedStore(*listener.getsockname(), secret, 1, 2) if rank else serve(listener, secret, 2)
+    gloo = DistributedComm(gloo_group(store, "exchange", rank, 2, "127.0.0.1"))
     for rows in (1, 16, 64, 512):
         ops.begin_step()
         x = torch.zeros(rows, 2048)
         recorded = ops.capture(lambda x=x: [comm.all_reduce(ops, x) for _ in range(20)])  # type: ignore[misc]
-        spent = []
-        for _ in range(TIMES):
-            begin = time.perf_counter()
-            recorded.run()
-            spent.append(1e6 * (time.perf_counter() - begin) / 20)
-        found[f"{rows} rows"] = {"median_us": statistics.median(spent), "least_us": min(spent)}
+        found[f"{rows} rows"] = timed(recorded.run, 20)
+        found[f"{rows} rows, gloo"] = timed(lambda x=x: gloo.all_reduce(ops, x))  # type: ignore[misc]
     if rank:
         os._exit(0)
     os.waitpid(other, 0)
@@ -65,46 +87,165 @@ def requests_of(args: argparse.Namespace, count: int, length: int, tokens: int, 
     ]
 
 
-def rate(engine: Engine, requests: list[Request]) -> tuple[float, float]:
-    """Tokens a second of the prompts, and of the answers past their first tokens."""
-    begin = time.perf_counter()
+@dataclass
+class Phase:
+    """Tokens a second, and the share of the time that each rank waited for others."""
+
+    rate: float
+    bubbles: list[float]
+
+
+def computed(engine: Engine) -> NDArray[np.float64]:
+    """Seconds of each rank so far."""
+    return np.zeros(0) if engine.ranks is None else engine.ranks.busy.copy()
+
+
+def rate(engine: Engine, requests: list[Request]) -> tuple[Phase, Phase]:
+    """Of the prompts, and of the answers past their first tokens."""
+    before, begin = computed(engine), time.perf_counter()
     for request in requests:
         engine.submit(request)
-    firsts, made, first_at = set[str](), 0, begin
+    firsts, made, first_at, between = set[str](), 0, begin, before
     while engine.has_work:
         for output in engine.step():
             assert output.error is None, output.error
             made += len(output.tokens)
             firsts.add(output.request_id)
             if len(firsts) < len(requests) or first_at == begin:
-                made, first_at = 0, time.perf_counter()
-    end = time.perf_counter()
-    return sum(len(r.prompt) for r in requests) / (first_at - begin), made / (end - first_at)
+                made, first_at, between = 0, time.perf_counter(), computed(engine)
+    end, after = time.perf_counter(), computed(engine)
+
+    def phase(tokens: int, seconds: float, busy: NDArray[np.float64]) -> Phase:
+        return Phase(tokens / seconds, [float(1 - each / seconds) for each in busy])
+
+    prompts = sum(len(r.prompt) for r in requests)
+    return phase(prompts, first_at - begin, between - before), phase(made, end - first_at, after - between)
+
+
+def own_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Of every engine."""
+    folder = write_config(args.shape, args.work.absolute() / args.shape)
+    return {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_model_len": 1024,
+            "device": "cpu"}  # fmt: skip
 
 
 def steps(args: argparse.Namespace) -> dict[str, Any]:
     """Two ranks of one thread each, and one process of two threads."""
-    folder = write_config(args.shape, args.work.absolute() / args.shape)
-    own = {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_model_len": 1024,
-           "device": "cpu"}  # fmt: skip
-    ways = {"one": {"threads": args.ranks}, "ranks": {"threads": 1, "tensor_parallel_size": args.ranks}}
+    return compare(args, {"ranks": {"tensor_parallel_size": args.ranks}})
+
+
+def stages(args: argparse.Namespace) -> dict[str, Any]:
+    """The same of stages; of one prompt, and of four that follow each other."""
+    way = {"pipeline_parallel_size": args.ranks, "pipeline_micro_batches": args.micro_batches,
+           "pipeline_layers": args.layers}  # fmt: skip
+    return compare(args, {"ranks": way}, ((1, 512), (4, 512), (16, 32)))
+
+
+def experts(args: argparse.Namespace) -> dict[str, Any]:
+    """Ranks that have a part of each expert's width, or some whole experts, with attention split or not."""
+    cut = {"tensor_parallel_size": args.ranks}
+    whole = cut | {"enable_expert_parallel": True}
+    return compare(args, {"cut": cut, "whole": whole, "alone": {"expert_parallel_size": args.ranks}})
+
+
+USUAL = ((1, 512), (16, 32))
+"""Sequences, and tokens of each prompt."""
+
+
+def compare(
+    args: argparse.Namespace, ways: dict[str, dict[str, Any]], loads: tuple[tuple[int, int], ...] = USUAL
+) -> dict[str, Any]:
+    """Engines of ranks of one thread, each beside one process of as many threads, in turns."""
+    ways = {"one": {"threads": args.ranks}} | {name: way | {"threads": 1} for name, way in ways.items()}
     found: dict[str, Any] = {}
     with ExitStack() as stack:
-        engines = {name: stack.enter_context(closing(Engine(flat_config(**own, **way)))) for name, way in ways.items()}
-        for count, length in ((1, 512), (16, 32)):
-            rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        made = {name: Engine(flat_config(**own_options(args), **way)) for name, way in ways.items()}
+        engines = {name: stack.enter_context(closing(engine)) for name, engine in made.items()}
+        for count, length in loads:
+            rates: dict[str, list[tuple[Phase, Phase]]] = {name: [] for name in ways}
             for turn in range(args.rounds + 1):
                 for name, engine in engines.items():
                     assert engine.ops.cpu is not None
                     engine.ops.cpu.native.module.set_threads(engine.ops.threads)  # the pool is the process's
                     rates[name].append(rate(engine, requests_of(args, count, length, 48, turn)))
             for i, what in enumerate(("prefill", "decode")):
-                medians = {name: statistics.median(each[i] for each in all_[1:]) for name, all_ in rates.items()}
-                found[f"{what} of {count}"] = medians | {"ratio": medians["ranks"] / medians["one"]}
+                own = {name: [each[i] for each in all_[1:]] for name, all_ in rates.items()}
+                medians = {name: statistics.median(each.rate for each in turns) for name, turns in own.items()}
+                bubbles = {f"bubbles of {name}": waited(turns) for name, turns in own.items()}
+                staged = {what: each for what, each in bubbles.items() if "pipeline_parallel_size" in ways[what[11:]]}
+                found[f"{what} of {count}"] = medians | ratios(medians) | staged
     return found
 
 
-WORK = {"exchange": exchange, "steps": steps}
+def waited(turns: list[Phase]) -> list[float]:
+    """The share of the time that each rank waited for others."""
+    return [statistics.median(each) for each in zip(*(turn.bubbles for turn in turns), strict=True)]
+
+
+def context(args: argparse.Namespace) -> dict[str, Any]:
+    """One sequence, its keys and values over ranks of one thread each, and in one process of as many threads."""
+    folder = write_config(args.shape, args.work.absolute() / f"{args.shape}-{args.context}")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": args.context + 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    own = {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_num_seqs": 1,
+           "device": "cpu", "enable_prefix_caching": False}  # fmt: skip
+    ways = {"one": {"threads": args.ranks}, "ranks": {"threads": 1, "context_parallel_size": args.ranks}}
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    with ExitStack() as stack:
+        engines = {name: stack.enter_context(closing(Engine(flat_config(**own, **way)))) for name, way in ways.items()}
+        for turn in range(args.rounds + 1):
+            for name, engine in engines.items():
+                assert engine.ops.cpu is not None
+                engine.ops.cpu.native.module.set_threads(engine.ops.threads)  # the pool is the process's
+                rates[name].append(rate(engine, requests_of(args, 1, args.context, 32, turn)))
+    found: dict[str, Any] = {}
+    for i, what in enumerate(("prefill", "decode")):
+        medians = {name: statistics.median(each[i] for each in all_[1:]) for name, all_ in rates.items()}
+        found[f"{what} at {args.context}"] = medians | {"ratio": medians["ranks"] / medians["one"]}
+    return found
+
+
+def ratios(medians: dict[str, float]) -> dict[str, float]:
+    """To one process."""
+    others = [name for name in medians if name != "one"]
+    return {"ratio" if len(others) == 1 else f"ratio {name}": medians[name] / medians["one"] for name in others}
+
+
+def balance(args: argparse.Namespace) -> dict[str, Any]:
+    """Whole experts on each rank, tokens by Zipf's law: placed as they lie, by the counts of that, and with copies."""
+    found: dict[str, Any] = {}
+    file = args.work.absolute() / "expert_load.json"
+    file.unlink(missing_ok=True)
+    kept = {"tensor_parallel_size": args.ranks, "enable_expert_parallel": True, "expert_load_file": str(file)}
+    for name, copies in (("as they lie", 0), ("by counts", 0), (f"{args.copies} copies", args.copies)):
+        options = own_options(args) | kept | {"threads": 1, "num_redundant_experts": copies}
+        with closing(Engine(flat_config(**options))) as engine:
+            rates = []
+            for turn in range(args.rounds):
+                asked = requests_of(args, 16, 64, 32, turn)
+                rates.append(rate(engine, [favourites(request, args.shape) for request in asked]))
+            stats = engine.stats()
+            prefill, decode = (statistics.median(each.rate for each in phase) for phase in zip(*rates, strict=True))
+            found[name] = {"most over mean": stats.expert_imbalance, "pairs": stats.expert_pairs,
+                           "weight bytes": engine.model.weight_bytes, "prefill": prefill, "decode": decode}  # fmt: skip
+    return found
+
+
+def favourites(request: Request, shape: str) -> Request:
+    """The request with tokens of which the i-th is asked for 1 / i as often as the first."""
+    rng, size = random.Random(request.id), SHAPES[shape]["vocab_size"] - 16
+    weights = list(accumulate(1 / (i + 1) for i in range(size)))
+    return replace(request, prompt=tuple(rng.choices(range(16, size + 16), cum_weights=weights, k=len(request.prompt))))
+
+
+WORK = {
+    "exchange": exchange,
+    "steps": steps,
+    "stages": stages,
+    "experts": experts,
+    "balance": balance,
+    "context": context,
+}
 
 
 def main() -> None:
@@ -113,6 +254,10 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--context", type=int, default=16_384, help="tokens of the long sequence")
+    parser.add_argument("--micro-batches", type=int, default=0)
+    parser.add_argument("--layers", default="auto")
+    parser.add_argument("--copies", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path("build/bench"))
     measure(WORK, parser.parse_args(), "ranks")

@@ -82,7 +82,7 @@ void listen(Comm* comm, int64_t rank, char* out, int64_t* size, int64_t millisec
     announce(*comm, from.taken, taken + 1);
 }
 
-void leave(Comm* comm) { comm->shared->left.value.store(1); }
+void leave(Comm* comm) { comm->left->value.store(1); }
 
 const OpEntry kOps[] = {op_entry<&tell>("tell"), op_entry<&hear>("hear"), op_entry<&say>("say"), op_entry<&listen>("listen"),
                         op_entry<&leave>("leave")};
@@ -101,7 +101,7 @@ void announce(Comm& comm, Word& word, uint32_t count) {
 
 bool wait_for(Comm& comm, Word& word, uint32_t count, int64_t milliseconds) {
     const auto behind = [&](uint32_t seen) {
-        if (comm.shared->left.value.load(std::memory_order_relaxed)) fail("a rank of the group has ended");
+        if (comm.left->value.load(std::memory_order_relaxed)) fail("a rank of the group has ended");
         return static_cast<int32_t>(seen - count) < 0;
     };
     for (int64_t i = 0; i < comm.spins; ++i) {

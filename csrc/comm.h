@@ -22,7 +22,7 @@ struct Header {
     Word told;             // messages from rank 0
     Word sleepers;         // who must be woken
     Word size;             // bytes of the message
-    Word left;             // not 0: a rank has ended
+    Word left;             // what `Comm::left` points to
 };
 
 // What one rank sends to another, in pieces; only the sender writes `sent` and only the receiver `taken`.
@@ -43,10 +43,12 @@ struct Comm {
     char* message;
     char* slots;
     Ring* rings;  // [from][to]; the one from a rank to itself holds what it says to rank 0
+    Word* left;   // not 0: a rank has ended; of the header, or of that of all ranks where this is some of them
     int64_t rank, world, slot_bytes, message_bytes;
     int64_t spins;     // looks before a rank sleeps: where each has a core of its own, waking would cost more
     int64_t patience;  // milliseconds that a rank waits for another before the group ends, 0: for ever
     int64_t collectives, messages;
+    int64_t waited;  // nanoseconds in `recv` until something was there
 };
 
 // `word` becomes `count`, and who sleeps looks at it.

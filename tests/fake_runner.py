@@ -19,6 +19,7 @@ from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
+from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
 from quire.core.errors import NumericError
 from quire.core.params import SamplingParams
@@ -53,6 +54,9 @@ def golden(request: Request, index: int, max_model_len: int) -> list[int]:
 class FakeEngine:
     """The real scheduler, tables, pool and prefix cache over a dictionary cache."""
 
+    tiers: Tiers | None = None
+    secret = b""
+
     def __init__(
         self,
         num_blocks: int = 16,
@@ -68,9 +72,9 @@ class FakeEngine:
         defaults: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
         config = SchedulerConfig(**(defaults | limits))  # type: ignore[arg-type]
         self.pool = BlockPool(num_blocks)
-        self.prefix = PrefixCache(self.pool, block_size) if prefix else None
+        self.prefix = PrefixCache(self.pool, block_size, self.secret) if prefix else None
         self.sizes = TableSizes(block_size, config.max_num_batched_tokens, windows)
-        self.scheduler = Scheduler(config, BlockTables(self.pool, self.prefix, self.sizes), max_model_len)
+        self.scheduler = Scheduler(config, BlockTables(self.pool, self.prefix, self.sizes, self.tiers), max_model_len)
         self.block_size, self.windows, self.max_model_len = block_size, windows, max_model_len
         self.cache: dict[int, tuple[object, ...]] = {}
         self.poison: set[str] = set()
@@ -80,8 +84,7 @@ class FakeEngine:
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], Output] = {}
         self.ahead, self.late, self.drafts = ahead, late, drafts
-        self.rejected = self.accepted = self.moved = 0
-        self.steps_ahead = 0
+        self.rejected = self.accepted = self.moved = self.steps_ahead = 0
         self._launched: tuple[StepPlan, Callable[[], list[ChunkResult]]] | None = None
         self._drawn: dict[Sequence, int] = {}
 
@@ -114,7 +117,9 @@ class FakeEngine:
         """Plan a step and give it to the device."""
         alone = not self.scheduler.running and len(self.scheduler.waiting)
         plan = self.scheduler.plan()
-        assert plan.chunks or not alone, "nobody runs, and who waits is neither admitted nor refused"
+        assert plan.chunks or not alone or len(self.scheduler.recall), (
+            "nobody runs, and who waits is neither admitted nor refused"
+        )
         assert self._unwiped <= set(plan.scrub), "a block of a request that failed is not wiped"
         self._unwiped.clear()
         self._check_writers(plan)
@@ -274,10 +279,11 @@ class FakeEngine:
 
     def _check_published(self) -> None:
         """A block is published once its values are there, are numbers, and are of the tokens that it is found by."""
-        size, owed = self.block_size, {place for _, place in self.scheduler._moves}
+        size, owed = self.block_size, {place for _, place in self.scheduler.upkeep.moves}
         proved, self._proved = self._proved, {}
+        filled = {block for block, _ in self._launched[0].fills} if self._launched else set()  # before its rows run
         for key, block in self.pool._by_key.items():
-            if owed & set(range(block * size, (block + 1) * size)):
+            if block in filled or owed & set(range(block * size, (block + 1) * size)):
                 continue  # what was kept of a draft is moved there before anybody reads it
             self._proved[block] = key
             if proved.get(block) == key:

@@ -322,7 +322,7 @@ def test_every_name_of_the_offline_call_is_accepted(folder: Path) -> None:
     [
         ("speculative_draft_tensor_parallel_size", 2, "not built"),
         ("data_parallel_size", 2, "runs one engine"),
-        ("pipeline_parallel_size", 2, "not built"),
+        ("pipeline_layers", "3,4", "of the 1 stages"),
         ("quantization_param_path", "x.json", "not read"),
         ("revision", "x", "lies on this machine"),
         ("gpu_memory_utilization", 0.5, "no GPU"),

@@ -22,6 +22,7 @@ from quire.model.offload.away import PAGE, pages
 from quire.model.offload.disk import Streamed
 from quire.model.offload.stream import PIECE, Segment, turns
 from quire.ops.backend import select
+from test_lora import TARGETS, write_adapter
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 OPTIONS: dict[str, Any] = {"device": "cpu", "num_blocks": 96, "max_num_batched_tokens": 64, "threads": 2}
@@ -29,8 +30,8 @@ SELF = '{"method": "self", "layers": 2, "num_speculative_tokens": 3, "adaptive":
 FORMS: dict[str, dict[str, Any]] = {
     "f32": {"dtype": "float32"},
     "int4": {"quantization": "int4"},
+    "a table": {"quantization": "nf4"},
     "8 bits, op by op": {"quantization": "int8", "enforce_eager": True},
-    "adapters": {"dtype": "float32", "enable_lora": True},
     "its first layers draft": {"dtype": "float32", "speculative_config": SELF},
     "the same in 4 bits drafts": {
         "speculative_config": '{"method": "self", "quantization": "int4", "adaptive": false}',
@@ -45,12 +46,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def answers(engine: Engine) -> dict[str, tuple[list[int], list[float]]]:
-    """Tokens and log-probabilities of four requests, greedy and sampled, of several chunks and alone."""
+def answers(engine: Engine, adapter: str = "") -> dict[str, tuple[list[int], list[float]]]:
+    """Tokens and log-probabilities of four requests, greedy and sampled; the first two with `adapter`."""
     for i, size in enumerate((90, 3, 17, 40)):
         params = SamplingParams(max_tokens=9, temperature=0.8 * (i % 2), logprobs=0, ignore_eos=True)
         prompt = tuple(3 + (7 * i + 5 * j) % 90 for j in range(size))
-        engine.submit(Request(id=str(i), prompt=prompt, params=params, seed=i, arrival=0.0))
+        own = adapter if i < 2 else ""
+        engine.submit(Request(id=str(i), prompt=prompt, params=params, seed=i, arrival=0.0, adapter=own))
     found: dict[str, tuple[list[int], list[float]]] = {}
     while engine.has_work:
         for output in engine.step():
@@ -90,6 +92,28 @@ def test_layers_from_a_file_give_the_bits_of_those_in_memory(form: str, folder: 
         assert answers(engine) == want
         assert source.counts().read - before >= 9 * source.nbytes, "every step read them"
     assert not [*tmp_path.iterdir()], "nothing is left in the folder"
+
+
+def test_adapters_stay_beside_layers_that_come(tmp_path: Path) -> None:
+    oracle = write(tmp_path / "m", "llama", num_hidden_layers=5)
+    adapter = write_adapter(tmp_path / "a", oracle, TARGETS["llama"], 1)
+    lora = {"dtype": "float32", "enable_lora": True, "lora_modules": (f"one={adapter}",)}
+    options = OPTIONS | lora | {"model": str(tmp_path / "m")}
+    want = answers(Engine(flat_config(**options)), "one")
+    assert want != answers(Engine(flat_config(**options)))
+    least = least_gib(tmp_path / "m", weight_offload="disk", **lora)
+    engine = offloaded(tmp_path / "m", tmp_path, least, **lora)
+    assert isinstance(engine.model.decoder.source, Streamed)  # type: ignore[attr-defined]
+    assert answers(engine, "one") == want
+
+
+def test_each_rank_reads_its_own_share(folder: Path, tmp_path: Path) -> None:
+    ranks = {"tensor_parallel_size": 2, "dtype": "float32", "threads": 1}
+    want = answers(Engine(flat_config(model=str(folder), **OPTIONS | ranks)))
+    alone = least_gib(folder, weight_offload="disk", dtype="float32")
+    engine = offloaded(folder, tmp_path, 2 * alone, **ranks)
+    assert isinstance(engine.model.decoder.source, Streamed)  # type: ignore[attr-defined]
+    assert answers(engine) == want
 
 
 def test_a_model_that_fits_is_not_streamed(folder: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from quire.model.offload.away import PAGE, pages
 from quire.model.offload.experts import Pool
 from quire.model.offload.stream import Stream
 from quire.ops.backend import select
+from test_mla import GROUPS, SIZES
 from test_offload import OPTIONS, answers, least_gib, offloaded
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -24,6 +25,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mixtral": ("mixtral", EIGHT, {"dtype": "float32"}),
     "mixtral in int4": ("mixtral", EIGHT, {"quantization": "int4"}),
     "gpt_oss, biases, op by op": ("gpt_oss", EIGHT | {"head_dim": 16}, {"dtype": "float32", "enforce_eager": True}),
+    "latent attention": ("deepseek_v3", SIZES | GROUPS, {"dtype": "float32"}),
     "some layers dense, an expert shared": (
         "qwen2_moe",
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_hidden_layers": 4,

@@ -19,7 +19,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import EMBEDDED
 from quire.model.families.table import read_spec
-from quire.model.load.roles import COLUMNS, ROLES, ROWS, WHOLE, parameter_count, shard
+from quire.model.load.roles import COLUMNS, ROLES, ROWS, WHOLE, Share, parameter_count, shard
 from quire.model.memory import kv_bytes_per_token, weight_bytes
 from quire.model.spec import MLA, MoE
 from quire.ops.backend import Ops
@@ -164,10 +164,10 @@ def test_shards_of_every_linear_role_make_the_whole(role: str, make: Any) -> Non
     weight, bias = make(normal(*shape)), torch.randn(shape[0])
     x = torch.randn(3, shape[1])
     want = x @ weight.dequantize().t() + bias
-    assert shard(weight, bias, role, SPEC, 0, 1) == (weight, bias)
+    assert shard(weight, bias, role, SPEC, Share()) == (weight, bias)
     parts = []
     for rank in range(2):
-        w, b = shard(weight, bias, role, SPEC, rank, 2)
+        w, b = shard(weight, bias, role, SPEC, Share(rank, 2))
         cut = x.chunk(2, 1)[rank] if ROLES[role].shard == COLUMNS else x
         parts.append(cut @ w.dequantize().t() + (0 if b is None else b))
     joined = {COLUMNS: lambda: parts[0] + parts[1], ROWS: lambda: torch.cat(parts, 1), WHOLE: lambda: parts[1]}
@@ -177,10 +177,10 @@ def test_shards_of_every_linear_role_make_the_whole(role: str, make: Any) -> Non
 
 def test_shard_never_cuts_a_head_and_replicates_few_kv_heads() -> None:
     k = dense(normal(32, 64))
-    ranks = [shard(k, None, "k", SPEC, rank, 4)[0].dequantize() for rank in range(4)]
+    ranks = [shard(k, None, "k", SPEC, Share(rank, 4))[0].dequantize() for rank in range(4)]
     assert torch.equal(ranks[0], ranks[1]) and torch.equal(torch.cat((ranks[0], ranks[2])), k.dequantize())
     with pytest.raises(ConfigError, match="q: 4 cannot be split"):
-        shard(dense(normal(64, 64)), None, "q", SPEC, 0, 3)
+        shard(dense(normal(64, 64)), None, "q", SPEC, Share(0, 3))
 
 
 def test_memory_formulas() -> None:

@@ -242,10 +242,12 @@ ENGINES: dict[str, st.SearchStrategy[Any]] = {
 class Machine(RuleBasedStateMachine):
     """Random submits, aborts, forks, poison and steps under a pool that is far too small."""
 
+    made: Any = FakeEngine
+
     @initialize(form=st.fixed_dictionaries(ENGINES))
     def start(self, form: dict[str, Any]) -> None:
         """Build an engine."""
-        self.engine = FakeEngine(
+        self.engine = self.made(
             form["blocks"] * len(form["windows"]),
             form["block_size"],
             40,

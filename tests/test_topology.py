@@ -9,8 +9,8 @@ import pytest
 from quire.parallel.topology import AXES, Topology
 
 
-@pytest.mark.parametrize("sizes", list(product((1, 2, 3), repeat=3)))
-def test_groups_of_an_axis_part_the_ranks(sizes: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("sizes", list(product((1, 2, 3), repeat=len(AXES))))
+def test_groups_of_an_axis_part_the_ranks(sizes: tuple[int, ...]) -> None:
     """Each rank is in one group of each axis, at the place that it has along it, and places name one rank."""
     topology = Topology(**dict(zip(AXES, sizes, strict=True)))
     places = {tuple(topology.along(rank, axis) for axis in AXES): rank for rank in range(topology.world)}

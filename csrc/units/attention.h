@@ -158,10 +158,31 @@ void write_rows(const AttentionCall& c, const AttentionTask& task, const State& 
     });
 }
 
+// What a row leaves of a split: its maximum, its sum and its output not yet divided by it; splits ascend.
+void write_states(const AttentionCall& c, const AttentionTask& task) {
+    const int64_t width = c.cache.d + 2;
+    for_tokens(c, task, [&](int64_t first, int64_t token, const Span& span) {
+        const int64_t to = span.base + token - c.cu_q[span.sequence] + 1, from = c.window > 0 && to > c.window ? to - c.window : 0;
+        float* out = c.out + (c.starts[token] * c.heads + task.head * c.group) * width;
+        for (int64_t split = from / kSplit; split * kSplit < to; ++split) {
+            if (!c.held(span, split)) continue;
+            const State& part = task.parts[split - task.split_begin];
+            for (int64_t r = first; r < first + c.group; ++r) {
+                float* at = out + (r - first) * width;
+                at[0] = part.most[r];
+                at[1] = part.sum[r];
+                std::memcpy(at + 2, part.acc + r * c.padded, static_cast<size_t>(c.cache.d) * 4);
+            }
+            out += c.heads * width;
+        }
+    });
+}
+
 template <bool kBf16>
 void run_task(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task) {
     b.head = task.head * c.group;
     if (task.parts) {
+        if (c.starts) return write_states(c, task);
         clear(b.total, task.rows, c.padded);
         for (int64_t i = 0; i < task.split_end - task.split_begin; ++i)
             for (int64_t r = 0; r < task.rows; ++r) merge_row(b.total, task.parts[i], r, c.padded);
@@ -184,4 +205,24 @@ void run_task(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& 
         for (int64_t r = 0; merge && r < task.rows; ++r) merge_row(b.total, b.split, r, c.padded);
     }
     write_rows(c, task, merge ? b.total : b.split);
+}
+
+// Rows first..last of all rows and heads from the states that each left, in the order that `order` says.
+void fold_rows(const AttentionCall& c, const float* states, const int64_t* starts, const int64_t* order, int64_t first, int64_t last) {
+    alignas(64) float memory[2][kMaxHeadDim + 16] = {};
+    float most[2], sum[2];
+    const State total{&most[0], &sum[0], memory[0]}, part{&most[1], &sum[1], memory[1]};
+    const int64_t d = c.cache.d;
+    for (int64_t at = first; at < last; ++at) {
+        const int64_t row = at / c.heads, head = at % c.heads;
+        clear(total, 1, c.padded);
+        for (int64_t i = starts[row]; i < starts[row + 1]; ++i) {
+            const float* state = states + (order[i] * c.heads + head) * (d + 2);
+            most[1] = state[0];
+            sum[1] = state[1];
+            std::memcpy(memory[1], state + 2, static_cast<size_t>(d) * 4);
+            merge_row(total, part, 0, c.padded);
+        }
+        write_row(c, row, head, total, 0);
+    }
 }

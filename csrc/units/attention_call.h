@@ -13,8 +13,18 @@ constexpr int64_t kSpareRows = 15, kDimStep = 32;
 constexpr int64_t kSpareRows = 0, kDimStep = 16;
 #endif
 
+// Tokens first..last of a sequence: their rows, one per token and head of a group, walk the keys together.
+struct Span {
+    int64_t sequence, first, last;
+    int64_t from, to;  // positions that any of its rows sees
+    int64_t base;      // position of the sequence's first row
+    int64_t root;      // position of the draft's first token, or past all
+    int64_t common;    // leading tokens in the blocks of the span before it (sharing.h)
+    int64_t tokens() const { return last - first; }
+};
+
 struct AttentionCall {
-    float* out;
+    float* out;  // rows; or with `starts` states
     const float* qkv;
     const char *keys, *values;
     const int32_t *cu_q, *context, *tables;
@@ -26,7 +36,13 @@ struct AttentionCall {
     int64_t distances;
     CacheShape cache;
     int64_t padded;  // head_dim rounded up to kDimStep
+    const int64_t* starts = nullptr;  // per row the first of the states that it leaves, and their number; or null: rows are finished
 
+    // Whether this cache has what `span` reads of `split`: entries of a table below 0 are blocks that others have.
+    bool held(const Span& span, int64_t split) const {
+        const int64_t from = split * kSplit > span.from ? split * kSplit : span.from;
+        return !starts || tables[span.sequence * max_blocks + from / cache.block_size] >= 0;
+    }
     uint64_t ancestors(int64_t row) const { return tree ? tree[row] : 0; }
     // Rows of sequence s before its draft.
     int64_t undrafted(int64_t s) const {
@@ -37,16 +53,6 @@ struct AttentionCall {
     // Scores need more than a factor. `factor` takes those that `softmax_rows` reads to powers of two.
     bool adjusted() const { return softcap > 0.0f || alibi || bias; }
     float factor() const { return adjusted() ? 1.0f : scale * kLog2E; }
-};
-
-// Tokens first..last of a sequence: their rows, one per token and head of a group, walk the keys together.
-struct Span {
-    int64_t sequence, first, last;
-    int64_t from, to;  // positions that any of its rows sees
-    int64_t base;      // position of the sequence's first row
-    int64_t root;      // position of the draft's first token, or past all
-    int64_t common;    // leading tokens in the blocks of the span before it (sharing.h)
-    int64_t tokens() const { return last - first; }
 };
 
 // The state of `rows` rows over some range of keys: maximum, sum and unnormalized output.

@@ -38,7 +38,28 @@ void check_tree(const AttentionCall& c, int64_t s) {
     }
 }
 
-void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences) {
+// Blocks first..end of a sequence: of a split that is read, all are in the cache or none is.
+void check_held(const AttentionCall& c, int64_t s, int64_t first, int64_t end) {
+    const int32_t* table = c.tables + s * c.max_blocks;
+    for (int64_t b = first + 1; b < end; ++b)
+        if (b * c.cache.block_size % kSplit && (table[b] < 0) != (table[b - 1] < 0)) fail("attention: a part of a split is held elsewhere");
+}
+
+// The rows of sequence s leave as many states as they see splits that are held.
+void check_starts(const AttentionCall& c, int64_t s, int64_t count, int64_t room) {
+    Span span{};
+    span.sequence = s;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = c.cu_q[s] + i, to = c.context[s] - count + i + 1;
+        span.from = c.window > 0 && to > c.window ? to - c.window : 0;
+        int64_t found = 0;
+        for (int64_t split = span.from / kSplit; split * kSplit < to; ++split) found += c.held(span, split);
+        if (c.starts[row] < 0 || c.starts[row + 1] - c.starts[row] != found || c.starts[row + 1] > room)
+            fail("attention: a row has not as many states as splits that are held");
+    }
+}
+
+void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences, int64_t room) {
     check_cache(c.cache);
     if (c.heads < 1 || c.heads % c.cache.kv_heads) fail("attention: heads must be a multiple of kv_heads");
     if (c.window < 0) fail("attention: window must not be negative");
@@ -59,8 +80,15 @@ void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences) {
         const int64_t end = (context + c.cache.block_size - 1) / c.cache.block_size;
         const auto limit = static_cast<uint32_t>(c.cache.blocks < INT32_MAX ? c.cache.blocks : INT32_MAX);
         uint32_t outside = 0;
-        for (int64_t b = first; b < end; ++b) outside |= static_cast<uint32_t>(c.tables[s * c.max_blocks + b]) >= limit;
+        const auto elsewhere = c.starts ? UINT32_MAX : 0;  // at most one entry beside those of the cache: -1
+        for (int64_t b = first; b < end; ++b) {
+            const auto block = static_cast<uint32_t>(c.tables[s * c.max_blocks + b]);
+            outside |= (block >= limit) & (block - elsewhere != 0);
+        }
         if (outside) fail("attention: a block lies outside the cache");
+        if (!c.starts) continue;
+        check_held(c, s, first, end);
+        check_starts(c, s, count, room);
     }
 }
 
@@ -92,14 +120,34 @@ void attention(float* out, const float* qkv, const char* keys, const char* value
                const int32_t* tables, int64_t rows, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t d,
                int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t format, int64_t window, double scale,
                double softcap, Optional<const float> sinks, Optional<const float> alibi, Optional<const float> bias,
-               int64_t distances, Optional<const uint64_t> tree) {
+               int64_t distances, Optional<const uint64_t> tree, Optional<const int64_t> starts, int64_t room) {
     const AttentionCall c{out, qkv, keys, values, cu_q, context, tables, tree.ptr, heads, kv_heads > 0 ? heads / kv_heads : 0, max_blocks, window,
                           static_cast<float>(scale), static_cast<float>(softcap), sinks.ptr, alibi.ptr, bias.ptr, distances, {kv_heads, d, block_size, blocks, format},
-                          (d + kDimStep - 1) / kDimStep * kDimStep};
-    check_attention(c, rows, sequences);
+                          (d + kDimStep - 1) / kDimStep * kDimStep, starts.ptr};
+    if (starts.ptr && tree.ptr) fail("attention: drafts that branch leave no states");
+    check_attention(c, rows, sequences, room);
     if (c.cache.bf16()) {
         run_attention<true>(c, sequences);
     } else {
         run_attention<false>(c, sequences);
     }
+}
+
+// out [rows, heads * d] of states [count, heads, d + 2] as `attention` leaves them: row r is folded from states order[starts[r]] ..
+// order[starts[r + 1] - 1], one after the other.
+void fold_states(float* out, const float* states, const int64_t* starts, const int64_t* order, Optional<const float> sinks, int64_t rows,
+                 int64_t heads, int64_t d, int64_t count) {
+    if (heads < 1 || d < 1 || d > kMaxHeadDim) fail("fold_states: bad number or size of heads");
+    for (int64_t r = 0; r < rows; ++r)
+        if (starts[r] < 0 || starts[r] >= starts[r + 1]) fail("fold_states: a row has no states");
+    for (int64_t i = starts[0]; i < starts[rows]; ++i)
+        if (order[i] < 0 || order[i] >= count) fail("fold_states: there is no such state");
+    AttentionCall c{};
+    c.out = out;
+    c.heads = heads;
+    c.sinks = sinks.ptr;
+    c.cache.d = d;
+    c.padded = (d + 15) / 16 * 16;
+    const int64_t each = (starts[rows] - starts[0]) / (rows > 0 ? rows : 1) * d;
+    parallel_ranges(rows * heads, each, [&](int64_t begin, int64_t end) { fold_rows(c, states, starts, order, begin, end); });
 }

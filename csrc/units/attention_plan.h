@@ -2,6 +2,7 @@
 //
 // A task is a span and a head. Where tasks are few, and where sequences share blocks, every split of it is a piece, and the
 // task merges them in the order in which it would have computed them. Spans that share blocks of a split share its piece.
+// Where states are wanted instead of rows all tasks are cut, and splits whose blocks others have are left out.
 #pragma once
 
 struct AttentionPlan {
@@ -32,7 +33,7 @@ struct AttentionPlan {
             if (i + 1 == sharing) share_out();
         }
         const int64_t all = span_count * c.cache.kv_heads;
-        apart = all < 8 * threads && splits > span_count;
+        apart = c.starts || (all < 8 * threads && splits > span_count);
     }
 
     // Floats of the states that pieces leave.
@@ -115,7 +116,7 @@ struct AttentionPlan {
         for (int64_t split = begin; split < end; ++split)
             for (const Span *s = first, *next; s != last; s = next) {
                 next = s + 1;
-                if (split < split_begin(*s) || split >= split_end(*s)) continue;
+                if (split < split_begin(*s) || split >= split_end(*s) || !c.held(*s, split)) continue;
                 int64_t rows = s->tokens() * c.group;
                 while (next != last && joins(*next, split, rows) && next - s < together) rows += next++->tokens() * c.group;
                 add_piece(s, next, rows, head, split, own + (s - first));

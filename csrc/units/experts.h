@@ -27,12 +27,15 @@ int64_t panel_memory(const Stack& s, const Experts& experts, int64_t height, int
     return bytes;
 }
 
-void check_pairs(const int32_t* tokens, const int32_t* offsets, int64_t experts, int64_t x_rows, int64_t pairs) {
-    if (offsets[0] != 0 || offsets[experts] != pairs) fail("experts: offsets must run from 0 to the number of pairs");
+// How many pairs there are: as many as there is room for, or fewer where other ranks have experts too.
+int64_t check_pairs(const int32_t* tokens, const int32_t* offsets, int64_t experts, int64_t x_rows, int64_t room) {
+    const int64_t pairs = offsets[experts];
+    if (offsets[0] != 0 || pairs < 0 || pairs > room) fail("experts: offsets must run from 0 to the number of pairs");
     for (int64_t e = 0; e < experts; ++e)
         if (offsets[e + 1] < offsets[e]) fail("experts: offsets must ascend");
     for (int64_t i = 0; tokens && i < pairs; ++i)
         if (tokens[i] < 0 || tokens[i] >= x_rows) fail("experts: a token lies outside the batch");
+    return pairs;
 }
 
 void check_stack(const Stack& s, int64_t experts) {
@@ -55,10 +58,11 @@ void multiply_pairs(float* out, const Stack& s, const Experts& experts, Rows Exp
 
 // With `tokens`, pair i reads row tokens[i] of x [x_rows, k], else row i.
 void grouped_linear(float* out, const float* x, const Matrix* w, Optional<const float> bias, Optional<const int32_t> tokens,
-                    const int32_t* offsets, int64_t experts, int64_t x_rows, int64_t pairs, int64_t n) {
+                    const int32_t* offsets, int64_t experts, int64_t x_rows, int64_t room, int64_t n) {
     const Stack s{*w, bias.ptr, n};
     check_stack(s, experts);
-    check_pairs(tokens.ptr, offsets, experts, x_rows, pairs);
+    const int64_t pairs = check_pairs(tokens.ptr, offsets, experts, x_rows, room);
+    if (!pairs) return;
     const Experts in_use = experts_of(offsets, experts);
     read_pairs(*w, in_use, x, tokens.ptr, x_rows);
     multiply_pairs(out, s, in_use, &Expert::rows, pairs);
@@ -126,24 +130,27 @@ void sum_few_pairs(float* out, float* y, const Stack& s, const Experts& experts,
     });
 }
 
-// out [rows, n]; y [rows * top_k, n] is work space; gate_up: matrices of 2 down.k rows, a multiple of 32.
+// out [rows, n]; y [rows * top_k, n] is work space; gate_up: matrices of 2 down.k rows, a multiple of 32. Of the rows the first
+// offsets[experts] / top_k are computed, which are all where this rank has all experts.
 void expert_mlp(float* out, float* y, const float* x, const Matrix* gate_up, Optional<const float> bias, const Matrix* down,
                 Optional<const float> down_bias, const int32_t* tokens, const int32_t* places, const int32_t* offsets,
-                const float* weights, int64_t experts, int64_t rows, int64_t top_k, int64_t n, int64_t act, int64_t clamped,
-                double alpha, double limit) {
+                const float* weights, int64_t experts, int64_t x_rows, int64_t room, int64_t top_k, int64_t n, int64_t act,
+                int64_t clamped, double alpha, double limit) {
     if (down->k % 16 || down->order) fail("expert_mlp: the inner size must be a multiple of 16, and down's columns in order");
     if (act < 0 || act >= kActivations) fail("expert_mlp: unknown activation");
     const Stack first{*gate_up, bias.ptr, 2 * down->k}, last{*down, down_bias.ptr, n};
     check_stack(first, experts);
     check_stack(last, experts);
-    check_pairs(tokens, offsets, experts, rows, rows * top_k);
-    check_places(places, rows * top_k);
+    const int64_t pairs = check_pairs(tokens, offsets, experts, x_rows, room * top_k), rows = pairs / top_k;
+    if (pairs % top_k) fail("expert_mlp: a row lacks choices");
+    if (!pairs) return;
+    check_places(places, pairs);
     const Experts in_use = experts_of(offsets, experts);
-    read_pairs(*gate_up, in_use, x, tokens, rows);
+    read_pairs(*gate_up, in_use, x, tokens, x_rows);
     lay_out(*down, in_use, &Expert::inner, Scratch::kHidden, Scratch::kHiddenScales);
     const ClampedSwiglu clamp(alpha, limit);
     gate_pairs(first, *down, in_use, {kGates[act], clamped ? &clamp : nullptr});
-    if (rows * top_k <= kFewPairs) return sum_few_pairs(out, y, last, in_use, {places, weights, rows, top_k});
-    multiply_pairs(y, last, in_use, &Expert::inner, rows * top_k);
+    if (pairs <= kFewPairs) return sum_few_pairs(out, y, last, in_use, {places, weights, rows, top_k});
+    multiply_pairs(y, last, in_use, &Expert::inner, pairs);
     combine(out, y, places, weights, rows, top_k, n);
 }

@@ -10,6 +10,12 @@ QUIRE_INLINE void rotate_head(float* x, const float* table, int64_t half) {
     });
 }
 
+// Slots lie in the cache, or are -1: not stored.
+void check_slots(const int64_t* slots, int64_t rows, const CacheShape& cache) {
+    for (int64_t r = 0; r < rows; ++r)
+        if (slots[r] < -1 || slots[r] >= cache.blocks * cache.block_size) fail("rope_and_cache: a slot lies outside the cache");
+}
+
 // qkv [rows, (heads + 2 kv_heads) * d] in place; table [max_positions, 2, half].
 void rope_and_cache(float* qkv, const int32_t* positions, Optional<const float> table, const int64_t* slots, char* keys, char* values,
                     Optional<const float> q_norm, Optional<const float> k_norm, int64_t rows, int64_t heads, int64_t kv_heads,
@@ -17,23 +23,42 @@ void rope_and_cache(float* qkv, const int32_t* positions, Optional<const float> 
     const CacheShape cache{kv_heads, d, block_size, blocks, format};
     check_cache(cache);
     if (half < 0 || 2 * half > d || heads < 1 || (half > 0 && !table.ptr)) fail("rope_and_cache: bad number of heads or rotated dimensions");
-    for (int64_t r = 0; r < rows; ++r) {
+    check_slots(slots, rows, cache);
+    for (int64_t r = 0; r < rows; ++r)
         if (positions[r] < 0 || positions[r] >= max_positions) fail("rope_and_cache: a position lies outside the table");
-        if (slots[r] < 0 || slots[r] >= blocks * block_size) fail("rope_and_cache: a slot lies outside the cache");
-    }
     const int64_t all = heads + 2 * kv_heads;
     parallel_ranges(rows * all, 4 * d, [&](int64_t begin, int64_t end) {
         for (int64_t at = begin; at < end; ++at) {
             const int64_t r = at / all, head = at % all, kv = head - heads;
             float* x = qkv + at * d;
             if (kv >= kv_heads) {
-                store_value(values, x, cache, slots[r], kv - kv_heads);
+                if (slots[r] >= 0) store_value(values, x, cache, slots[r], kv - kv_heads);
                 continue;
             }
             const float* norm = kv < 0 ? q_norm.ptr : k_norm.ptr;
             if (norm) norm_row(x, x, norm, d, static_cast<float>(eps));
             if (half > 0) rotate_head(x, table.ptr + int64_t{positions[r]} * 2 * half, half);
-            if (kv >= 0) store_key(keys, x, cache, slots[r], kv);
+            if (kv >= 0 && slots[r] >= 0) store_key(keys, x, cache, slots[r], kv);
+        }
+    });
+}
+
+// kv [rows, 2 kv_heads * d]: keys as they leave `rope_and_cache`, and values.
+void cache_rows(const float* kv, const int64_t* slots, char* keys, char* values, int64_t rows, int64_t kv_heads, int64_t d, int64_t block_size,
+                int64_t blocks, int64_t format) {
+    const CacheShape cache{kv_heads, d, block_size, blocks, format};
+    check_cache(cache);
+    check_slots(slots, rows, cache);
+    const int64_t all = 2 * kv_heads;
+    parallel_ranges(rows * all, d, [&](int64_t begin, int64_t end) {
+        for (int64_t at = begin; at < end; ++at) {
+            const int64_t r = at / all, head = at % all;
+            if (slots[r] < 0) continue;
+            if (head < kv_heads) {
+                store_key(keys, kv + at * d, cache, slots[r], head);
+            } else {
+                store_value(values, kv + at * d, cache, slots[r], head - kv_heads);
+            }
         }
     });
 }

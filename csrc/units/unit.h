@@ -99,6 +99,8 @@ constexpr OpEntry kOps[] = {
     op_entry<&lora_shrink>("lora_shrink"),
     op_entry<&lora_expand>("lora_expand"),
     op_entry<&attention>("attention"),
+    op_entry<&fold_states>("fold_states"),
+    op_entry<&cache_rows>("cache_rows"),
     op_entry<&gated_activation>("gated_activation"),
     op_entry<&activation>("activation"),
     op_entry<&take_rows>("take_rows"),

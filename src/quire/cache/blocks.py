@@ -8,27 +8,62 @@ put at the head and published ones at the tail, which makes eviction least-recen
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 _NONE = -1
 REMEMBERED = 1 << 15
 """Keys of evicted content that are kept, to explain misses: 6 MB."""
 
 
-class BlockPool:
-    """`num_blocks` block ids 0 .. num_blocks - 1. All operations are O(1); `check` is O(num_blocks)."""
+class Watcher(Protocol):
+    """Is told what becomes of published content."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks: int = num_blocks
+    def published(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
+        """It can be found from now on."""
+        ...
+
+    def evicted(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
+        """Its block is about to be written anew."""
+        ...
+
+    def forgotten(self) -> None:
+        """None can be found any more."""
+        ...
+
+
+class BlockPool:
+    """`num_blocks` block ids 0 .. num_blocks - 1. All operations are O(1); `check` is O(num_blocks).
+
+    Block i is of lane i % `lanes` (cache/lanes.py), a list of free blocks for each; `free` says how many are left.
+    """
+
+    def __init__(self, num_blocks: int, lanes: int = 1) -> None:
+        self.num_blocks, self.lanes = num_blocks, lanes
         self.refs = [0] * num_blocks
         self._key: list[bytes | None] = [None] * num_blocks
         self._tokens: list[tuple[int, ...]] = [()] * num_blocks
         self._by_key: dict[bytes, int] = {}
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
-        # The free list is threaded through two arrays; index num_blocks is the sentinel that holds head and tail.
-        self._next: list[int] = [*range(1, num_blocks + 1), 0]
-        self._prev: list[int] = [num_blocks, *range(num_blocks)]
-        self.num_free: int = num_blocks
+        # Free lists are threaded through two arrays; index num_blocks + lane is the sentinel that holds head and tail.
+        self._next = [_NONE] * (num_blocks + lanes)
+        self._prev = [_NONE] * (num_blocks + lanes)
+        self.free = [0] * lanes
+        self.watcher: Watcher | None = None
+        for lane in range(lanes):
+            self._next[num_blocks + lane] = self._prev[num_blocks + lane] = num_blocks + lane
+        for block in range(num_blocks):
+            self._link(block, at_head=False)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without an owner."""
+        return sum(self.free)
+
+    def fits(self, need: Iterable[int], spare: int = 0) -> bool:
+        """Whether each lane has as many blocks free as `need` says, and `spare` more."""
+        return all(wanted + spare <= free for wanted, free in zip(need, self.free, strict=True))
 
     @property
     def num_used(self) -> int:
@@ -40,12 +75,15 @@ class BlockPool:
         """Blocks whose content is published, used or not."""
         return len(self._by_key)
 
-    def allocate(self) -> int:
-        """Take the head of the free list, evicting its content if it was published. IndexError when none is left."""
-        block = self._next[self.num_blocks]
-        if block == self.num_blocks:
+    def allocate(self, lane: int = 0) -> int:
+        """Take the head of a free list, evicting its content if it was published. IndexError when none is left."""
+        block = self._next[self.num_blocks + lane]
+        if block >= self.num_blocks:
             raise IndexError("no free block")
         self._unlink(block)
+        key = self._key[block]
+        if key is not None and self.watcher is not None:
+            self.watcher.evicted(block, key, self._tokens[block])
         self._forget(block)
         self.refs[block] = 1
         return block
@@ -74,6 +112,8 @@ class BlockPool:
             return False
         self._key[block], self._tokens[block] = key, tuple(tokens)
         self._by_key[key] = block
+        if self.watcher is not None:
+            self.watcher.published(block, key, self._tokens[block])
         return True
 
     def find(self, key: bytes, tokens: Seq[int]) -> int | None:
@@ -93,18 +133,22 @@ class BlockPool:
         """Make no content findable any more. Owners keep their blocks, and still copy shared ones before a write."""
         for block in list(self._by_key.values()):
             self._forget(block)
+        if self.watcher is not None:
+            self.watcher.forgotten()
 
     def check(self) -> None:
         """Verify free + used = total, link symmetry and the key table; AssertionError names the first violation."""
-        seen = set()
-        at = self._next[self.num_blocks]
-        while at != self.num_blocks:
-            assert self.refs[at] == 0, f"block {at} is free but has {self.refs[at]} owners"
-            assert self._prev[self._next[at]] == at, f"broken link at block {at}"
-            assert at not in seen, f"block {at} is twice in the free list"
-            seen.add(at)
-            at = self._next[at]
-        assert len(seen) == self.num_free, f"free list has {len(seen)} blocks, count says {self.num_free}"
+        seen = set[int]()
+        for lane, free in enumerate(self.free):
+            at, before = self._next[self.num_blocks + lane], len(seen)
+            while at < self.num_blocks:
+                assert self.refs[at] == 0, f"block {at} is free but has {self.refs[at]} owners"
+                assert self._prev[self._next[at]] == at, f"broken link at block {at}"
+                assert at not in seen, f"block {at} is twice in the free list"
+                assert at % self.lanes == lane, f"block {at} is in the free list of lane {lane}"
+                seen.add(at)
+                at = self._next[at]
+            assert len(seen) - before == free, f"free list has {len(seen) - before} blocks, count says {free}"
         used = sum(r > 0 for r in self.refs)
         assert used + len(seen) == self.num_blocks, f"{used} used + {len(seen)} free != {self.num_blocks}"
         for key, block in self._by_key.items():
@@ -124,12 +168,13 @@ class BlockPool:
         before, after = self._prev[block], self._next[block]
         self._next[before], self._prev[after] = after, before
         self._next[block] = self._prev[block] = _NONE
-        self.num_free -= 1
+        self.free[block % self.lanes] -= 1
 
     def _link(self, block: int, at_head: bool) -> None:
-        end = self.num_blocks
+        lane = block % self.lanes
+        end = self.num_blocks + lane
         before = end if at_head else self._prev[end]
         after = self._next[end] if at_head else end
         self._next[before], self._prev[block] = block, before
         self._next[block], self._prev[after] = after, block
-        self.num_free += 1
+        self.free[lane] += 1

@@ -9,6 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+
+from quire.cache.lanes import Lanes
 
 MAX_GROUPS = 8
 """Each group costs a table per sequence, filled in Python at every step."""
@@ -16,11 +19,18 @@ MAX_GROUPS = 8
 
 @dataclass(frozen=True)
 class TableSizes:
-    """What decides how many blocks a sequence holds: tokens of a block and, at most, of a step; windows of groups."""
+    """What decides how many blocks a sequence holds: tokens of a block and, at most, of a step; windows of groups;
+    over how many holders its tables are spread."""
 
     block_size: int
     max_chunk: int
     windows: tuple[int, ...] = (0,)
+    holders: int = 1
+
+    @cached_property
+    def lanes(self) -> Lanes:
+        """Who has which blocks of a table."""
+        return Lanes(self.holders, self.block_size)
 
     def entries(self, tokens: int) -> int:
         """Entries of a table for `tokens` tokens."""
@@ -35,8 +45,8 @@ class TableSizes:
         return self.entries(tokens) - (max(0, tokens - window) // self.block_size if window else 0)
 
     def footprint(self, tokens: int) -> int:
-        """The most over all tables."""
-        return sum(self.most(tokens, window) for window in self.windows)
+        """Blocks that a cache needs at least for its tables, every holder as many as the one that has most."""
+        return self.holders * sum(self.lanes.fullest(self.most(tokens, window)) for window in self.windows)
 
     def capacity(self, blocks: int, longest: int) -> int:
         """Tokens, up to `longest`, of a sequence that never holds more than `blocks` blocks."""

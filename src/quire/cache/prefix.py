@@ -10,39 +10,54 @@ import hashlib
 import secrets
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import takewhile
 
 from quire.cache.blocks import BlockPool
+from quire.cache.tiers import Wanted
 from quire.core.request import Miss, MissKind
-from quire.core.sequence import SLID_OUT, Sequence
+from quire.core.sequence import SLID_OUT, STORED, Sequence
 
 KEY_BYTES = 16
 ROOTS = 64
 """Pairs of adapter and salt that looked last, among which a miss is explained."""
+Stored = Callable[[bytes], bool]
+"""Whether a block of that key is beyond the pool."""
 
 
 class PrefixCache:
-    """Finds and publishes the full blocks of sequences in `pool`."""
+    """Finds and publishes the full blocks of sequences in `pool`.
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    `secret` of the chain: drawn for this process, unless keys are to mean the same in others. `identity`: what stands
+    for an adapter in the chain; its name, as long as no adapter of that name is to be told from another's.
+    """
+
+    def __init__(
+        self, pool: BlockPool, block_size: int, secret: bytes = b"", identity: Callable[[str], str] = str
+    ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.queries = 0
         self.hits = 0
         self._roots: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._secret = secrets.token_bytes(32)
+        self._secret, self._identity = secret or secrets.token_bytes(32), identity
 
-    def match(self, seq: Sequence, windows: tuple[int, ...]) -> list[list[int]]:
+    def rekey(self, secret: bytes) -> None:
+        """Find nothing under the keys there were."""
+        self._secret = secret
+
+    def match(self, seq: Sequence, windows: tuple[int, ...], stored: Stored | None = None) -> list[list[int]]:
         """The longest prefix of `seq` of which every group of layers finds what its next rows would see.
 
         `windows`: tokens each group sees, 0 = all. One table per group, all of one length, SLID_OUT before the window;
-        does not take ownership. The last token is always left to compute, for its logits.
+        does not take ownership. The last token is always left to compute, for its logits. `stored` says what there is
+        beyond the pool: such blocks are STORED.
         """
         keys = self._keys(seq, len(seq.tokens) // self.block_size)
         count, tables = len(keys), dict[int, list[int]]()
         # Groups that see everything end at their first miss, which bounds the others.
         for group in sorted(range(len(windows)), key=lambda g: windows[g] > 0):
-            held = (self._find(seq, i, keys[i], group) for i in range(count))
+            held = (self._find(seq, i, keys[i], group, stored) for i in range(count))
             tables[group] = list(held if windows[group] else takewhile(lambda block: block != SLID_OUT, held))
             count = min(count, len(tables[group]))
         starts = {group: _run_starts(tables[group]) for group, window in enumerate(windows) if window}
@@ -51,11 +66,31 @@ class PrefixCache:
         firsts = [self._first(seq, count, window) for window in windows]
         return [[SLID_OUT] * first + tables[group][first:count] for group, first in enumerate(firsts)]
 
-    def _find(self, seq: Sequence, i: int, key: bytes, group: int) -> int:
-        """The block of `group` that holds the i-th block of tokens, or SLID_OUT."""
+    def wanted(self, seq: Sequence, windows: tuple[int, ...], stored: Stored) -> tuple[list[Wanted], int]:
+        """What a store has beyond the pool of the prefix of `seq`, and how many tokens more that is; in order."""
+        found = self.match(seq, windows, stored)
+        count = len(found[0])
+        blocks = [
+            self.wanted_at(seq, i, group)
+            for i in range(count)
+            for group, table in enumerate(found)
+            if table[i] == STORED
+        ]
+        more = count - len(self.match(seq, windows)[0]) if blocks else 0
+        return (blocks, more * self.block_size) if more > 0 else ([], 0)
+
+    def wanted_at(self, seq: Sequence, i: int, group: int) -> Wanted:
+        """The i-th block of tokens, as the layers of `group` hold it."""
+        size = self.block_size
+        return Wanted(_of_group(seq.keys[i], group), tuple(seq.tokens[i * size : (i + 1) * size]))
+
+    def _find(self, seq: Sequence, i: int, key: bytes, group: int, stored: Stored | None) -> int:
+        """The block of `group` that holds the i-th block of tokens, STORED, or SLID_OUT."""
         size = self.block_size
         block = self.pool.find(_of_group(key, group), seq.tokens[i * size : (i + 1) * size])
-        return SLID_OUT if block is None else block
+        if block is None:
+            return STORED if stored is not None and stored(_of_group(key, group)) else SLID_OUT
+        return block
 
     def _first(self, seq: Sequence, count: int, window: int) -> int:
         """The first block that the row after `count` blocks sees."""
@@ -136,7 +171,7 @@ class PrefixCache:
 
     def _root(self, adapter: str, salt: str) -> bytes:
         # Keys and values depend on the adapter: a name is hashed with its length, so that no salt can imitate one.
-        name = adapter.encode()
+        name = self._identity(adapter).encode()
         return hashlib.blake2b(
             len(name).to_bytes(4, "little") + name + salt.encode(), key=self._secret, digest_size=KEY_BYTES
         ).digest()

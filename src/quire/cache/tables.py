@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Rows
+from typing import Any
+
 from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
-from quire.cache.prefix import PrefixCache
-from quire.core.sequence import SLID_OUT, Sequence
+from quire.cache.prefix import PrefixCache, Stored
+from quire.cache.tiers import Tiers, Wanted
+from quire.core.sequence import SLID_OUT, STORED, Sequence
 
 
 class BlockTables:
@@ -15,28 +20,32 @@ class BlockTables:
     of a group's window are freed; their table entry becomes SLID_OUT and is never read again.
     """
 
-    def __init__(self, pool: BlockPool, prefix: PrefixCache | None, sizes: TableSizes) -> None:
-        self.pool = pool
+    def __init__(
+        self, pool: BlockPool, prefix: PrefixCache | None, sizes: TableSizes, tiers: Tiers | None = None
+    ) -> None:
+        """`tiers`: what is behind the pool, and is told what becomes of its content."""
+        self.pool, self.tiers = pool, tiers
+        pool.watcher = tiers
         self.prefix = prefix
         self.sizes = sizes
-        self.block_size = sizes.block_size
+        self.block_size, self.lanes = sizes.block_size, sizes.lanes
 
-    def missing(self, seq: Sequence, upto: int) -> int:
-        """How many blocks must be allocated so that positions computed .. upto - 1 may be written."""
-        return sum(self._missing(seq, group, upto) for group in range(len(self.sizes.windows)))
+    def missing(self, seq: Sequence, upto: int) -> list[int]:
+        """How many blocks of each lane must be allocated so that positions computed .. upto - 1 may be written."""
+        return added(self._missing(seq, group, upto) for group in range(len(self.sizes.windows)))
 
-    def lacking(self, seq: Sequence) -> int:
-        """How many blocks `seq` still needs to get to its target, those given back on the way not counted twice."""
-        need = 0
+    def lacking(self, seq: Sequence) -> list[int]:
+        """How many of each lane `seq` still needs up to its target, those given back on the way not counted twice."""
+        need = []
         for group, window in enumerate(self.sizes.windows):
             slid = seq.slid[group] if seq.blocks else 0
             most = (slid + self.sizes.most(seq.target, window)) * self.block_size
-            need += self._missing(seq, group, min(seq.target, most))
-        return need
+            need.append(self._missing(seq, group, min(seq.target, most)))
+        return added(need)
 
     def reserve(self, seq: Sequence, upto: int, copies: list[tuple[int, int]]) -> bool:
         """Make positions computed .. upto - 1 writable: copy shared or published blocks, append new. All or nothing."""
-        if self.missing(seq, upto) > self.pool.num_free:
+        if not self.pool.fits(self.missing(seq, upto)):
             return False
         if not seq.blocks:
             self._open(seq)
@@ -45,9 +54,9 @@ class BlockTables:
         for table in seq.blocks:
             for i in range(seq.computed // self.block_size, self.sizes.entries(upto)):
                 if i == len(table):
-                    table.append(self.pool.allocate())
+                    table.append(self.pool.allocate(self.lanes.of(i)))
                 elif not self.pool.writable(table[i]):
-                    fresh = self.pool.allocate()
+                    fresh = self.pool.allocate(self.lanes.of(i))
                     copies.append((table[i], fresh))
                     self.pool.release(table[i])
                     table[i] = fresh
@@ -90,6 +99,36 @@ class BlockTables:
             prefix.count(seq, seq.computed, self.sizes.windows)
         if seq.preemptions == 0:
             seq.cached_tokens = seq.computed
+
+    def stored(self, seq: Sequence, has: Stored) -> tuple[list[Wanted], int]:
+        """Blocks beyond the pool that `seq` could start from, in order, and how many tokens they would save it."""
+        prefix = self._prefix_for(seq)
+        return ([], 0) if prefix is None else prefix.wanted(seq, self.sizes.windows, has)
+
+    def restore(self, seq: Sequence, found: Mapping[bytes, Any], rest: Rows[Wanted]) -> None:
+        """Publish what of the prefix of `seq` was read, in blocks that the next plan fills, as far as there is room.
+
+        `rest` is still to be read: where layers have windows, what was `found` is worth nothing without.
+        """
+        prefix, pool, tiers = self._prefix_for(seq), self.pool, self.tiers
+        if prefix is None or tiers is None or not found:
+            return
+        expected = found.keys() | {want.key for want in rest}
+        tables = prefix.match(seq, self.sizes.windows, expected.__contains__)
+        held = [block for table in tables for block in table if block >= 0]
+        for block in held:  # or they would be the first to make room
+            pool.acquire(block)
+        for i in range(len(tables[0])):
+            for group, table in enumerate(tables):
+                if table[i] != STORED or not pool.num_free:
+                    continue
+                want = prefix.wanted_at(seq, i, group)
+                if want.key in found:
+                    held.append(block := pool.allocate())
+                    pool.publish(block, *want)
+                    tiers.fill(block, found[want.key])
+        for block in reversed(held):
+            pool.release(block)
 
     def publish(self, seq: Sequence, upto: int) -> None:
         """Let others find the full blocks of positions 0 .. upto - 1 of `seq`, whose values are known to be finite."""
@@ -142,7 +181,15 @@ class BlockTables:
         seq.blocks = [[] for _ in self.sizes.windows]
         seq.slid = [0] * len(self.sizes.windows)
 
-    def _missing(self, seq: Sequence, group: int, upto: int) -> int:
+    def _missing(self, seq: Sequence, group: int, upto: int) -> list[int]:
         table, need = seq.blocks[group] if seq.blocks else [], self.sizes.entries(upto)
-        shared = sum(not self.pool.writable(b) for b in table[seq.computed // self.block_size : need])
-        return max(0, need - len(table)) + shared
+        held, wanted = self.lanes.spread(len(table)), self.lanes.spread(max(need, len(table)))
+        missing = [all_ - own for all_, own in zip(wanted, held, strict=True)]
+        for block in table[seq.computed // self.block_size : need]:
+            missing[block % self.pool.lanes] += not self.pool.writable(block)
+        return missing
+
+
+def added(needs: Iterable[list[int]]) -> list[int]:
+    """What they need together of each lane."""
+    return [sum(lane) for lane in zip(*needs, strict=True)]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quire.core.speculation import Speculation
     from quire.model.describe import ModelFacts
     from quire.model.disk.checkpoint import Checkpoint
+    from quire.model.load.roles import Share
     from quire.model.spec import ModelSpec
     from quire.ops.choice import Choice
     from quire.run.budget import KVPlan
@@ -38,6 +39,8 @@ def inspect(options: dict[str, Any]) -> None:
     show("memory", [*_memory_rows(config, found, choice, drafts), *_draft_memory(config, found, drafts, choice)])
     if (asked := config.speculation.asked) is not None:
         show("speculation", _speculation_rows(config, asked, drafts))
+    if config.parallel.pipeline_parallel_size > 1:
+        show("stages", _stage_rows(config, found, choice))
     show("runs on", [*_backend_rows(config, choice), *_tuning_rows(config, found, choice)])
     show("ops", [*choice.labels.items()])
     for note in found.notes:
@@ -53,6 +56,24 @@ def _backend_rows(config: EngineConfig, choice: Choice) -> Rows:
         sizes = graph_sizes(limits.max_num_batched_tokens, limits.max_num_seqs)
         rows.append(("CUDA graphs", "none" if config.device.enforce_eager else f"{', '.join(map(str, sizes))} rows"))
     return rows
+
+
+def _stage_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
+    """Who has what; layers of stages are those asked for, or what would be chosen if nothing were measured."""
+    from quire.model.load.stages import numbers_of, stages_of
+
+    parallel, spec = config.parallel, found.spec
+    rows = []
+    each = [numbers_of(spec, i) for i in range(spec.layers)]
+    weights = _weights(config, found, choice) / parallel.tensor_parallel_size
+    head = spec.vocab_size * spec.embed_width / (sum(each) + spec.vocab_size * spec.embed_width)
+    for number, part in enumerate(stages_of(parallel, spec)):
+        share = (1 - head) * sum(each[i] for i in part) / sum(each)
+        rows.append(
+            (f"stage {number}", f"layers {part.start} to {part.stop - 1}, about {size(share * weights)} a rank")
+        )
+    how = "as asked" if parallel.pinned_layers else "by the numbers they hold; a start measures the time of layers"
+    return [*rows, ("layers of stages", how), ("steps under way", f"{parallel.steps_under_way} at most")]
 
 
 def _tuning_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
@@ -199,6 +220,7 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
     return [
         ("weights on disk", size(found.bytes_on_disk)),
         ("weights in memory", "about " + size(_weights(config, found, choice))),
+        *_rank_rows(config, found, choice),
         *_offload_rows(config, _weights(config, found, choice)),
         ("KV cache per token", size(per_token) + (", what drafts included" if len(models) > 1 else "")),
         ("KV cache", f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}"),
@@ -206,6 +228,26 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
         ("longest sequence", f"{kv.max_model_len:,} tokens"),
         ("memory available", size(available_memory())),
     ]
+
+
+def _rank_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
+    """What the first rank has, of which none has more; options that do not fit the model are refused as at its load."""
+    from quire.model.load.roles import Share, local_spec
+    from quire.parallel.experts import Division, expert_plan
+
+    parallel = config.parallel
+    if parallel.ranks == 1 or parallel.pipeline_parallel_size > 1 or not found.roles:
+        return []
+    plan = expert_plan(parallel)
+    over = {"expert": parallel.expert_parallel_size, "tensor": parallel.tensor_parallel_size}.get(plan.axis)
+    share = Share(0, parallel.tensor_parallel_size, None if over is None else Division(0, over, plan))
+    local = local_spec(found.spec, share)
+    rows = [("weights of a rank", f"about {size(_weights(config, found, choice, share))}, of {parallel.ranks} ranks")]
+    if over is not None:
+        rows.append(
+            ("experts of a rank", f"{local.moe.routing.experts} of {found.spec.moe.routing.experts} in a layer")
+        )
+    return rows
 
 
 def _offload_rows(config: EngineConfig, weights: int) -> Rows:
@@ -245,8 +287,8 @@ def _window_rows(kv: KVPlan, per_token: int) -> Rows:
     ]
 
 
-def _weights(config: EngineConfig, found: ModelFacts, choice: Choice) -> int:
-    """Bytes of the packed weights."""
+def _weights(config: EngineConfig, found: ModelFacts, choice: Choice, share: Share | None = None) -> int:
+    """Bytes of the packed weights, of all or of a rank's share."""
     from quire.model.describe import compute_dtype
     from quire.model.memory import BF12_BITS
 
@@ -254,7 +296,7 @@ def _weights(config: EngineConfig, found: ModelFacts, choice: Choice) -> int:
     on_cpu = choice.backend == "cpu"
     narrow = on_cpu and dtype.name == "bfloat16" and config.device.bf16_bits == 12
     bits = _Bits(8 * dtype.itemsize, BF12_BITS if narrow else 8 * dtype.itemsize, 4 if on_cpu else 8)
-    return _packed(config, found, bits)
+    return _packed(config, found, bits, share)
 
 
 class _Bits(NamedTuple):
@@ -265,7 +307,7 @@ class _Bits(NamedTuple):
     int4: int
 
 
-def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
+def _packed(config: EngineConfig, found: ModelFacts, of: _Bits, share: Share | None) -> int:
     """Bytes of the packed weights: matrices in the target format with their scales, tables as on disk, norms f32.
 
     A tied head that is quantized on load is packed a second time, because the embedding table stays as it is for
@@ -274,12 +316,12 @@ def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
     """
     from math import prod
 
-    from quire.model.load.roles import ROLES
+    from quire.model.load.roles import ROLES, Share
     from quire.model.memory import weight_bytes
     from quire.quant.registry import quantizer
 
     target, spec, total = quantizer(config.model.quantization, found.stored), found.spec, 0
-    scales = 16 / config.model.group_size
+    scales, share = 16 / config.model.group_size, share or Share()
     if not found.roles:
         made = {"int8": 8, "fp8": 8}.get(target.name, of.int4) + scales if target is not None else of.matrix
         return weight_bytes(found.parameters, made)
@@ -294,5 +336,5 @@ def _packed(config: EngineConfig, found: ModelFacts, of: _Bits) -> int:
             bits = kept + (of.int4 - 4 if kept < 8 else 0)
         if role.kind == "linear" and target is not None:
             bits = {"int8": 8, "fp8": 8}.get((target.head if name == "head" else target).name, of.int4) + scales
-        total += weight_bytes(prod(role.shape(spec)) * role.copies(spec), bits)
+        total += weight_bytes(prod(share.shape(name, spec)) * share.copies(name, spec), bits)
     return total

@@ -17,6 +17,7 @@ from quire.core.offload import OffloadConfig
 from quire.core.option import about, one_of
 from quire.core.parallel import ParallelConfig
 from quire.core.speculation import Speculation, parse_speculation
+from quire.core.tiers import TierConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
@@ -208,6 +209,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoraConfig = msgspec.field(default_factory=LoraConfig)
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
     parallel: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
+    tiers: TierConfig = msgspec.field(default_factory=TierConfig)
     offload: OffloadConfig = msgspec.field(default_factory=OffloadConfig)
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
 
@@ -216,11 +218,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Ranks of all engines that share this machine."""
         return max(1, self.parallel.processes // self.cluster.nnodes)
 
+    @property
+    def wholes(self) -> int:
+        """How many of them share what all layers take: a stage has but its own part of that."""
+        return max(1, self.processes // self.parallel.pipeline_parallel_size)
+
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
         self.parallel.validate(self.speculation.asked)
+        self.tiers.validate(self.cache.enable_prefix_caching, self.parallel)
         self.cluster.validate(self.parallel.processes, self.parallel.ranks)
         self.offload.validate(self.parallel.data_parallel_size, self.parallel.ranks)
+        if self.parallel.pipeline_parallel_size > 1 and (self.offload.moves or self.offload.cpu_offload_gb):
+            raise ConfigError(
+                "--pipeline-parallel-size: layers whose weights come while steps run (--weight-offload, "
+                "--cpu-offload-gb) are numbered from the model's first; more stages need less memory each",
+                param="pipeline_parallel_size",
+            )
         one_of("dtype", self.model.dtype, DTYPES)
         one_of("activations", self.model.activations, ACTIVATIONS)
         one_of("load_format", self.model.load_format, LOAD_FORMATS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import msgspec
@@ -11,6 +12,11 @@ from quire.core.option import about
 from quire.core.speculation import LOOK_UPS, Speculation
 
 MOST_RANKS = 64
+SPLIT = 512
+"""Keys of a split of attention, which one rank has whole: `kSplit` of csrc/units/attention_call.h."""
+MOST_STEPS = 64
+SIZES = ("pipeline_parallel_size", "expert_parallel_size", "context_parallel_size", "tensor_parallel_size")
+"""Axes of the ranks of one engine."""
 ALONE = (*LOOK_UPS, "draft_model")
 """Ways to draft that need nothing of the model's own parts."""
 
@@ -21,6 +27,30 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[
         int, about("Processes that share each layer's matrices, every one with its part of the threads.")
     ] = 1
+    context_parallel_size: Annotated[
+        int, about("Processes that share the keys and values of each sequence, 512 tokens in turn, and long prompts.")
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int, about("Stages, each with some of the layers, that compute different steps at the same time.")
+    ] = 1
+    pipeline_layers: Annotated[
+        str, about("Layers of each stage, as in 9,7; auto = such that stages take about the same time.")
+    ] = "auto"
+    pipeline_micro_batches: Annotated[
+        int, about("Steps under way at one time in a pipeline; 0 = two for each stage.")
+    ] = 0
+    enable_expert_parallel: Annotated[
+        bool, about("Give each rank of --tensor-parallel-size whole experts instead of a part of each one's width.")
+    ] = False
+    expert_parallel_size: Annotated[
+        int, about("Processes that have all of the model but its experts, which are divided among them.")
+    ] = 1
+    num_redundant_experts: Annotated[
+        int, about("Further copies of each layer's most used experts, so that ranks have as much to do.")
+    ] = 0
+    expert_load_file: Annotated[
+        str, about("JSON file that keeps how often experts are used; at the start it says who holds which.")
+    ] = ""
     data_parallel_size: Annotated[
         int, about("Engines of the whole model behind one server, every one with its part of threads and memory.")
     ] = 1
@@ -28,7 +58,29 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         """Processes of one engine."""
-        return self.tensor_parallel_size
+        sizes = self.pipeline_parallel_size, self.context_parallel_size, self.expert_parallel_size
+        return math.prod(sizes) * self.tensor_parallel_size
+
+    @property
+    def steps_under_way(self) -> int:
+        """At one time at most."""
+        stages = self.pipeline_parallel_size
+        return 1 if stages == 1 else self.pipeline_micro_batches or 2 * stages
+
+    @property
+    def pinned_layers(self) -> tuple[int, ...]:
+        """Layers of each stage as they were asked for; none: they were not."""
+        return () if self.pipeline_layers == "auto" else tuple(int(part) for part in self.pipeline_layers.split(","))
+
+    @property
+    def expert_axis(self) -> str:
+        """The axis of ranks over which experts are divided; "" where none is."""
+        return "expert" if self.expert_parallel_size > 1 else "tensor" if self.enable_expert_parallel else ""
+
+    @property
+    def ranks_option(self) -> str:
+        """The option that asks for ranks, to name in errors."""
+        return next((name for name in SIZES if getattr(self, name) > 1), "tensor_parallel_size")
 
     @property
     def processes(self) -> int:
@@ -37,12 +89,80 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self, drafts: Speculation | None) -> None:
         """Refuse what cannot work, naming the option; `drafts`: how tokens are guessed ahead."""
-        for name in ("tensor_parallel_size", "data_parallel_size"):
+        for name in (*SIZES, "data_parallel_size"):
             if not 1 <= getattr(self, name) <= MOST_RANKS:
-                raise ConfigError(f"--{name.replace('_', '-')} must lie in [1, {MOST_RANKS}]", param=name)
-        if self.tensor_parallel_size > 1 and drafts is not None and drafts.method not in ALONE:
+                raise ConfigError(f"{_flag(name)} must lie in [1, {MOST_RANKS}]", param=name)
+        if self.context_parallel_size > 1 and drafts is not None and (drafts.method not in LOOK_UPS or drafts.tree):
             raise ConfigError(
-                f"--tensor-parallel-size: drafts of the method {drafts.method!r} read what is split over ranks; "
-                f"use {', '.join(ALONE)}",
-                param="tensor_parallel_size",
+                "--context-parallel-size: a model that drafts keeps all keys on one rank, and drafts that branch move "
+                f"them between ranks; use {', '.join(LOOK_UPS)} without branches",
+                param="context_parallel_size",
             )
+        if self.ranks > 1 and drafts is not None and drafts.method not in ALONE:
+            raise ConfigError(
+                f"{_flag(self.ranks_option)}: drafts of the method {drafts.method!r} read what is split over ranks; "
+                f"use {', '.join(ALONE)}",
+                param=self.ranks_option,
+            )
+        if self.ranks > MOST_RANKS:
+            sizes = " times ".join(f"{_flag(name)} {getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)
+            raise ConfigError(f"{sizes} are more than {MOST_RANKS} ranks", param=self.ranks_option)
+        self._validate_stages()
+        self._validate_experts()
+
+    def _validate_stages(self) -> None:
+        stages, asked = self.pipeline_parallel_size, self.pipeline_micro_batches
+        if asked and not (stages > 1 and 1 <= asked <= MOST_STEPS):
+            raise ConfigError(
+                f"--pipeline-micro-batches {asked}: of --pipeline-parallel-size 2 or more, 1 to {MOST_STEPS}",
+                param="pipeline_micro_batches",
+            )
+        parts = self.pipeline_layers.split(",")
+        if self.pipeline_layers != "auto" and not (
+            len(parts) == stages > 1 and all(part.isascii() and part.isdecimal() and int(part) for part in parts)
+        ):
+            raise ConfigError(
+                f"--pipeline-layers {self.pipeline_layers}: needs a number of layers for each of the {stages} stages "
+                "of --pipeline-parallel-size, as in 9,7",
+                param="pipeline_layers",
+            )
+        if stages > 1 and self.context_parallel_size > 1:
+            raise ConfigError(
+                "--pipeline-parallel-size: a stage has all keys and values of its layers, which "
+                "--context-parallel-size spreads over ranks; use one of them",
+                param="pipeline_parallel_size",
+            )
+        if stages > 1 and self.expert_axis:
+            raise ConfigError(
+                "--pipeline-parallel-size: experts that are divided over ranks are counted over all layers, of which a "
+                "stage has some; leave out --expert-parallel-size and --enable-expert-parallel: "
+                "--tensor-parallel-size splits each expert",
+                param="pipeline_parallel_size",
+            )
+
+    def _validate_experts(self) -> None:
+        if self.enable_expert_parallel and self.expert_parallel_size > 1:
+            raise ConfigError(
+                "--enable-expert-parallel gives experts to the ranks of --tensor-parallel-size, --expert-parallel-size "
+                "to ranks of their own; use one of them",
+                param="enable_expert_parallel",
+            )
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "--enable-expert-parallel: there is one rank to give experts to; set --tensor-parallel-size, or use "
+                "--expert-parallel-size",
+                param="enable_expert_parallel",
+            )
+        if self.num_redundant_experts < 0:
+            raise ConfigError("--num-redundant-experts must be at least 0", param="num_redundant_experts")
+        for name in ("num_redundant_experts", "expert_load_file"):
+            if getattr(self, name) and not self.expert_axis:
+                raise ConfigError(
+                    f"{_flag(name)}: every rank has all experts; use --expert-parallel-size or "
+                    "--enable-expert-parallel",
+                    param=name,
+                )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

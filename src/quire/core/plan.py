@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from quire.core.errors import QuireError
 from quire.core.request import TokenLogprob
@@ -22,10 +23,19 @@ class Chunk:
     logits: int
 
 
+class Save(NamedTuple):
+    """A block whose content, the published keys and values of `tokens` under `key`, is to be copied to a store."""
+
+    block: int
+    key: bytes
+    tokens: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """All chunks of a step, after moving slots (source, destination), wiping `scrub` and the block copies (source,
-    destination) of copy-on-write, in this order. What is moved are the kept tokens of drafts that branched.
+    """All chunks of a step, after moving slots (source, destination), copying `saves` to a store, wiping `scrub`,
+    filling blocks with what came back from a store, and the block copies (source, destination) of copy-on-write, in
+    this order. What is moved are the kept tokens of drafts that branched.
 
     Steps run in the order of their plans. So what one writes or frees, a later one may use, whichever is committed.
     """
@@ -35,6 +45,8 @@ class StepPlan:
     preempted: tuple[Sequence, ...] = ()
     scrub: tuple[int, ...] = ()
     moves: tuple[tuple[int, int], ...] = ()
+    saves: tuple[Save, ...] = ()
+    fills: tuple[tuple[int, Any], ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -8,6 +8,8 @@ from quire.core.request import FinishReason, Miss, Request, TokenLogprob
 
 SLID_OUT = -1
 """Entry of a block table whose block was freed, because no future row can see it."""
+STORED = -2
+"""Where a lookup found a block that is not in the cache and that a store has."""
 
 
 class Status(IntEnum):
@@ -37,7 +39,10 @@ class Sequence:
     `draftable`: False once a draft's rows gave no numbers. `drafted` tokens were guessed so far, `accepted` of them
     kept; `lookup` and `acceptance` are what a proposer and the cost model of drafts keep of it.
 
-    `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too.
+    `recalled`: how often its blocks were looked for in a store, at most once before each time that it runs.
+
+    `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too. `steps`: how
+    many of them have a part of it.
     """
 
     __slots__ = (
@@ -67,9 +72,11 @@ class Sequence:
         "prompt_len",
         "prompt_logprobs",
         "published",
+        "recalled",
         "request",
         "slid",
         "status",
+        "steps",
         "stop_token",
         "tokens",
     )
@@ -91,9 +98,10 @@ class Sequence:
         self.lookup: object = None
         self.acceptance = (0.0, 0.0)
         self.computed = 0
-        self.in_flight = 0
+        self.in_flight = self.steps = 0
         self.blocks: list[list[int]] = []
         self.published = 0
+        self.recalled = 0
         self.keys: list[bytes] = []
         self.order: tuple[float, int, int] = (0.0, 0, index)
         self.slid: list[int] = []

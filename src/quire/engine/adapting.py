@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,13 +14,18 @@ from quire.model.load.adapters import Adapters
 class Adapting:
     """Changes an engine's `room` for adapters (None: there is none), and counts what a name has been.
 
-    `users`: how many requests use an adapter; `told`: what is done beside it (name, folder or ""), on other ranks.
+    `users`: how many requests use an adapter; `told`: what is done beside it (name, folder or ""), on other ranks;
+    `known`: who is told which adapter is read from where, and since when (seconds of the epoch).
     """
 
     def __init__(
-        self, room: Adapters | None, users: Callable[[str], int], told: Callable[[str, str], None] | None
+        self,
+        room: Adapters | None,
+        users: Callable[[str], int],
+        told: Callable[[str, str], None] | None,
+        known: Callable[[str, Path, float], None] | None = None,
     ) -> None:
-        self._room, self._users, self._told = room, users, told
+        self._room, self._users, self._told, self._known = room, users, told, known
         self._unloads: dict[str, int] = {}
 
     @property
@@ -31,7 +37,10 @@ class Adapting:
         """Load the adapter in `folder`; `ConfigError` or `ModelError` when it cannot be."""
         if self._room is None:
             raise ConfigError("there is no room for LoRA adapters: set enable_lora", param="enable_lora")
-        self._room.load(name, Path(folder).expanduser())
+        fresh, begin, path = name not in self.names, time.time(), Path(folder).expanduser()
+        self._room.load(name, path)
+        if fresh and self._known is not None:
+            self._known(name, path, begin)
         self._tell(name, folder)
 
     def change(self, change: ChangeAdapter) -> AdapterChanged:
@@ -65,7 +74,10 @@ class Adapting:
     def _replace(self, name: str, folder: str) -> None:
         assert self._room is not None
         self._check_unused(name)
-        self._room.replace(name, Path(folder).expanduser())
+        begin, path = time.time(), Path(folder).expanduser()
+        self._room.replace(name, path)
+        if self._known is not None:
+            self._known(name, path, begin)
         self._unloads[name] = self.times(name) + 1
         self._tell(name, folder)
 

@@ -18,11 +18,12 @@ import quire
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure, QuireError
 from quire.core.machine import memory_file
+from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.channel import LocalChannel
 from quire.engine.client import EngineKilled
 from quire.engine.nodes import Answer, Hello
 from quire.parallel.interface import address_of, address_towards
-from quire.parallel.launch import DATA, Ended, Kill, Launch, Order, order
+from quire.parallel.launch import DATA, END_SECONDS, Ended, Kill, Launch, Order, order
 from quire.parallel.link import Address, Link, Listener, dial
 from quire.parallel.wire import Dropped, read_secret
 
@@ -104,7 +105,7 @@ class _Relay:
             self._done.set()
             self._link.close()
             reader.join()
-            self._channel.close(patient=True)
+            self._channel.close(END_SECONDS + FLUSH_SECONDS)
 
     def _read(self) -> None:
         try:

@@ -13,7 +13,7 @@ import zmq
 
 from quire.core.errors import ConfigError, EngineFailure
 from quire.engine.client import EngineKilled, Interrupted
-from quire.parallel.launch import DATA, END_SECONDS, Ended, Kill, Launch, Process, order
+from quire.parallel.launch import DATA, Ended, Kill, Launch, Process, order
 from quire.parallel.link import Link
 from quire.parallel.wire import Dropped
 
@@ -35,8 +35,8 @@ class Channel(Protocol):
     def kill(self) -> None:
         """End the process now. If it still listens to signals, it writes first where its threads are."""
 
-    def close(self, patient: bool) -> None:
-        """End the process: one that is `patient`ly waited for has seconds to save a packed cache. At most once."""
+    def close(self, seconds: float) -> None:
+        """End the process, which has so many seconds to save what it wants to keep. At most once."""
 
 
 class LocalChannel:
@@ -86,9 +86,9 @@ class LocalChannel:
         time.sleep(DUMP_SECONDS)
         self.process.kill()
 
-    def close(self, patient: bool) -> None:
+    def close(self, seconds: float) -> None:
         """As `Channel` says."""
-        self.process.end(END_SECONDS if patient else 0)
+        self.process.end(seconds)
         self._clean_up()
 
     def _clean_up(self) -> None:
@@ -132,7 +132,7 @@ class RemoteChannel:
         """As `Channel` says."""
         self._send(order(Kill()))
 
-    def close(self, patient: bool) -> None:
+    def close(self, seconds: float) -> None:
         """As `Channel` says."""
         self._link.close()
 

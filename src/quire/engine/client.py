@@ -47,11 +47,27 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
 
 
+class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store behind the KV cache holds, `blocks` and `bytes`, and of blocks since the start: `written` to it,
+    come back (`hits`), looked for and not there any more (`misses`), `bad` ones, `dropped` for want of time or room."""
+
+    blocks: int = 0
+    bytes: int = 0
+    written: int = 0
+    hits: int = 0
+    misses: int = 0
+    bad: int = 0
+    dropped: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals after a step. `waste` is the share of reserved KV slots that hold no token.
 
     `drafts` were verified, `draft_tokens` in all, of which `accepted_tokens` were kept, by their place in the draft.
+    `expert_pairs`: pairs (token, choice) that each rank computed, where experts are divided over ranks;
+    `expert_imbalance`: those of the rank that had most, over the mean of ranks, of all layers' steps.
     `running_adapters`, `waiting_adapters`: names of LoRA adapters that sequences in the batch and in the queue use.
+    `bubbles`: share of the time of steps that each rank of a pipeline waited for others.
     """
 
     running: int = 0
@@ -74,8 +90,16 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_pos: tuple[int, ...] = ()
+    expert_pairs: tuple[int, ...] = ()
+    expert_imbalance: float = 1.0
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
+    bubbles: tuple[float, ...] = ()
+    kv_store: StoreStats | None = None
+
+
+RANK_KILLED = "rank_killed"
+"""Kind of a failure: somebody killed one of the engine's processes, which no request is to blame for."""
 
 
 class EngineKilled(EngineFailure):

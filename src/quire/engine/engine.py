@@ -16,17 +16,22 @@ from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.adapting import Adapting
 from quire.engine.client import EngineInfo, Stats
+from quire.engine.experts import expert_counts
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
+from quire.engine.tiering import Tiering
+from quire.engine.under_way import UnderWay
 from quire.model.build import Model, load_model
+from quire.model.timing import with_stages
 from quire.ops.backend import Ops, select
 from quire.run.ranks import first_place, lead, of_a_rank
-from quire.run.runner import Runner, Underway
+from quire.run.runner import Runner
 from quire.run.step import Step
 from quire.run.tune import tune
 from quire.run.warm import warm_up
 from quire.sched.growth import adapters_of
 from quire.sched.scheduler import Scheduler
+from quire.sched.shares import Portions
 from quire.speculate.load import Drafting, load_drafting
 from quire.speculate.speculator import Drafts, Speculator
 
@@ -37,9 +42,10 @@ class Engine:
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None, shards: int | None = None) -> None:
         """`shards`: a descriptor of memory that replicas keep weights in together."""
         config.validate()
-        started = time.monotonic()
+        started, self._since = time.monotonic(), time.time()
         self.config = config = of_a_rank(config)
         self.ops: Ops = select(config.device)
+        self.config = config = with_stages(config, self.ops)
         self.ranks = lead(config)
         with told_plainly(config.model.model):
             self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks), shards)
@@ -50,12 +56,14 @@ class Engine:
             self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
             self._allocate(plan)
         self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
-        self._next: Underway | None = None
+        most, staged = max(1 + self.ahead, config.parallel.steps_under_way), config.parallel.pipeline_parallel_size > 1
+        self.under_way = UnderWay(self.runner, self.scheduler, self.speculator, most, staged)
         self.load_seconds = time.monotonic() - started
         told = None if self.ranks is None else self.ranks.adapter
-        self.adapting = Adapting(self.model.adapters, self._users, told)
+        known = None if self.tiering is None else self.tiering.know
+        self.adapting = Adapting(self.model.adapters, self._users, told, known)
         self.steps = self.prompt_tokens = self.generation_tokens = 0
-        self.step_tokens, self.step_seconds = 0, 0.0
+        self.step_tokens, self.step_seconds, self.all_seconds = 0, 0.0, 0.0
 
     def _allocate(self, plan: Plan) -> None:
         """Take the memory that `plan` says, and run what the first step would otherwise wait for.
@@ -64,17 +72,27 @@ class Engine:
         """
         size, encoder = self.config.cache.block_size, self.model.encoder
         shares = self.config.cache.enable_prefix_caching and encoder is None
-        self.pool = BlockPool(plan.kv.blocks)
-        self.prefix = PrefixCache(self.pool, size) if shares else None
-        tables = BlockTables(self.pool, self.prefix, plan.kv.sizes)
+        self.pool = BlockPool(plan.kv.blocks, plan.kv.sizes.holders)
+        self.tiering = tiering = self._tiering(plan) if self.config.tiers.any else None
+        known = () if tiering is None else (tiering.secret, tiering.identity)
+        self.prefix = PrefixCache(self.pool, size, *known) if shares else None
+        tables = BlockTables(self.pool, self.prefix, plan.kv.sizes, None if tiering is None else tiering.tiers)
         self.opening = None if encoder is None else Opening(size, self.model.decoder_start)
-        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len)
+        parallel = self.config.parallel
+        portions = Portions(parallel.pipeline_parallel_size, parallel.steps_under_way)
+        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len, portions)
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
+        if tiering is not None:
+            tiering.attach(self.scheduler, self.runner.caches)
         warm_up(self.runner.step, self._trees)
         alone = self.ranks is None and not self.config.offload.from_file  # steps whose time is that of their weights
         tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
+        self.experts = expert_counts(self.model.decoder, self.config.parallel, first_place(self.ranks).experts)
+
+    def _tiering(self, plan: Plan) -> Tiering:
+        return Tiering(self.config, (self.model, *self.beside), self.ops, plan.kv, self._since)
 
     @property
     def beside(self) -> tuple[Model, ...]:
@@ -110,6 +128,11 @@ class Engine:
         """Names of the loaded LoRA adapters."""
         return self.adapting.names
 
+    @property
+    def rank_killed(self) -> bool:
+        """Whether another rank was killed from outside."""
+        return self.ranks is not None and self.ranks.killed
+
     def _users(self, adapter: str) -> int:
         """Requests that use it."""
         return sum(first.request.adapter == adapter for first, *_ in self.scheduler.requests.values())
@@ -131,7 +154,10 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Later requests find nothing of earlier ones. Those that run keep what they have, and their answers."""
-        self.pool.forget_all()
+        if self.tiering is None:
+            self.pool.forget_all()
+        else:
+            self.tiering.forget()
 
     @property
     def has_work(self) -> bool:
@@ -139,36 +165,36 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> list[Output]:
-        """One iteration: schedule, execute, update.
-
-        On a GPU the next one is scheduled and its forward pass sent before the wait; it is sampled when this one is
-        known, because the edits of its logits are made from all tokens.
-        """
+        """One iteration: schedule, execute, update."""
+        if self.tiering is not None:
+            self.tiering.wait()
         started = time.perf_counter()
-        if self.speculator is not None and self._next is None:
-            self.speculator.draft()
-        drafted = time.perf_counter()
-        step = self._next or self.runner.sample(self._forward())
-        plan = step.plan
-        self._next = self._forward() if self._may_go_ahead() else None
-        results = self.runner.results(step)
+        drafting = self.under_way.launch()
+        step = self.under_way.take()
+        plan, results = step.plan, self.runner.results(step)
         if self.speculator is not None:
-            fresh = self._next is None
-            self.speculator.learn(plan, results, time.perf_counter() - drafted, fresh)
+            spent = time.perf_counter() - started - drafting
+            self.speculator.learn(plan, results, spent, fresh=not len(self.under_way))
         outputs = self.scheduler.commit(plan, results)
-        if self._next is not None:
-            self.runner.sample(self._next)
+        self.under_way.committed()
         self.steps += 1
         self.step_tokens = plan.num_tokens
         made = sum(len(o.tokens) for o in outputs)
         self.generation_tokens += made
         self.prompt_tokens += sum(c.seq.prompt_tokens(c.start, c.start + c.count) for c in plan.chunks)
         self.step_seconds = time.perf_counter() - started
+        self.all_seconds += self.step_seconds
         self.scheduler.pace.learn(plan, self.step_seconds)
+        if self.tiering is not None:
+            self.tiering.learn(plan, self.step_seconds)
         return outputs
 
     def close(self) -> None:
-        """End the other ranks, if there are any."""
+        """Keep what a store is to have, and end the other ranks, if there are any."""
+        if self.tiering is not None:
+            self.tiering.close()
+        if self.experts is not None:
+            self.experts.keep(now=True)
         if self.ranks is not None:
             self.ranks.close()
 
@@ -179,16 +205,16 @@ class Engine:
         """
         if self.ranks is not None:
             self.ranks.check()
+        if self.experts is not None:
+            self.experts.keep()
         self.pool.check()
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
-    def _may_go_ahead(self) -> bool:
-        """Whether to launch another step before this one is known; a draft begins with its last token."""
-        expects = self.speculator is not None and self.speculator.likely
-        return self.ahead and not expects and self.scheduler.may_plan_ahead()
-
-    def _forward(self) -> Underway:
-        return self.runner.forward(self.scheduler.plan())
+    def bubbles(self) -> tuple[float, ...]:
+        """Of each rank of a pipeline, the share of the steps' time that it waited for others, so far."""
+        if self.ranks is None or self.config.parallel.pipeline_parallel_size == 1 or not self.all_seconds:
+            return ()
+        return tuple(max(0.0, 1.0 - seconds / self.all_seconds) for seconds in self.ranks.busy.tolist())
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""
@@ -224,8 +250,11 @@ class Engine:
             draft_tokens=drafts.tokens,
             accepted_tokens=drafts.accepted,
             accepted_per_pos=tuple(drafts.accepted_per_pos),
+            kv_store=None if self.tiering is None else self.tiering.counts(),
+            **({} if self.experts is None else self.experts.shown()),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
             waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),
+            bubbles=self.bubbles(),
         )
 
     def info(self) -> EngineInfo:

@@ -38,6 +38,18 @@ STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 N_BUCKETS = (1, 2, 5, 10, 20)
 
 
+STORE = (
+    ("gauge", "blocks", "Blocks in the folder behind the KV cache."),
+    ("gauge", "bytes", "Bytes that they take."),
+    ("counter", "written", "Blocks written there."),
+    ("counter", "hits", "Blocks that came back from there."),
+    ("counter", "misses", "Blocks that were to come back and were not there any more, or bad."),
+    ("counter", "bad", "Blocks whose checksum or tokens were wrong."),
+    ("counter", "dropped", "Blocks that were not kept, for want of time or room."),
+)
+"""Of `StoreStats`: kind of metric, name, help."""
+
+
 def buckets_125(limit: int) -> tuple[int, ...]:
     """1, 2, 5, 10, 20, 50, ... up to `limit`."""
     values = [m * 10**e for e in range(len(str(max(limit, 1)))) for m in (1, 2, 5)]
@@ -88,7 +100,18 @@ class _StepCollector(Collector):
         yield gauge("quire:model_load_seconds", "Seconds the model took to load.", self.info.load_seconds)
         yield gauge("quire:model_weight_bytes", "Bytes of the weights in memory.", self.info.weight_bytes)
         yield gauge("quire:kv_bytes_per_token", "Bytes of keys and values per token.", self.info.kv_bytes_per_token)
+        if stats.bubbles:
+            yield self._bubbles()
+        if stats.kv_store is not None:
+            for kind, name, text in STORE:
+                made = gauge if kind == "gauge" else counter
+                yield made(f"quire:kv_store_{name}", text, getattr(stats.kv_store, name))
         yield self._cache_config()
+        if stats.expert_pairs:
+            yield gauge(
+                "quire:expert_imbalance", "Pairs of the rank that had most, over the mean.", stats.expert_imbalance
+            )
+            yield self._experts()
         if self.info.max_loras:
             yield self._adapters()
 
@@ -108,6 +131,21 @@ class _StepCollector(Collector):
         for place, count in enumerate(stats.accepted_per_pos):
             family.add_metric([*values, str(place)], count)
         yield family
+
+    def _bubbles(self) -> Metric:
+        text = "Share of the time of steps that a rank of a pipeline waited for others, since the start."
+        family = GaugeMetricFamily("quire:pipeline_bubble_ratio", text, labels=[*LABELS, "rank"])
+        for rank, share in enumerate(self.stats.bubbles):
+            family.add_metric([self.info.served_name, ENGINE, str(rank)], share)
+        return family
+
+    def _experts(self) -> Metric:
+        family = CounterMetricFamily(
+            "quire:expert_pairs", "Pairs of a token and an expert it chose.", labels=[*LABELS, "rank"]
+        )
+        for rank, count in enumerate(self.stats.expert_pairs):
+            family.add_metric([self.info.served_name, ENGINE, str(rank)], count)
+        return family
 
     def _cache_config(self) -> Metric:
         info = self.info

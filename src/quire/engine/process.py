@@ -10,12 +10,15 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure, ModelError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Request
+from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.channel import Channel, LocalChannel
 from quire.engine.client import (
+    RANK_KILLED,
     UNREADABLE,
     Abort,
     ChangeAdapter,
     EngineInfo,
+    EngineKilled,
     Failed,
     FromEngine,
     Loading,
@@ -25,6 +28,7 @@ from quire.engine.client import (
     Submit,
     ToEngine,
 )
+from quire.parallel.launch import END_SECONDS
 
 
 class ProcessEngine:
@@ -44,6 +48,7 @@ class ProcessEngine:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._closed = self._loaded = False
+        self._end_seconds = END_SECONDS + (FLUSH_SECONDS if config.tiers.any else 0)
         self.channel = start(msgspec.json.encode(config))
         try:
             self._info = self._wait_until_loaded(progress)
@@ -88,7 +93,7 @@ class ProcessEngine:
         if message is None or isinstance(message, StepReport):
             return message
         if isinstance(message, Failed):
-            raise EngineFailure(message.message)
+            raise _error_of(message)
         raise EngineFailure(f"unexpected message {type(message).__name__} from the engine")
 
     def kill(self) -> None:
@@ -96,10 +101,10 @@ class ProcessEngine:
         self.channel.kill()
 
     def close(self) -> None:
-        """End the process; one that runs has nothing to save but a packed cache, which it is given seconds for."""
+        """End the process; one that runs gets seconds for what it saves: a packed cache, blocks for a store."""
         if not self._closed:
             self._closed = True
-            self.channel.close(patient=self._loaded)
+            self.channel.close(self._end_seconds if self._loaded else 0)
 
     def _send(self, message: ToEngine) -> None:
         if self._closed:
@@ -130,5 +135,5 @@ class ProcessEngine:
 
 
 def _error_of(failed: Failed) -> QuireError:
-    kinds: dict[str, type[QuireError]] = {e.kind: e for e in (ModelError, ConfigError)}
+    kinds: dict[str, type[QuireError]] = {e.kind: e for e in (ModelError, ConfigError)} | {RANK_KILLED: EngineKilled}
     return kinds.get(failed.kind, EngineFailure)(failed.message)

@@ -15,7 +15,7 @@ import msgspec
 
 from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Request
-from quire.engine.client import AdapterChanged, EngineInfo, Stats, StepReport
+from quire.engine.client import AdapterChanged, EngineInfo, Stats, StepReport, StoreStats
 from quire.engine.router import Router
 from quire.engine.supervised import SupervisedEngine
 
@@ -207,4 +207,17 @@ def total(stats: Sequence[Stats]) -> Stats:
     longest = max((each.accepted_per_pos for each in stats), key=len)
     kept = tuple(sum(sum(each.accepted_per_pos[i : i + 1]) for each in stats) for i in range(len(longest)))
     waste = sum(each.waste for each in stats) / len(stats)
-    return Stats(waste=waste, step_seconds=max(each.step_seconds for each in stats), accepted_per_pos=kept, **sums)
+    bubbles = tuple(share for each in stats for share in each.bubbles)
+    longest_step = max(each.step_seconds for each in stats)
+    store = _total_store([each.kv_store for each in stats if each.kv_store is not None])
+    return Stats(waste=waste, step_seconds=longest_step, accepted_per_pos=kept, bubbles=bubbles, kv_store=store, **sums)
+
+
+def _total_store(stats: Sequence[StoreStats]) -> StoreStats | None:
+    """All have one folder: what lies there is counted once."""
+    if not stats:
+        return None
+    sums = {
+        name: sum(getattr(each, name) for each in stats) for name in ("written", "hits", "misses", "bad", "dropped")
+    }
+    return StoreStats(blocks=max(e.blocks for e in stats), bytes=max(e.bytes for e in stats), **sums)

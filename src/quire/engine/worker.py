@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -25,7 +26,9 @@ from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.core.machine import uncollected
 from quire.core.request import Output
+from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.client import (
+    RANK_KILLED,
     UNREADABLE,
     Abort,
     ChangeAdapter,
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.engine")
 
 IDLE_WAIT_MS = 1000
+BEHIND_WAIT_MS = 5
+"""Between copies of blocks to a store."""
 PROGRESS_INTERVAL = 0.1
 
 
@@ -62,6 +67,7 @@ class Worker:
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._reported = 0.0
+        self._turn, self._left = threading.Lock(), False
 
     def send(self, message: FromEngine) -> None:
         """Hand a message to the edge; never waits."""
@@ -98,22 +104,37 @@ class Worker:
 
     def loop(self, engine: Engine) -> NoReturn:
         """Step while there is work, wait for messages otherwise. Also reports after an abort, so that gauges fall."""
+        more = False
         while True:
             idle = not engine.has_work
-            outputs = self.receive(engine, IDLE_WAIT_MS if idle else 0)
-            if engine.has_work:
-                outputs += engine.step()
-            elif idle:
-                engine.check()
-            self.send(StepReport(outputs, engine.stats()))
+            self.inbox.poll((BEHIND_WAIT_MS if more else IDLE_WAIT_MS) if idle else 0)
+            with self._turn:
+                if self._left:
+                    break
+                outputs = self.receive(engine, 0)
+                more = not engine.has_work and engine.tiering is not None and engine.tiering.write_behind()
+                if engine.has_work:
+                    outputs += engine.step()
+                elif idle and not more:
+                    engine.check()
+                self.send(StepReport(outputs, engine.stats()))
+        while True:
+            time.sleep(IDLE_WAIT_MS)  # the process ends in another thread
+
+    def leave(self, engine: Engine | None) -> None:
+        """Take the engine from the loop, between steps, and let it keep what it may."""
+        self._left = True
+        if engine is not None and engine.tiering is not None and self._turn.acquire(timeout=FLUSH_SECONDS):
+            engine.close()
 
 
-def die_with_parent(directory: Path) -> None:
+def die_with_parent(directory: Path, leave: Callable[[], None]) -> None:
     """Leave at once when standard input closes: nobody is there to read our results, or to remove the sockets."""
     # Not through sys.stdin: its lock, held by this thread, would break the interpreter's own shutdown.
     while os.read(0, 4096):
         pass
     shutil.rmtree(directory, ignore_errors=True)
+    leave()
     packed_writing = sys.modules.get("quire.model.load.packed_writing")  # not imported only to find nothing
     if packed_writing is not None:
         packed_writing.finish_all()
@@ -131,8 +152,9 @@ def main(inbox: str, outbox: str, shards: str = "") -> int:
         return 0  # the parent left while we were starting
     config = msgspec.json.decode(line, type=EngineConfig)
     directory = Path(inbox.removeprefix("ipc://")).parent
-    threading.Thread(target=die_with_parent, args=(directory,), daemon=True).start()
     worker = Worker(inbox, outbox)
+    engine: Engine | None = None
+    threading.Thread(target=die_with_parent, args=(directory, lambda: worker.leave(engine)), daemon=True).start()
     try:
         ask_ahead(config.model)
         with uncollected(forever=True):
@@ -146,7 +168,8 @@ def main(inbox: str, outbox: str, shards: str = "") -> int:
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
-        worker.send(Failed(f"the engine failed: {type(error).__name__}: {error}", "engine_error", 1))
+        kind = RANK_KILLED if engine is not None and engine.rank_killed else "engine_error"
+        worker.send(Failed(f"the engine failed: {type(error).__name__}: {error}", kind, 1))
         return 1
 
 

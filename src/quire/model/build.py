@@ -23,7 +23,7 @@ from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.hub import hub_of
 from quire.model.disk.opened import Opened
-from quire.model.families.rope import shared_tables
+from quire.model.families.rope import Rope, shared_tables
 from quire.model.load.adapters import Adapters, parse_modules
 from quire.model.load.builders import load_decoder
 from quire.model.load.encoder import check_encoder, load_encoder
@@ -34,6 +34,7 @@ from quire.model.load.place import placed
 from quire.model.load.ranks import joined, share_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
+from quire.model.load.stages import stages_of
 from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
 from quire.model.spec import ModelSpec
@@ -54,7 +55,8 @@ class Model:
 
     `quantization`: the format of its matrices, "none" for plain numbers.
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
-    `writing`: the packed cache that is being written.
+    `writing`: the packed cache that is being written. `span`: the layers of one stage, None: all. `place`: where this
+    process is among those that run the model.
     """
 
     name: str
@@ -75,6 +77,13 @@ class Model:
     encoder: Encoder | None = None
     decoder_start: int = 0
     writing: Writing | None = None
+    place: Place = ALONE
+    span: range | None = None
+
+    @property
+    def own(self) -> range:
+        """The layers that it has itself."""
+        return range(self.spec.layers) if self.span is None else self.span
 
 
 def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, layout: type[KVLayout] = KVLayout) -> KVLayout:
@@ -97,7 +106,7 @@ def load_model(
     `progress(done_bytes, total_bytes, what)` is called after every layer. `shards`: descriptor of memory for replicas.
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
-    options, share = config.model, share_of(place)
+    options = config.model
     borrowed = find_borrowed(resolve(options.model, hub_of(options)))
     if borrowed is not None:
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
@@ -106,20 +115,18 @@ def load_model(
     if spec.encoder.layers:
         check_encoder(config, spec.family)
     asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
-    dtype = torch_dtype(asked)
+    dtype, share = torch_dtype(asked), share_of(place, stages_of(config.parallel, spec))
     length = max_model_len(options.max_model_len, spec)
     if target is not None:
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
-    adapters = load_room(config, opened, ops.device, share)
-    cache = packed_cache(config, opened, ops, dtype, target, share)
-    reader = Reader(opened, ops, _form(options, dtype, target), share, progress, adapters, cache)
+    adapters, cache = load_room(config, opened, ops, share), packed_cache(config, opened, ops, dtype, target, share)
+    reader = Reader(opened, ops, form_of(options, dtype, target), share, progress, adapters, cache)
     reader.keeper = keeper(config, opened, ops, shards)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
-    tables = shared_tables(spec.rope, length)
-    ropes = dict(zip(tables, placed(tuple(tables.values()), ops.device), strict=True))
-    made = joined(load_decoder(reader, ropes), spec, place)
+    ropes = _ropes(spec, length, ops.device)
+    made = joined(load_decoder(reader, ropes), spec, place, share)
     encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     load_adapters(config, reader, Base(ops, spec, made, lambda role, layer: reader.matrix((role,), layer), dtype))
@@ -144,7 +151,15 @@ def load_model(
         encoder=encoder,
         decoder_start=generation.decoder_start,
         writing=None if cache is None else cache.keep(),
+        place=place,
+        span=share.layers,
     )
+
+
+def _ropes(spec: ModelSpec, length: int, device: torch.device) -> dict[Rope, torch.Tensor]:
+    """The tables of layers' ropes for `length` positions."""
+    tables = shared_tables(spec.rope, length)
+    return dict(zip(tables, placed(tuple(tables.values()), device), strict=True))
 
 
 def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quantizer | None) -> Model:
@@ -153,7 +168,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
     for given, name in (
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
-        (config.parallel.tensor_parallel_size > 1, "tensor_parallel_size"),
+        (config.parallel.ranks > 1, config.parallel.ranks_option),
         (config.offload.from_file, "weight_offload"), (config.offload.cpu_offload_gb > 0, "cpu_offload_gb"),
         (config.offload.fully_shard, "fully_shard"),
     ):  # fmt: skip
@@ -198,7 +213,8 @@ def _warn(folder: Path, notes: tuple[str, ...]) -> None:
         log.warning("%s: %s", folder, note)
 
 
-def _form(options: ModelConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
+def form_of(options: ModelConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
+    """What matrices become."""
     return Form(dtype, target, options.group_size, options.activations)
 
 
@@ -212,13 +228,13 @@ def load_adapters(config: EngineConfig, reader: Reader, base: Base) -> None:
         reader.count("adapters", "f32", room.nbytes)
 
 
-def load_room(config: EngineConfig, opened: Opened, device: torch.device, share: Share) -> Adapters | None:
+def load_room(config: EngineConfig, opened: Opened, ops: Ops, share: Share) -> Adapters | None:
     """Room for LoRA adapters, or None when they were not asked for."""
     lora = config.lora
     if not lora.enable_lora:
         return None
     rows = config.scheduler.rows(max_model_len(config.model.max_model_len, opened.spec))
-    return Adapters(opened, share, lora, rows, device)
+    return Adapters(opened, share, lora, rows, ops.device, config.parallel.ranks)
 
 
 def check_groups(opened: Opened, target: Quantizer, group: int) -> None:

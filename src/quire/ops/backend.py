@@ -26,6 +26,8 @@ from quire.ops import rowwise as _rowwise  # noqa: F401  (registers the definiti
 from quire.ops import rowwise_cpu as _rowwise_cpu  # noqa: F401  (registers the implementations)
 from quire.ops import sampling as _sampling  # noqa: F401  (registers the definitions)
 from quire.ops import sampling_cpu as _sampling_cpu  # noqa: F401  (registers the implementations)
+from quire.ops import states as _states  # noqa: F401  (registers the definitions)
+from quire.ops import states_cpu as _states_cpu  # noqa: F401  (registers the implementations)
 from quire.ops.arena import huge_bytes
 from quire.ops.choice import backend_of
 from quire.ops.cpu import Cpu

@@ -16,15 +16,18 @@ from quire.core.errors import ConfigError
 from quire.ops.native import Native, load_native
 
 OPS = (
-    "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "clamped_swiglu", "clip",
-    "combine", "copy_blocks", "embedding", "expert_mlp", "gated_activation", "gated_mlp", "grouped_linear",
+    "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "attention_states", "cache_rows",
+    "clamped_swiglu", "clip", "combine", "copy_blocks", "embedding", "expert_mlp", "fold_states", "gated_activation",
+    "gated_mlp", "grouped_linear",
     "head_linear", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora",
     "lora_expand", "lora_scale", "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns", "rmsnorm",
     "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert",
     "take_columns",
     "take_rows", "top_logprobs", "zero_blocks",
 )  # fmt: skip
-"""Every op. Each backend implements all of them, which a test holds."""
+"""Every op. Each backend implements all of them but those of `HOST`, which a test holds."""
+HOST = ("attention_states", "cache_rows", "fold_states")
+"""Ops of the reference and of the CPU alone: what spreads a sequence over processes, which GPUs refuse."""
 OTHERS = {"triton": {"linear": ("cublas",)}}
 """Backend -> op -> implementations that `--ops` can name beside the backend's own and the reference."""
 DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/kfd", "/dev/dxg")
@@ -102,7 +105,8 @@ def choose_ops(backend: str, overrides: tuple[str, ...]) -> dict[str, str]:
                 f"--ops {name}={which}: not on the {backend} backend, where {name} is {' or '.join(offered)}",
                 param="ops",
             )
-    return {name: wanted.get(name, backend) for name in OPS}
+    own = {name: backend for name in OPS if backend != "triton" or name not in HOST}
+    return own | wanted
 
 
 def _gpu_runs() -> bool:

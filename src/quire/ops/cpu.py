@@ -105,7 +105,7 @@ def rope_and_cache(
     check(slots, "rope_and_cache slots", I64, rows)
     check(table, "rope_and_cache table", F32, -1, 2, -1)
     layout = cache.layout
-    blocks, at_cache = _cache(cache)
+    blocks, at_cache = cache_at(cache)
     heads = _heads(width, layout)
     if 2 * table.shape[2] > layout.head_dim:
         raise ValueError(f"rope_and_cache table: {2 * table.shape[2]} dimensions do not fit head_dim {layout.head_dim}")
@@ -134,12 +134,26 @@ def attention(
     spec: AttentionSpec,
     tree: Tensor | None = None,
 ) -> Tensor:
+    return run_attention(cpu, qkv, cache, (cu_q, context, block_tables), spec, tree)
+
+
+def run_attention(
+    cpu: Cpu,
+    qkv: Tensor,
+    cache: KVCache,
+    paged: tuple[Tensor, Tensor, Tensor],
+    spec: AttentionSpec,
+    tree: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> Tensor:
+    """The op `attention`, or, with `starts`, `attention_states`. `paged`: cu_q, context and block tables."""
+    cu_q, context, block_tables = paged
     rows, width = check(qkv, "attention qkv", F32, -1, -1).shape
     sequences = len(check(context, "attention context", I32, -1))
     check(cu_q, "attention cu_q", I32, sequences + 1)
     max_blocks = check(block_tables, "attention block_tables", I32, sequences, -1).shape[1]
     layout = cache.layout
-    blocks, at_cache = _cache(cache)
+    blocks, at_cache = cache_at(cache)
     heads = _heads(width, layout)
     for name, numbers in (("sinks", spec.sinks), ("alibi", spec.alibi)):
         if numbers is not None:
@@ -149,15 +163,16 @@ def attention(
         raise ValueError("attention bias: needs at least one distance")
     if tree is not None:
         check(tree, "attention tree", I64, rows)
-    out = cpu.arena.empty(rows, heads * layout.head_dim)
-    if rows:
+    states = 0 if starts is None else int(starts[-1])
+    shape = (rows, heads * layout.head_dim) if starts is None else (states, heads * (layout.head_dim + 2))
+    out = cpu.arena.empty(*shape)
+    if out.numel():
         cpu.call(
             "attention", out.data_ptr(), qkv.data_ptr(), *at_cache, cu_q.data_ptr(), context.data_ptr(),
             block_tables.data_ptr(), rows, sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
             blocks, max_blocks, layout.format, spec.window, spec.scale, spec.softcap,
-            0 if spec.sinks is None else spec.sinks.data_ptr(), 0 if spec.alibi is None else spec.alibi.data_ptr(),
-            0 if spec.bias is None else spec.bias.data_ptr(), distances,
-            0 if tree is None else tree.data_ptr(),
+            *(0 if t is None else t.data_ptr() for t in (spec.sinks, spec.alibi, spec.bias)), distances,
+            *(0 if t is None else t.data_ptr() for t in (tree, starts)), states,
         )  # fmt: skip
     return out
 
@@ -254,7 +269,7 @@ def move_slots(cpu: Cpu, caches: list[KVCache], pairs: tuple[tuple[int, int], ..
     if not pairs or not caches:
         return
     flat = check(torch.tensor(pairs, dtype=I64), "move_slots pairs", I64, -1, 2)
-    blocks, size = min(_cache(cache)[0] for cache in caches), caches[0].layout.block_size
+    blocks, size = min(cache_at(cache)[0] for cache in caches), caches[0].layout.block_size
     if any(cache.layout.block_size != size for cache in caches):
         raise ValueError("move_slots: the caches' blocks are of several sizes")
     where = torch.tensor([row for cache in caches for row in _token_rows(cache)], dtype=I64)
@@ -283,13 +298,13 @@ def zero_blocks(cpu: Cpu, caches: list[KVCache], blocks: tuple[int, ...]) -> Non
 
 def _block_table(caches: list[KVCache]) -> tuple[Tensor, int]:
     """(address, bytes of a block) of every key and value cache, and the smallest number of blocks."""
-    blocks = min(_cache(cache)[0] for cache in caches)
+    blocks = min(cache_at(cache)[0] for cache in caches)
     tensors = [t for cache in caches for t in (cache.keys, cache.values)]
     rows = [(t.data_ptr(), t.stride(0) * t.element_size()) for t in tensors]
     return torch.tensor(rows, dtype=I64), blocks
 
 
-def _cache(cache: KVCache) -> tuple[int, tuple[int, int]]:
+def cache_at(cache: KVCache) -> tuple[int, tuple[int, int]]:
     """(number of blocks, (address of keys, address of values)) of a cache that has the shape its layout says."""
     layout, keys, values = cache.layout, cache.keys, cache.values
     at_keys, at_values = layout.shapes(keys.shape[0])

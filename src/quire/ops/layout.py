@@ -153,8 +153,9 @@ class KVCache:
         return k, v
 
     def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k, v [t, kv_heads, head_dim] at `slots` [t] int64 (slot = block * block_size + offset)."""
-        at = self.layout
+        """Store k, v [t, kv_heads, head_dim] at `slots` [t] int64 (slot = block * block_size + offset; -1: not)."""
+        at, kept = self.layout, slots >= 0
+        slots, k, v = slots[kept], k[kept], v[kept]
         block, offset = slots // at.block_size, slots % at.block_size
         if at.scaled:
             k, at.scales(self.keys)[block, :, offset] = quantize_rows(k, at.dtype)

@@ -64,7 +64,10 @@ class Between:
 
 
 Choices = tuple[Tensor, Tensor, Tensor, Tensor]
-"""tokens, places, offsets as `sort_by_expert` gives them, and the weights of `route`."""
+"""tokens, places, offsets as `sort_by_expert` gives them, and the weights of `route`.
+
+Offsets may end before the room for pairs does: what comes of the others is whatever it is.
+"""
 
 
 def rows_of(w: Weight, rows: slice) -> Weight:
@@ -152,10 +155,11 @@ def grouped_linear(x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor
 
 @op(tolerance=2e-2)
 def expert_mlp(x: Tensor, gate_up: Grouped, down: Grouped, between: Between, choices: Choices) -> Tensor:
-    """Sum over a token's choices of weight * down(act(gate(x)) * up(x)) by the choice's expert: [T, hidden] f32.
+    """Sum over a row's choices of weight * down(act(gate(x)) * up(x)) by the choice's expert: [R, hidden] f32.
 
-    `grouped_linear`, `gated_activation` or `clamped_swiglu`, `grouped_linear`, `combine`. x [T, hidden] f32;
-    `gate_up` of 2 f rows an expert, `down` of f columns. The tolerance is that of one code, as `gated_mlp` has it.
+    `grouped_linear`, `gated_activation` or `clamped_swiglu`, `grouped_linear`, `combine`. Rows [T, hidden] f32 of
+    x are those that tokens [R, top_k] name; `gate_up` of 2 f rows an expert, `down` of f columns. The tolerance is that
+    of one code, as `gated_mlp` has it.
     """
     tokens, places, offsets, weights = choices
     wide = grouped_linear(x, gate_up, tokens, offsets)

@@ -81,7 +81,7 @@ def expert_mlp(cpu: Cpu, x: Tensor, gate_up: Grouped, down: Grouped, between: Be
             f"expert_mlp: {gate_up.experts} matrices [{gate_up.n}, {gate_up.k}] and {down.experts} of "
             f"[{down.n}, {down.k}] do not fit each other"
         )
-    check(x, "expert_mlp x", F32, rows, gate_up.k)
+    x_rows = check(x, "expert_mlp x", F32, -1, gate_up.k).shape[0]
     check(tokens, "expert_mlp tokens", I32, rows, top_k)
     check(weights, "expert_mlp weights", F32, rows, top_k)
     check(offsets, "expert_mlp offsets", I32, 1, gate_up.experts + 1)
@@ -90,7 +90,7 @@ def expert_mlp(cpu: Cpu, x: Tensor, gate_up: Grouped, down: Grouped, between: Be
         cpu.call(
             "expert_mlp", out.data_ptr(), work.data_ptr(), x.data_ptr(), *_stack(gate_up), *_stack(down),
             tokens.data_ptr(), places.data_ptr(), offsets.data_ptr(), weights.data_ptr(),
-            down.experts, rows, top_k, down.n, ACTIVATION_NUMBERS[between.kind], int(between.clamp is not None),
+            down.experts, x_rows, rows, top_k, down.n, ACTIVATION_NUMBERS[between.kind], int(between.clamp is not None),
             *(between.clamp or (0.0, 0.0)),
         )  # fmt: skip
     return out

@@ -22,12 +22,13 @@ class Comm(Protocol):
     recordable: bool
     """Whether calls become part of a recorded step; else a step must run its Python."""
 
-    def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
-        """x [T, d] f32 becomes the sum of all ranks' x, in place; returns x."""
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent in `recv` until something was there."""
         ...
 
-    def leave(self) -> None:
-        """A rank has ended: whoever waits for it need not."""
+    def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [T, d] f32 becomes the sum of all ranks' x, in place; returns x."""
         ...
 
     def reduce_scatter(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
@@ -61,4 +62,8 @@ class Comm(Protocol):
 
     def recv(self, ops: Ops, out: Tensor, source: int) -> Tensor:
         """The next tensor from rank `source`, which has `out`'s size, in `out`; returns it."""
+        ...
+
+    def leave(self) -> None:
+        """A rank has ended: whoever waits for it, or will, need not."""
         ...

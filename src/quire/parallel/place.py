@@ -6,7 +6,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from quire.parallel.busy import NBYTES
 from quire.parallel.comm import Comm
+from quire.parallel.experts import NOT_DIVIDED, Division, ExpertPlan
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import AXES, ONE_RANK, Topology
 
@@ -15,20 +17,31 @@ from quire.parallel.topology import AXES, ONE_RANK, Topology
 class Place:
     """Rank `rank` of `topology`. `comms`: by axis, the group of ranks that differ from this one along it alone.
 
-    An axis of one rank has none; a place without any is a share of a model by itself.
+    An axis of one rank has none; a place without any is a share of a model by itself. `experts`: how they are divided.
     """
 
     topology: Topology = ONE_RANK
     rank: int = 0
     comms: Mapping[str, Comm] = field(default_factory=dict)
+    experts: ExpertPlan = NOT_DIVIDED
 
     def along(self, axis: str) -> int:
         """The place along `axis`."""
         return self.topology.along(self.rank, axis)
 
+    def ends(self, axis: str) -> bool:
+        """Whether it is the last along `axis`."""
+        return self.along(axis) == int(getattr(self.topology, axis)) - 1
+
     def comm(self, axis: str) -> Comm | None:
         """What joins the ranks along `axis`, or None where there is one."""
         return self.comms.get(axis)
+
+    @property
+    def division(self) -> Division | None:
+        """This rank's part in how experts are divided, or None where every rank has all."""
+        axis = self.experts.axis
+        return Division(self.along(axis), getattr(self.topology, axis), self.experts) if axis else None
 
 
 ALONE = Place()
@@ -43,6 +56,7 @@ class Memory:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.world = shared_memory(comm_bytes(topology.world))
+        self.busy = shared_memory(NBYTES)
         self._groups: dict[tuple[int, ...], int] = {}
 
     def of(self, rank: int) -> dict[str, int]:
@@ -52,7 +66,7 @@ class Memory:
 
     def close(self) -> None:
         """Give the descriptors back; what is mapped stays."""
-        for file in (self.world, *self._groups.values()):
+        for file in (self.world, self.busy, *self._groups.values()):
             os.close(file)
 
     def _file(self, group: tuple[int, ...]) -> int:
@@ -61,8 +75,18 @@ class Memory:
         return self._groups[group]
 
 
-def place_of(topology: Topology, rank: int, files: Mapping[str, int], crowded: bool) -> Place:
-    """The place of `rank`, whose groups share `files`."""
+def place_of(
+    topology: Topology,
+    rank: int,
+    files: Mapping[str, int],
+    crowded: bool,
+    experts: ExpertPlan,
+    world: SharedComm | None = None,
+) -> Place:
+    """The place of `rank`, whose groups share `files`. `world`: all ranks, one of which leaving ends every group."""
     sizes = {axis: len(topology.group(rank, axis)) for axis in files}
-    comms = {axis: SharedComm(file, topology.along(rank, axis), sizes[axis], crowded) for axis, file in files.items()}
-    return Place(topology, rank, comms)
+    comms = {
+        axis: SharedComm(file, topology.along(rank, axis), sizes[axis], crowded, within=world)
+        for axis, file in files.items()
+    }
+    return Place(topology, rank, comms, experts)

@@ -28,6 +28,8 @@ PIECE = 256 << 10
 """Bytes of a piece of what one rank sends to another, and of the longest answer."""
 RING = 128 + 16 * (64 + PIECE)
 """Bytes of the pieces that lie between two ranks, in one direction; pages that nobody has written take no memory."""
+KNOWN_PARTS = 256
+"""Sizes of parts that are kept ready: those of a model's matrices are few, those of a step's rows are not."""
 SPINS = 20_000
 """Looks before a rank sleeps, some 0.3 ms, where each has a core of its own; waking takes 50 us."""
 
@@ -52,27 +54,35 @@ class SharedComm:
     """One rank's side (`Comm`). `file`: a descriptor of `comm_bytes(world)` zeros that all ranks map.
 
     `crowded`: there are more threads than cores, so who waits sleeps. `patience_s`: how long a rank waits for another
-    before it ends the group, 0: for ever. Collectives raise `ValueError` once a rank has left.
+    before it ends the group, 0: for ever. Collectives raise `ValueError` once a rank has left, or one of `within`, a
+    group that has all ranks of this one.
     """
 
     recordable = True
 
-    def __init__(self, file: int, rank: int, world: int, crowded: bool = False, patience_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        file: int,
+        rank: int,
+        world: int,
+        crowded: bool = False,
+        patience_s: float = 0.0,
+        within: SharedComm | None = None,
+    ) -> None:
         self.rank, self.world = rank, world
         self._map = mmap.mmap(file, comm_bytes(world))
         self._memory = np.frombuffer(self._map, np.uint8)
         base = self._memory.ctypes.data
         slots = base + HEADER + MESSAGE
-        places = [base, base + HEADER, slots, slots + 2 * world * SLOT]
+        self._within = within
+        self._left: int = base + HEADER - 64 if within is None else within._left
+        places = [base, base + HEADER, slots, slots + 2 * world * SLOT, self._left]
         spins, patience = 0 if crowded else SPINS, round(1000 * patience_s)
-        self._state = np.array([*places, rank, world, SLOT, MESSAGE, spins, patience, 0, 0], np.int64)
+        self._state = np.array([*places, rank, world, SLOT, MESSAGE, spins, patience, 0, 0, 0], np.int64)
         self._at = int(self._state.ctypes.data)
         self._starts: dict[tuple[int, ...], NDArray[np.int64]] = {}
-        self._heard, self._size, self._said = (
-            np.empty(MESSAGE, np.uint8),
-            np.zeros(1, np.int64),
-            np.empty(PIECE, np.uint8),
-        )
+        self._heard, self._said = np.empty(MESSAGE, np.uint8), np.empty(PIECE, np.uint8)
+        self._size = np.zeros(1, np.int64)
         self._where = int(self._heard.ctypes.data), int(self._size.ctypes.data)
         self._saying = int(self._said.ctypes.data)
         self._module, self._ids = require_native(), best_ops()
@@ -85,7 +95,7 @@ class SharedComm:
     def reduce_scatter(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
         """As `Comm` says."""
         width = check(x, "reduce_scatter x", torch.float32, sum(rows), -1).shape[1]
-        out, starts = _empty(ops, rows[self.rank], width, x.dtype), self._starts_of(rows, width)
+        out, starts = _empty(ops, rows[self.rank], width, x.dtype), self._starts_of(ops, rows, width)
         self._run(ops, "reduce_scatter", out.data_ptr(), x.data_ptr(), starts)
         return out
 
@@ -93,14 +103,14 @@ class SharedComm:
         """As `Comm` says."""
         width, words = check(x, "all_gather x", x.dtype, rows[self.rank], -1).shape[1], _words(x)
         out = _empty(ops, sum(rows), width, x.dtype)
-        self._run(ops, "gather_columns", out.data_ptr(), x.data_ptr(), self._starts_of(rows, words), 1)
+        self._run(ops, "gather_columns", out.data_ptr(), x.data_ptr(), self._starts_of(ops, rows, words), 1)
         return out
 
     def gather_columns(self, ops: Ops, x: Tensor, widths: tuple[int, ...]) -> Tensor:
         """As `Comm` says."""
         rows = len(check(x, "gather_columns x", torch.float32, -1, widths[self.rank]))
         out = _empty(ops, rows, sum(widths), x.dtype)
-        self._run(ops, "gather_columns", out.data_ptr(), x.data_ptr(), self._starts_of(widths, 1), rows)
+        self._run(ops, "gather_columns", out.data_ptr(), x.data_ptr(), self._starts_of(ops, widths, 1), rows)
         return out
 
     def all_to_all(self, ops: Ops, x: Tensor, sends: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -127,13 +137,22 @@ class SharedComm:
         self._run(ops, "recv", _flat(out, "recv out").data_ptr(), out.nbytes, self._other(source, "recv"))
         return out
 
-    def _starts_of(self, parts: tuple[int, ...], each: int) -> int:
-        """Where each rank's part begins, and where the last one ends."""
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent in `recv` until something was there."""
+        return 1e-9 * float(self._state[-1])
+
+    def _starts_of(self, ops: Ops, parts: tuple[int, ...], each: int) -> int:
+        """Where each rank's part begins, and where the last one ends. What a recording reads lives as long as it."""
         if len(parts) != self.world or min(parts) < 0:
             raise ValueError(f"{parts} are not the parts of {self.world} ranks")
         starts = tuple(each * start for start in accumulate(parts, initial=0))
         if starts not in self._starts:
+            if len(self._starts) >= KNOWN_PARTS:
+                self._starts.clear()
             self._starts[starts] = np.array(starts, np.int64)
+        if ops.cpu is not None:
+            ops.cpu.hold(self._starts[starts])
         return int(self._starts[starts].ctypes.data)
 
     def _known(self, rank: int, what: str) -> int:

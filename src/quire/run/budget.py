@@ -38,7 +38,10 @@ def gpu_cache_bytes(runtime: Runtime, utilization: float, step: Callable[[], obj
 
 @dataclass(frozen=True)
 class KVPlan:
-    """The KV cache: which layers share blocks, how many blocks there are, bytes of one, and the longest sequence."""
+    """The KV cache: which layers share blocks, how many blocks there are, bytes of one, and the longest sequence.
+
+    Of `blocks` each holder of `sizes` has its part, so many as the others.
+    """
 
     groups: LayerGroups
     sizes: TableSizes
@@ -84,7 +87,7 @@ def shape_kv(
     length, size = asked or max_position, config.cache.block_size
     alike = len(set(layouts.values())) == 1
     groups = group_layers(windows, length) if alike else one_group(windows, length)
-    sizes = TableSizes(size, config.scheduler.rows(length), groups.windows)
+    sizes = TableSizes(size, config.scheduler.rows(length), groups.windows, config.parallel.context_parallel_size)
     return KVPlan(groups, sizes, 0, size * sum(layouts[i].bytes_per_token for i in groups.widest), length)
 
 
@@ -92,10 +95,10 @@ def check_asked(config: EngineConfig, block_bytes: int, free: int) -> None:
     """Refuse a size of the KV cache that was asked for and is more than the `free` bytes there are."""
     cache = config.cache
     name = "num_blocks" if cache.num_blocks else "kv_cache_memory_bytes"
-    asked = cache.num_blocks * block_bytes or cache.kv_cache_memory_bytes
-    free //= config.processes
+    asked = -(-cache.num_blocks // config.parallel.context_parallel_size) * block_bytes or cache.kv_cache_memory_bytes
+    free //= config.wholes
     if asked > free:
-        fits = free // block_bytes
+        fits = free // block_bytes * config.parallel.context_parallel_size
         raise ConfigError(
             f"--{name.replace('_', '-')} {getattr(cache, name)}: a KV cache of {asked:,} bytes, and {free:,} are free; "
             f"{fits:,} blocks of {block_bytes:,} bytes fit: give at most {fits if cache.num_blocks else free}",
@@ -110,14 +113,16 @@ def plan_kv(config: EngineConfig, shape: KVPlan, left: int | None = None) -> KVP
     ConfigError when a size or a length that was asked for does not fit; an automatic length is cut to what fits.
     """
     cache, sizes, block_bytes, length = config.cache, shape.sizes, shape.block_bytes, shape.max_model_len
+    holders = sizes.holders
     if cache.num_blocks:
         blocks = cache.num_blocks
     else:
         if left is None:
-            left = int(available_memory() * FREE_MEMORY_SHARE) // config.processes
-        blocks = (cache.kv_cache_memory_bytes or left) // block_bytes
+            left = int(available_memory() * FREE_MEMORY_SHARE) // config.wholes
+        blocks = (cache.kv_cache_memory_bytes or left) // block_bytes * holders
         if not cache.kv_cache_memory_bytes:
             blocks = min(blocks, config.scheduler.max_num_seqs * sizes.footprint(length))
+    blocks = -(-blocks // holders) * holders
     if blocks < sizes.footprint(1):
         raise ConfigError(
             f"no room for {sizes.footprint(1)} KV blocks of {block_bytes:,} bytes; lower --block-size or raise "

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from quire.core.plan import StepPlan
+import numpy as np
+
+from quire.core.plan import Save, StepPlan
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout
+from quire.run.block_bytes import BlockBytes, Bytes, GpuBlockBytes, Later
 from quire.run.budget import KVPlan
+
+Keep = Callable[[Save, Bytes], None]
+"""Takes the content of a block to a store."""
 
 
 def kept_layers(models: Sequence[Model]) -> tuple[dict[int, int], dict[int, KVLayout]]:
@@ -25,27 +31,45 @@ def kept_layers(models: Sequence[Model]) -> tuple[dict[int, int], dict[int, KVLa
 
 
 class Caches:
-    """Keys and values of all layers: `own`, each once, `of_layer`, by layer, and the layers' `group_of` block tables.
+    """Keys and values of all layers that are here: `own`, each once, `of_layer`, by layer, and `group_of` block tables.
 
     The layers of a draft model are further layers of the same blocks, so that whoever has a block has both models'
     keys and values of its tokens: `part` is what one model sees. On a GPU a block behind the last one, `pad_block`,
-    takes what rows that pad a step write.
+    takes what rows that pad a step write. Where ranks share sequences, block i lies on rank i % ranks along that axis;
+    whatever names a block here names it among those of all. `through` [blocks + 1] says up to which of its slots a
+    block holds what the draft model keeps; its last entry is of no block. `keep` is who gets what a plan saves.
     """
 
     def __init__(self, models: Sequence[Model], ops: Ops, kv: KVPlan) -> None:
         self._ops = ops
         self.block_size, self.pad_block = kv.sizes.block_size, kv.blocks
+        self._lanes, self._lane = kv.sizes.holders, models[0].place.along("context")
         spare = 0 if ops.gpu is None else 1
         layouts = [layout for model in models for layout in model.layouts]
-        self.own: list[KVCache] = [ops.allocate_cache(layouts[i], kv.blocks + spare) for i in kv.groups.widest]
         homes: list[tuple[int, int]] = []
         self._parts: list[range] = []
+        first = 0
         for model in models:
-            first = len(homes)
-            homes += [kv.groups.home(first + model.spec.kv_layer(i)) for i in range(model.spec.layers)]
-            self._parts.append(range(first, len(homes)))
-        self.of_layer = [self.own[place] for _, place in homes]
+            had = len(homes)
+            homes += [kv.groups.home(first + model.spec.kv_layer(i)) for i in model.own]
+            self._parts.append(range(had, len(homes)))
+            first += model.spec.layers
+        held = {place: layouts[kv.groups.widest[place]] for place in sorted({place for _, place in homes})}
+        kept = {place: ops.allocate_cache(layout, kv.blocks // self._lanes + spare) for place, layout in held.items()}
+        self.own: list[KVCache] = list(kept.values())
+        self.of_layer = [kept[place] for _, place in homes]
         self.group_of = [group for group, _ in homes]
+        self.through = np.zeros(self.blocks + 1, np.int32)
+        self.bytes: BlockBytes | GpuBlockBytes | None = None
+        self.keep: Keep | None = None
+        self._coming: list[tuple[Save, Later]] = []
+
+    def save_to(self, keep: Keep) -> int:
+        """From now on plans may save and fill blocks; the bytes of one."""
+        gpu, self.keep = self._ops.gpu, keep
+        made = BlockBytes(self.own, self.through) if gpu is None else GpuBlockBytes(self.own, self.through, gpu)
+        self.bytes = made
+        return made.nbytes
 
     def part(self, index: int, layers: int | None = None) -> Caches:
         """The caches as the model of that index sees them, or its first `layers`."""
@@ -56,17 +80,32 @@ class Caches:
 
     @property
     def blocks(self) -> int:
-        """How many there are, that of a GPU's padding included."""
+        """How many are in this process, that of a GPU's padding included."""
         return self.own[0].keys.shape[0]
 
     def prepare(self, plan: StepPlan) -> None:
-        """Move, wipe and copy what `plan` says, before its rows are computed."""
+        """Move, save, wipe, fill and copy what `plan` says, before its rows are computed."""
         if plan.moves:
             self.move(plan.moves)
+        self.save(plan.saves)
         if plan.scrub:
             self.zero(plan.scrub)
+        for block, data in plan.fills:
+            assert self.bytes is not None, "what comes back was saved before"
+            self.bytes.fill(block, data)
         if plan.copies:
             self.copy(plan.copies)
+
+    def save(self, saves: Sequence[Save]) -> None:
+        """Copy what these blocks hold now, and hand over what was copied: on a GPU that is what earlier plans saved,
+        for these copies are queued, and nobody waits for them."""
+        if self.bytes is None:
+            return
+        copied = [(save, self.bytes.copy(save.block)) for save in saves]
+        ready, self._coming = (self._coming, copied) if self._ops.gpu is not None else (copied, [])
+        for save, data in ready:
+            assert self.keep is not None
+            self.keep(save, data())
 
     def move(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Move slots, (source, destination), in every layer."""
@@ -74,8 +113,14 @@ class Caches:
 
     def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copy blocks, (source, destination), in every layer."""
-        self._ops.copy_blocks(self.own, pairs)
+        own = ((source // self._lanes, to // self._lanes) for source, to in pairs if to % self._lanes == self._lane)
+        self._ops.copy_blocks(self.own, tuple(own))
 
     def zero(self, blocks: tuple[int, ...]) -> None:
         """Wipe `blocks` in every layer."""
-        self._ops.zero_blocks(self.own, blocks)
+        own = (block // self._lanes for block in blocks if block % self._lanes == self._lane)
+        self._ops.zero_blocks(self.own, tuple(own))
+
+    def forget(self, count: int) -> None:
+        """Wipe the first `count` blocks of each rank, of which `blocks` are here."""
+        self.zero(tuple(range(count * self._lanes)))

@@ -5,19 +5,23 @@ from __future__ import annotations
 import msgspec
 
 from quire.core.config import EngineConfig
+from quire.parallel.experts import ExpertPlan
 
 
 class Start(msgspec.Struct, frozen=True):
     """The first line of a rank's standard input, as JSON.
 
-    `world`, `groups`: descriptors of what it shares with all ranks, and with those of its group along each axis.
+    `world`, `groups`, `busy`: descriptors of what it shares with all ranks, with those of its group along each axis,
+    and of where ranks say how long they computed.
     """
 
     config: EngineConfig
     rank: int
     world: int
     groups: dict[str, int]
+    busy: int
     crowded: bool
+    experts: ExpertPlan
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):

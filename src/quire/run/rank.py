@@ -10,23 +10,30 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.core.machine import uncollected
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, select
-from quire.parallel.place import place_of
+from quire.parallel.busy import Busy
+from quire.parallel.place import Place, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import topology_of
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import Caches, kept_layers
 from quire.run.messages import Adapter, Allocate, Copy, Forward, Message, Start, Zero
+from quire.run.replies import give_back
 from quire.run.step import Step
 from quire.run.tune import tune
 from quire.run.warm import warm_up
@@ -37,8 +44,11 @@ POLL_MS = 1000
 class Rank:
     """Does what rank 0 tells, with its own share of the weights and of each block."""
 
-    def __init__(self, config: EngineConfig, model: Model, ops: Ops) -> None:
+    def __init__(self, config: EngineConfig, model: Model, ops: Ops, place: Place, busy: NDArray[np.float64]) -> None:
         self._config, self._model, self._ops = config, model, ops
+        self._busy, self._rank = busy, place.rank
+        self._stages = place.comm("pipeline")
+        self._gives = place.ends("pipeline") and place.along("tensor") == 0
         self._caches: Caches | None = None
         self._step: Step | None = None
 
@@ -52,17 +62,27 @@ class Rank:
             return
         assert self._step is not None and self._caches is not None, "blocks come before what is done with them"
         if isinstance(message, Forward):
-            shape = Shape(*message.shape)
-            self._step.arrays.begin()
-            self._step.arrays.put(shape, message.arrays)
-            for _ in self._step.pieces(shape):
-                pass  # rank 0 has them
+            self._forward(self._step, Shape(*message.shape), message.arrays)
         elif isinstance(message, Zero):
             self._caches.zero(message.blocks)
         elif isinstance(message, Copy):
             self._caches.copy(message.pairs)
         else:
             self._caches.move(message.pairs)
+
+    def _forward(self, step: Step, shape: Shape, arrays: bytes) -> None:
+        """Rank 0 has the logits, unless they are made by the last of several stages."""
+        begin, waited = time.perf_counter(), 0.0 if self._stages is None else self._stages.waited_s
+        step.arrays.begin()
+        step.arrays.put(shape, arrays)
+        pieces = step.pieces(shape)
+        if self._stages is not None and self._gives:
+            give_back(self._stages, pieces)
+        else:
+            for _ in pieces:
+                pass
+        waited -= 0.0 if self._stages is None else self._stages.waited_s
+        self._busy[self._rank] += time.perf_counter() - begin + waited
 
     def _allocate(self, asked: Allocate) -> None:
         replace, config = msgspec.structs.replace, self._config
@@ -88,6 +108,35 @@ class Rank:
             adapters.load(name, Path(folder))
 
 
+def heard(world: SharedComm, ahead: bool) -> Iterator[bytes]:
+    """What rank 0 says. `ahead`: it is listened to meanwhile, so that rank 0 may say more than this rank has done."""
+
+    def listen() -> Iterator[bytes]:
+        while True:
+            said = world.hear(POLL_MS)
+            if said is not None:
+                yield said
+
+    if not ahead:
+        yield from listen()
+        return
+    waiting = SimpleQueue[bytes | Exception]()
+
+    def take() -> None:
+        try:
+            for said in listen():
+                waiting.put(said)
+        except Exception as error:
+            waiting.put(error)
+
+    threading.Thread(target=take, daemon=True).start()
+    while True:
+        said = waiting.get()
+        if isinstance(said, Exception):
+            raise said
+        yield said
+
+
 def die_with_parent() -> None:
     """Leave at once when standard input closes."""
     while os.read(0, 4096):
@@ -106,18 +155,17 @@ def main() -> int:
     start = msgspec.json.decode(line, type=Start)
     threading.Thread(target=die_with_parent, daemon=True).start()
     topology = topology_of(start.config.parallel)
-    world = SharedComm(start.world, start.rank, topology.world, start.crowded)
-    place = place_of(topology, start.rank, start.groups, start.crowded)
+    world = SharedComm(start.world, start.rank, topology.world, start.crowded or topology.pipeline > 1)
+    place = place_of(topology, start.rank, start.groups, start.crowded, start.experts)
     decode = msgspec.msgpack.Decoder(Message).decode
     try:
         with uncollected(forever=True):
             ops = select(start.config.device)
             model = load_model(start.config, ops, place=place)
-        rank = Rank(start.config, model, ops)
-        while True:
-            said = world.hear(POLL_MS)
-            if said is not None:
-                rank.follow(decode(said))
+        rank = Rank(start.config, model, ops, place, Busy(start.busy, topology.world).seconds)
+        for said in heard(world, ahead=topology.pipeline > 1):
+            rank.follow(decode(said))
+        return 0
     except QuireError as error:
         print(f"rank {start.rank}: {error.message}", file=sys.stderr)
         return error.exit_code

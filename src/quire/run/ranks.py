@@ -6,7 +6,9 @@ engine: whoever supervises it starts the whole group again.
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +18,11 @@ from torch import Tensor
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
+from quire.model.load.roles import Share
+from quire.model.net.stage import Stage
 from quire.ops.choice import backend_of
+from quire.parallel.busy import Busy
+from quire.parallel.experts import expert_plan
 from quire.parallel.launch import Launched, Process
 from quire.parallel.place import ALONE, Memory, Place, place_of
 from quire.parallel.shared import SharedComm
@@ -25,6 +31,7 @@ from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
 from quire.run.messages import Adapter, Allocate, Copy, Forward, Message, Move, Start, Zero
+from quire.run.replies import Form, Replies
 from quire.run.step import Step
 
 RANK = "quire.run.rank"
@@ -36,13 +43,20 @@ class Ranks:
 
     def __init__(self, config: EngineConfig) -> None:
         """`config`: as each rank is to have it, its own number of threads included."""
-        topology = topology_of(config.parallel)
+        topology, experts = topology_of(config.parallel), expert_plan(config.parallel)
         crowded = config.processes * max(1, config.device.threads) > cores().threads
         self._encode = msgspec.msgpack.Encoder().encode
         memory = Memory(topology)
         self.world = SharedComm(memory.world, 0, topology.world, crowded)
-        self.place = place_of(topology, 0, memory.of(0), crowded)
-        starts = [Start(config, rank, memory.world, memory.of(rank), crowded) for rank in range(1, topology.world)]
+        self.place = place_of(topology, 0, memory.of(0), crowded, experts)
+        self._steps, self._replies = config.parallel.steps_under_way, list[Replies]()
+        own = memory.of(0)
+        self._replying = SharedComm(own["pipeline"], 0, topology.pipeline, True) if topology.pipeline > 1 else None
+        self.busy = Busy(memory.busy, topology.world).seconds
+        starts = [
+            Start(config, rank, memory.world, memory.of(rank), memory.busy, crowded, experts)
+            for rank in range(1, topology.world)
+        ]
         self.others = [self._start(start) for start in starts]
         memory.close()
         self._ending = False
@@ -50,7 +64,8 @@ class Ranks:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
     def _start(self, start: Start) -> Process:
-        return Process(RANK, msgspec.json.encode(start), files=(start.world, *start.groups.values()))
+        files = start.world, start.busy, *start.groups.values()
+        return Process(RANK, msgspec.json.encode(start), files=files)
 
     def _watch(self, other: Launched) -> None:
         other.wait()
@@ -69,9 +84,9 @@ class Ranks:
         """
         if beside and len(kv.groups.layers) > 1:
             raise ConfigError(
-                "--tensor-parallel-size: a draft model beside layers with windows has block tables that other ranks "
-                "do not know; use the method ngram or suffix",
-                param="tensor_parallel_size",
+                "speculative_config: a draft model beside layers with windows has block tables that other ranks do not "
+                "know; use the method ngram or suffix",
+                param="speculative_config",
             )
         self.tell(Allocate(kv.blocks, kv.max_model_len))
 
@@ -83,6 +98,9 @@ class Ranks:
         """`Step` of the same arguments, whose forward passes all ranks compute together."""
         made = LedStep(*args)
         made.ranks = self
+        if self._replying is not None:
+            made.replies = Replies(self._replying, made.form(), self._steps)
+            self._replies.append(made.replies)
         return made
 
     def caches(self, *args: Any) -> Caches:
@@ -90,6 +108,11 @@ class Ranks:
         made = LedCaches(*args)
         made.ranks = self
         return made
+
+    @property
+    def killed(self) -> bool:
+        """Whether one of the others was killed from outside (SIGKILL), by somebody or for want of memory."""
+        return any(other.ended() == -signal.SIGKILL for other in self.others)
 
     def check(self) -> None:
         """`EngineFailure` when one of the others has ended."""
@@ -102,18 +125,40 @@ class Ranks:
         self._ending = True
         for other in self.others:
             other.end()
+        for replies in self._replies:
+            replies.close()
 
 
 class LedStep(Step):
     """A step that other ranks compute their shares of."""
 
     ranks: Ranks
+    replies: Replies | None = None
 
     def pieces(self, shape: Shape) -> Iterable[Tensor]:
-        """As `Step`'s; what is in the arrays goes to all ranks first."""
+        """As `Step`'s; what is in the arrays goes to all ranks first. Of stages, the first is done on return."""
         sizes = shape.tokens, shape.seqs, shape.logits, shape.blocks, shape.tree
         self.ranks.tell(Forward(sizes, self.arrays.written(shape)))
-        return super().pieces(shape)
+        begin = time.perf_counter()
+        own = super().pieces(shape)
+        self.ranks.busy[0] += time.perf_counter() - begin
+        return own if self.replies is None else self.replies.expect(shape.logits)
+
+    def form(self) -> Form:
+        """Of what comes back from the last stage."""
+        stage, spec = self.model.decoder, self.model.spec
+        assert isinstance(stage, Stage), "steps of several stages are of one"
+        if not stage.shared:
+            return Form(spec.vocab_size, self.most_logits)
+        batch = self.arrays.batches(1, 1, 1)[0]
+
+        def part(h: Tensor) -> Tensor:
+            begin = time.perf_counter()
+            made = self.ops.compute(lambda: stage.part(h, batch), together=self.capture)
+            self.ranks.busy[0] += time.perf_counter() - begin
+            return made
+
+        return Form(spec.vocab_size, self.most_logits, spec.embed_width, Share(1, 2).role("head", spec)[0], part)
 
 
 class LedCaches(Caches):
@@ -152,9 +197,9 @@ def of_a_rank(config: EngineConfig) -> EngineConfig:
     if config.parallel.processes == 1:
         return config
     if backend_of(config.device) == "triton":
+        name = config.parallel.ranks_option
         raise ConfigError(
-            "--tensor-parallel-size: ranks on GPUs are not built yet; --device cpu has them",
-            param="tensor_parallel_size",
+            f"--{name.replace('_', '-')}: ranks on GPUs are not built yet; --device cpu has them", param=name
         )
     threads = config.device.threads or max(1, cores().threads // config.processes)
     return msgspec.structs.replace(config, device=msgspec.structs.replace(config.device, threads=threads))

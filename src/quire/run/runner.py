@@ -27,6 +27,7 @@ class Underway:
     def __init__(self, plan: StepPlan, rows: list[LogitRow], logits: Iterable[Tensor]) -> None:
         self.plan, self.rows, self.logits = plan, rows, logits
         self.drawn: list[Drawn] = []
+        self.sampled = False
 
 
 class Runner:
@@ -72,13 +73,20 @@ class Runner:
 
     def sample(self, step: Underway) -> Underway:
         """Edit the logits of `step` and draw its tokens; those of all steps before it were committed. Returns it."""
-        at = 0
-        for logits in step.logits if step.rows else ():
-            step.drawn.append(self.sampler(logits, step.rows[at : at + len(logits)]))
-            at += len(logits)
+        if step.sampled:
+            return step
+        at, step.sampled = 0, True
+        for logits in step.logits:
+            if step.rows:
+                step.drawn.append(self.sampler(logits, step.rows[at : at + len(logits)]))
+                at += len(logits)
         self.step.arrays.keep_drawn([piece.tokens for piece in step.drawn if piece.tokens is not None])
         self.builder.drew(step.rows)
         return step
+
+    def alone(self, step: Underway) -> bool:
+        """Whether nothing may be launched behind `step`: its logits are made as they are asked for."""
+        return len(step.rows) > self.step.most_logits
 
     def results(self, step: Underway) -> list[ChunkResult]:
         """What a sampled step found, a result per chunk in order, once the device has it."""

@@ -25,6 +25,7 @@ from quire.run.builder import Shape
 from quire.run.caches import Caches
 from quire.run.extended import ExtendedStep
 from quire.run.shapes import LOGITS, MOST, fitting, graph_sizes
+from quire.run.spread import Spread
 
 Run = Callable[[Batch, Sequence[KVCache], Sequence[Batch]], torch.Tensor]
 """Arguments as of a decoder's call."""
@@ -75,6 +76,8 @@ class Step:
             assert isinstance(self._decoder, Decoder), "others take no adapters"
             self._extended = ExtendedStep(ops, self.arrays, caches, self._decoder, model.adapters.extensions)
         self._logits = torch.empty(0)
+        spread = model.place.topology.context > 1
+        self._spread = Spread(model, caches, kv.groups.windows) if spread else None
 
     def _tapped(self, taps: Taps) -> TappedDecoder:
         decoder, rows = self.model.decoder, max((self.arrays.sizes.rows, *self.graph_sizes))
@@ -88,7 +91,9 @@ class Step:
             return self._extended.forward(shape, self.capture)
         tokens, seqs, logits, blocks, tree, _ = shape
         exact = self.ops.gpu is None
-        fixed = self.capture and (tokens == seqs or not exact or self.model.encoder is None)  # what it reads is copied
+        fixed = (
+            self.capture and self._spread is None and (tokens == seqs or not exact or self.model.encoder is None)
+        )  # what it reads is copied
         size = fitting(self.graph_sizes, tokens, seqs, logits, exact) if fixed else (0, 0)
         if (*size, tree) in self.recorded or (size[0] and len(self.recorded) < MOST):
             if not exact:
@@ -112,7 +117,10 @@ class Step:
     def _compute(self, shape: Shape, run: Run) -> tuple[torch.Tensor, Batch]:
         """What `run` makes of the step whose arrays are filled, and its batch."""
         self.arrays.send(shape.seqs, shape.blocks)
-        batches = self.arrays.batches(shape.tokens, shape.seqs, shape.logits, shape.tree)
+        if self._spread is None:
+            batches = self.arrays.batches(shape.tokens, shape.seqs, shape.logits, shape.tree)
+        else:
+            batches = self._spread.batches(self.arrays, shape)
         return self.ops.compute(lambda: self._decode(batches, run), together=self.capture), batches[0]
 
     def _scores(self, decoder: Decoder, h: torch.Tensor, batch: Batch) -> Iterator[torch.Tensor]:
@@ -175,7 +183,7 @@ class Step:
         arrays.context[0] = arrays.cu_q[1] = tokens
         self.ops.begin_step()
         self.model.decoder.warm_up(arrays.batches(tokens, 1, 1)[0], self.caches.of_layer)
-        self.caches.zero(tuple(range(blocks)))
+        self.caches.forget(blocks)
 
     def made_up_decode(self, rows: int) -> Callable[[], object]:
         """A decode step of `rows` sequences of one made-up token, to be timed; `forget_made_up` wipes its traces."""
@@ -190,7 +198,7 @@ class Step:
 
     def forget_made_up(self) -> None:
         """Zero the block that made-up steps wrote."""
-        self.caches.zero((0,))
+        self.caches.forget(1)
 
     def _decode(self, batches: list[Batch], run: Run | None = None) -> torch.Tensor:
         self.arrays.complete(len(batches[0].tokens))

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from quire.cache.tables import BlockTables
+from quire.cache.tables import BlockTables, added
 from quire.core.config import SchedulerConfig
+from quire.core.errors import ContextTooLong
 from quire.core.sequence import Sequence
 from quire.sched.policy import Policy
 from quire.sched.queue import WaitingQueue
 from quire.sched.shares import decodes
+
+
+def check_length(prompt: int, tables: BlockTables, longest: int) -> None:
+    """`ContextTooLong` for a prompt of so many tokens that could never run; `longest`: tokens of a sequence."""
+    if not 1 <= prompt <= longest - 1:
+        raise ContextTooLong(f"prompt: {prompt} tokens; this model takes 1 to {longest - 1}", param="prompt")
+    if tables.sizes.footprint(prompt + 1) > tables.pool.num_blocks:
+        capacity = tables.sizes.capacity(tables.pool.num_blocks, longest)
+        raise ContextTooLong(f"prompt: {prompt} tokens; the KV cache holds {capacity}", param="prompt")
 
 
 class Admission:
@@ -24,19 +34,28 @@ class Admission:
         self._config, self._tables, self._policy = config, tables, policy
         self._running, self._waiting = running, waiting
 
+    def check(self, seq: Sequence, longest: int) -> None:
+        """`ContextTooLong` where a new sequence could never run; `longest`: tokens that the model takes."""
+        length, tables = seq.prompt_len, self._tables
+        if not 1 <= length <= longest - 1:
+            raise ContextTooLong(f"prompt: {length} tokens; this model takes 1 to {longest - 1}", param="prompt")
+        if tables.sizes.footprint(length + 1) > tables.pool.num_blocks:
+            capacity = tables.sizes.capacity(tables.pool.num_blocks, longest)
+            raise ContextTooLong(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
+
     def fits(self, seq: Sequence) -> bool:
         """Whether the whole rest of a waiting sequence has room now, and each table of a running one to grow."""
-        if self._needed(seq) > self._tables.pool.num_free:
+        if not self._has_room(seq):
             self.reclaim(seq)
-        return self._needed(seq) <= self._tables.pool.num_free
+        return self._has_room(seq)
 
-    def _needed(self, seq: Sequence) -> int:
-        """Blocks that must be free before `seq` is admitted: its own, what running prompts lack, and growth.
+    def _has_room(self, seq: Sequence) -> bool:
+        """Whether the blocks are free that `seq` needs, those that running prompts lack, and some for growth.
 
         Admitting a part on hope would preempt what was just computed.
         """
-        prompts = sum(self._tables.lacking(each) for each in self._running if not decodes(each))
-        return self._tables.lacking(seq) + prompts + len(self._running) * len(self._tables.sizes.windows)
+        need = added(self._tables.lacking(each) for each in (seq, *(s for s in self._running if not decodes(s))))
+        return self._tables.pool.fits(need, spare=len(self._running) * len(self._tables.sizes.windows))
 
     def reclaim(self, keep: Sequence) -> bool:
         """Take back the blocks that waiting sequences hold (forks, prefix hits); they find or compute them again."""
@@ -54,7 +73,7 @@ class Admission:
         """Whether one that waits could use a part of the step."""
         if not len(self._waiting) or self.full or self._config.static_batching:
             return False
-        return self._needed(self._waiting.head()) <= self._tables.pool.num_free
+        return self._has_room(self._waiting.head())
 
     def gives_way(self) -> Sequence | None:
         """Who is to be preempted for one that waits and finds no room, if the policy says that anybody is."""

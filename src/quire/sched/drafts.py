@@ -11,7 +11,7 @@ from quire.sched.scheduler import Scheduler
 
 def undrafted(scheduler: Scheduler) -> list[Sequence]:
     """Sequences whose next row gives a token, all before it being computed and known."""
-    ready = (s for s in scheduler.unfinished() if s.draftable and not s.in_flight and not s.draft)
+    ready = (s for s in scheduler.unfinished() if s.draftable and not s.steps and not s.draft)
     return [s for s in ready if s.computed == len(s.tokens) - 1]
 
 
@@ -24,7 +24,7 @@ def room_for_drafts(scheduler: Scheduler, wanted: Rows[tuple[Sequence, int]]) ->
     for seq, _ in wanted:
         seq.parents = []
     counts = [_room(scheduler, seq, count, copies) for seq, count in wanted]
-    return counts, StepPlan((), tuple(copies), (), *scheduler.take_upkeep())
+    return counts, StepPlan((), tuple(copies), (), *scheduler.upkeep.take())
 
 
 def _room(scheduler: Scheduler, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> int:
@@ -37,7 +37,7 @@ def _room(scheduler: Scheduler, seq: Sequence, count: int, copies: list[tuple[in
     spare = len(scheduler.running) * len(tables.sizes.windows)
     while count > 0:
         upto = len(seq.tokens) + count
-        if tables.missing(seq, upto) + spare <= tables.pool.num_free:
+        if tables.pool.fits(tables.missing(seq, upto), spare):
             tables.reserve(seq, upto, copies)
             return count
         count //= 2

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from quire.core.plan import StepPlan
-from quire.sched.shares import drew
+from quire.sched.shares import LEAST, drew
 
-LEAST = 4
-"""Rows of prompts in a step at least: they must get on, and so few cost next to nothing beside decodes."""
 RISE, FALL = 0.5, 0.1
 """How fast an estimate follows what was measured: a row that took longer must not happen twice."""
 START = 0.002

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 
-from quire.cache.tables import BlockTables
+from quire.cache.tables import BlockTables, added
 from quire.core.config import SchedulerConfig
-from quire.core.errors import BadRequest, ContextTooLong, QuireError
+from quire.core.errors import BadRequest, QuireError
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
@@ -18,14 +18,19 @@ from quire.sched.admission import Admission
 from quire.sched.growth import append, begun, ended, full, moves, orphans, timing
 from quire.sched.pace import Pace
 from quire.sched.policy import POLICIES
-from quire.sched.shares import decodes, rows_of, shares
+from quire.sched.recall import Recall
+from quire.sched.shares import Portions, decodes, rows_of, shares
+from quire.sched.upkeep import Upkeep
 
 
 class Scheduler:
-    """Owns every sequence from `add` to its last `Output`."""
+    """Owns every sequence from `add` to its last `Output`. `portions`: of steps, where several stages compute."""
 
-    def __init__(self, config: SchedulerConfig, tables: BlockTables, max_model_len: int) -> None:
+    def __init__(
+        self, config: SchedulerConfig, tables: BlockTables, max_model_len: int, portions: Portions | None = None
+    ) -> None:
         self.config = config
+        self._portions = portions or Portions()
         self.tables = tables
         self.max_model_len = max_model_len
         self.policy = POLICIES[config.scheduling_policy]()
@@ -34,10 +39,10 @@ class Scheduler:
         self.requests: dict[str, list[Sequence]] = {}
         self.preemptions = 0
         self._tickets = 0
-        self._scrub: list[int] = []
-        self._moves: list[tuple[int, int]] = []
+        self.upkeep = Upkeep(tables.tiers)
         self._closed = False
         self.pace = Pace(config.target_itl_ms / 1000)
+        self.recall = Recall(tables, config.max_num_seqs)
         self._admission = Admission(config, tables, self.running, self.waiting, self.policy)
 
     # ---------------------------------------------------------------------------------------------------- requests
@@ -47,12 +52,7 @@ class Scheduler:
         if request.id in self.requests:
             raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
         first = Sequence(request)
-        length, most, tables = first.prompt_len, self.max_model_len - 1, self.tables
-        if not 1 <= length <= most:
-            raise ContextTooLong(f"prompt: {length} tokens; this model takes 1 to {most}", param="prompt")
-        if tables.sizes.footprint(length + 1) > tables.pool.num_blocks:
-            capacity = tables.sizes.capacity(tables.pool.num_blocks, self.max_model_len)
-            raise ContextTooLong(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
+        self._admission.check(first, self.max_model_len)
         self._tickets += 1
         siblings = [first, *(Sequence(request, i, first) for i in range(1, request.params.n))]
         for seq in siblings:
@@ -74,7 +74,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any sequence is not finished."""
-        return bool(self.running or len(self.waiting))
+        return bool(self.running or len(self.waiting) or len(self.recall))
 
     # ---------------------------------------------------------------------------------------------------- plan
 
@@ -82,17 +82,17 @@ class Scheduler:
         """Whether `plan` may be called before the last plan is committed: the next step without its tokens' values.
 
         It may not where the next step depends on them:
-        - a draft is in flight: how many tokens it gives is not known;
+        - a draft is in flight: how many tokens it gives is not known (with stages, nobody is in two steps then);
         - blocks are lacking, or one that is more urgent waits: who is preempted depends on who ends.
         Edited logits are no obstacle, as a step is sampled when the one before is committed; nor is what may end a
         sequence: a row after an end token, after a failure or of an aborted request is computed and thrown away.
         """
-        if self._admission.gives_way() is not None or any(s.in_flight and s.draft for s in self.unfinished()):
+        drafted = not self._portions.staged and any(s.in_flight and s.draft for s in self.unfinished())
+        if drafted or self._admission.gives_way() is not None:
             return False
-        free = self.tables.pool.num_free
-        for seq, count in self._shares(self._budget()).items():
-            free -= self.tables.missing(seq, seq.computed + count) if count else 0
-        return free >= 0
+        counts, missing = self._shares(self._budget()), self.tables.missing
+        needs = [missing(seq, seq.computed + count) for seq, count in counts.items() if count]
+        return not needs or self.tables.pool.fits(added(needs))
 
     def plan(self) -> StepPlan:
         """Decide the next step. A plan without chunks may still carry sequences that ended for want of blocks.
@@ -100,6 +100,8 @@ class Scheduler:
         The plan is as good as done: `computed` and `in_flight` of its sequences say what will be after it.
         """
         self._closed = self._closed and bool(self.running)
+        for seq in self.recall.returned():
+            self.waiting.push(seq)
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         preempted: list[Sequence] = []
@@ -128,23 +130,18 @@ class Scheduler:
         if urgent or not preempted:
             self._admit(chunks, copies, budget - sum(chunk.count for chunk in chunks))
         chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft))
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.take_upkeep())
+        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take())
 
     def _shares(self, budget: int) -> dict[Sequence, int]:
         """Tokens of each running sequence in the next step."""
         chunked = self.config.enable_chunked_prefill
         head = self.waiting.head() if self._admission.may_admit() else None
-        return shares(self.unfinished(), budget, chunked, head, self.policy.urgency)
+        return shares(self._portions.ready(self.unfinished()), budget, chunked, head, self.policy.urgency)
 
     def _budget(self) -> int:
         """Tokens of the next step at most."""
         rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq)) if self.pace.limits else 0
-        return self.pace.budget(rows, self.config.max_num_batched_tokens)
-
-    def take_upkeep(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """Blocks to be wiped before anything is written, and slots to be moved before that."""
-        (scrub, self._scrub), (moved, self._moves) = (tuple(self._scrub), []), (tuple(self._moves), [])
-        return scrub, moved
+        return self.pace.budget(rows, self._portions.budget(self.config, self.running))
 
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
         if self.config.static_batching and self._closed:
@@ -152,6 +149,9 @@ class Scheduler:
         while len(self.waiting) and budget and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting.head()
             if not seq.blocks:
+                if self.recall.begin(seq):
+                    self.waiting.pop()
+                    continue
                 self.tables.take_prefix(seq)
             count = rows_of(seq, budget, self.config.enable_chunked_prefill)
             if not count or not self._admission.fits(seq) or not self._reserve(seq, count, copies):
@@ -181,7 +181,7 @@ class Scheduler:
             logits = count
         chunk = Chunk(seq, seq.computed, count, logits)
         seq.computed += count
-        seq.in_flight += draws
+        seq.in_flight, seq.steps = seq.in_flight + draws, seq.steps + 1
         self.policy.served(seq, count)
         return chunk
 
@@ -207,7 +207,7 @@ class Scheduler:
         if seq.status is Status.RUNNING:
             self.running.remove(seq)
             self._closed = True  # a static batch takes no more once the first of it has left
-        elif seq.status is Status.WAITING:
+        elif seq.status is Status.WAITING and not self.recall.drop(seq):
             self.waiting.remove(seq)
         self.tables.release(seq)
 
@@ -228,18 +228,19 @@ class Scheduler:
         outputs = [ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
         for chunk, result in zip(plan.chunks, results, strict=True):
             seq = chunk.seq
+            seq.steps -= 1
             if seq.status is Status.FINISHED:
                 continue
             if result.error is not None:
                 outputs += self._fail(seq, result.error)
                 continue
             if result.again:
-                self._scrub += self.tables.unpublished(seq)
+                self.upkeep.scrub += self.tables.unpublished(seq)
                 seq.draftable, seq.in_flight = False, 0
                 self._preempt(seq)
                 continue
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
-            self._moves += moves(seq, result.path, self.tables.sizes.block_size)
+            self.upkeep.moves += moves(seq, result.path, self.tables.sizes.block_size)
             reason = append(chunk, result, output, now, self.max_model_len)
             done = min(chunk.start + chunk.count, len(seq.tokens) - 1)
             if result.finite:
@@ -266,7 +267,7 @@ class Scheduler:
 
     def _fail(self, seq: Sequence, error: QuireError) -> list[Output]:
         """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""
-        self._scrub += self.tables.unpublished(seq)
+        self.upkeep.scrub += self.tables.unpublished(seq)
         dead = [seq, *(s for s in self.requests[seq.request.id] if s.status is Status.PENDING)]
         for each in dead:
             self._finish(each, "error")

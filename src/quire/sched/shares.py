@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
+from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
+
+LEAST = 4
+"""Rows of prompts in a step at least: they must get on, and so few cost next to nothing beside decodes."""
 
 
 def decodes(seq: Sequence) -> bool:
@@ -17,6 +21,45 @@ def decodes(seq: Sequence) -> bool:
 def drew(chunk: Chunk) -> bool:
     """Whether a chunk is a token's row, with its draft, and not of a prompt."""
     return chunk.count == chunk.logits and chunk.start >= chunk.seq.prompt_len
+
+
+class Portions:
+    """How much of what could be computed goes into one step, where several are under way at one time.
+
+    A sequence whose next token is not known yet is in no other step, so decodes are divided among steps: as many as
+    there are stages, no more, because every step reads all weights. Prompts are cut finer, as chunks of one prompt may
+    follow each other at once, and stages wait for the first of them (Huang et al. 2019, GPipe).
+    """
+
+    def __init__(self, stages: int = 1, steps: int = 1) -> None:
+        """`stages`: that compute at the same time; `steps`: under way at one time at most."""
+        self._stages, self._steps = stages, steps
+
+    @property
+    def staged(self) -> bool:
+        """Whether there are several stages."""
+        return self._stages > 1
+
+    def budget(self, config: SchedulerConfig, running: Rows[Sequence]) -> int:
+        """Tokens of one step, of what `config` says, which all under way share; as many as its decodes at least."""
+        most = config.max_num_batched_tokens
+        if not self.staged or not config.enable_chunked_prefill:
+            return most
+        rows = sum(1 + len(seq.draft) for seq in running if decodes(seq))
+        return min(most, max(-(-most // self._steps), LEAST - (-rows // self._stages)))
+
+    def ready(self, unfinished: list[Sequence]) -> list[Sequence]:
+        """Those that the next step may have a part of."""
+        if not self.staged:
+            return unfinished
+        free = [seq for seq in unfinished if not seq.in_flight]
+        left = -(-sum(map(decodes, unfinished)) // min(self._stages, self._steps))
+        found = list[Sequence]()
+        for seq in free:
+            left -= decodes(seq)
+            if left >= 0 or not decodes(seq):
+                found.append(seq)
+        return found
 
 
 def rows_of(seq: Sequence, budget: int, chunked: bool) -> int:

@@ -123,7 +123,7 @@ class ModelDrafter(Drafter):
     def __init__(self, step: Step, vocab_size: int, weight_bytes: int, form: TreeForm | None) -> None:
         super().__init__(step, vocab_size, weight_bytes, form)
         self._size, self._room = step.caches.block_size, len(step.arrays.tokens)
-        self._through = np.zeros(step.caches.blocks + 1, np.int32)
+        self._through = step.caches.through
         self._through[-1] = self._size  # SLID_OUT: nobody reads it
 
     def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:

@@ -15,7 +15,7 @@ from quire.model.disk.opened import Opened
 from quire.model.load.adapter_files import AdapterFile, LowRank, read_adapter
 from quire.model.load.extension import Where
 from quire.model.load.extensions import Extensions
-from quire.model.load.roles import COLUMNS, DISK_ROLES, FUSED, ROWS, Share, disk_rows
+from quire.model.load.roles import COLUMNS, DISK_ROLES, FUSED, KEY_VALUE, ROWS, Share, disk_rows
 from quire.model.net.lora import NONE, Piece
 
 ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
@@ -25,13 +25,15 @@ ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
 class Adapters:
     """The adapters of a model: room in its linears, and which adapter has which slot."""
 
-    def __init__(self, opened: Opened, share: Share, options: LoraConfig, max_rows: int, device: torch.device) -> None:
+    def __init__(
+        self, opened: Opened, share: Share, options: LoraConfig, max_rows: int, device: torch.device, ranks: int = 1
+    ) -> None:
         """`max_rows`: of a step."""
         self.rows, self.logit_rows = (torch.full((max_rows,), NONE, dtype=torch.int32, device=device) for _ in range(2))
         self._device = device
         self.names: dict[str, int] = {}
         self._folders: dict[str, Path] = {}
-        self._opened, self._share = opened, share
+        self._opened, self._share, self._ranks = opened, share, ranks
         self.slots = max(options.max_loras, len(options.lora_modules))
         self._rank = options.max_lora_rank
         self._pieces: dict[Where, Piece] = {}
@@ -84,10 +86,14 @@ class Adapters:
         file = read_adapter(folder, self._opened, self._taken(), self._rank)
         parts = {(role, layer): low for role, layer, low in self._parts(file, folder)}
         held, low = self.extensions.planned(slot, parts, file)  # whatever is wrong, the slot is as it was
-        if self._share.world > 1 and slot in held.by_slot:
-            raise ConfigError(f"{folder}: changes of tables and heads are not split over ranks; use one device")
+        if (self._ranks > 1 or not self._share.whole) and slot in held.by_slot:
+            raise ConfigError(
+                f"{folder}: changes of tables and heads, magnitudes and biases are not split over ranks; use one device"
+            )
         self._clear(slot)
         for at, part in low.items():
+            if at not in self._pieces:
+                continue  # another stage has the layer
             piece, rank = self._pieces[at], len(part.a)
             piece.a[slot, :rank], piece.b[slot, :rank] = part.a, part.b.t()
         self.extensions.hold(held)
@@ -111,8 +117,16 @@ class Adapters:
         for role in self._opened.family.names:
             if role in DISK_ROLES and DISK_ROLES[role].kind == "linear" and DISK_ROLES[role].layer:
                 for layer in range(self._opened.spec.layers):
-                    if any((part, layer) in self._pieces for part in FUSED.get(role, (role,))):
+                    if any(self._has_room(part, layer) for part in FUSED.get(role, (role,))):
                         yield role, layer
+
+    def _has_room(self, role: str, layer: int) -> bool:
+        """Here, or where another stage has the layer: all of them refuse the same adapters."""
+        spec = self._opened.spec
+        if layer in self._share.span(spec):
+            return (role, layer) in self._pieces
+        own = role not in KEY_VALUE or spec.kv_layer(layer) == layer
+        return role in ADAPTED and DISK_ROLES[role].where(spec, layer) and own and not (spec.mla.rank and role in "qkv")
 
     def _parts(self, file: AdapterFile, folder: Path) -> Iterator[tuple[str, int, LowRank]]:
         """What is added to each role: of a fused matrix the rows that are its own, in our order, and this rank's."""
@@ -126,7 +140,7 @@ class Adapters:
     def _share_of(self, role: str, low: LowRank, folder: Path) -> LowRank:
         """This rank's part of what is added to a role, cut as its matrix is."""
         spec, share, axis = self._opened.spec, self._share, DISK_ROLES[role].shard
-        if share.world > 1 and (low.magnitude is not None or low.bias is not None):
+        if not share.whole and (low.magnitude is not None or low.bias is not None):
             raise ConfigError(
                 f"{folder}: magnitudes (DoRA) and biases (lora_bias) are not split over ranks; use one device"
             )

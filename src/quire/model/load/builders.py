@@ -18,6 +18,7 @@ from quire.model.net.decoder import (
     Block,
     Decoder,
     Layer,
+    ToLogits,
     crossed_block,
     own_attention,
     parallel_block,
@@ -27,7 +28,20 @@ from quire.model.net.decoder import (
     sequential_block,
 )
 from quire.model.net.linear import Linear
-from quire.model.net.parts import Clip, Normed, NormSpans, Positions, Project, RowNorm, Scale, SoftCap, Step
+from quire.model.net.parts import (
+    Clip,
+    NoNorm,
+    Norm,
+    Normed,
+    NormSpans,
+    Positions,
+    Project,
+    RowNorm,
+    Scale,
+    SoftCap,
+    Step,
+)
+from quire.model.net.stage import Elsewhere
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.weights import PackedTable
 from quire.quant.registry import DENSE, matrix_scheme
@@ -43,17 +57,28 @@ BLOCKS: dict[str, Block] = {
 
 
 def load_decoder(reader: Reader, ropes: dict[Rope, Tensor]) -> Decoder:
-    """Everything, packed and on its device, layer by layer; `ropes` holds the table of each rope of the spec, there."""
-    spec, layers = reader.opened.spec, list[Layer]()
+    """Everything that the reader's share has, packed and on its device, layer by layer. `ropes` holds the table of each
+    rope of the spec, there. A part that is another stage's has no numbers.
+    """
+    spec, layers, span = reader.opened.spec, list[Layer](), reader.share.span(reader.opened.spec)
+    embed: Tensor | PackedTable = torch.empty(0)
+    steps: tuple[Step, ...] = ()
+    final: Norm = NoNorm()
+    head: ToLogits = Elsewhere()
     with reader.part():
-        embed = reader.place(load_table(reader))
-        steps, bias = reader.place((embed_steps(reader), backward_bias(reader)))
-    for i in range(spec.layers):
+        bias = reader.place(backward_bias(reader))
+        if span.start == 0:
+            embed, steps = reader.place((load_table(reader), embed_steps(reader)))
+    for i in span:
         with reader.part(i):
             layers.append(reader.keeper.take(i, reader.place(load_layer(reader, i, ropes[spec.rope[i]], bias))))
     cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
-    with reader.part(spec.layers):
-        final, head = reader.place((load_final_norm(reader), load_head(reader, embed)))
+    with reader.part(span.stop):
+        if span.stop == spec.layers:
+            final = reader.place(load_final_norm(reader))
+        if span.stop == spec.layers or reader.share.head is not None:
+            head = reader.place(load_head(reader, embed))
+    reader.tell("head", last=True)
     block, narrows = BLOCKS[spec.join], reader.adapters is None
     kept = reader.keeper.finish(layers, held_bytes((embed, steps, final, head)))
     return Decoder(reader.ops, embed, steps, kept.layers, final, head, cap, block, narrows, kept.source)
@@ -141,9 +166,7 @@ def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
 
 def load_head(reader: Reader, embed: Tensor | PackedTable) -> Linear:
     """The output head; a tied one is the matrix `embed`, or is packed from that table, which stays for look-ups."""
-    if isinstance(embed, PackedTable) and not reader.opened.claim.get("head") and reader.share.world == 1:
-        linear = Linear(embed.matrix)
-    else:
-        linear = reader.linear(("head",), None)
-    reader.tell("head", last=True)
-    return linear
+    whole = reader.share.of_role("head").world == 1
+    if isinstance(embed, PackedTable) and not reader.opened.claim.get("head") and whole:
+        return Linear(embed.matrix)
+    return reader.linear(("head",), None)

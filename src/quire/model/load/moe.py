@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.model.load.reader import Reader
 from quire.model.load.roles import DISK_ROLES
-from quire.model.net.moe import CutExperts, Experts, FusedExperts, MoeMlp
+from quire.model.net.moe import CutExperts, Experts, FusedExperts, MoeMlp, OneHolder
 from quire.model.net.parts import GatedMlp
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
@@ -33,6 +33,7 @@ def load_moe(reader: Reader, index: int) -> MoeMlp:
         reader.vector("router_bias", index),
         spec.moe.routing,
         _experts(reader, index),
+        OneHolder(spec.moe.routing.experts),
         shared,
         switch,
     )
@@ -57,8 +58,9 @@ def activation(spec: ModelSpec) -> Callable[[Ops, Tensor], Tensor]:
 
 
 def _grouped(reader: Reader, roles: tuple[str, ...], index: int) -> Grouped:
-    """One matrix of every expert. They are packed as one: a buffer each would be too small for huge pages."""
-    experts, spec = reader.local.moe.routing.experts, reader.local
+    """One matrix of every expert that this rank has, packed as one: a buffer each would be too small for huge pages."""
+    held, spec = reader.share.held(index, reader.opened.spec), reader.local
+    experts = len(held)
     name, widths = f"{index}.{'+'.join(roles)}", [DISK_ROLES[role].shape(spec) for role in roles]
     height = sum(n for n, _ in widths)
     kept = None
@@ -70,7 +72,7 @@ def _grouped(reader: Reader, roles: tuple[str, ...], index: int) -> Grouped:
     biases = list[Tensor]()
 
     def weights() -> Iterator[QWeight]:
-        for expert in range(experts):
+        for expert in held:
             weight, bias = reader.matrix(roles, index, expert)
             biases.extend(() if bias is None else (bias,))
             yield weight if height == len(padded_rows(height)) else weight.take_rows(padded_rows(height))

@@ -196,9 +196,13 @@ def packed_cache(
     name += "-12" if ops.cpu.bf16_bits == 12 else ""
     name += "" if options.activations == "auto" else f"-a{options.activations}"
     name += "" if share.world == 1 else f"-rank{share.rank}of{share.world}"
+    name += "" if share.layers is None else f"-layers{share.layers.start}to{share.layers.stop - 1}"
+    name += "" if share.experts is None else f"-experts{share.experts.rank}of{share.experts.world}"
     name += ending(paths[0])
     declared = json.dumps(opened.config.child("quantization_config").raw, sort_keys=True)
     facts = [VERSION, name, target.name if target else "", repr(opened.spec), declared, _layout(ops.cpu, target)]
+    if share.experts is not None:
+        facts.append(repr([share.held(layer, opened.spec) for layer in range(opened.spec.layers)]))
     limits = Limits(int(options.cache_packed_gib * 2**30), SMALLEST if auto else 0)
     return PackedCache(folder_of(options) / name, _fingerprint(facts, paths), ops.cpu, limits)
 

@@ -2,31 +2,100 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
 
 from quire.core.errors import ConfigError
+from quire.model.batch import Forward
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
+from quire.model.net.divided import ManyHolders
 from quire.model.net.joined import GatheredHead, GatheredNorm, SummedAttention, SummedMlp
-from quire.model.net.parts import RowNorm, Step
+from quire.model.net.moe import MoeMlp
+from quire.model.net.parts import Mlp, NoNorm, Normed, ReplacingNorm, RowNorm, Step
+from quire.model.net.spread import spread
+from quire.model.net.stage import Stage
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
+from quire.parallel.experts import Division
+from quire.parallel.pairs import PairDivider
 from quire.parallel.place import Place
 
 
-def share_of(place: Place) -> Share:
-    """What a rank at `place` has of each matrix."""
-    return Share(place.along("tensor"), place.topology.tensor)
+def share_of(place: Place, stages: Sequence[range]) -> Share:
+    """What a rank at `place` has of each matrix, and which of the layers, those of all `stages`.
+
+    The first and the last stage share the head (Yeung et al. 2024): layers could not make up for it, as a prompt needs
+    it once and an answer at every token. Ranks that share matrices have the head of the last stage.
+    """
+    if place.topology.pipeline == 1:
+        return Share(place.along("tensor"), place.topology.tensor, place.division)
+    number = place.along("pipeline")
+    ends = {0: (0, 2), place.topology.pipeline - 1: (1, 2)} if place.topology.tensor == 1 else {}
+    return Share(place.along("tensor"), place.topology.tensor, place.division, stages[number], ends.get(number))
 
 
-def joined(decoder: Decoder, spec: ModelSpec, place: Place) -> Decoder:
+def joined(decoder: Decoder, spec: ModelSpec, place: Place, share: Share) -> Decoder:
     """`decoder` of a rank's share, joined with those of the others along each axis.
 
     `spec`: the whole model's. `ConfigError` for what cannot be split yet, with the reason.
     """
-    comm = place.comm("tensor")
-    return decoder if comm is None else _over_shares(decoder, spec, comm)
+    if (comm := place.comm("context")) is not None:
+        check_spread(spec)
+        decoder = spread(decoder, comm)
+    comm, stages, division = place.comm("tensor"), place.comm("pipeline"), place.division
+    if division is not None and (among := place.comm(division.plan.axis)) is not None:
+        decoder = _over_holders(decoder, spec.moe.routing.experts, division, among)
+    if comm is not None:
+        decoder = _over_shares(decoder, spec, comm)
+    return decoder if stages is None else _as_stage(decoder, spec, stages, share)
+
+
+def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> Stage:
+    """With the ways in from the stage before and out to the next.
+
+    In a post-LN model the norm that ends the layer before is what comes in.
+    """
+    parts = {f.name: getattr(decoder, f.name) for f in fields(decoder)}
+    first, *others = decoder.layers
+    if comm.rank and isinstance(first.attn_norm, ReplacingNorm):
+        parts["embed_steps"] = (Normed(first.attn_norm.norm),)
+        parts["layers"] = (replace(first, attn_norm=NoNorm()), *others)
+    return Stage(**parts, comm=comm, hidden=spec.hidden, shared=share.head is not None)
+
+
+def check_spread(spec: ModelSpec) -> None:
+    """`ConfigError` for a model whose sequences cannot be spread over ranks, with the reason."""
+    for found, why in (
+        (spec.encoder.layers, "an encoder is computed by one rank only, and its keys lie before the decoder's"),
+        (spec.mla.rank, "attention to latents folds no splits of keys that other ranks have"),
+    ):
+        if found:
+            raise ConfigError(f"--context-parallel-size: {why}; leave it out", param="context_parallel_size")
+
+
+def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:
+    """With experts whose pairs are computed by who holds them."""
+    counted, layers = torch.zeros(len(decoder.layers), experts + comm.world + 1, dtype=torch.int64), list[Layer]()
+    for i, layer in enumerate(decoder.layers):
+        mlp = layer.mlp
+        if isinstance(mlp, MoeMlp):
+            divide = PairDivider(division.held(i, experts), comm.rank, counted[i])
+            mlp = replace(mlp, holders=ManyHolders(divide, comm, counted))
+        layers.append(replace(layer, mlp=mlp))
+    return replace(decoder, layers=tuple(layers))
+
+
+def counted_pairs(decoder: Forward) -> Tensor | None:
+    """By layer what `PairDivider` counts, int64 [layers, experts + ranks + 1], or None where no experts are divided."""
+    for layer in decoder.layers if isinstance(decoder, Decoder) else ():
+        if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.holders, ManyHolders):
+            return layer.mlp.holders.counted
+    return None
 
 
 def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:
@@ -44,8 +113,16 @@ def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:
 
 def _joined(layer: Layer, ops: Ops, comm: Comm) -> Layer:
     steps = tuple(_step(step, ops, comm) for step in layer.qkv_steps)
-    attention, mlp = SummedAttention(layer.attention, comm), SummedMlp(layer.mlp, comm)
-    return replace(layer, qkv_steps=steps, attention=attention, mlp=mlp)
+    return replace(
+        layer, qkv_steps=steps, attention=SummedAttention(layer.attention, comm), mlp=_summed(layer.mlp, comm)
+    )
+
+
+def _summed(mlp: Mlp, comm: Comm) -> Mlp:
+    """With the sum over ranks, where each has a part of the width. Of experts divided over them only the shared is."""
+    if not isinstance(mlp, MoeMlp) or not isinstance(mlp.holders, ManyHolders) or mlp.holders.comm is not comm:
+        return SummedMlp(mlp, comm)
+    return replace(mlp, shared=None if mlp.shared is None else SummedMlp(mlp.shared, comm))
 
 
 def _step(step: Step, ops: Ops, comm: Comm) -> Step:

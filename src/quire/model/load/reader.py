@@ -68,8 +68,11 @@ class Reader:
         self.report: dict[str, tuple[str, int]] = {}
         self._progress = progress or (lambda done, total, what: None)
         self._names: dict[int | None, list[str]] = {}
+        span = share.span(opened.spec)
         for (_, place), parts in opened.claim.parts.items():
-            self._names.setdefault(place.layer, []).extend(parts.values())
+            if place.layer is None or place.layer in span:
+                self._names.setdefault(place.layer, []).extend(parts.values())
+        self._first = span.start
         self._done, self._total = 0, sum(i.nbytes for i in opened.source.infos.values())
 
     @contextmanager
@@ -78,7 +81,7 @@ class Reader:
 
         So the memory of a load is that of the packed model and of one layer, and a disk does not wait for the packing.
         """
-        following = self._names.get(0 if layer is None else layer + 1, [])
+        following = self._names.get(self._first if layer is None else layer + 1, [])
         following = following + self._names.get(None, []) if layer is None else following
         asking = Thread(target=self.opened.source.read_ahead, args=(following,), daemon=True)
         asking.start()
@@ -165,7 +168,7 @@ class Reader:
 
     def _shape(self, roles: tuple[str, ...], rows: Tensor | None) -> tuple[int, int]:
         """[n, k] of the matrices of `roles` fused, or of the rows `rows` of them."""
-        shapes = [self.share.shape(role, self.opened.spec) for role in roles]
+        shapes = [self.share.of_role(role).shape(role, self.opened.spec) for role in roles]
         return sum(shape[0] for shape in shapes) if rows is None else len(rows), shapes[0][1]
 
     def _holder(self, role: str, layer: int | None, expert: int | None = None) -> str:
@@ -191,7 +194,7 @@ class Reader:
             rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
             if rows is not None:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-        return shard(weight, bias, role, spec, self.share.rank, self.share.world)
+        return shard(weight, bias, role, spec, self.share.of_role(role))
 
     def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Tensor | None]:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""

@@ -1,8 +1,9 @@
 """What each role is: its shape, whether it may be absent, and the axis along which tensor parallelism splits it.
 
 This table is the only source of shard axes. The outputs of a row shard are a slice of the whole's, those of
-column shards are partial sums, which one reduction adds (Megatron-LM, Shoeybi et al. 2019). `local_spec` is the shape
-of one rank's share; the token table is whole on every rank, as each may meet any token.
+column shards are partial sums, which one reduction adds (Megatron-LM, Shoeybi et al. 2019). Experts have a second axis,
+their number: where a `Division` gives each rank some of them, a share has fewer and, over the same ranks, whole ones.
+`local_spec` is the shape of one rank's share; the token table is whole on every rank, as each may meet any token.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from quire.core.errors import ConfigError
 from quire.model.spec import ModelSpec
 from quire.ops.lazy import torch
+from quire.parallel.experts import Division
 from quire.quant.base import QWeight
 
 if TYPE_CHECKING:
@@ -216,10 +218,45 @@ def parameter_count(spec: ModelSpec, roles: dict[str, Role] = ROLES) -> int:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of a model: number `rank` of `world`."""
+    """One rank's part of a model: number `rank` of `world` of each matrix. `experts`: how they are divided, or None.
+
+    `layers`: those of its stage, None: all. `head`: (number, of how many) of the head's rows, where the first and the
+    last stage share them.
+    """
 
     rank: int = 0
     world: int = 1
+    experts: Division | None = None
+    layers: range | None = None
+    head: tuple[int, int] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of a model."""
+        return self.world == 1 and self.experts is None and self.layers is None
+
+    def of_role(self, name: str) -> Share:
+        """Which part it has of one role."""
+        return Share(*self.head) if name == "head" and self.head is not None else self
+
+    def span(self, spec: ModelSpec) -> range:
+        """Its layers."""
+        return range(spec.layers) if self.layers is None else self.layers
+
+    def cuts(self, name: str) -> bool:
+        """Whether a rank has a part of each matrix or vector of the role."""
+        given = ROLES[name].experts and self.experts is not None and self.experts.plan.axis == "tensor"
+        return self.world > 1 and ROLES[name].shard != WHOLE and not given
+
+    def held(self, layer: int, spec: ModelSpec) -> tuple[int, ...]:
+        """The experts of `layer` that this rank has, ascending."""
+        count = spec.moe.routing.experts
+        return tuple(range(count)) if self.experts is None else self.experts.held(layer, count)[self.experts.rank]
+
+    def copies(self, name: str, spec: ModelSpec) -> int:
+        """How many of a role this rank has."""
+        role, whole = ROLES[name], ROLES[name].copies(spec)
+        return whole // spec.moe.routing.experts * len(self.held(0, spec)) if role.experts else whole
 
     def of(self, units: int, what: str, even: bool = True) -> tuple[int, int]:
         """(first, stop) of `units` that stay whole; units fewer than ranks are replicated.
@@ -240,7 +277,8 @@ class Share:
 
     def role(self, name: str, spec: ModelSpec) -> tuple[int, int]:
         """(first, stop) of the units of a split role; `spec`: the whole model's, here and below."""
-        return self.of(ROLES[name].units(spec), name, ROLES[name].even)
+        units = ROLES[name].units(spec)
+        return self.of(units, name, ROLES[name].even) if self.cuts(name) else (0, units)
 
     def cut(self, name: str, spec: ModelSpec, length: int) -> slice:
         """The part of the split axis, `length` numbers long, of a role."""
@@ -249,18 +287,27 @@ class Share:
 
     def shape(self, name: str, spec: ModelSpec) -> tuple[int, ...]:
         """The shape of this rank's part of a role."""
-        shape, role = list(ROLES[name].shape(spec)), ROLES[name]
-        if role.shard != WHOLE:
-            axis = 0 if role.shard == ROWS else 1
+        shape = list(ROLES[name].shape(spec))
+        if self.cuts(name):
+            axis = 0 if ROLES[name].shard == ROWS else 1
             part = self.cut(name, spec, shape[axis])
             shape[axis] = part.stop - part.start
         return tuple(shape)
 
 
 def local_spec(spec: ModelSpec, share: Share) -> ModelSpec:
-    """The spec of one rank's share: heads, widths of MLPs and experts, rows of the head; errors as of `Share.of`."""
-    if share.world == 1:
+    """The spec of one rank's share: heads, widths of MLPs, experts and their widths, rows of the head.
+
+    Errors as of `Share.of` and `Division.held`.
+    """
+    if share.whole:
         return spec
+    if share.experts is not None and not any(spec.moe.sparse):
+        option = share.experts.option
+        raise ConfigError(
+            f"--{option.replace('_', '-')}: {spec.family!r} models have no experts to divide; leave it out",
+            param=option,
+        )
 
     def count(name: str) -> int:
         first, stop = share.role(name, spec)
@@ -273,31 +320,36 @@ def local_spec(spec: ModelSpec, share: Share) -> ModelSpec:
         intermediate=count("gate"),
         vocab_size=count("head"),
         alibi=spec.alibi[slice(*share.role("q", spec))],
-        moe=replace(spec.moe, intermediate=count("expert_gate"), shared=count("shared_gate")),
+        moe=replace(
+            spec.moe,
+            routing=replace(spec.moe.routing, experts=len(share.held(0, spec))),
+            intermediate=count("expert_gate"),
+            shared=count("shared_gate"),
+        ),
     )
 
 
 def shard(
-    weight: QWeight, bias: Tensor | None, name: str, spec: ModelSpec, rank: int, world: int
+    weight: QWeight, bias: Tensor | None, name: str, spec: ModelSpec, share: Share
 ) -> tuple[QWeight, Tensor | None]:
-    """Rank `rank`'s part of a linear role among `world`: the identity for world 1.
+    """A rank's part of a linear role: the identity where it has all.
 
     Heads are never cut. Fewer key/value heads than ranks are replicated. The bias of a column shard stays on rank 0, so
     that the reduction adds it once. `ConfigError` when the units do not divide.
     """
     role = ROLES[name]
-    if world == 1 or role.shard == WHOLE:
+    if not share.cuts(name):
         return weight, bias
-    part = Share(rank, world).cut(name, spec, weight.shape[0 if role.shard == ROWS else 1])
+    part = share.cut(name, spec, weight.shape[0 if role.shard == ROWS else 1])
     if role.shard == COLUMNS:
-        return weight.slice_cols(part.start, part.stop), bias if rank == 0 else None
+        return weight.slice_cols(part.start, part.stop), bias if share.rank == 0 else None
     return weight.take_rows(part), None if bias is None else bias[part]
 
 
 def shard_vector(vector: Tensor, name: str, spec: ModelSpec, share: Share) -> Tensor:
     """This rank's part of a vector role, or of the table [., units] that a column shard has."""
     role = ROLES[name]
-    if share.world == 1 or role.shard == WHOLE:
+    if not share.cuts(name):
         return vector
     if role.shard == COLUMNS:
         return vector[:, share.cut(name, spec, vector.shape[1])].contiguous()

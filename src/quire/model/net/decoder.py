@@ -75,23 +75,39 @@ def chosen(ops: Ops, x: Tensor, wanted: Wanted) -> Tensor:
 
 def own_attention(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
     """h [T, hidden] -> [R, hidden]; keys and values of all rows are written to `cache`."""
-    qkv = layer.qkv(ops, h)
-    for step in layer.qkv_steps:
-        qkv = step(ops, qkv, batch)
-    qkv = ops.rope_and_cache(qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps)
-    attended = ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend, batch.tree)
-    return layer.o(ops, chosen(ops, attended, wanted))
+    return attended_rows(ops, layer, own_rows(ops, layer, h, batch, cache), batch, cache, wanted)
 
 
 def reading_attention(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
     """Like `own_attention` with queries only: `cache` is that of an earlier layer, which wrote the rows' keys."""
+    return attended_rows(ops, layer, reading_rows(ops, layer, h, batch, cache), batch, cache, wanted)
+
+
+def own_rows(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    """h [T, hidden] -> what attention reads of the rows; their keys and values are written to `cache`."""
+    qkv = layer.qkv(ops, h)
+    for step in layer.qkv_steps:
+        qkv = step(ops, qkv, batch)
+    rotated: Tensor = ops.rope_and_cache(
+        qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps
+    )
+    return rotated
+
+
+def reading_rows(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    """Like `own_rows` with queries only."""
     q = layer.qkv(ops, h)
     for step in layer.qkv_steps:
         q = step(ops, q, batch)
     norm = layer.qk_norms[0] if layer.qk_norms else None
-    qkv = ops.rope_queries(
+    rotated: Tensor = ops.rope_queries(
         q, batch.positions, layer.rope, 2 * cache.layout.kv_heads, cache.layout.head_dim, norm, layer.eps
     )
+    return rotated
+
+
+def attended_rows(ops: Ops, layer: Layer, qkv: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+    """What attention adds to the stream, [R, hidden]."""
     attended = ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend, batch.tree)
     return layer.o(ops, chosen(ops, attended, wanted))
 

@@ -8,13 +8,29 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.model.net.linear import Linear
-from quire.model.net.parts import GatedMlp
+from quire.model.net.parts import Mlp
 from quire.ops.backend import Ops
 from quire.ops.moe import Between, Choices, Grouped
 from quire.ops.routing import Routing
 
 Experts = Callable[[Ops, Tensor, Choices], Tensor]
-"""rows [T, hidden] f32 and what their router chose -> the weighted sums [T, hidden] f32 of the experts' outputs."""
+"""rows [T, hidden] f32 and choices [R, top_k] of them, of experts of this process -> the weighted sums [R, hidden] f32
+of the experts' outputs."""
+
+Holders = Callable[[Ops, Experts, Tensor, Tensor, Tensor], Tensor]
+"""Has those compute who hold them: this process's experts, rows [T, hidden] f32, the experts int32 [T, top_k] that each
+row chose, of all there are, and their weights f32 -> the weighted sums [T, hidden] f32."""
+
+
+@dataclass(frozen=True)
+class OneHolder:
+    """All experts, `count` of them, are this process's."""
+
+    count: int
+
+    def __call__(self, ops: Ops, own: Experts, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """As `Holders` says."""
+        return own(ops, x, (*ops.sort_by_expert(ids, self.count), weights))
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,7 @@ class FusedExperts:
     between: Between
 
     def __call__(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
+        """As `Experts` says."""
         return ops.expert_mlp(x, self.gate_up, self.down, self.between, choices)  # type: ignore[no-any-return]
 
 
@@ -39,7 +55,7 @@ class CutExperts:
     act: Callable[[Ops, Tensor], Tensor]
 
     def __call__(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
+        """As `Experts` says."""
         tokens, places, offsets, weights = choices
         inner = self.act(ops, ops.grouped_linear(x, self.gate_up, tokens, offsets))
         y = ops.grouped_linear(inner, self.down, None, offsets)
@@ -58,13 +74,14 @@ class MoeMlp:
     bias: Tensor | None
     routing: Routing
     experts: Experts
-    shared: GatedMlp | None
+    holders: Holders
+    shared: Mlp | None
     switch: Linear | None
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         ids, weights = ops.route(self.router(ops, x), self.bias, self.routing)
-        y = self.experts(ops, x, (*ops.sort_by_expert(ids, self.routing.experts), weights))
+        y = self.holders(ops, self.experts, x, ids, weights)
         if self.shared is None:
             return y
         shared = self.shared(ops, x)

@@ -1,0 +1,80 @@
+"""A store in host memory, for a cache that is a GPU's: what has no room any more goes to the store below."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence as Rows
+from typing import Any
+
+from quire.cache.tiers import Counts, Store, Wanted
+
+
+class HostStore:
+    """The last `most` blocks that were put or read, each of `nbytes` bytes."""
+
+    def __init__(self, most: int, nbytes: int, below: Store | None = None) -> None:
+        self._most, self._nbytes, self._below = most, nbytes, below
+        self._blocks: OrderedDict[bytes, tuple[tuple[int, ...], Any]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._written = 0
+
+    @property
+    def counts(self) -> Counts:
+        """Of all tiers together."""
+        below = Counts() if self._below is None else self._below.counts
+        held = len(self._blocks)
+        return below._replace(
+            blocks=below.blocks + held, bytes=below.bytes + held * self._nbytes, written=below.written + self._written
+        )
+
+    def has(self, key: bytes) -> bool:
+        """Whether this store or one below has it."""
+        return key in self._blocks or (self._below is not None and self._below.has(key))
+
+    def full(self) -> bool:
+        """Never: what was put first leaves."""
+        return False
+
+    def put(self, key: bytes, tokens: tuple[int, ...], data: Any) -> None:
+        """Keep it at once."""
+        with self._lock:
+            self._blocks[key] = tokens, data
+            self._written += 1
+            first = self._blocks.popitem(last=False) if len(self._blocks) > self._most else None
+        if first is not None and self._below is not None and not self._below.has(first[0]):
+            self._below.put(first[0], *first[1])
+
+    def read(self, wanted: Rows[Wanted]) -> dict[bytes, Any]:
+        """The blocks up to the first that no tier has."""
+        mine: dict[bytes, Any] = {}
+        with self._lock:
+            for want in reversed(wanted):  # the beginning of a chain is to stay longest
+                if (held := self._blocks.get(want.key)) is not None and held[0] == want.tokens:
+                    mine[want.key] = held[1]
+                    self._blocks.move_to_end(want.key)
+        others = [want for want in wanted if want.key not in mine]
+        if others and self._below is not None:
+            mine |= self._below.read(others)
+        found: dict[bytes, Any] = {}
+        for want in wanted:
+            if want.key not in mine:
+                break
+            found[want.key] = mine[want.key]
+        return found
+
+    def forget_all(self) -> None:
+        """Hold nothing, here and below."""
+        with self._lock:
+            self._blocks.clear()
+        if self._below is not None:
+            self._below.forget_all()
+
+    def close(self, seconds: float) -> None:
+        """What is here goes below, as far as it is taken: the least recently used last."""
+        if self._below is None:
+            return
+        for key, (tokens, data) in reversed(list(self._blocks.items())):
+            if not self._below.full() and not self._below.has(key):
+                self._below.put(key, tokens, data)
+        self._below.close(seconds)

@@ -1,0 +1,244 @@
+"""Tiers behind the KV cache: what was evicted is kept in a store, and comes back by the same hash.
+
+A store may be slower than computing the tokens again. Which it is, is measured: seconds to read a block, seconds to
+compute a token (as in Mooncake, Qin et al. 2024, and CachedAttention, Gao et al. 2024).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence as Rows
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+from quire.core.plan import Save
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 64 << 20
+"""Read and put into the cache at one time: others' steps wait for the copy, 20 ms."""
+PIECES = 4
+"""That are read and not yet put into the cache."""
+MEASURED_ROWS = 32
+"""Rows of prompts in a step that says how long a token takes: below, weights are most of its time."""
+PATIENCE = 8
+"""How often computing is chosen before reading is tried again; twice as often after each try that was slower."""
+MOST_PATIENCE = 1024
+FOLLOW = 0.3
+
+
+class Wanted(NamedTuple):
+    """A block that a store has: the key of its tokens for a group of layers."""
+
+    key: bytes
+    tokens: tuple[int, ...]
+
+
+class Counts(NamedTuple):
+    """Of a store now: blocks and bytes it holds; since the start: blocks written, found bad, not taken for want of
+    time or room."""
+
+    blocks: int = 0
+    bytes: int = 0
+    written: int = 0
+    bad: int = 0
+    dropped: int = 0
+
+
+class Store(Protocol):
+    """Keeps the content of blocks by key. One thread calls all but `read`, which another may call meanwhile."""
+
+    @property
+    def counts(self) -> Counts:
+        """What it holds and did."""
+        ...
+
+    def has(self, key: bytes) -> bool:
+        """Whether it is likely to have the block; `read` says for sure."""
+        ...
+
+    def put(self, key: bytes, tokens: tuple[int, ...], data: Any) -> None:
+        """Keep `data`, which nobody changes any more; never waits, and may decline."""
+        ...
+
+    def full(self) -> bool:
+        """Whether `put` would decline for want of time."""
+        ...
+
+    def read(self, wanted: Rows[Wanted]) -> dict[bytes, Any]:
+        """The blocks up to the first that is not there, damaged or of other tokens."""
+        ...
+
+    def forget_all(self) -> None:
+        """Hold nothing any more."""
+        ...
+
+    def close(self, seconds: float) -> None:
+        """Finish what was put, for so long at most."""
+        ...
+
+
+class Rates:
+    """Seconds that a block takes to be read and a token to be computed, as they were lately."""
+
+    def __init__(self) -> None:
+        self.block = self.token = 0.0
+        self._declined, self._patience = 0, PATIENCE
+
+    def pays(self, blocks: int, tokens: int) -> bool:
+        """Whether reading `blocks` is expected to be faster than computing their `tokens`, or is to be tried again."""
+        if not self.block or not self.token or blocks * self.block < tokens * self.token:
+            self._declined, self._patience = 0, PATIENCE
+            return True
+        self._declined += 1
+        if self._declined < self._patience:
+            return False
+        self._declined, self._patience = 0, min(MOST_PATIENCE, 2 * self._patience)
+        return True
+
+    def read(self, blocks: int, seconds: float) -> None:
+        """So many blocks were read and put in place."""
+        self.block = _toward(self.block, seconds / blocks)
+
+    def computed(self, prompts: int, rows: int, seconds: float) -> None:
+        """A step of `rows` rows, `prompts` of which were of prompts, took so long."""
+        if prompts >= MEASURED_ROWS:
+            self.token = _toward(self.token, seconds / rows)
+
+
+def _toward(known: float, found: float) -> float:
+    return found if not known else known + FOLLOW * (found - known)
+
+
+class Reading:
+    """Blocks that a thread reads from a store; `found` is there once it is `done`."""
+
+    def __init__(self, wanted: Rows[Wanted]) -> None:
+        self.wanted = wanted
+        self.found: dict[bytes, Any] = {}
+        self.seconds = 0.0
+        self.done = threading.Event()
+        self.dropped = False
+
+
+class Tiers:
+    """Between the pool and a store: notes what is to be kept of evicted blocks, and reads what is wanted back.
+
+    `saves` and `fills` gather what the next plan says; a plan is prepared before its rows are computed.
+    """
+
+    def __init__(self, store: Store, block_bytes: int) -> None:
+        self.store = store
+        self.rates = Rates()
+        self.piece = max(1, PIECE_BYTES // block_bytes)
+        self.hits = self.misses = self.dropped = 0
+        self.saves: list[Save] = []
+        self.fills: list[tuple[int, Any]] = []
+        self._unsaved: dict[int, Save] = {}
+        self._asked: SimpleQueue[Reading | None] = SimpleQueue()
+        self._room = threading.Semaphore(PIECES)
+        self._returned, self._lock = threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------------------------------------- to the store
+
+    def published(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
+        """A block can be found from now on."""
+        self._unsaved[block] = Save(block, key, tokens)
+
+    def evicted(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
+        """A block is about to be written anew: what it holds is copied before. One that is yet to be filled holds
+        nothing, and came from the store."""
+        self._unsaved.pop(block, None)
+        if any(block == filled for filled, _ in self.fills) or self.store.has(key):
+            return
+        if self.store.full():
+            self.dropped += 1
+        else:
+            self.saves.append(Save(block, key, tokens))
+
+    def forgotten(self) -> None:
+        """Nothing of the pool can be found any more."""
+        self._unsaved.clear()
+        self.saves.clear()
+        self.store.forget_all()
+
+    def behind(self, most: int) -> tuple[Save, ...]:
+        """Up to `most` blocks that can be found and are in no store, the newest first: the end of a chain is to be
+        older in the store than its beginning, without which it is worth nothing."""
+        found: list[Save] = []
+        while self._unsaved and len(found) < most and not self.store.full():
+            _, save = self._unsaved.popitem()
+            if not self.store.has(save.key):
+                found.append(save)
+        return tuple(found)
+
+    @property
+    def unsaved(self) -> int:
+        """Blocks that `behind` has still to look at."""
+        return len(self._unsaved)
+
+    def take(self) -> tuple[tuple[Save, ...], tuple[tuple[int, Any], ...]]:
+        """What the next plan says."""
+        (saves, self.saves), (fills, self.fills) = (tuple(self.saves), []), (tuple(self.fills), [])
+        return saves, fills
+
+    # ----------------------------------------------------------------------------------------------- from the store
+
+    def read(self, wanted: Rows[Wanted]) -> Reading:
+        """Begin to read a piece."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="quire-kv-read", daemon=True)
+            self._thread.start()
+        reading = Reading(wanted)
+        self._asked.put(reading)
+        return reading
+
+    def fill(self, block: int, data: Any) -> None:
+        """The next plan puts what was read into a block."""
+        self._unsaved.pop(block, None)
+        self.fills.append((block, data))
+
+    def ended(self, reading: Reading) -> None:
+        """What it found was used."""
+        self._room.release()
+        self.hits += len(reading.found)
+        self.misses += len(reading.wanted) - len(reading.found)
+        if reading.found:
+            self.rates.read(len(reading.found), reading.seconds)
+
+    def drop(self, reading: Reading) -> None:
+        """Nobody wants it any more."""
+        with self._lock:
+            reading.dropped = True
+            if reading.done.is_set():
+                self._room.release()
+
+    def wait(self, seconds: float) -> None:
+        """Until something was read, for so long at most."""
+        self._returned.wait(seconds)
+        self._returned.clear()
+
+    def close(self, seconds: float) -> None:
+        """Finish what is being written."""
+        self._asked.put(None)
+        self.store.close(seconds)
+
+    def _run(self) -> None:
+        while (reading := self._asked.get()) is not None:
+            if reading.dropped:
+                continue
+            self._room.acquire()
+            begin = time.perf_counter()
+            try:
+                reading.found = self.store.read(reading.wanted)
+            except Exception:  # whoever waits computes instead
+                log.exception("a store of keys and values failed")
+            with self._lock:
+                reading.seconds = time.perf_counter() - begin
+                reading.done.set()
+                if reading.dropped:
+                    self._room.release()
+            self._returned.set()

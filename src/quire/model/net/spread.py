@@ -1,0 +1,216 @@
+"""A sequence's keys and values over several ranks, by whole splits: how rows come to what others have of their keys.
+
+What a rank finds of a row in the splits that it has are states, and these are folded in the order of splits wherever
+they come from, so a row has the bits of one rank. Three ways, by what passes between ranks: states alone, where all
+ranks compute all rows; where each computes its part of the rows, queries and states (pass-Q, Yang et al. 2024), or keys
+and values (pass-KV, there; Ring Attention, Liu et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.model.batch import Batch
+from quire.model.net.decoder import (
+    Attention,
+    Decoder,
+    Layer,
+    Wanted,
+    attended_rows,
+    own_attention,
+    own_rows,
+    reading_attention,
+    reading_rows,
+)
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache
+from quire.parallel.comm import Comm
+
+Rows = Callable[[Ops, Layer, Tensor, Batch, KVCache], Tensor]
+"""h [T, hidden] -> what attention reads of the rows, as `own_rows` of the decoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Where the keys of rows lie: `cu_q`, `context` and `block_tables` as of a `Batch`; -1: blocks of other ranks."""
+
+    cu_q: Tensor
+    context: Tensor
+    block_tables: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Which states make the rows of this rank: `starts` and `order` as `fold_states` reads them."""
+
+    starts: Tensor
+    order: Tensor
+
+    def __call__(self, ops: Ops, states: Tensor, width: int, cache: KVCache, spec: AttentionSpec) -> Tensor:
+        """states [N, heads * (head_dim + 2)] of rows of `width` numbers -> [T, heads * head_dim]."""
+        heads = width // cache.layout.head_dim - 2 * cache.layout.kv_heads
+        rows: Tensor = ops.fold_states(states, self.starts, self.order, heads, spec.sinks)
+        return rows
+
+
+class Way(Protocol):
+    """How the rows of this rank see keys of all ranks."""
+
+    def __call__(self, ops: Ops, comm: Comm, qkv: Tensor, cache: KVCache, spec: AttentionSpec, writes: bool) -> Tensor:
+        """qkv [T, (heads + 2 kv_heads) * head_dim], rotated -> [T, heads * head_dim]; `writes`: these keys are new."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PassedStates:
+    """All ranks have the same rows, whose keys each has stored where they are its own.
+
+    `starts` [T + 1] of the states that rows leave here, `counts` of all that rows leave on each rank.
+    """
+
+    pages: Pages
+    starts: Tensor
+    counts: tuple[int, ...]
+    fold: Fold
+
+    def __call__(self, ops: Ops, comm: Comm, qkv: Tensor, cache: KVCache, spec: AttentionSpec, writes: bool) -> Tensor:
+        """As `Way`."""
+        p = self.pages
+        states = ops.attention_states(qkv, cache, p.cu_q, p.context, p.block_tables, self.starts, spec)
+        return self.fold(ops, comm.all_gather(ops, states, self.counts), qkv.shape[1], cache, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class PassedQueries:
+    """Each rank has `rows[rank]` rows. All get all of them and store what is theirs; states go back to the rows' ranks.
+
+    `pages`, `slots` and `starts` are of all rows, rank by rank; `sends` [world] int32: states that go to each rank;
+    `most`: the most that any rank gets.
+    """
+
+    rows: tuple[int, ...]
+    slots: Tensor
+    pages: Pages
+    starts: Tensor
+    sends: Tensor
+    most: int
+    fold: Fold
+
+    def __call__(self, ops: Ops, comm: Comm, qkv: Tensor, cache: KVCache, spec: AttentionSpec, writes: bool) -> Tensor:
+        """As `Way`."""
+        p, every = self.pages, comm.all_gather(ops, qkv, self.rows)
+        if writes:
+            ops.cache_rows(_kv(ops, every, cache), self.slots, cache)
+        states = ops.attention_states(every, cache, p.cu_q, p.context, p.block_tables, self.starts, spec)
+        found, _ = comm.all_to_all(ops, states, self.sends, self.most)
+        return self.fold(ops, found, qkv.shape[1], cache, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class PassedKeys:
+    """Each rank has `rows[rank]` rows. All get all keys: those of the rows, and the blocks that any of them sees.
+
+    `slots` of all rows, rank by rank. `picks` [blocks[rank]] int32: which blocks of this rank; `pages`: where, in all
+    ranks' blocks behind each other, the keys of this rank's rows lie.
+    """
+
+    rows: tuple[int, ...]
+    slots: Tensor
+    picks: Tensor
+    blocks: tuple[int, ...]
+    pages: Pages
+
+    def __call__(self, ops: Ops, comm: Comm, qkv: Tensor, cache: KVCache, spec: AttentionSpec, writes: bool) -> Tensor:
+        """As `Way`."""
+        if writes:
+            ops.cache_rows(comm.all_gather(ops, _kv(ops, qkv, cache), self.rows), self.slots, cache)
+        layout, p = cache.layout, self.pages
+        shapes = layout.shapes(sum(self.blocks))
+        passed = (self._passed(ops, comm, t).view(layout.element) for t in (cache.keys, cache.values))
+        whole = KVCache(layout, *(t.view(shape) for t, shape in zip(passed, shapes, strict=True)))
+        rows: Tensor = ops.attention(qkv, whole, p.cu_q, p.context, p.block_tables, spec)
+        return rows
+
+    def _passed(self, ops: Ops, comm: Comm, numbers: Tensor) -> Tensor:
+        """All ranks' picks of a cache, as rows of words."""
+        own = ops.pick_rows(numbers.view(len(numbers), -1).view(torch.float32), self.picks)
+        return comm.all_gather(ops, own, self.blocks)
+
+
+def _kv(ops: Ops, qkv: Tensor, cache: KVCache) -> Tensor:
+    """The keys and values of rows, [T, 2 * kv_heads * head_dim]."""
+    width = 2 * cache.layout.kv_heads * cache.layout.head_dim
+    kv: Tensor = ops.take_columns(qkv, qkv.shape[1] - width, width)
+    return kv
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadBatch(Batch):
+    """The rows that this rank computes. `way`: how they see keys; without, they are sequences of this rank alone.
+
+    `scored`: rows that want logits, by rank, and `order` [R] int32 their places behind each other in the order of the
+    batch; None where every rank has them all.
+    """
+
+    way: Way | None = None
+    scored: tuple[int, ...] = ()
+    order: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class SpreadAttention:
+    """Attention of a layer whose keys and values are spread over ranks. `rows`: what makes queries, keys and values;
+    `writes`: keys are new, and not those of an earlier layer."""
+
+    rows: Rows
+    writes: bool
+    comm: Comm
+
+    def __call__(self, ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+        """As `own_attention`."""
+        qkv = self.rows(ops, layer, h, batch, cache)
+        way = batch.way if isinstance(batch, SpreadBatch) else None
+        if way is None:
+            return attended_rows(ops, layer, qkv, batch, cache, wanted)
+        attended = way(ops, self.comm, qkv, cache, layer.attend, self.writes)
+        return layer.o(ops, attended if wanted is None else ops.pick_rows(attended, wanted))
+
+
+@dataclass(frozen=True)
+class SpreadDecoder(Decoder):
+    """`Decoder` of ranks that have parts of a step's rows; the first has the logits of all, the others none."""
+
+    comm: Comm | None = None
+
+    def last(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
+        """As of `Decoder`, of all ranks' rows."""
+        h = super().last(x, delta, batch, wanted)
+        if not isinstance(batch, SpreadBatch) or batch.order is None or self.comm is None:
+            return h
+        rows: Tensor = self.ops.pick_rows(self.comm.all_gather(self.ops, h, batch.scored), batch.order)
+        return rows
+
+    def score(self, h: Tensor, batch: Batch) -> Tensor:
+        """As of `Decoder`; only the first rank's logits are read, so others make none."""
+        follows = self.comm is not None and self.comm.rank > 0
+        return h[:0] if follows and isinstance(batch, SpreadBatch) else super().score(h, batch)
+
+
+def spread(decoder: Decoder, comm: Comm) -> SpreadDecoder:
+    """`decoder` of ranks that have splits of keys and values in turn."""
+    layers = tuple(replace(layer, attention=_spread(layer, comm)) for layer in decoder.layers)
+    parts = {f.name: getattr(decoder, f.name) for f in fields(decoder)} | {"layers": layers}
+    return SpreadDecoder(**parts, comm=comm)
+
+
+def _spread(layer: Layer, comm: Comm) -> SpreadAttention:
+    """`KeyError` for attention that has no states: its maker is to refuse it."""
+    kinds: dict[Attention, tuple[Rows, bool]]
+    kinds = {own_attention: (own_rows, True), reading_attention: (reading_rows, False)}
+    return SpreadAttention(*kinds[layer.attention], comm)

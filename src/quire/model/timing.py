@@ -1,0 +1,116 @@
+"""How long layers take, so that the stages of a pipeline take about the same time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from quire.core.config import EngineConfig
+from quire.core.dtypes import Dtype
+from quire.model.batch import Batch
+from quire.model.borrowed.found import find_borrowed
+from quire.model.build import form_of, kv_layout
+from quire.model.describe import compute_dtype, open_model
+from quire.model.disk.checkpoint import resolve
+from quire.model.disk.hub import hub_of
+from quire.model.disk.opened import Opened
+from quire.model.families.rope import shared_tables
+from quire.model.load.builders import BLOCKS, load_layer
+from quire.model.load.reader import Reader
+from quire.model.load.roles import Share, local_spec
+from quire.model.load.stages import Costs, numbers_of, stages_of
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache
+from quire.ops.lazy import torch_dtype
+from quire.quant.registry import quantizer
+
+log = logging.getLogger(__name__)
+PROMPT, ANSWERS = 128, 16
+"""Rows of the steps that are timed: a chunk of a prompt, and a token of each of so many sequences."""
+TURNS = 5
+
+
+def with_stages(config: EngineConfig, ops: Ops) -> EngineConfig:
+    """`config` with the layers of each stage, where it asks for stages and does not say which layers they have."""
+    parallel, options = config.parallel, config.model
+    if parallel.pipeline_parallel_size == 1 or parallel.pinned_layers or ops.cpu is None:
+        return config
+    if find_borrowed(resolve(options.model, hub_of(options))) is not None:
+        return config  # refused when it is loaded
+    opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
+    stages_of(parallel, opened.spec)
+    stages = stages_of(parallel, opened.spec, measured(config, opened, ops))
+    log.info("stages: layers %s", ", ".join(f"{part.start} to {part.stop - 1}" for part in stages))
+    layers = ",".join(str(len(part)) for part in stages)
+    return replace(config, parallel=replace(parallel, pipeline_layers=layers))
+
+
+def measured(config: EngineConfig, opened: Opened, ops: Ops) -> Costs:
+    """Seconds of each layer and of the head. Layers of one kind are timed once; the head by how many numbers it has."""
+    spec, share = opened.spec, Share(0, config.parallel.tensor_parallel_size)
+    dtype, _ = compute_dtype(config.model.dtype, opened.dtype, ops.name)
+    target = quantizer(config.model.quantization, opened.stored)
+    reader = Reader(opened, ops, form_of(config.model, torch_dtype(dtype), target), share, None)
+    kinds: dict[tuple[bool, bool, bool], tuple[float, float]] = {}
+    layers, head = [], 0.0
+    for i in range(spec.layers):
+        kind = spec.is_sparse(i), spec.windows[i] > 0, spec.kv_layer(i) == i
+        if kind not in kinds:
+            kinds[kind] = _layer_seconds(config, reader, dtype, i)
+            head = max(head, kinds[kind][1] * spec.vocab_size * spec.embed_width / numbers_of(spec, i))
+        layers.append(sum(kinds[kind]))
+    return layers, head
+
+
+def _layer_seconds(config: EngineConfig, reader: Reader, dtype: Dtype, index: int) -> tuple[float, float]:
+    """Of one token: of a prompt, and of answers."""
+    spec, ops, size = reader.opened.spec, reader.ops, config.cache.block_size
+    (rope,) = shared_tables((spec.rope[index],), PROMPT).values()
+    with reader.part(index):
+        layer = load_layer(reader, index, rope, None)
+    layout = kv_layout(config.cache, local_spec(spec, reader.share), dtype, ops.layout)
+    cache = ops.allocate_cache(layout, max(-(-PROMPT // size), ANSWERS))
+
+    def seconds(rows: int, batch: Batch) -> float:
+        def run() -> Tensor:
+            x = torch.zeros(rows, spec.hidden)
+            return BLOCKS[spec.join](ops, layer, x, layer.attn_norm(ops, x), batch, cache, None)[1]
+
+        return _least(lambda: ops.capture(run).run) / rows
+
+    return seconds(PROMPT, _prompt(cache)), seconds(ANSWERS, _answers(cache))
+
+
+def _least(made: Callable[[], Callable[[], object]]) -> float:
+    run, spent = made(), []
+    for _ in range(TURNS):
+        begin = time.perf_counter()
+        run()
+        spent.append(time.perf_counter() - begin)
+    return min(spent)
+
+
+def _prompt(cache: KVCache) -> Batch:
+    """One sequence that begins."""
+    at = torch.arange(PROMPT)
+    blocks = torch.arange(-(-PROMPT // cache.layout.block_size), dtype=torch.int32)[None]
+    return _batch(at, at, torch.tensor([0, PROMPT]), blocks)
+
+
+def _answers(cache: KVCache) -> Batch:
+    """A token of each of several sequences."""
+    at = torch.arange(ANSWERS)
+    return _batch(at * 0, at * cache.layout.block_size, torch.arange(ANSWERS + 1), at[:, None].int())
+
+
+def _batch(positions: Tensor, slots: Tensor, ends: Tensor, blocks: Tensor) -> Batch:
+    none = torch.empty(0, dtype=torch.int32)
+    return Batch(
+        tokens=(positions * 0).int(), positions=positions.int(), slots=slots, cu_q=ends.int(),
+        context=ends.diff().int(), block_tables=blocks.contiguous(), logit_rows=none,
+    )  # fmt: skip

@@ -1,0 +1,88 @@
+"""Which of a step's pairs (token, choice) a rank computes where experts are divided, and how outputs are exchanged.
+
+Every rank has all rows, and knows who computes what. Each computes the pairs of its own experts, sends the outputs to
+the ranks that sum up the rows they are of (csrc/pairs.cpp), and these add them in the order of a row's choices: no bit
+of a result depends on who held what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from quire.ops.backend import Ops
+from quire.ops.cpu import check
+from quire.ops.native import best_ops, require_native
+from quire.parallel.experts import Held
+
+RUN = 16
+"""Pairs of an expert that are not worth a second reading of its weights (csrc/pairs.cpp)."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """One rank's pairs, int32. P = T * top_k is the room for them; offsets[0, -1] of it are in use, zeros behind.
+
+    tokens [P, 1]: the row that each reads, by expert; offsets [1, held + 1] of this rank's experts; order [P, 1]: which
+    of them is sent next, sends [world]: how many to each rank; places [own rows, top_k]: where what is received of this
+    rank's rows lies.
+    """
+
+    tokens: Tensor
+    order: Tensor
+    offsets: Tensor
+    sends: Tensor
+    places: Tensor
+
+
+@cache
+def row_parts(rows: int, world: int) -> tuple[int, ...]:
+    """How many rows each rank sums up, the first ones first."""
+    starts = [-(-rank * rows // world) for rank in range(world + 1)]
+    return tuple(stop - start for start, stop in pairwise(starts))
+
+
+class PairDivider:
+    """Divides the pairs of one layer. `held`: who has which of its `experts`; `rank`: this one.
+
+    `counted` int64 [experts + world + 1] grows by each expert's pairs, each rank's, and those of the rank with most.
+    """
+
+    def __init__(self, held: Held, rank: int, counted: Tensor) -> None:
+        experts = len(check(counted, "counted pairs", torch.int64, -1)) - len(held) - 1
+        self.world, self.rank, self.held = len(held), rank, len(held[rank])
+        homes = [[r for r, own in enumerate(held) if e in own] for e in range(experts)]
+        if not all(homes):
+            raise ValueError(f"expert {homes.index([])} is held by no rank")
+        most = max(map(len, homes))
+        self._homes = torch.tensor([each + [-1] * (most - len(each)) for each in homes], dtype=torch.int32)
+        own = {e: place for place, e in enumerate(held[rank])}
+        self._local = torch.tensor([own.get(e, -1) for e in range(experts)], dtype=torch.int32)
+        self.counted = counted
+        self._module, self._ids = require_native(), best_ops()
+
+    def __call__(self, ops: Ops, ids: Tensor) -> Pairs:
+        """ids int32 [T, top_k], T > 0, the same on all ranks."""
+        (rows, top_k), (experts, copies) = check(ids, "divide_pairs ids", torch.int32, -1, -1).shape, self._homes.shape
+        own = row_parts(rows, self.world)[self.rank]
+        shapes = (rows * top_k, 1), (rows * top_k, 1), (1, self.held + 1), (1, self.world), (max(own, 1), top_k)
+        tokens, order, offsets, sends, places = outs = [_empty(ops, *shape) for shape in shapes]
+        args = (
+            *(out.data_ptr() for out in outs), self.counted.data_ptr(), ids.data_ptr(), self._homes.data_ptr(),
+            self._local.data_ptr(), rows, top_k, experts, copies, self.held, self.rank, self.world,
+        )  # fmt: skip
+        if ops.cpu is None:
+            self._module.call(self._ids["divide_pairs"], args)
+        else:
+            ops.cpu.call("divide_pairs", *args)
+        return Pairs(tokens, order, offsets, sends[0], places[:own])
+
+
+def _empty(ops: Ops, rows: int, columns: int) -> Tensor:
+    if ops.cpu is None:
+        return torch.empty(rows, columns, dtype=torch.int32)
+    return ops.cpu.arena.empty(rows, columns, torch.int32)

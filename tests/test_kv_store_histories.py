@@ -1,0 +1,43 @@
+"""The histories of T11 with a store behind the pool: every invariant, and outputs as if run alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from quire.cache.host import HostStore
+from storing_engine import StoringEngine
+from test_scheduler import COMMON, ENGINES, Machine
+
+
+class StoringMachine(Machine):
+    """Blocks go to a store that has room for few, and come back some steps later; it is emptied now and then."""
+
+    engine: StoringEngine
+
+    @initialize(form=st.fixed_dictionaries(ENGINES | {"prefix": st.just(True)}), room=st.integers(1, 40))
+    def start(self, form: dict[str, Any], room: int) -> None:  # type: ignore[override]
+        """Build an engine with a store."""
+        self.made = partial(StoringEngine, store=HostStore(room, 1))
+        super().start(form)
+
+    @rule()
+    def forget(self) -> None:
+        """Reset the prefix cache; what is being read comes too late."""
+        for seq in self.engine.scheduler.recall.drop_all():
+            self.engine.scheduler.waiting.push(seq)
+        self.engine.pool.forget_all()
+
+    @precondition(lambda self: self.engine._launched is None)
+    @rule()
+    def keep(self) -> None:
+        """As in a pause."""
+        self.engine.keep_all()
+
+
+StoringMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, **COMMON)
+TestStoringMachine = StoringMachine.TestCase
