@@ -205,7 +205,7 @@ def context(args: argparse.Namespace) -> dict[str, Any]:
     own = {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_num_seqs": 1,
            "device": "cpu", "enable_prefix_caching": False}  # fmt: skip
     ways = {"one": {"threads": args.ranks}, "ranks": {"threads": 1, "context_parallel_size": args.ranks}}
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    rates: dict[str, list[tuple[Phase, Phase]]] = {name: [] for name in ways}
     with ExitStack() as stack:
         engines = {name: stack.enter_context(closing(Engine(flat_config(**own, **way)))) for name, way in ways.items()}
         for turn in range(args.rounds + 1):
@@ -215,7 +215,7 @@ def context(args: argparse.Namespace) -> dict[str, Any]:
                 rates[name].append(rate(engine, requests_of(args, 1, args.context, 32, turn)))
     found: dict[str, Any] = {}
     for i, what in enumerate(("prefill", "decode")):
-        medians = {name: statistics.median(each[i] for each in all_[1:]) for name, all_ in rates.items()}
+        medians = {name: statistics.median(each[i].rate for each in all_[1:]) for name, all_ in rates.items()}
         found[f"{what} at {args.context}"] = medians | {"ratio": medians["ranks"] / medians["one"]}
     return found
 
