@@ -12,7 +12,7 @@ class Start(msgspec.Struct, frozen=True):
     """The first line of a rank's standard input, as JSON.
 
     `world`, `groups`, `busy`: descriptors of what it shares with all ranks, with those of its group along each axis,
-    and of where ranks say how long they computed.
+    and of where ranks say how long they computed. `tied`: the thread that starts it lives as long as the engine.
     """
 
     config: EngineConfig
@@ -22,6 +22,7 @@ class Start(msgspec.Struct, frozen=True):
     busy: int
     crowded: bool
     experts: ExpertPlan
+    tied: bool
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):

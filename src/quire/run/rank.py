@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
-from quire.core.machine import uncollected
+from quire.core.machine import end_with_parent, uncollected
 from quire.model.batch import Continues
 from quire.model.build import Model, load_model
 from quire.model.net.tapped import Taps
@@ -201,6 +201,8 @@ def main(load_drafting: LoadDrafting) -> int:
         return 0
     start = msgspec.json.decode(line, type=Start)
     threading.Thread(target=die_with_parent, daemon=True).start()
+    if start.tied:  # a process that is stopped reads nothing
+        end_with_parent(signal.SIGKILL)
     topology = topology_of(start.config.parallel)
     world = SharedComm(start.world, start.rank, topology.world, start.crowded or topology.pipeline > 1)
     place = place_of(topology, start.rank, start.groups, start.crowded, start.experts)

@@ -56,8 +56,9 @@ class Ranks:
         own = memory.of(0)
         self._replying = SharedComm(own["pipeline"], 0, topology.pipeline, True) if topology.pipeline > 1 else None
         self.busy = Busy(memory.busy, topology.world).seconds
+        tied = threading.current_thread() is threading.main_thread()
         starts = [
-            Start(config, rank, memory.world, memory.of(rank), memory.busy, crowded, experts)
+            Start(config, rank, memory.world, memory.of(rank), memory.busy, crowded, experts, tied)
             for rank in range(1, topology.world)
         ]
         self.others = [self._start(start) for start in starts]
