@@ -29,6 +29,7 @@ from quire.model.build import Model, load_model
 from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops, select
 from quire.parallel.busy import Busy
+from quire.parallel.digest import SaidDigests
 from quire.parallel.place import Place, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import topology_of
@@ -81,9 +82,10 @@ class Rank:
         place: Place,
         busy: NDArray[np.float64],
         drafting: Drafting | None,
+        said: SaidDigests,
     ) -> None:
         self._config, self._model, self._ops, self._drafting = config, model, ops, drafting
-        self._busy, self._rank = busy, place.rank
+        self._busy, self._rank, self._said = busy, place.rank, said
         self._stages = place.comm("pipeline")
         self._gives = place.ends("pipeline") and place.along("tensor") == 0
         self._caches: Caches | None = None
@@ -116,6 +118,7 @@ class Rank:
         begin, waited = time.perf_counter(), 0.0 if self._stages is None else self._stages.waited_s
         step.arrays.begin()
         step.arrays.put(shape, message.arrays)
+        self._said.step(shape, step.arrays.written(shape))
         decoder = step.model.decoder
         if isinstance(decoder, Continues):
             decoder.given.numpy()[: shape.tokens] = np.frombuffer(message.given, np.float32).reshape(shape.tokens, -1)
@@ -212,7 +215,8 @@ def main(load_drafting: LoadDrafting) -> int:
             ops = select(start.config.device)
             model = load_model(start.config, ops, place=place)
             drafting = load_drafting(start.config, model, ops, place)
-        rank = Rank(start.config, model, ops, place, Busy(start.busy, topology.world).seconds, drafting)
+        busy = Busy(start.busy, topology.world).seconds
+        rank = Rank(start.config, model, ops, place, busy, drafting, SaidDigests(world))
         for said in heard(world, ahead=topology.pipeline > 1):
             rank.follow(decode(said))
         return 0

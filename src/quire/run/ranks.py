@@ -25,6 +25,7 @@ from quire.model.load.roles import Share
 from quire.model.net.stage import Stage
 from quire.ops.choice import backend_of
 from quire.parallel.busy import Busy
+from quire.parallel.digest import HeardDigests
 from quire.parallel.experts import expert_plan
 from quire.parallel.launch import Launched, Process
 from quire.parallel.place import ALONE, Memory, Place, place_of
@@ -37,6 +38,8 @@ from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message
 from quire.run.replies import Form, Replies
 from quire.run.step import Step
 
+SAID = 12
+"""Steps whose digests may be on their way; ranks have room for a few more."""
 RANK = "quire.engine.rank"
 """What the other processes run."""
 
@@ -63,7 +66,7 @@ class Ranks:
         ]
         self.others = [self._start(start) for start in starts]
         memory.close()
-        self._ending = False
+        self._digests, self._ending = HeardDigests(self.world), False
         for other in self.others:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
@@ -80,6 +83,11 @@ class Ranks:
     def tell(self, message: Message) -> None:
         """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
         self.world.tell(self._encode(message))
+
+    def compare(self, shape: Shape, arrays: bytes) -> None:
+        """This step is to be the same on all ranks, as those before it were. `EngineFailure` where one was not."""
+        self._digests.settle(min(self._steps, SAID))
+        self._digests.step(shape, arrays)
 
     def allocate(self, kv: KVPlan, limits: SchedulerConfig, alone: bool) -> None:
         """The cache of the others is as large as this rank's; `alone`: a draft model's part of it is this rank's alone.
@@ -151,7 +159,9 @@ class LedStep(Step):
         decoder, given = self.model.decoder, b""
         if isinstance(decoder, Continues):
             given = decoder.given[: shape.tokens].numpy().tobytes()
-        self.ranks.tell(Forward((*shape,), self.arrays.written(shape), self.drafts, given))
+        arrays = self.arrays.written(shape)
+        self.ranks.tell(Forward((*shape,), arrays, self.drafts, given))
+        self.ranks.compare(shape, arrays)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
         """As `Step`'s."""
