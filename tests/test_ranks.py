@@ -173,7 +173,7 @@ def test_a_rank_that_computes_on_other_arrays_is_named(monkeypatch: pytest.Monke
     plain = Ranks.compare
 
     def compare(self: Ranks, shape: Shape, arrays: bytes) -> None:
-        plain(self, shape, arrays[:-1] + bytes([arrays[-1] ^ 1]) if shape.tokens == 1 else arrays)
+        plain(self, shape, arrays[:-1] + bytes([arrays[-1] ^ 1]) if shape.tokens < 9 else arrays)
 
     with engine_of(2) as engine:
         monkeypatch.setattr(Ranks, "compare", compare)
