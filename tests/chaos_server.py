@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.cli import main
-from quire.engine import process
+from quire.engine import channel
 
 if __name__ == "__main__":
-    process.WORKER = "chaos_worker"
+    channel.WORKER = "chaos_worker"
     main()

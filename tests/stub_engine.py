@@ -82,7 +82,7 @@ class StubEngine:
         self.script: list[int] | None = None
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
-        self.closed = self.resets = 0
+        self.closed = self.resets = self.restarts = 0
         self._inbox: deque[Request] = deque()
         self._rows: list[_Row] = []
         self._lock = threading.Lock()
@@ -100,6 +100,10 @@ class StubEngine:
     def reset_prefix_cache(self) -> None:
         """Count calls."""
         self.resets += 1
+
+    def restart(self) -> None:
+        """Count calls."""
+        self.restarts += 1
 
     def kill(self) -> None:
         """Die."""

@@ -135,7 +135,7 @@ def test_bits_are_the_same_after_engine_processes_were_killed() -> None:
         nonlocal left
         left -= 1
         if left == 0:
-            engine._process.kill()
+            engine.channel.process.kill()
             left = rng.randint(4, 15)
 
     found = killed(requests, lambda: ProcessEngine(flat_config(device="cpu", **options)), chance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -136,21 +137,31 @@ def test_two_ranks_say_what_one_says(form: str) -> None:
 
 def test_what_ranks_cannot_do_is_said() -> None:
     for options, why in (
-        ({"speculative_config": '{"method": "self", "quantization": "int4"}'}, "read what is split over ranks"),
+        (
+            {"speculative_model": PYDOC, "speculative_draft_tensor_parallel_size": 3},
+            "it may be 1 or 2: a draft",
+        ),
+        ({"speculative_config": '{"method": "self", "layers": 1, "draft_tensor_parallel_size": 1}'}, "it may be 2"),
+        ({"speculative_config": '{"method": "ngram", "draft_tensor_parallel_size": 2}'}, "nothing of these drafts"),
         ({"tensor_parallel_size": 65}, "must lie in"),
     ):
         with pytest.raises(ConfigError, match=why):
             flat_config(**({"model": PYDOC, "tensor_parallel_size": 2} | options))
 
 
-def test_a_rank_that_dies_ends_the_engine_which_ends_the_others() -> None:
+@pytest.mark.parametrize("waited_for", [False, True])
+def test_a_rank_that_dies_ends_the_engine_which_ends_the_others(waited_for: bool) -> None:
     with engine_of(2, device="cpu") as engine:
         assert engine.ranks is not None
         others = engine.ranks.others
 
         def kill() -> None:
-            os.kill(others[0].pid, signal.SIGKILL)
+            if waited_for:
+                os.kill(others[0].pid, signal.SIGSTOP)
+            later.start()
+
+        later = threading.Timer(0.5 if waited_for else 0.0, os.kill, (others[0].pid, signal.SIGKILL))
 
         with pytest.raises(ValueError, match="a rank of the group has ended"):
-            run(engine, kill)
-    assert all(other.returncode is not None for other in others)
+            run(engine, lambda: None if later.ident else kill())
+    assert all(other.ended() is not None for other in others)

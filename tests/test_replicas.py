@@ -39,6 +39,7 @@ class Edge:
         self.ends: dict[tuple[str, int], str] = {}
         self.live: dict[str, Request] = {}
         self.changes: list[tuple[str, str]] = []
+        self.restarts: dict[str, int] = {}
 
     def submit(self, *requests: Request) -> None:
         for each in requests:
@@ -57,6 +58,7 @@ class Edge:
         key = (output.request_id, output.index)
         if output.request_id in self.live:
             self.tokens.setdefault(key, []).extend(output.tokens)
+            self.restarts[output.request_id] = output.restarts
             if output.finish_reason is not None:
                 assert key not in self.ends
                 self.ends[key] = output.finish_reason
@@ -105,6 +107,35 @@ def test_a_replica_that_died_too_often_is_left_out_and_the_last_ends_it_all() ->
     with pytest.raises(EngineFailure, match="the stub died"):
         edge.poll(100)
     edge.client.close()
+
+
+def test_all_are_started_anew_one_after_the_other_under_load() -> None:
+    edge = Edge(Patience(deaths=1), pause=0.1)
+    for i in range(20):
+        edge.submit(request(f"early {i}", 200, n=1 + i % 2))
+    edge.poll(30)
+    edge.client.restart()
+    edge.client.restart()  # it is under way
+    late = 0
+    while not all(len(engines) == 2 for engines in edge.engines):
+        assert sum(len(engines) == 2 or not replica.renewing for engines, replica in
+                   zip(edge.engines, edge.client._replicas, strict=True)) >= 2, "one at a time"  # fmt: skip
+        edge.submit(request(f"late {(late := late + 1)}", 20))
+        edge.poll(5)
+    edge.finish()
+    assert [engines[0].closed for engines in edge.engines] == [1, 1, 1]
+
+
+def test_what_came_of_earlier_engines_is_counted_across_replicas() -> None:
+    edge = Edge(end=EngineKilled)
+    edge.engines[1][0].dead = True
+    while len(edge.engines[1]) < 2:
+        edge.poll()
+    edge.submit(*(request(f"r{i}", 100) for i in range(9)))
+    edge.poll(20)
+    edge.engines[1][-1].dead = True
+    edge.finish()
+    assert set(edge.restarts.values()) == {0, 1}
 
 
 def test_a_change_of_adapters_is_told_once_with_the_first_error() -> None:

@@ -83,10 +83,11 @@ class Serving:
         environment: dict[str, str] | None = None,
         module: str = "quire.engine.worker",
         port: int = 0,
+        within: Sequence[str] = (),
     ) -> None:
-        """`program` is what Python runs, `module` what its engines run; port 0 is a free one."""
+        """`program` is what Python runs, `module` what its engines run; port 0 is a free one; `within` runs it."""
         self._module = module.encode()
-        command = [sys.executable, *program, "serve", *words, "--port", str(port)]
+        command = [*within, sys.executable, *program, "serve", *words, "--port", str(port)]
         # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
         default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
         env = os.environ | (environment or {})
@@ -237,9 +238,10 @@ def test_a_deaf_engine_is_a_failure_and_not_an_internal_error(tmp_path: Path) ->
     with contextlib.closing(
         ProcessEngine(engine_config({"model": write_tiny(tmp_path / "tiny"), **OPTIONS}))
     ) as engine:
-        os.kill(engine._process.pid, signal.SIGSTOP)
-        engine._process.poll = lambda: None  # type: ignore[method-assign]
-        os.kill(engine._process.pid, signal.SIGKILL)
+        process = engine.channel.process
+        os.kill(process.pid, signal.SIGSTOP)
+        process.ended = lambda: None  # type: ignore[method-assign]
+        os.kill(process.pid, signal.SIGKILL)
         end = time.monotonic() + 5
         with pytest.raises(EngineFailure, match="not listening"):
             while time.monotonic() < end:

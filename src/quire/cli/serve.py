@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from quire.cli.flags import ENGINE, SERVER, to_engine, to_server, with_flags
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
-    from quire.engine.client import EngineClient, EngineInfo
+    from quire.engine.client import EngineClient
     from quire.server.options import ServerOptions
 
 logger = logging.getLogger("quire.cli")
@@ -35,7 +35,7 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it."""
+    """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines."""
     options = with_config(config_file, options)
     config, server = to_engine(options), to_server(options)
     level = server.log_level.upper()
@@ -47,38 +47,33 @@ def serve(
     for sig in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(sig) is not signal.SIG_IGN:
             signal.signal(sig, lambda number, _: sys.exit(128 + number))
-    code = run.serve(config, server, partial(_start, server))
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # an engine that is being loaded is new enough
+    if config.cluster.node_rank:
+        from quire.engine.agent import run_agent
+
+        run_agent(config)
+    with ExitStack() as until:
+        code = run.serve(config, server, partial(_start, server, until))
     raise typer.Exit(code)
 
 
-def _start(server: ServerOptions, config: EngineConfig) -> EngineClient:
-    """An engine that is started again, with the same limits, when it dies."""
-    from msgspec.structs import replace
-
-    from quire.core.machine import memory_file
-    from quire.engine.process import ProcessEngine
-    from quire.engine.progress import loading_bar
+def _start(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:
+    """Engines that are started again, with the same limits, when they die; `until`: the server's end."""
+    from quire.engine.placing import Placing
     from quire.engine.replicas import ReplicatedEngine
     from quire.engine.supervised import Patience, SupervisedEngine
 
-    shards = memory_file() if config.offload.fully_shard else None
-
-    def start(before: EngineInfo | None, given_up: Callable[[], bool]) -> ProcessEngine:
-        if before is None:
-            with loading_bar() as progress:
-                return ProcessEngine(config, progress, shards=shards)
-        model = replace(config.model, max_model_len=before.max_model_len)
-        cache = replace(config.cache, num_blocks=before.num_blocks)
-        return ProcessEngine(replace(config, model=model, cache=cache), None, given_up, shards)
-
+    start = until.enter_context(closing(Placing(config))).start
     patience = Patience(
         hang=server.watchdog_timeout, deaths=server.max_engine_deaths, window=server.engine_deaths_window
     )
     count = config.parallel.data_parallel_size
     if count == 1:
-        engine: EngineClient = SupervisedEngine(start, patience, config.scheduler)
+        engine: EngineClient = SupervisedEngine(partial(start, 0), patience, config.scheduler)
     else:
-        engine = ReplicatedEngine(count, lambda i, died: SupervisedEngine(start, patience, config.scheduler, died))
+        engine = ReplicatedEngine(
+            count, lambda i, died: SupervisedEngine(partial(start, i), patience, config.scheduler, died)
+        )
     info = engine.info
     logger.info(
         "loaded %s in %.1f s: %.1f MB of %s weights (quantization %s), %d KV blocks of %d tokens, %s/%s, %d threads",

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from quire.core.cluster import ClusterConfig
 from quire.core.errors import ConfigError
 from quire.core.offload import OffloadConfig
 from quire.core.option import about, one_of
@@ -191,11 +192,16 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens: Annotated[int | None, about("Tokens that --speculative-model guesses ahead at most.")] = (
         None
     )
+    speculative_draft_tensor_parallel_size: Annotated[
+        int | None,
+        about("Ranks that share --speculative-model: 1, or the default, as many as the model has."),
+    ] = None
 
     @property
     def asked(self) -> Speculation | None:
-        """What the three say together; `ConfigError` where that cannot be."""
-        return parse_speculation(self.speculative_config, self.speculative_model, self.num_speculative_tokens)
+        """What they say together; `ConfigError` where that cannot be."""
+        ranks = self.speculative_draft_tensor_parallel_size or 0
+        return parse_speculation(self.speculative_config, self.speculative_model, self.num_speculative_tokens, ranks)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,11 +216,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     parallel: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
     tiers: TierConfig = msgspec.field(default_factory=TierConfig)
     offload: OffloadConfig = msgspec.field(default_factory=OffloadConfig)
+    cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
+
+    @property
+    def processes(self) -> int:
+        """Ranks of all engines that share this machine."""
+        return max(1, self.parallel.processes // self.cluster.nnodes)
+
+    @property
+    def wholes(self) -> int:
+        """How many of them share what all layers take: a stage has but its own part of that."""
+        return max(1, self.processes // self.parallel.pipeline_parallel_size)
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
         self.parallel.validate(self.speculation.asked)
         self.tiers.validate(self.cache.enable_prefix_caching, self.parallel)
+        self.cluster.validate(self.parallel.processes, self.parallel.ranks)
         self.offload.validate(self.parallel.data_parallel_size, self.parallel.ranks)
         if self.parallel.pipeline_parallel_size > 1 and (self.offload.moves or self.offload.cpu_offload_gb):
             raise ConfigError(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from quire.core.errors import ModelError
+
+WEIGHTS = (".safetensors", ".gguf", ".json")
+SAMPLE = 64 << 10
+"""Bytes of a file that are looked at, three times."""
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
@@ -21,3 +26,18 @@ def why_missing(path: Path, otherwise: str) -> str:
     if path.exists() or not path.is_symlink():
         return f"{path} {otherwise}"
     return f"{path} is a symbolic link to {path.readlink()}, which is not there; mend the link or copy the file"
+
+
+def sampled_digest(model: Path) -> str:
+    """Of a model's folder or file: names and sizes of files with weights, and bytes from each one's beginning, middle
+    and end. Copies of one model have the same; another one with the same shapes has not, but for odds nobody meets."""
+    files = [model] if model.is_file() else sorted(f for f in model.iterdir() if f.suffix in WEIGHTS)
+    found = hashlib.blake2b(digest_size=16)
+    for path in files:
+        size = path.stat().st_size
+        found.update(f"{path.name}\n{size}\n".encode())
+        with path.open("rb") as file:
+            for at in (0, size // 2, max(0, size - SAMPLE)):
+                file.seek(at)
+                found.update(file.read(SAMPLE))
+    return found.hexdigest()

@@ -284,6 +284,11 @@ class AsyncEngine:
         with contextlib.suppress(EngineFailure):  # it has just died: the next one's is empty
             self._client.reset_prefix_cache()
 
+    def restart(self) -> None:
+        """Start engines anew, one after the other; requests go on. Waits for nothing, not for a lock either."""
+        if self.healthy:
+            self._client.restart()
+
     def fail_all(self, error: QuireError) -> None:
         """End every request in flight with `error`."""
         for stream in set(self._streams.values()):

@@ -15,7 +15,10 @@ from quire.core.request import Opening, Output, Request
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are."""
+    """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are.
+
+    `weights`: a digest of samples of the files, where several hosts have copies.
+    """
 
     model: str
     served_name: str
@@ -41,6 +44,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_loras: int = 0
     opening: Opening | None = None
     scheduling_policy: str = "fcfs"
+    weights: str = ""
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +104,10 @@ RANK_KILLED = "rank_killed"
 
 class EngineKilled(EngineFailure):
     """The engine's process was killed from outside (SIGKILL), by somebody or for want of memory."""
+
+
+class Interrupted(EngineFailure):
+    """The engine ended for no reason of its own or of a request: another was asked for, or its host is gone."""
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -197,6 +205,12 @@ class EngineClient(Protocol):
 
     def reset_prefix_cache(self) -> None:
         """Let requests that are submitted later find nothing of earlier ones."""
+
+    def restart(self) -> None:
+        """Start it anew, soon, and go on with every request; one after the other where there are several.
+
+        Never waits. `EngineFailure` where nothing starts it again.
+        """
 
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report, waiting at most `timeout` seconds; raises `EngineFailure` when the engine is dead."""

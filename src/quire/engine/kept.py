@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from msgspec.structs import replace
 
 from quire.core.request import Output, Request, Timing
+from quire.engine.client import AdapterChanged
+
+logger = logging.getLogger("quire.engine")
 
 
 class Kept:
@@ -68,8 +73,10 @@ class Kept:
         """Nobody wants more of one sequence: it counts as ended."""
         self.told[index] = None
 
-    def failed(self, error: str) -> list[Output]:
-        """An error for each sequence that goes on."""
+    def condemned(self) -> list[Output]:
+        """It ended an engine all by itself: an error for each sequence that goes on."""
+        logger.error("request %s ended the engine when it ran alone; it gets an error", self.request.id)
+        error = "the engine died of this request, also when it ran alone"
         live = [index for index, told in enumerate(self.told) if told is not None]
         return [Output(request_id=self.request.id, index=i, finish_reason="error", error=error) for i in live]
 
@@ -88,3 +95,36 @@ class Kept:
             output.timing = replace(began, last_token=last) if began.first_token else output.timing
         if output.finish_reason is not None:
             self.told[output.index] = None
+
+
+class KeptAdapters:
+    """Adapters that the next engine is to load, by name: those that are loaded, and changes that are under way."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, str] = {}
+        self._changing: dict[str, str] = {}
+
+    @property
+    def changing(self) -> bool:
+        """Whether a change is under way."""
+        return bool(self._changing)
+
+    def ask(self, name: str, folder: str) -> None:
+        """Somebody wants this change."""
+        self._changing[name] = folder
+
+    def all(self) -> dict[str, str]:
+        """What to tell an engine that has just been started."""
+        return self._loaded | self._changing
+
+    def settle(self, change: AdapterChanged) -> bool:
+        """Note what is loaded; whether anybody asked for it: a new engine is told to load what the last one had."""
+        folder = self._changing.pop(change.name, None)
+        if folder is None:
+            if change.error:
+                logger.error("adapter %s is lost: %s", change.name, change.error)
+            return False
+        if not change.error:
+            self._loaded.pop(change.name, None)
+            self._loaded |= {change.name: folder} if folder else {}
+        return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.core.config import EngineConfig
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, EngineFailure
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
@@ -21,6 +21,8 @@ class LocalEngine:
                 "data_parallel_size: this process runs one engine; `quire serve` has replicas",
                 param="data_parallel_size",
             )
+        if config.cluster.nnodes > 1 or config.cluster.by_ray:
+            raise ConfigError("nnodes: this process runs one engine; `quire serve` has other hosts", param="nnodes")
         self.engine = Engine(config, progress)
         self._info = self.engine.info()
         self._refused: list[Output] = []
@@ -50,6 +52,10 @@ class LocalEngine:
     def reset_prefix_cache(self) -> None:
         """Later requests find nothing of earlier ones."""
         self.engine.reset_prefix_cache()
+
+    def restart(self) -> None:
+        """Nothing starts it again."""
+        raise EngineFailure("nothing starts this engine again")
 
     def submit(self, request: Request) -> None:
         """Queue a request; a refusal is reported by the next `poll`."""

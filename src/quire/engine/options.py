@@ -20,12 +20,8 @@ _CONTEXT = "all phases of a sequence are split alike: use context_parallel_size"
 _TOOLS = "tool calling is not built yet"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "speculative_draft_tensor_parallel_size": ((None, 1), _ONE_DEVICE),
     "decode_context_parallel_size": ((1,), _CONTEXT),
     "prefill_context_parallel_size": ((1,), _CONTEXT),
-    "nnodes": ((1,), _ONE_DEVICE),
-    "node_rank": ((0,), _ONE_DEVICE),
-    "master_addr": ((None,), _ONE_DEVICE),
     "trust_remote_code": ((True, False), "code from a model folder is never run"),
     "quantization_param_path": ((None,), "scales of the KV cache are not read from files"),
     "enable_auto_tool_choice": ((False,), _TOOLS),

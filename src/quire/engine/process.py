@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 
 import msgspec
-import zmq
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure, ModelError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Request
 from quire.core.tiers import FLUSH_SECONDS
+from quire.engine.channel import Channel, LocalChannel
 from quire.engine.client import (
     RANK_KILLED,
     UNREADABLE,
@@ -35,62 +28,34 @@ from quire.engine.client import (
     Submit,
     ToEngine,
 )
-
-WORKER = "quire.engine.worker"
-"""What the process runs."""
-END_SECONDS = 3.0
-"""That a process may take to end by itself."""
-DUMP_SECONDS = 0.3
-"""That it gets to write where its threads are."""
+from quire.parallel.launch import END_SECONDS
 
 
 class ProcessEngine:
-    """`EngineClient` over two sockets in a private directory; one thread may submit and abort while another polls."""
+    """`EngineClient` over a channel to a process; one thread may submit and abort while another polls."""
 
     def __init__(
         self,
         config: EngineConfig,
         progress: LoadProgress | None = None,
         given_up: Callable[[], bool] = lambda: False,
-        shards: int | None = None,
+        start: Callable[[bytes], Channel] = LocalChannel,
     ) -> None:
-        """`EngineFailure` once `given_up` says so while the model is being loaded. `shards`: a descriptor of memory
-        that replicas share."""
-        self._shards = () if shards is None else (shards,)
+        """`start`: a process that is told such a line. `EngineFailure` once `given_up` says so while the model is being
+        loaded."""
         config.validate()
         self._given_up = given_up
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._to = context.socket(zmq.PUSH)
-        self._from = context.socket(zmq.PULL)
-        self._directory = tempfile.mkdtemp(prefix="quire-")  # mode 0700: only this user can connect
-        self._process = self._start()
         self._closed = self._loaded = False
         self._end_seconds = END_SECONDS + (FLUSH_SECONDS if config.tiers.any else 0)
+        self.channel = start(msgspec.json.encode(config))
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(msgspec.json.encode(config) + b"\n")
-            self._process.stdin.flush()
             self._info = self._wait_until_loaded(progress)
             self._loaded = True
         except BaseException:
             self.close()
             raise
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        """The process, in a session of its own: what Ctrl-C means is decided here, and it must not die of it."""
-        inbox, outbox = f"ipc://{self._directory}/to", f"ipc://{self._directory}/from"
-        try:
-            for socket, address in ((self._to, inbox), (self._from, outbox)):
-                socket.set_hwm(0)
-                socket.setsockopt(zmq.LINGER, 0)
-                socket.bind(address)
-        except zmq.ZMQError as error:
-            self._clean_up()
-            raise ConfigError(f"{self._directory}: no socket can be made there: {error}; set TMPDIR") from None
-        command = [sys.executable, "-m", WORKER, inbox, outbox, *map(str, self._shards)]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=self._shards)
 
     @property
     def info(self) -> EngineInfo:
@@ -101,6 +66,10 @@ class ProcessEngine:
     def ready(self) -> bool:
         """Always: nothing starts it again."""
         return True
+
+    def restart(self) -> None:
+        """Nothing starts it again."""
+        raise EngineFailure("nothing starts this engine again")
 
     def submit(self, request: Request) -> None:
         """Send a request; a refusal comes back as an output with an error."""
@@ -124,61 +93,33 @@ class ProcessEngine:
         if message is None or isinstance(message, StepReport):
             return message
         if isinstance(message, Failed):
-            raise EngineFailure(message.message)
+            raise _error_of(message)
         raise EngineFailure(f"unexpected message {type(message).__name__} from the engine")
 
     def kill(self) -> None:
         """End the process now. If it still listens to signals, it writes first where its threads are."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGUSR1)
-            time.sleep(DUMP_SECONDS)
-            self._process.kill()
+        self.channel.kill()
 
     def close(self) -> None:
-        """End the process and remove the sockets.
-
-        Closing its input ends one that runs: it has nothing to save but a packed cache and blocks for a store, for
-        which it gets seconds.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # it is gone already
-                self._process.stdin.close()
-        try:
-            self._process.wait(self._end_seconds if self._loaded else 0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._clean_up()
-
-    def _clean_up(self) -> None:
-        self._to.close()
-        self._from.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        """End the process; one that runs gets seconds for what it saves: a packed cache, blocks for a store."""
+        if not self._closed:
+            self._closed = True
+            self.channel.close(self._end_seconds if self._loaded else 0)
 
     def _send(self, message: ToEngine) -> None:
-        if self._closed or self._process.poll() is not None:
+        if self._closed:
             raise EngineFailure("the engine process is not running")
-        try:
-            self._to.send(self._encode(message), zmq.NOBLOCK)
-        except zmq.Again:  # its end of the socket closes a moment before it has ended
-            raise EngineFailure("the engine process is not listening") from None
+        self.channel.send(self._encode(message))
 
     def _receive(self, timeout: float) -> FromEngine | None:
-        if self._from.poll(int(timeout * 1000)):
-            try:
-                message: FromEngine = self._decode(self._from.recv())
-            except UNREADABLE as error:
-                raise EngineFailure(f"the engine process sent what cannot be read: {error}") from None
-            return message
-        code = self._process.poll()
-        # A last message may still be under way when the process has already ended.
-        if code is not None and not self._from.poll(100):
-            failure = EngineKilled if -code == signal.SIGKILL else EngineFailure
-            raise failure(f"the engine process {_end_of(code)}")
-        return None
+        data = self.channel.receive(timeout)
+        if data is None:
+            return None
+        try:
+            message: FromEngine = self._decode(data)
+        except UNREADABLE as error:
+            raise EngineFailure(f"the engine process sent what cannot be read: {error}") from None
+        return message
 
     def _wait_until_loaded(self, progress: LoadProgress | None) -> EngineInfo:
         while True:
@@ -191,14 +132,6 @@ class ProcessEngine:
                 progress(message.done, message.total, message.what)
             if isinstance(message, Failed):
                 raise _error_of(message)
-
-
-def _end_of(code: int) -> str:
-    """How a process ended, by the code that `Popen` gives."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    hint = " (Linux does that when memory runs out; its log, dmesg, tells)" if -code == signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{hint}"
 
 
 def _error_of(failed: Failed) -> QuireError:

@@ -195,6 +195,10 @@ class RecordingClient:
         """Pass it on; no token depends on it."""
         self._client.reset_prefix_cache()
 
+    def restart(self) -> None:
+        """Pass it on; no token depends on it."""
+        self._client.restart()
+
     def poll(self, timeout: float) -> StepReport | None:
         """The next step's report, written down."""
         report = self._client.poll(timeout)

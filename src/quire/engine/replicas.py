@@ -1,11 +1,12 @@
 """Several engines of one model behind one edge (data parallel). Each is supervised, and has a thread that polls it.
 
-When one dies, the others go on with its requests bit for bit while it is started again; what may have killed it stays
-with it, to be tried alone.
+When one dies, or is started anew because somebody asked for that, the others go on with its requests bit for bit;
+what may have killed it stays with it, to be tried alone.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from quire.core.request import Request
 from quire.engine.client import AdapterChanged, EngineInfo, Stats, StepReport, StoreStats
 from quire.engine.router import Router
 from quire.engine.supervised import SupervisedEngine
+
+logger = logging.getLogger("quire.engine")
 
 POLL_SECONDS = 0.1
 Make = Callable[[int, Callable[[], object]], SupervisedEngine]
@@ -42,7 +45,7 @@ class ReplicatedEngine:
         self._stats = [Stats(total_blocks=info.num_blocks)] * count
         self._changes: dict[str, list[AdapterChanged]] = {}
         self._alive = set(range(count))
-        self._closing = threading.Event()
+        self._closing, self._renewing = threading.Event(), threading.Lock()
         for i in range(count):
             threading.Thread(target=self._read, args=(i,), name=f"quire-replica-{i}", daemon=True).start()
 
@@ -89,6 +92,13 @@ class ReplicatedEngine:
                 self._replicas[i].reset_prefix_cache()
                 self._router.forget(i)
 
+    def restart(self) -> None:
+        """One after the other, each once another one is there: what it had, the others go on with."""
+        if self._renewing.acquire(blocking=False):
+            threading.Thread(target=self._restart_each, name="quire-restart", daemon=True).start()
+        else:
+            logger.warning("replicas are being started anew already")
+
     def poll(self, timeout: float) -> StepReport | None:
         """The next report of any replica. `EngineFailure` when all of them died too often."""
         try:
@@ -122,6 +132,23 @@ class ReplicatedEngine:
                 return
             if report is not None:
                 self._reports.put((place, report))
+
+    def _restart_each(self) -> None:
+        try:
+            for i, replica in enumerate(self._replicas):
+                while not self._dispensable(i) and not self._closing.wait(POLL_SECONDS):
+                    pass
+                replica.restart()
+                while replica.renewing and i in self._alive and not self._closing.wait(POLL_SECONDS):
+                    pass
+            logger.info("all replicas were started anew")
+        finally:
+            self._renewing.release()
+
+    def _dispensable(self, place: int) -> bool:
+        """Whether another one is there, or never will be."""
+        others = self._alive - {place}
+        return not others or any(self._replicas[i].ready for i in others)
 
     def _ended(self, request_id: str, place: int) -> None:
         """A sequence ended there; with the last of a request so does the request, unless it went elsewhere."""

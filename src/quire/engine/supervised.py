@@ -24,8 +24,8 @@ from msgspec.structs import replace
 from quire.core.config import SchedulerConfig
 from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Output, Request
-from quire.engine.client import AdapterChanged, EngineClient, EngineInfo, EngineKilled, Stats, StepReport
-from quire.engine.kept import Kept
+from quire.engine.client import EngineClient, EngineInfo, EngineKilled, Interrupted, Stats, StepReport
+from quire.engine.kept import Kept, KeptAdapters
 from quire.engine.watchdog import Watchdog
 
 logger = logging.getLogger("quire.engine")
@@ -93,12 +93,12 @@ class SupervisedEngine:
         self._kept: dict[str, Kept] = {}
         self._names: dict[str, Kept] = {}
         self._trial: list[Kept] = []
-        self._adapters: dict[str, str] = {}
-        self._changing: dict[str, str] = {}
+        self._adapters = KeptAdapters()
         self._toll = Toll(patience.deaths, patience.window)
         self._stats, self._before = Stats(total_blocks=self._info.num_blocks), dict.fromkeys(TOTALS, 0)
         self._watchdog = Watchdog(patience.hang, limits.rows(self._info.max_model_len))
         self._restarts = 0
+        self.renewing = False  # a `restart` is still to be done
 
     @property
     def info(self) -> EngineInfo:
@@ -109,6 +109,10 @@ class SupervisedEngine:
     def ready(self) -> bool:
         """False while the engine is started anew."""
         return self._engine is not None
+
+    def restart(self) -> None:
+        """End the engine and start the next, in `poll`; it counts against nobody."""
+        self.renewing = True
 
     def submit(self, request: Request) -> None:
         """Keep a request and hand it over, now or when there is an engine again."""
@@ -127,6 +131,7 @@ class SupervisedEngine:
             stay = [] if ended else self._trial
             gone = [kept for kept in self._kept.values() if kept not in stay]
             for kept in gone:
+                kept.since -= self._restarts
                 del self._kept[kept.request.id]
                 self._names.pop(kept.name, None)
             return gone
@@ -134,6 +139,7 @@ class SupervisedEngine:
     def adopt(self, kept: Kept) -> None:
         """Go on with a request that another one has released."""
         with self._lock:
+            kept.since += self._restarts - 1
             self._kept[kept.request.id] = kept
             if not self._trial:
                 self._hand_over(kept)
@@ -156,7 +162,7 @@ class SupervisedEngine:
     def change_adapter(self, name: str, folder: str) -> None:
         """Load a LoRA adapter, or unload it (""), now or when there is an engine again."""
         with self._lock:
-            self._changing[name] = folder
+            self._adapters.ask(name, folder)
             self._watchdog.reset()
             self._send(lambda engine: engine.change_adapter(name, folder))
 
@@ -169,14 +175,16 @@ class SupervisedEngine:
         engine = self._engine
         assert engine is not None, "only one thread polls"
         try:
+            if self.renewing:
+                raise Interrupted("the engine is to be started anew")
             report = engine.poll(timeout)
             if report is None:
                 with self._lock:
                     self._try_next()  # whoever ran alone may have left
-                self._watchdog.check(bool(self._kept), bool(self._changing), engine.kill)
+                self._watchdog.check(bool(self._kept), self._adapters.changing, engine.kill)
                 return None
         except EngineFailure as failure:
-            return self._go_on(failure)
+            return None if self._closed else self._go_on(failure)
         with self._lock:
             self._watchdog.learn(report.stats)
             report = self._take(report)
@@ -220,22 +228,10 @@ class SupervisedEngine:
                 outputs.append(output)
                 if not kept.live:
                     del self._names[kept.name], self._kept[kept.request.id]
-        changes = tuple(change for change in report.changes if self._settle(change))
+        changes = tuple(change for change in report.changes if self._adapters.settle(change))
         totals = {name: getattr(report.stats, name) + self._before[name] for name in TOTALS}
         self._stats = replace(report.stats, restarts=self._restarts, **totals)
         return StepReport(outputs, self._stats, changes)
-
-    def _settle(self, change: AdapterChanged) -> bool:
-        """Note what is loaded; whether anybody asked for it: a new engine is told to load what the last one had."""
-        folder = self._changing.pop(change.name, None)
-        if folder is None:
-            if change.error:
-                logger.error("adapter %s is lost: %s", change.name, change.error)
-            return False
-        if not change.error:
-            self._adapters.pop(change.name, None)
-            self._adapters |= {change.name: folder} if folder else {}
-        return True
 
     def _go_on(self, failure: EngineFailure) -> StepReport:
         """Start the next engine. A request that is known to have ended the last one gets an error."""
@@ -245,15 +241,15 @@ class SupervisedEngine:
             dead, self._engine = self._engine, None
             self._before = {name: getattr(self._stats, name) for name in TOTALS}
             self._names.clear()
-            guilty = self._blame(isinstance(failure, EngineKilled))
-        dead.close()
+            guilty = self._blame(failure)
         self._on_death()
+        dead.close()
         engine = self._next_engine(failure)
         with self._lock:
-            self._engine = engine
+            self._engine, self.renewing = engine, False
             self._watchdog.reset()
             self._restarts += 1
-            for name, folder in (self._adapters | self._changing).items():
+            for name, folder in self._adapters.all().items():
                 engine.change_adapter(name, folder)
             if self._trial:
                 self._try_next()
@@ -266,7 +262,8 @@ class SupervisedEngine:
     def _next_engine(self, failure: EngineFailure) -> Mortal:
         """An engine that is loaded. `EngineFailure` when too many died."""
         while True:
-            self._toll.count(failure)
+            if not isinstance(failure, Interrupted):
+                self._toll.count(failure)
             logger.error("%s; it is started again, and %d requests wait", failure.message, len(self._kept))
             try:
                 engine = self._start(self._info, lambda: self._closed)
@@ -283,8 +280,13 @@ class SupervisedEngine:
                 raise EngineFailure("the engine was closed")
             return engine
 
-    def _blame(self, killed: bool) -> list[Output]:
+    def _blame(self, failure: EngineFailure) -> list[Output]:
         """Count the death against the batch, and choose whom to try alone. The errors of one that is known to kill."""
+        killed = isinstance(failure, EngineKilled)
+        if isinstance(failure, Interrupted):
+            for kept in self._trial[:1]:
+                kept.alone = False
+            return []
         if self._trial:
             alone = self._trial[0]
             if alone.request.id not in self._kept:
@@ -292,7 +294,8 @@ class SupervisedEngine:
             elif killed and alone.deaths < TIMES:
                 alone.died()
             else:
-                return self._condemn(self._trial.pop(0))
+                del self._kept[alone.request.id]
+                return self._trial.pop(0).condemned()
             return []
         waiting = [kept for kept in self._kept.values() if not kept.started]
         batch = [kept for kept in self._kept.values() if kept.started] + waiting[: self._limits.max_num_seqs]
@@ -300,12 +303,6 @@ class SupervisedEngine:
             kept.died()
         self._trial = [kept for kept in batch if not killed or kept.deaths > 1]
         return []
-
-    def _condemn(self, kept: Kept) -> list[Output]:
-        """End a request that ended an engine all by itself."""
-        del self._kept[kept.request.id]
-        logger.error("request %s ended the engine when it ran alone; it gets an error", kept.request.id)
-        return kept.failed("the engine died of this request, also when it ran alone")
 
     def _try_next(self) -> None:
         """Go on with the trial: the first runs alone; once it gave tokens, ended or left, the next does, then all."""

@@ -7,35 +7,37 @@ engine: whoever supervises it starts the whole group again.
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.core.config import EngineConfig
+from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
+from quire.model.batch import Continues
 from quire.model.load.roles import Share
 from quire.model.net.stage import Stage
 from quire.ops.choice import backend_of
 from quire.parallel.busy import Busy
 from quire.parallel.experts import expert_plan
+from quire.parallel.launch import Launched, Process
 from quire.parallel.place import ALONE, Memory, Place, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import topology_of
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
-from quire.run.messages import Adapter, Allocate, Copy, Forward, Message, Move, Start, Zero
+from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Start, Zero
 from quire.run.replies import Form, Replies
 from quire.run.step import Step
 
-RANK = "quire.run.rank"
+RANK = "quire.engine.rank"
 """What the other processes run."""
 
 
@@ -45,7 +47,7 @@ class Ranks:
     def __init__(self, config: EngineConfig) -> None:
         """`config`: as each rank is to have it, its own number of threads included."""
         topology, experts = topology_of(config.parallel), expert_plan(config.parallel)
-        crowded = config.parallel.processes * max(1, config.device.threads) > cores().threads
+        crowded = config.processes * max(1, config.device.threads) > cores().threads
         self._encode = msgspec.msgpack.Encoder().encode
         memory = Memory(topology)
         self.world = SharedComm(memory.world, 0, topology.world, crowded)
@@ -64,15 +66,11 @@ class Ranks:
         for other in self.others:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
-    def _start(self, start: Start) -> subprocess.Popen[bytes]:
-        command, files = [sys.executable, "-m", RANK], (start.world, start.busy, *start.groups.values())
-        found = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=files, start_new_session=True)
-        assert found.stdin is not None
-        found.stdin.write(msgspec.json.encode(start) + b"\n")
-        found.stdin.flush()
-        return found
+    def _start(self, start: Start) -> Process:
+        files = start.world, start.busy, *start.groups.values()
+        return Process(RANK, msgspec.json.encode(start), files=files)
 
-    def _watch(self, other: subprocess.Popen[bytes]) -> None:
+    def _watch(self, other: Launched) -> None:
         other.wait()
         if not self._ending:
             for comm in (self.world, *self.place.comms.values()):
@@ -82,18 +80,18 @@ class Ranks:
         """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
         self.world.tell(self._encode(message))
 
-    def allocate(self, kv: KVPlan, beside: bool) -> None:
-        """The cache of the others is as large as this rank's; a draft model is this rank's alone.
+    def allocate(self, kv: KVPlan, limits: SchedulerConfig, alone: bool) -> None:
+        """The cache of the others is as large as this rank's; `alone`: a draft model's part of it is this rank's alone.
 
-        `ConfigError` where the layers of both need several block tables.
+        `ConfigError` where the layers of both need several block tables then.
         """
-        if beside and len(kv.groups.layers) > 1:
+        if alone and len(kv.groups.layers) > 1:
             raise ConfigError(
-                "speculative_config: a draft model beside layers with windows has block tables that other ranks do not "
-                "know; use the method ngram or suffix",
-                param="speculative_config",
+                "--speculative-draft-tensor-parallel-size 1: a draft model beside layers with windows has block tables "
+                "that the other ranks do not know; leave it out, and all ranks compute it",
+                param="speculative_draft_tensor_parallel_size",
             )
-        self.tell(Allocate(kv.blocks, kv.max_model_len))
+        self.tell(Allocate(kv.blocks, kv.max_model_len, limits))
 
     def adapter(self, name: str, folder: str) -> None:
         """Load, replace or (without a folder) unload an adapter, as this rank did."""
@@ -108,6 +106,12 @@ class Ranks:
             self._replies.append(made.replies)
         return made
 
+    def drafting_step(self, *args: Any) -> Step:
+        """The same of a model that drafts, which every rank has."""
+        made = LedStep(*args)
+        made.ranks, made.drafts = self, True
+        return made
+
     def caches(self, *args: Any) -> Caches:
         """`Caches` of the same arguments, whose blocks are those of all ranks."""
         made = LedCaches(*args)
@@ -117,21 +121,19 @@ class Ranks:
     @property
     def killed(self) -> bool:
         """Whether one of the others was killed from outside (SIGKILL), by somebody or for want of memory."""
-        return any(other.returncode == -signal.SIGKILL for other in self.others)
+        return any(other.ended() == -signal.SIGKILL for other in self.others)
 
     def check(self) -> None:
         """`EngineFailure` when one of the others has ended."""
         for i, other in enumerate(self.others, 1):
-            if other.poll() is not None:
-                raise EngineFailure(f"rank {i} has ended (exit code {other.returncode})")
+            if (code := other.ended()) is not None:
+                raise EngineFailure(f"rank {i} has ended (exit code {code})")
 
     def close(self) -> None:
         """End the others."""
         self._ending = True
         for other in self.others:
-            assert other.stdin is not None
-            other.stdin.close()
-            other.wait()
+            other.end()
         for replies in self._replies:
             replies.close()
 
@@ -140,12 +142,23 @@ class LedStep(Step):
     """A step that other ranks compute their shares of."""
 
     ranks: Ranks
+    drafts = False
     replies: Replies | None = None
 
+    def begins(self, shape: Shape) -> None:
+        """What is in the arrays goes to all ranks first."""
+        decoder, given = self.model.decoder, b""
+        if isinstance(decoder, Continues):
+            given = decoder.given[: shape.tokens].numpy().tobytes()
+        self.ranks.tell(Forward((*shape,), self.arrays.written(shape), self.drafts, given))
+
+    def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
+        """As `Step`'s."""
+        self.ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
+        super().encode(tokens, slots)
+
     def pieces(self, shape: Shape) -> Iterable[Tensor]:
-        """As `Step`'s; what is in the arrays goes to all ranks first. Of stages, the first is done on return."""
-        sizes = shape.tokens, shape.seqs, shape.logits, shape.blocks, shape.tree
-        self.ranks.tell(Forward(sizes, self.arrays.written(shape)))
+        """As `Step`'s. Of stages, the first is done on return."""
         begin = time.perf_counter()
         own = super().pieces(shape)
         self.ranks.busy[0] += time.perf_counter() - begin
@@ -208,5 +221,5 @@ def of_a_rank(config: EngineConfig) -> EngineConfig:
         raise ConfigError(
             f"--{name.replace('_', '-')}: ranks on GPUs are not built yet; --device cpu has them", param=name
         )
-    threads = config.device.threads or max(1, cores().threads // config.parallel.processes)
+    threads = config.device.threads or max(1, cores().threads // config.processes)
     return msgspec.structs.replace(config, device=msgspec.structs.replace(config.device, threads=threads))

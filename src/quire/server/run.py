@@ -45,6 +45,7 @@ class DrainingServer(uvicorn.Server):
 
     SIGHUP reads the file of keys again, where there is one. Otherwise, as when a terminal goes away, it is a first
     signal and never a second one: shells and systemd send it beside others. Where it is ignored (nohup) it stays so.
+    SIGUSR1 starts the engines anew, one after the other, and no request is lost.
     When the engine has died, it ends as soon as the requests in flight have their errors: a supervisor starts it anew.
     """
 
@@ -58,15 +59,26 @@ class DrainingServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Handle signals meanwhile."""
         before = signal.getsignal(signal.SIGHUP)
-        takes = threading.current_thread() is threading.main_thread() and before is not signal.SIG_IGN
+        taken = {signal.SIGUSR1: self.handle_restart, signal.SIGHUP: self.handle_exit}
+        if before is signal.SIG_IGN:
+            del taken[signal.SIGHUP]
+        if threading.current_thread() is not threading.main_thread():
+            taken.clear()
         with super().capture_signals():
-            if takes:
-                signal.signal(signal.SIGHUP, self.handle_exit)
+            earlier = {sig: signal.signal(sig, handler) for sig, handler in taken.items()}
             try:
                 yield
             finally:
-                if takes:
-                    signal.signal(signal.SIGHUP, before)
+                for sig, handler in earlier.items():
+                    signal.signal(sig, handler)
+
+    def handle_restart(self, sig: int, frame: FrameType | None) -> None:
+        """Ask for the engines to be started anew; a server that drains has no use for that."""
+        if self._service.draining:
+            logger.warning("%s: nothing is started anew while requests are drained", signal.Signals(sig).name)
+        else:
+            logger.info("%s: the engines are started anew, one after the other", signal.Signals(sig).name)
+            self._service.engine.restart()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal arrived. It is not raised again after the drain (uvicorn does), so the exit code is ours."""

@@ -16,7 +16,7 @@ SHARE = 0.75
 def allowed(config: EngineConfig) -> int:
     """Bytes of weights that each process may have in memory beside `--weight-offload`."""
     given = int(config.offload.weight_memory_gib * 2**30) or int(available_memory() * SHARE)
-    return given // config.parallel.processes
+    return given // config.processes
 
 
 def folder(config: EngineConfig) -> Path:

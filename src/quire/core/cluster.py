@@ -1,0 +1,75 @@
+"""Several hosts that serve one model together, and how they know each other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from quire.core.errors import ConfigError
+from quire.core.option import about, one_of
+
+MOST_NODES = 64
+BACKENDS = ("mp", "ray")
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Names are vLLM's where it has them. Without a word of `interface` a host is reached, and listens, at the address
+    by which it reaches the first one: that one's is `master_addr`.
+    """
+
+    nnodes: Annotated[int, about("Hosts that serve together.")] = 1
+    node_rank: Annotated[int, about("Which of them this is; 0 is the one that clients talk to.")] = 0
+    master_addr: Annotated[str | None, about("Address at which the other hosts reach host 0.")] = None
+    master_port: Annotated[int, about("Port that each host listens on for the others.")] = 29501
+    interface: Annotated[
+        str | None, about("Network interface for other hosts, or an address of it; nothing listens elsewhere.")
+    ] = None
+    cluster_secret_file: Annotated[
+        str | None, about("File of at least 32 bytes, the same on all hosts: who does not know it is not listened to.")
+    ] = None
+    distributed_executor_backend: Annotated[
+        str, about("Who starts and watches this server's part of other hosts: quire there (mp), or Ray.", BACKENDS)
+    ] = "mp"
+    ray_address: Annotated[
+        str | None, about("A Ray cluster that runs already, as HOST:PORT or auto; else one is started on loopback.")
+    ] = None
+
+    @property
+    def by_ray(self) -> bool:
+        """Whether Ray says where engines run."""
+        return self.distributed_executor_backend == "ray"
+
+    def validate(self, processes: int, ranks: int) -> None:
+        """Refuse what cannot work, naming the option; `ranks` of one engine, `processes` of all."""
+        one_of("distributed_executor_backend", self.distributed_executor_backend, BACKENDS)
+        if not 1 <= self.nnodes <= MOST_NODES:
+            raise ConfigError(f"--nnodes must lie in [1, {MOST_NODES}]", param="nnodes")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ConfigError(f"--node-rank {self.node_rank} must lie in [0, {self.nnodes})", param="node_rank")
+        if not 1 <= self.master_port <= 65535:
+            raise ConfigError(f"--master-port {self.master_port} must lie in [1, 65535]", param="master_port")
+        if self.ray_address is not None and not self.by_ray:
+            raise ConfigError("--ray-address needs --distributed-executor-backend ray", param="ray_address")
+        if self.by_ray and self.node_rank:
+            raise ConfigError("--node-rank: Ray starts what runs on other hosts; start one server", param="node_rank")
+        if self.nnodes > 1 and self.master_addr is None and not self.by_ray:
+            raise ConfigError("--nnodes needs --master-addr: where host 0 listens for the others", param="master_addr")
+        if (self.nnodes > 1 or self.by_ray) and self.cluster_secret_file is None:
+            raise ConfigError(
+                "--nnodes needs --cluster-secret-file: hosts must know each other; make one with "
+                "`(umask 077; openssl rand -hex 32 > FILE)` and copy it to all of them",
+                param="cluster_secret_file",
+            )
+        here = processes // self.nnodes
+        if processes % self.nnodes or (here % ranks and ranks % here):
+            raise ConfigError(
+                f"--nnodes {self.nnodes}: {processes} processes, {ranks} for each engine, do not fill hosts evenly; "
+                "each host takes as many, and engines fill whole hosts or share one; change --data-parallel-size or "
+                "--tensor-parallel-size",
+                param="nnodes",
+            )
+
+    def node_of(self, rank: int, processes: int) -> int:
+        """The host of one of `processes`: each host has as many, in order."""
+        return rank * self.nnodes // processes

@@ -1,0 +1,141 @@
+"""How a process of a model comes to be, is watched and ended: here, or on another host by the agent there.
+
+What a process is told at its start is one line on its standard input, which is then its death pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from quire.parallel.link import Link
+from quire.parallel.wire import Dropped
+
+END_SECONDS = 3.0
+"""That a process may take to end by itself."""
+POLL_SECONDS = 1.0
+LOST = -9
+"""What counts as the exit code of a process whose host is gone: it ends with the link, as if it were killed."""
+
+
+class Launched(Protocol):
+    """A process, wherever it runs. Exit codes are those of `Popen`."""
+
+    def ended(self) -> int | None:
+        """Its exit code, once it has ended."""
+
+    def wait(self) -> int:
+        """Its exit code, when it has ended."""
+
+    def end(self) -> None:
+        """Let it end by itself, or end it after a moment; returns when it has ended."""
+
+
+class Process:
+    """`python -m MODULE`, in a session of its own: what Ctrl-C means is decided here, and it must not die of it."""
+
+    def __init__(self, module: str, line: bytes, args: Sequence[str] = (), files: Sequence[int] = ()) -> None:
+        """`line`: what it reads first; `files`: descriptors that it has too."""
+        command = [sys.executable, "-m", module, *args]
+        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=files, start_new_session=True)
+        assert self._popen.stdin is not None
+        self._stdin, self.pid = self._popen.stdin, self._popen.pid
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which whoever watches it finds out
+            self._stdin.write(line + b"\n")
+            self._stdin.flush()
+
+    def ended(self) -> int | None:
+        """As `Launched` says."""
+        return self._popen.poll()
+
+    def wait(self) -> int:
+        """As `Launched` says."""
+        return self._popen.wait()
+
+    def kill(self, signal: int | None = None) -> None:
+        """End it now, or send it another signal."""
+        with contextlib.suppress(ProcessLookupError):
+            self._popen.kill() if signal is None else self._popen.send_signal(signal)
+
+    def end(self, seconds: float = END_SECONDS) -> None:
+        """As `Launched` says; `seconds`: the moment."""
+        with contextlib.suppress(OSError):  # it is gone already
+            self._stdin.close()
+        try:
+            self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+
+class Launch(msgspec.Struct, frozen=True, tag="launch"):
+    """To an agent: run this kind of process, told `line`. The link lives as long as the process, and it with the link.
+
+    `kind`: "engine", whose messages then go over the link, or "rank".
+    """
+
+    kind: str
+    line: bytes
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill"):
+    """To an agent: end the process now."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """From an agent: the process has ended, as `message` says; `killed`: by SIGKILL."""
+
+    code: int
+    message: str = ""
+    killed: bool = False
+
+
+Order = Launch | Kill
+ORDER, DATA = b"o", b"d"
+"""The first byte of a message on a link to an agent: for the agent, or for the process (or from it)."""
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def order(message: Order | Ended) -> bytes:
+    """An order, or what came of it, as bytes of a link."""
+    return ORDER + _encode(message)
+
+
+class Elsewhere:
+    """A process without messages that an agent runs; `link`: to the agent, for this process alone."""
+
+    def __init__(self, link: Link, kind: str, line: bytes) -> None:
+        self._link, self._code = link, None if self._ask(link, kind, line) else LOST
+        self._decode = msgspec.msgpack.Decoder(Ended).decode
+
+    @staticmethod
+    def _ask(link: Link, kind: str, line: bytes) -> bool:
+        try:
+            link.send(order(Launch(kind, line)))
+        except Dropped:
+            return False
+        return True
+
+    def ended(self) -> int | None:
+        """As `Launched` says; known once `wait` has it, in another thread."""
+        return self._code
+
+    def wait(self) -> int:
+        """As `Launched` says."""
+        while self._code is None:
+            try:
+                said = self._link.receive(POLL_SECONDS)
+            except Dropped:
+                self._code = LOST
+            else:
+                self._code = None if said is None else self._decode(said[1:]).code
+        return self._code
+
+    def end(self) -> None:
+        """As `Launched` says: it ends with its link."""
+        self._link.close()
