@@ -11,12 +11,12 @@ from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, QuireError
-from quire.core.files import sampled_digest
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.adapting import Adapting
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.experts import expert_counts
+from quire.engine.facts import engine_info
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
 from quire.engine.tiering import Tiering
@@ -267,31 +267,5 @@ class Engine:
 
     def info(self) -> EngineInfo:
         """Facts the edge needs."""
-        model, config = self.model, self.config
-        return EngineInfo(
-            model=model.name,
-            served_name=next(iter(config.model.served_model_name), model.name),
-            folder=str(model.folder),
-            vocab_size=model.spec.vocab_size,
-            max_model_len=self.max_model_len,
-            eos_token_ids=model.eos_token_ids,
-            block_size=config.cache.block_size,
-            num_blocks=self.pool.num_blocks,
-            kv_bytes_per_token=self.kv_bytes_per_token,
-            weight_bytes=model.weight_bytes,
-            max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
-            load_seconds=self.load_seconds,
-            backend=self.ops.name,
-            isa=self.ops.isa,
-            threads=self.ops.threads,
-            dtype=model.dtype,
-            quantization=model.quantization,
-            kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
-            generation_defaults=model.generation_defaults,
-            adapters=self.adapters,
-            max_loras=model.adapters.slots if model.adapters is not None else 0,
-            opening=self.opening,
-            scheduling_policy=config.scheduler.scheduling_policy,
-            implementations=dict(self.ops.chosen),
-            weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
-        )
+        places = self.kv, self.kv_bytes_per_token
+        return engine_info(self.config, self.model, self.ops, places, self.load_seconds, self.adapters, self.opening)
