@@ -2,6 +2,8 @@
 
     python benchmarks/ranks.py exchange    microseconds of a sum over two ranks, rows of 2,048 numbers, beside gloo's
     python benchmarks/ranks.py steps       prefill, and decode of 1 and of 16 sequences, in turns
+    python benchmarks/ranks.py rows        the same with rows split between the joins
+    python benchmarks/ranks.py runs        the same with sums in runs, which give the same bits for any number of ranks
     python benchmarks/ranks.py stages      the same of stages, whose prompts are cut finer, and how long stages waited
     python benchmarks/ranks.py context     prefill and decode of one long sequence that ranks share, --context tokens
     python benchmarks/ranks.py experts --shape olmoe-like    the same with experts cut, whole on some ranks, or alone
@@ -148,6 +150,19 @@ def experts(args: argparse.Namespace) -> dict[str, Any]:
     return compare(args, {"cut": cut, "whole": whole, "alone": {"expert_parallel_size": args.ranks}})
 
 
+def rows(args: argparse.Namespace) -> dict[str, Any]:
+    """Ranks with rows split between the joins beside ranks without."""
+    whole = {"tensor_parallel_size": args.ranks}
+    return compare(args, {"whole": whole, "split": whole | {"enable_sequence_parallel": True}})
+
+
+def runs(args: argparse.Namespace) -> dict[str, Any]:
+    """What the same bits at any number of ranks cost, in one process and over ranks."""
+    over = {"tensor_parallel_size": args.ranks}
+    ways = {"one in runs": {"threads": args.ranks}, "ranks": over, "ranks in runs": over}
+    return compare(args, {name: way | {"rank_invariant": name.endswith("runs")} for name, way in ways.items()})
+
+
 USUAL = ((1, 512), (16, 32))
 """Sequences, and tokens of each prompt."""
 
@@ -156,7 +171,7 @@ def compare(
     args: argparse.Namespace, ways: dict[str, dict[str, Any]], loads: tuple[tuple[int, int], ...] = USUAL
 ) -> dict[str, Any]:
     """Engines of ranks of one thread, each beside one process of as many threads, in turns."""
-    ways = {"one": {"threads": args.ranks}} | {name: way | {"threads": 1} for name, way in ways.items()}
+    ways = {"one": {"threads": args.ranks}} | {name: {"threads": 1} | way for name, way in ways.items()}
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         made = {name: Engine(flat_config(**own_options(args), **way)) for name, way in ways.items()}
@@ -190,7 +205,7 @@ def context(args: argparse.Namespace) -> dict[str, Any]:
     own = {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_num_seqs": 1,
            "device": "cpu", "enable_prefix_caching": False}  # fmt: skip
     ways = {"one": {"threads": args.ranks}, "ranks": {"threads": 1, "context_parallel_size": args.ranks}}
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    rates: dict[str, list[tuple[Phase, Phase]]] = {name: [] for name in ways}
     with ExitStack() as stack:
         engines = {name: stack.enter_context(closing(Engine(flat_config(**own, **way)))) for name, way in ways.items()}
         for turn in range(args.rounds + 1):
@@ -200,7 +215,7 @@ def context(args: argparse.Namespace) -> dict[str, Any]:
                 rates[name].append(rate(engine, requests_of(args, 1, args.context, 32, turn)))
     found: dict[str, Any] = {}
     for i, what in enumerate(("prefill", "decode")):
-        medians = {name: statistics.median(each[i] for each in all_[1:]) for name, all_ in rates.items()}
+        medians = {name: statistics.median(each[i].rate for each in all_[1:]) for name, all_ in rates.items()}
         found[f"{what} at {args.context}"] = medians | {"ratio": medians["ranks"] / medians["one"]}
     return found
 
@@ -241,6 +256,8 @@ def favourites(request: Request, shape: str) -> Request:
 WORK = {
     "exchange": exchange,
     "steps": steps,
+    "rows": rows,
+    "runs": runs,
     "stages": stages,
     "experts": experts,
     "balance": balance,

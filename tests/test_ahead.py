@@ -93,7 +93,7 @@ def build(folder: Path, monkeypatch: pytest.MonkeyPatch, eager: str = "", **opti
         monkeypatch.setattr(engine_module, "select", lambda _: LateOps(FakeRuntime(eager)))
     engine = Engine(config)
     monkeypatch.undo()
-    engine.model.decoder.embed[BROKEN] = torch.nan  # type: ignore[attr-defined]
+    engine.model.decoder.embed.table[BROKEN] = torch.nan  # type: ignore[attr-defined]
     return engine
 
 

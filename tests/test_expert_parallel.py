@@ -23,6 +23,7 @@ from oracle import BACKENDS, backend, relative_error, write
 from quire.cli import main
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
+from quire.engine.channel import LocalChannel
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.local import LocalEngine
 from quire.engine.process import ProcessEngine
@@ -270,10 +271,6 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
         ({"num_redundant_experts": -1, "expert_parallel_size": 2}, "at least 0"),
         ({"expert_parallel_size": 65}, "must lie in"),
         ({"expert_parallel_size": 16, "tensor_parallel_size": 16}, "more than 64 ranks"),
-        (
-            {"expert_parallel_size": 2, "speculative_config": '{"method": "self", "quantization": "int4"}'},
-            "read what is",
-        ),
     ):
         with pytest.raises(ConfigError, match=why):
             flat_config(**({"model": "m"} | options))
@@ -323,7 +320,8 @@ def test_a_rank_that_dies_ends_the_group_which_is_started_again(skewed: Path, al
 
 def children(engine: ProcessEngine) -> list[int]:
     """The other ranks of an engine's process."""
-    pid = engine._process.pid
+    assert isinstance(engine.channel, LocalChannel)
+    pid = engine.channel.process.pid
     return [
         int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
     ]

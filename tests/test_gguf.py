@@ -26,6 +26,7 @@ from quire.gguf.file import GgufFile  # noqa: E402
 from quire.model.build import Model, load_model  # noqa: E402
 from quire.model.describe import describe, open_model  # noqa: E402
 from quire.model.load.packed_writing import finish_all  # noqa: E402
+from quire.model.net.parts import Embedding  # noqa: E402
 from quire.ops.weights import PackedTable  # noqa: E402
 from quire.quant.gguf import TYPES, Block  # noqa: E402
 from test_model import Paged, prompt  # noqa: E402
@@ -116,10 +117,10 @@ def test_gguf_tables_stay_packed_and_give_the_same_bits(name: str, tmp_path: Pat
     source = open_model(str(path)).source
     widened = Block(TYPES[name]).load({name: source.tensor(f"token_embd.{name}")}, torch.float32).dequantize()
     decoder: Any = made.decoder
-    assert isinstance(decoder.embed, PackedTable)
-    assert (decoder.head.weight is decoder.embed.matrix) == tied
+    assert isinstance(decoder.embed.table, PackedTable)
+    assert (decoder.head.weight is decoder.embed.table.matrix) == tied
     tokens = prompt(19, 1)
-    before = whole(replace(made, decoder=replace(decoder, embed=widened.bfloat16())), tokens)
+    before = whole(replace(made, decoder=replace(decoder, embed=Embedding(widened.bfloat16()))), tokens)
     assert torch.equal(whole(made, tokens), before)
     facts = describe(str(path))
     predicted = _packed(config, facts, _Bits(16, 16, 4))
@@ -127,7 +128,7 @@ def test_gguf_tables_stay_packed_and_give_the_same_bits(name: str, tmp_path: Pat
     assert predicted == pytest.approx(made.weight_bytes - made.report["rope"][1], rel=0.05)  # rows are padded to 16
     finish_all()
     again: Any = load_model(config, backend("cpu"))
-    assert isinstance(again.decoder.embed, PackedTable) and torch.equal(whole(again, tokens), before)
+    assert isinstance(again.decoder.embed.table, PackedTable) and torch.equal(whole(again, tokens), before)
 
 
 @pytest.mark.parametrize("device", BACKENDS)

@@ -183,7 +183,7 @@ def test_fp16_checkpoints_stay_fp16_on_the_gpu_backend(tmp_path: Path) -> None:
         numbers.append(tops)
     half, matrix = found[1], found[1].decoder.layers[0].o.weight  # type: ignore[attr-defined]
     assert half.dtype == "float16" and not half.notes
-    assert {t.dtype for t in (half.decoder.embed, matrix.buffers[0])} == {torch.float16}  # type: ignore[attr-defined]
+    assert {t.dtype for t in (half.decoder.embed.table, matrix.buffers[0])} == {torch.float16}  # type: ignore[attr-defined]
     assert str(half.layouts[0].dtype) == "torch.float16", "as its keys and values"
     assert numbers[1] == pytest.approx(numbers[0], abs=2e-2) and len(numbers[0]) == 12
 
@@ -267,8 +267,8 @@ def test_a_decoder_moves_with_all_its_tensors(folder: Path) -> None:
             return [t for v in value for t in tensors(v, seen)]
         return [t for v in vars(value).values() for t in tensors(v, seen)] if hasattr(value, "__dict__") else []
 
-    before = [*tensors(decoder.layers, set()), decoder.embed]
-    after = [*tensors(moved.layers, set()), moved.embed]
+    before = [*tensors(decoder.layers, set()), decoder.embed.table]
+    after = [*tensors(moved.layers, set()), moved.embed.table]
     assert len(after) == len(before) > 10, "what was one tensor stays one"
     assert all(t.device.type == "meta" for t in after)
     assert placed(decoder, torch.device("cpu")) is decoder

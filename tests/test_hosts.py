@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +19,11 @@ from oracle import BACKENDS
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
+from quire.engine.agent import _stay
+from quire.engine.nodes import JoinedNodes
 from quire.engine.placing import check_same
+from quire.parallel.link import dial
+from quire.parallel.wire import Dropped, read_secret
 from stub_engine import stub_info
 from test_chaos import STREAMS, Load, bodies, metric, restarts, wait_for_more
 from test_replay import texts_of
@@ -148,19 +150,26 @@ def test_a_cut_cable_is_a_pause_and_a_long_one_moves_requests(tmp_path: Path) ->
             wait_until(lambda: restarts(client) == 1, seconds=60)
 
 
-def test_a_stranger_and_a_second_host_of_one_number_are_refused(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path, LOOPBACK, [[], []])
-    with hosts.up():
-        (tmp_path / "other").write_text(os.urandom(32).hex())
-        (tmp_path / "other").chmod(0o600)
-        words = [sys.executable, "-m", "quire", "serve", *hosts._words, "--node-rank", "1", "--interface", "127.0.0.3"]
-        same = subprocess.run(words, capture_output=True, text=True, timeout=60)
-        assert same.returncode == 2 and "there is a host 1 already" in same.stderr
-        words[words.index(str(tmp_path / "secret"))] = str(tmp_path / "other")
-        with pytest.raises(subprocess.TimeoutExpired) as late:
-            subprocess.run(words, capture_output=True, timeout=8)
-        assert b"secret" in (late.value.stderr or b"")
-        wait_until(lambda: "secret" in "".join(hosts.first.log))
+def test_a_second_host_of_one_number_and_one_of_another_cluster_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(os.urandom(32).hex())
+    (tmp_path / "secret").chmod(0o600)
+    given = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": PORT + 1, "data_parallel_size": 2}
+    config = flat_config(**given, cluster_secret_file=str(tmp_path / "secret"))
+    second = flat_config(**given, cluster_secret_file=str(tmp_path / "secret"), node_rank=1)
+    third = flat_config(**given | {"nnodes": 4, "data_parallel_size": 4}, cluster_secret_file="-", node_rank=3)
+    secret, at = read_secret(tmp_path / "secret"), ("127.0.0.1", PORT + 1)
+    with contextlib.closing(JoinedNodes(config)) as nodes, ThreadPoolExecutor(1) as pool:
+        joined = dial(at, secret)
+        stays = pool.submit(_stay, joined, second, ("127.0.0.2", 1))
+        wait_until(lambda: nodes.address(1) == ("127.0.0.2", 1))
+        for other, address, why in ((second, ("127.0.0.3", 1), "there is a host 1 already, at 127.0.0.2:1"),
+                                    (third, ("127.0.0.3", 1), "it is host 3 of 4, and there are 2")):  # fmt: skip
+            with pytest.raises(ConfigError, match=why):
+                _stay(dial(at, secret), other, address)
+        joined.close()
+        with pytest.raises(Dropped):
+            stays.result(timeout=10)
+        wait_until(lambda: nodes.address(1) is None)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +187,6 @@ def test_a_stranger_and_a_second_host_of_one_number_are_refused(tmp_path: Path) 
 def test_what_cannot_be_is_said(options: dict[str, object], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         flat_config(**options)
-
-
-def test_answers_of_many_clients_come_from_both_hosts(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path, LOOPBACK, [[], []])
-    with hosts.up() as client, ThreadPoolExecutor(8) as pool:
-        asked = bodies(8)
-        alone = [texts_of(client.post("/v1/completions", json=body)) for body in asked]
-        assert [texts_of(r) for r in pool.map(lambda b: client.post("/v1/completions", json=b), asked)] == alone
 
 
 def test_replicas_that_would_answer_otherwise_are_refused(tmp_path: Path) -> None:

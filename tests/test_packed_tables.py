@@ -92,7 +92,7 @@ def test_only_a_tied_head_shares_the_table(tied: bool, device: str, tmp_path: Pa
         return load_model(flat_config(model=str(tmp_path), dtype="bfloat16", **options), backend(device))
 
     plain, eight = load(), load(quantization="int8")
-    assert isinstance(plain.decoder.embed, PackedTable) == tied  # type: ignore[attr-defined]
+    assert isinstance(plain.decoder.embed.table, PackedTable) == tied  # type: ignore[attr-defined]
     assert ("embed" in plain.report) == (not tied)
-    assert not isinstance(eight.decoder.embed, PackedTable), "the table keeps its bits"  # type: ignore[attr-defined]
+    assert not isinstance(eight.decoder.embed.table, PackedTable), "the table keeps its bits"  # type: ignore[attr-defined]
     assert "embed" in eight.report and "head" in eight.report

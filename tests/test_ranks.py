@@ -137,7 +137,12 @@ def test_two_ranks_say_what_one_says(form: str) -> None:
 
 def test_what_ranks_cannot_do_is_said() -> None:
     for options, why in (
-        ({"speculative_config": '{"method": "self", "quantization": "int4"}'}, "read what is split over ranks"),
+        (
+            {"speculative_model": PYDOC, "speculative_draft_tensor_parallel_size": 3},
+            "it may be 1 or 2: a draft",
+        ),
+        ({"speculative_config": '{"method": "self", "layers": 1, "draft_tensor_parallel_size": 1}'}, "it may be 2"),
+        ({"speculative_config": '{"method": "ngram", "draft_tensor_parallel_size": 2}'}, "nothing of these drafts"),
         ({"tensor_parallel_size": 65}, "must lie in"),
     ):
         with pytest.raises(ConfigError, match=why):

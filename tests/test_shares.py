@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from oracle import backend, relative_error, write
+from oracle import logits as whole_logits
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.model.build import Model, load_model
@@ -22,6 +23,7 @@ from quire.parallel.comm import Comm
 from quire.parallel.place import Place
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
+from test_adapter_kinds import KINDS, Extended
 from test_lora import TARGETS, write_adapter
 from test_model import Paged, prompt
 from test_packed_cache import KEPT, made_anew
@@ -96,6 +98,33 @@ def test_adapters_are_cut_like_their_matrices(tmp_path: Path) -> None:
         assert relative_error(got, want) <= 1e-5
 
 
+def test_what_else_adapters_hold_is_cut_like_their_matrices(tmp_path: Path) -> None:
+    """DoRA, biases, tables, heads and tokens of their own; what the first rank has in the end is what is sampled."""
+    oracle = write(tmp_path / "model", "llama", attention_bias=True)
+    kinds = ("dora", "bias", "tables", "saved", "tokens", "tokens of both", "plain")
+    layouts = {kind: KINDS[kind](oracle, i) for i, kind in enumerate(kinds)}
+    modules = tuple(f"{kind}={layout.write(tmp_path / kind)}" for kind, layout in layouts.items())
+    sequences = [[3, 9, 41, 50, *prompt(4 + i, i)] for i in range(len(kinds))]
+    file = shared_memory(comm_bytes(WORLD))
+
+    def run(rank: int) -> list[Tensor]:
+        comm = SharedComm(file, rank, WORLD, crowded=True)
+        model = load(tmp_path / "model", Share(rank, WORLD), comm, enable_lora=True, lora_modules=modules)
+        return [rows.clone() for rows in Extended(model, sequences, list(kinds)).run([[len(s) for s in sequences]])]
+
+    with ThreadPoolExecutor(WORLD) as pool:
+        first = next(iter(pool.map(run, range(WORLD))))
+    for kind, sequence, got in zip(kinds, sequences, first, strict=True):
+        assert relative_error(got, whole_logits(layouts[kind].merged, sequence)) <= 1e-5, kind
+
+
+def test_magnitudes_of_the_table_of_tokens_are_refused(tmp_path: Path) -> None:
+    oracle = write(tmp_path / "model", "llama")
+    folder = KINDS["dora of tables"](oracle, 0).write(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match="norms over the rows of all ranks"):
+        load(tmp_path / "model", Share(0, 2), enable_lora=True, lora_modules=(f"a={folder}",))
+
+
 def test_a_share_caches_its_own_heads_and_latents_whole(tmp_path: Path) -> None:
     write(tmp_path / "heads", "llama")
     write(tmp_path / "latents", KEPT["latents"][0], **KEPT["latents"][1])
@@ -111,7 +140,7 @@ def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
 
 
 def test_each_share_keeps_its_own_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "llama")
+    write(tmp_path, "llama", vocab_size=100)
     ops = select(DeviceConfig(device="cpu"))
     config = flat_config(model=str(tmp_path), dtype="bfloat16", cache_packed=str(tmp_path / "kept"))
     shares = Share(), Share(0, 2), Share(1, 2)

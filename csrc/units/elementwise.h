@@ -32,13 +32,24 @@ void add_rmsnorm(float* out, float* x, const float* delta, const float* weight, 
     });
 }
 
+// The row of a table of `rows` that a token has, or -1: another table has it. `first`: of the table's tokens, or -1: it has all.
+inline int64_t row_of_token(int64_t token, int64_t first, int64_t rows) {
+    const int64_t row = token - std::max<int64_t>(first, 0);
+    const bool here = row >= 0 && row < rows;
+    if (!here && (first < 0 || token < 0)) fail("embedding: a token id lies outside the table");
+    return here ? row : -1;
+}
+
 // table [vocabulary, d] of f32 (bf16 = 0) or bf16.
-void embedding(float* out, const int32_t* tokens, const void* table, int64_t rows, int64_t d, int64_t vocabulary, int64_t bf16) {
-    for (int64_t r = 0; r < rows; ++r)
-        if (tokens[r] < 0 || tokens[r] >= vocabulary) fail("embedding: a token id lies outside the table");
+void embedding(float* out, const int32_t* tokens, const void* table, int64_t rows, int64_t d, int64_t vocabulary, int64_t bf16, int64_t first) {
+    for (int64_t r = 0; r < rows; ++r) row_of_token(tokens[r], first, vocabulary);
     parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
-            const int64_t at = static_cast<int64_t>(tokens[r]) * d;
+            const int64_t row = row_of_token(tokens[r], first, vocabulary), at = row * d;
+            if (row < 0) {
+                std::fill_n(out + r * d, d, -0.0f);
+                continue;
+            }
             if (!bf16) {
                 std::memcpy(out + r * d, static_cast<const float*>(table) + at, static_cast<size_t>(d) * sizeof(float));
                 continue;

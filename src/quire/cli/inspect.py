@@ -109,6 +109,37 @@ def _model_rows(found: ModelFacts) -> Rows:
     ]
 
 
+def _share(config: EngineConfig) -> Share:
+    """What the first rank has, of which none has more."""
+    from quire.model.load.roles import Share
+    from quire.parallel.experts import Division, expert_plan
+
+    parallel = config.parallel
+    plan = expert_plan(parallel)
+    over = {"expert": parallel.expert_parallel_size, "tensor": parallel.tensor_parallel_size}.get(plan.axis)
+    return Share(0, parallel.tensor_parallel_size, None if over is None else Division(0, over, plan))
+
+
+def _rank_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
+    """What a rank has; options that do not fit the model are refused as at its load."""
+    from quire.model.load.roles import local_spec
+
+    parallel = config.parallel
+    if parallel.ranks == 1 or parallel.pipeline_parallel_size > 1 or not found.roles:
+        return []
+    share = _share(config)
+    spec = local_spec(found.spec, share)
+    rows = [
+        ("weights of a rank", f"about {size(_weights(config, found, choice, share))}, of {parallel.ranks} ranks"),
+        ("heads of a rank", f"{spec.heads}, {spec.kv_heads} of keys and values"),
+        ("vocabulary of a rank", f"{spec.vocab_size:,} tokens of the table and of the output head"),
+    ]
+    if share.experts is not None:
+        experts = f"{spec.moe.routing.experts} of {found.spec.moe.routing.experts} in a layer"
+        rows.append(("experts of a rank", experts))
+    return rows
+
+
 def _expert_rows(found: ModelFacts) -> Rows:
     moe = found.spec.moe
     if not any(moe.sparse):
@@ -193,19 +224,24 @@ def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | 
     if asked.method in HEADS:
         return [("weights that draft", "about " + size(_heads(config, asked).nbytes))]
     own = replace(config, model=replace(config.model, quantization=asked.quantization))
-    return [("weights that draft", "about " + size(_weights(own, drafts or found, choice)))]
+    share = _share(own) if drafts is None or config.parallel.drafts_everywhere(asked) else None
+    return [("weights that draft", "about " + size(_weights(own, drafts or found, choice, share)))]
 
 
 def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> Rows:
     from quire.core.machine import available_memory
     from quire.model.describe import compute_dtype, kv_dtype, max_model_len
+    from quire.model.load.roles import local_spec
     from quire.model.memory import kv_bytes_per_token, layer_kv_bytes
     from quire.run.budget import Bytes, check_asked, plan_kv, shape_kv
 
     windows: dict[int, int] = {}
     layouts: dict[int, Bytes] = {}
-    per_token = 0
-    models = [(found.spec, found.dtype), *_drafting_layers(config, found, drafts)]
+    per_token, asked, share = 0, config.speculation.asked, _share(config)
+    models = [(local_spec(found.spec, share), found.dtype), *_drafting_layers(config, found, drafts)]
+    if drafts is not None and asked is not None and config.parallel.drafts_everywhere(asked):
+        models[1:] = [(local_spec(drafts.spec, share), drafts.dtype)]
+    each = f" on each of {config.parallel.ranks} ranks" if config.parallel.ranks > 1 else ""
     for spec, on_disk in models:
         dtype, _ = compute_dtype(config.model.dtype, on_disk, choice.backend)
         kept, first = kv_dtype(config.cache, spec, dtype), len(windows)
@@ -222,32 +258,15 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
         ("weights in memory", "about " + size(_weights(config, found, choice))),
         *_rank_rows(config, found, choice),
         *_offload_rows(config, _weights(config, found, choice)),
-        ("KV cache per token", size(per_token) + (", what drafts included" if len(models) > 1 else "")),
-        ("KV cache", f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}"),
+        ("KV cache per token", size(per_token) + (", what drafts included" if len(models) > 1 else "") + each),
+        (
+            "KV cache",
+            f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}{each}",
+        ),
         *_window_rows(kv, per_token),
         ("longest sequence", f"{kv.max_model_len:,} tokens"),
         ("memory available", size(available_memory())),
     ]
-
-
-def _rank_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
-    """What the first rank has, of which none has more; options that do not fit the model are refused as at its load."""
-    from quire.model.load.roles import Share, local_spec
-    from quire.parallel.experts import Division, expert_plan
-
-    parallel = config.parallel
-    if parallel.ranks == 1 or parallel.pipeline_parallel_size > 1 or not found.roles:
-        return []
-    plan = expert_plan(parallel)
-    over = {"expert": parallel.expert_parallel_size, "tensor": parallel.tensor_parallel_size}.get(plan.axis)
-    share = Share(0, parallel.tensor_parallel_size, None if over is None else Division(0, over, plan))
-    local = local_spec(found.spec, share)
-    rows = [("weights of a rank", f"about {size(_weights(config, found, choice, share))}, of {parallel.ranks} ranks")]
-    if over is not None:
-        rows.append(
-            ("experts of a rank", f"{local.moe.routing.experts} of {found.spec.moe.routing.experts} in a layer")
-        )
-    return rows
 
 
 def _offload_rows(config: EngineConfig, weights: int) -> Rows:

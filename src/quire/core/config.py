@@ -192,11 +192,16 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens: Annotated[int | None, about("Tokens that --speculative-model guesses ahead at most.")] = (
         None
     )
+    speculative_draft_tensor_parallel_size: Annotated[
+        int | None,
+        about("Ranks that share --speculative-model: 1, or the default, as many as the model has."),
+    ] = None
 
     @property
     def asked(self) -> Speculation | None:
-        """What the three say together; `ConfigError` where that cannot be."""
-        return parse_speculation(self.speculative_config, self.speculative_model, self.num_speculative_tokens)
+        """What they say together; `ConfigError` where that cannot be."""
+        ranks = self.speculative_draft_tensor_parallel_size or 0
+        return parse_speculation(self.speculative_config, self.speculative_model, self.num_speculative_tokens, ranks)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,12 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_micro_batches: Annotated[
         int, about("Steps under way at one time in a pipeline; 0 = two for each stage.")
     ] = 0
+    enable_sequence_parallel: Annotated[
+        bool, about("Between the matrices that ranks share, each has a part of a long step's rows: fewer are normed.")
+    ] = False
+    rank_invariant: Annotated[
+        bool, about("The same bits whatever the number of ranks, 1 included: sums are made in runs, which takes time.")
+    ] = False
     enable_expert_parallel: Annotated[
         bool, about("Give each rank of --tensor-parallel-size whole experts instead of a part of each one's width.")
     ] = False
@@ -98,17 +104,60 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"them between ranks; use {', '.join(LOOK_UPS)} without branches",
                 param="context_parallel_size",
             )
-        if self.ranks > 1 and drafts is not None and drafts.method not in ALONE:
+        if self.pipeline_parallel_size > 1 and drafts is not None and drafts.method not in ALONE:
             raise ConfigError(
-                f"{_flag(self.ranks_option)}: drafts of the method {drafts.method!r} read what is split over ranks; "
+                f"--pipeline-parallel-size: drafts of the method {drafts.method!r} read what other stages have; "
                 f"use {', '.join(ALONE)}",
-                param=self.ranks_option,
+                param="pipeline_parallel_size",
             )
         if self.ranks > MOST_RANKS:
             sizes = " times ".join(f"{_flag(name)} {getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)
             raise ConfigError(f"{sizes} are more than {MOST_RANKS} ranks", param=self.ranks_option)
+        if drafts is not None:
+            self._validate_drafts(drafts)
         self._validate_stages()
         self._validate_experts()
+        self._validate_rows()
+
+    def drafts_everywhere(self, drafts: Speculation) -> bool:
+        """Whether every rank computes what drafts; otherwise the first does."""
+        return drafts.everywhere and self.pipeline_parallel_size == self.context_parallel_size == 1
+
+    def _validate_drafts(self, drafts: Speculation) -> None:
+        size, own = drafts.draft_tensor_parallel_size, self.tensor_parallel_size
+        sizes = {"draft_model": (0, 1, own), "self": (0, own)}.get(drafts.method, (0, 1))
+        if drafts.method == "draft_model" and not self.drafts_everywhere(drafts):
+            sizes = (0, 1)
+        if size not in sizes:
+            why = {"draft_model": "a draft model is computed by one rank or by all", "self": "the target is split so"}
+            raise ConfigError(
+                f"--speculative-draft-tensor-parallel-size {size}: with {drafts.method!r} it may be "
+                f"{' or '.join(map(str, sorted({*sizes} - {0})))}: "
+                f"{why.get(drafts.method, 'nothing of these drafts is split')}",
+                param="speculative_draft_tensor_parallel_size",
+            )
+        if self.enable_sequence_parallel and (drafts.method == "eagle3" or drafts.layers):
+            raise ConfigError(
+                f"--enable-sequence-parallel: drafts of the method {drafts.method!r} stop between layers, where no "
+                "rank has all rows; leave one of them out",
+                param="enable_sequence_parallel",
+            )
+
+    def _validate_rows(self) -> None:
+        """What rows that are split between the joins, and sums in runs, go with."""
+        others = self.pipeline_parallel_size > 1 or self.context_parallel_size > 1
+        for wrong, option, why in (
+            (self.tensor_parallel_size == 1, "enable_sequence_parallel", "one rank has all rows"),
+            (others, "enable_sequence_parallel", "stages and parts of sequences have rows of their own"),
+            (
+                self.enable_expert_parallel,
+                "enable_sequence_parallel",
+                "of experts that ranks hold whole every rank gets all rows",
+            ),
+            (self.expert_axis != "", "rank_invariant", "experts that ranks hold whole are not summed in runs"),
+        ):
+            if wrong and getattr(self, option):
+                raise ConfigError(f"{_flag(option)}: {why}; leave one of them out", param=option)
 
     def _validate_stages(self) -> None:
         stages, asked = self.pipeline_parallel_size, self.pipeline_micro_batches

@@ -48,6 +48,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sequences the outputs are remembered (0: none), how many tokens are guessed for each token of the run, and how
     likely a token must be, by how often it followed.
 
+    `draft_tensor_parallel_size`: ranks that a draft model is split over, 1 or the target's (0: those).
+
     Drafts branch where `topk` is more than 1: so many tokens are tried after each of the `topk` likeliest of a depth,
     and the `num_draft_tokens` likeliest of all are verified (EAGLE-2, Li et al. 2024; the names are SGLang's). Or they
     branch as `speculative_token_tree` says (vLLM's): [[0], [1], [0, 0]] are the two likeliest tokens, and the
@@ -69,7 +71,17 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
     adaptive: bool = True
-    draft_tensor_parallel_size: int = 1
+    draft_tensor_parallel_size: int = 0
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every rank computes what drafts, not the first alone: what it reads of the target is split.
+
+        A draft model is, unless one rank was asked for.
+        """
+        return self.method in ("self", "eagle", "eagle3") or (
+            self.method == "draft_model" and self.draft_tensor_parallel_size != 1
+        )
 
     @property
     def tokens(self) -> int:
@@ -95,21 +107,21 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.tokens if self.tree is None else self.tree.nodes
 
 
-def parse_speculation(config: str | None, model: str | None, tokens: int | None) -> Speculation | None:
-    """From `speculative_config` as JSON, or the two options of older calls; None where nothing is asked for.
+def parse_speculation(config: str | None, model: str | None, tokens: int | None, ranks: int = 0) -> Speculation | None:
+    """From `speculative_config` as JSON, or the options of older calls; None where nothing is asked for.
 
     `ConfigError` naming the key that is wrong.
     """
-    if config is not None and (model or tokens):
-        raise _error("gives the model and the number of tokens too: leave out the other two options")
-    given: dict[str, Any] = {"model": model, "num_speculative_tokens": tokens or 0}
+    if config is not None and (model or tokens or ranks):
+        raise _error("gives the model, the number of tokens and its ranks too: leave out the other options")
+    given: dict[str, Any] = {"model": model, "num_speculative_tokens": tokens or 0, "draft_tensor_parallel_size": ranks}
     if config is not None:
         try:
             given = msgspec.json.decode(config, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise _error(f"{config!r} is not a JSON object: {error}") from None
     elif model is None:
-        if tokens:
+        if tokens or ranks:
             raise _error('num_speculative_tokens alone does not say who drafts; for example: {"method": "ngram"}')
         return None
     if given.get("model") in ("[ngram]", "ngram"):  # vLLM before 0.6.4 spelled it so
@@ -154,8 +166,6 @@ def _check(asked: Speculation) -> None:
         raise _error("suffix_decoding_max_spec_factor must be above 0, suffix_decoding_min_token_prob within [0, 1]")
     if asked.layers < 0:
         raise _error("layers must not be negative")
-    if asked.draft_tensor_parallel_size != 1:
-        raise _error("draft_tensor_parallel_size: running on several devices is not built yet")
 
 
 def _paths(tree: str | list[list[int]]) -> list[list[int]]:

@@ -49,10 +49,15 @@ class Engine:
         self.ranks = lead(config)
         with told_plainly(config.model.model):
             self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks), shards)
-            self.drafting = load_drafting(config, self.model, self.ops, progress)
+            self.drafting = load_drafting(config, self.model, self.ops, progress, first_place(self.ranks))
             plan = make_plan(config, self.model, self.ops, self.beside)
             if self.ranks is not None:
-                self.ranks.allocate(plan.kv, bool(self.beside))
+                alone = (
+                    self.drafting is not None
+                    and self.drafting.keeps
+                    and not config.parallel.drafts_everywhere(self.drafting.asked)
+                )
+                self.ranks.allocate(plan.kv, plan.limits, alone)
             self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
             self._allocate(plan)
         self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
@@ -100,14 +105,23 @@ class Engine:
         return () if self.drafting is None else self.drafting.beside
 
     @property
+    def _drafts_everywhere(self) -> bool:
+        """Whether all ranks compute what drafts."""
+        return self.drafting is not None and self.config.parallel.drafts_everywhere(self.drafting.asked)
+
+    @property
     def _trees(self) -> bool:
         return self.drafting is not None and self.drafting.asked.tree is not None
 
     def _speculator(self, drafting: Drafting, plan: Plan) -> Speculator:
         step, caches, model = None, self.runner.caches, drafting.model
         if model is not None:
-            part = caches.part(1) if drafting.keeps else caches.part(0, drafting.asked.layers or None)
-            step = Step(model, self.ops, plan.kv, plan.limits, part, plan.capture)
+            made = (
+                self.ranks.drafting_step
+                if self.ranks is not None and self.config.parallel.drafts_everywhere(drafting.asked)
+                else Step
+            )
+            step = made(model, self.ops, plan.kv, plan.limits, drafting.part(caches), plan.capture)
             warm_up(step, self._trees)
         proposer = drafting.proposer(step, self.runner.step)
         return Speculator(drafting.asked, proposer, self.scheduler, caches)
@@ -218,13 +232,7 @@ class Engine:
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""
-        size, groups = self.config.cache.block_size, self.kv.groups
-        slack = 0
-        for seq in self.scheduler.running:
-            for table, slid, layers in zip(seq.blocks, seq.slid, groups.layers, strict=True):
-                slack += (len(table) * size - seq.computed) * len(layers)
-                slack += (len(table) - slid) * size * (groups.width - len(layers))
-        return slack / max(1, self.pool.num_used * size * groups.width)
+        return self.kv.waste(self.scheduler.running, self.pool.num_used)
 
     def stats(self) -> Stats:
         """Gauges and totals now."""

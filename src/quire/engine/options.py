@@ -20,7 +20,6 @@ _CONTEXT = "all phases of a sequence are split alike: use context_parallel_size"
 _TOOLS = "tool calling is not built yet"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "speculative_draft_tensor_parallel_size": ((None, 1), _ONE_DEVICE),
     "decode_context_parallel_size": ((1,), _CONTEXT),
     "prefill_context_parallel_size": ((1,), _CONTEXT),
     "trust_remote_code": ((True, False), "code from a model folder is never run"),

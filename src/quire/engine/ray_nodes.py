@@ -80,9 +80,11 @@ class RayNodes:
         self._ray.shutdown()
 
     def _connect(self, address: str | None) -> None:
-        from ray._common.usage import usage_lib
+        from ray._private import ray_constants
 
-        usage_lib.set_usage_stats_enabled_via_env_var(False)  # else it reports over the internet
+        # Else Ray takes another address for loopback, and listens at all of them for hosts that never come.
+        loopback = address is None or address.startswith(("127.", "localhost:", "[::1]"))
+        ray_constants.ENABLE_RAY_CLUSTER = not loopback
         started = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "object_store_memory": STORE_BYTES}
         try:
             self._ray.init(address=address or "local", **({} if address else started))

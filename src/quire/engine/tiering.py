@@ -145,7 +145,7 @@ class Tiering:
         end = time.monotonic() + seconds
         while self.write_behind() and time.monotonic() < end:
             if self.tiers.store.full():
-                time.sleep(0.005)
+                self.tiers.store.settle()
         self._caches.save(())
         self.tiers.close(max(0.1, end - time.monotonic()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -55,4 +55,14 @@ class Forward(Protocol):
 
     def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
         """Touch the memory that a step like `batch` needs; may write to `caches` what `batch` says."""
+        ...
+
+
+@runtime_checkable
+class Continues(Protocol):
+    """A decoder that reads, beside each token, a hidden row that another left: the first of `given` [rows, hidden]."""
+
+    @property
+    def given(self) -> Tensor:
+        """f32, at one address."""
         ...

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from quire.core.config import CacheConfig, EngineConfig, ModelConfig
+from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.core.progress import LoadProgress
@@ -31,10 +31,12 @@ from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
 from quire.model.load.place import placed
-from quire.model.load.ranks import joined, share_of
+from quire.model.load.ranks import joined, joined_encoder, share_of, step_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
+from quire.model.load.runs import check_runs
 from quire.model.load.stages import stages_of
+from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
 from quire.model.spec import ModelSpec
@@ -114,22 +116,23 @@ def load_model(
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
     if spec.encoder.layers:
         check_encoder(config, spec.family)
+    check_runs(config)
     asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
-    dtype, share = torch_dtype(asked), share_of(place, stages_of(config.parallel, spec))
+    dtype, step = torch_dtype(asked), step_of(opened, target, options.group_size)
+    share = share_of(place, stages_of(config.parallel, spec), step)
     length = max_model_len(options.max_model_len, spec)
     if target is not None:
         check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
-    adapters, cache = load_room(config, opened, ops, share), packed_cache(config, opened, ops, dtype, target, share)
-    reader = Reader(opened, ops, form_of(options, dtype, target), share, progress, adapters, cache)
+    reader = _reader(config, opened, ops, form_of(config, dtype, target), share, progress)
     reader.keeper = keeper(config, opened, ops, shards)
-    if cache is not None:
-        cache.load(progress or (lambda done, total, what: None))
     ropes = _ropes(spec, length, ops.device)
-    made = joined(load_decoder(reader, ropes), spec, place, share)
-    encoder = load_encoder(reader, made.embed, ropes[spec.rope[0]]) if spec.encoder.layers else None
+    own = load_decoder(reader, ropes)
+    made = joined(own, spec, place, share, config.parallel)
+    encoder = _encoder(reader, made, ropes[spec.rope[0]])
+    encoder = None if encoder is None else joined_encoder(encoder, place, config.parallel)
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
-    load_adapters(config, reader, Base(ops, spec, made, lambda role, layer: reader.matrix((role,), layer), dtype))
+    load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
     return Model(
@@ -147,13 +150,30 @@ def load_model(
         generation_defaults=generation.sampling,
         folder=opened.folder,
         notes=notes,
-        adapters=adapters,
+        adapters=reader.adapters,
         encoder=encoder,
         decoder_start=generation.decoder_start,
-        writing=None if cache is None else cache.keep(),
+        writing=None if reader.cache is None else reader.cache.keep(),
         place=place,
         span=share.layers,
     )
+
+
+def _reader(
+    config: EngineConfig, opened: Opened, ops: Ops, form: Form, share: Share, progress: LoadProgress | None
+) -> Reader:
+    """Of what was opened, with room for adapters and with the packed cache, where these are wanted."""
+    adapters, cache = load_room(config, opened, ops, share), None
+    if not form.runs:
+        cache = packed_cache(config, opened, ops, form.dtype, form.target, share)
+    if cache is not None:
+        cache.load(progress or (lambda done, total, what: None))
+    return Reader(opened, ops, form, share, progress, adapters, cache)
+
+
+def _encoder(reader: Reader, decoder: Decoder, still: torch.Tensor) -> Encoder | None:
+    """This rank's share of the encoder, where there is one."""
+    return load_encoder(reader, decoder.embed, still) if reader.opened.spec.encoder.layers else None
 
 
 def _ropes(spec: ModelSpec, length: int, device: torch.device) -> dict[Rope, torch.Tensor]:
@@ -169,6 +189,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
         (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
         (config.parallel.ranks > 1, config.parallel.ranks_option),
+        (config.parallel.rank_invariant, "rank_invariant"),
         (config.offload.from_file, "weight_offload"), (config.offload.cpu_offload_gb > 0, "cpu_offload_gb"),
         (config.offload.fully_shard, "fully_shard"),
     ):  # fmt: skip
@@ -213,9 +234,10 @@ def _warn(folder: Path, notes: tuple[str, ...]) -> None:
         log.warning("%s: %s", folder, note)
 
 
-def form_of(options: ModelConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
+def form_of(config: EngineConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
     """What matrices become."""
-    return Form(dtype, target, options.group_size, options.activations)
+    options = config.model
+    return Form(dtype, target, options.group_size, options.activations, config.parallel.rank_invariant)
 
 
 def load_adapters(config: EngineConfig, reader: Reader, base: Base) -> None:

@@ -55,7 +55,7 @@ def measured(config: EngineConfig, opened: Opened, ops: Ops) -> Costs:
     spec, share = opened.spec, Share(0, config.parallel.tensor_parallel_size)
     dtype, _ = compute_dtype(config.model.dtype, opened.dtype, ops.name)
     target = quantizer(config.model.quantization, opened.stored)
-    reader = Reader(opened, ops, form_of(config.model, torch_dtype(dtype), target), share, None)
+    reader = Reader(opened, ops, form_of(config, torch_dtype(dtype), target), share, None)
     kinds: dict[tuple[bool, bool, bool], tuple[float, float]] = {}
     layers, head = [], 0.0
     for i in range(spec.layers):

@@ -76,6 +76,7 @@ def embedding_cases(g: Generator) -> Iterator[Case]:
         tokens = torch.randint(vocabulary, (t,), generator=g, dtype=torch.int32)
         yield {"tokens": tokens, "table": table}
         yield {"tokens": tokens, "table": table.bfloat16()}
+        yield {"tokens": tokens, "table": table[2:6], "first": 2}
     yield {"tokens": torch.tensor([0, 6], dtype=torch.int32), "table": normal(g, 7, 16)}
 
 

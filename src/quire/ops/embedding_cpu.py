@@ -10,21 +10,22 @@ from quire.ops.weights import PackedTable
 
 
 @impl("embedding", "cpu")
-def embedding(cpu: Cpu, tokens: Tensor, table: Tensor | PackedTable) -> Tensor:
+def embedding(cpu: Cpu, tokens: Tensor, table: Tensor | PackedTable, first: int | None = None) -> Tensor:
     rows = len(check(tokens, "embedding tokens", I32, -1))
     if isinstance(table, PackedTable):
-        return _packed_rows(cpu, tokens, rows, table)
+        return _packed_rows(cpu, tokens, rows, table, first)
     vocabulary, d = check(table, "embedding table", F32 if table.dtype is F32 else BF16, -1, -1).shape
     out = cpu.arena.empty(rows, d)
     if rows:
         bf16 = int(table.dtype is BF16)
-        cpu.call("embedding", out.data_ptr(), tokens.data_ptr(), table.data_ptr(), rows, d, vocabulary, bf16)
+        where = out.data_ptr(), tokens.data_ptr(), table.data_ptr()
+        cpu.call("embedding", *where, rows, d, vocabulary, bf16, -1 if first is None else first)
     return out
 
 
-def _packed_rows(cpu: Cpu, tokens: Tensor, rows: int, table: PackedTable) -> Tensor:
+def _packed_rows(cpu: Cpu, tokens: Tensor, rows: int, table: PackedTable, first: int | None) -> Tensor:
     out = cpu.arena.empty(rows, table.matrix.k)
     if rows:
-        at = table.matrix.handle.at
-        cpu.call("embedding_packed", out.data_ptr(), tokens.data_ptr(), at, rows, int(table.rounded))
+        at, begin = table.matrix.handle.at, -1 if first is None else first
+        cpu.call("embedding_packed", out.data_ptr(), tokens.data_ptr(), at, rows, int(table.rounded), begin)
     return out

@@ -46,7 +46,7 @@ def lora_scale(cpu: Cpu, y: Tensor, excess: Tensor, rows: Tensor) -> Tensor:
         return y
     factors, both = cpu.arena.empty(count, n), cpu.arena.empty(count, 2 * n)
     first, one = _zeros(_size(count)), _ones(_size(max(count, n)))
-    cpu.call("embedding", factors.data_ptr(), first.data_ptr(), one.data_ptr(), count, n, 1, 0)
+    cpu.call("embedding", factors.data_ptr(), first.data_ptr(), one.data_ptr(), count, n, 1, 0, -1)
     cpu.call(
         "lora_expand", factors.data_ptr(), one.data_ptr(), excess.data_ptr(), rows.data_ptr(), count, n, 1, n, 0
     )  # fmt: skip

@@ -26,8 +26,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @op(tolerance=0.0)
-def embedding(tokens: Tensor, table: Tensor | PackedTable) -> Tensor:
-    """Rows of `table` [V, d] (f32, bf16, or a packed matrix of any kind) at `tokens` [T] int32, as f32 [T, d]."""
+def embedding(tokens: Tensor, table: Tensor | PackedTable, first: int | None = None) -> Tensor:
+    """Rows of `table` [V, d] (f32, bf16, or a packed matrix of any kind) at `tokens` [T] int32, as f32 [T, d].
+
+    `first`: the table has the tokens from that on, and rows of others are -0: x + -0 is x for every x.
+    """
+    if first is not None:
+        count = len(table) if isinstance(table, Tensor) else table.matrix.n
+        here = (tokens >= first) & (tokens < first + count)
+        found = torch.full((len(tokens), table.shape[1] if isinstance(table, Tensor) else table.matrix.k), -0.0)
+        found[here] = embedding(tokens[here] - first, table)
+        return found
     if not isinstance(table, PackedTable):
         return table[tokens.long()].float()
     assert table.matrix.plain is not None

@@ -127,7 +127,7 @@ class Arrays:
         tokens, seqs, logits, blocks, tree = shape[:5]
         parts = [self.slots[:, :tokens], self.tokens[:tokens], self.positions[:tokens], self.adapters[:tokens],
                  self.logit_rows[:logits], self.cu_q[: seqs + 1], self.context[:seqs],
-                 self.block_tables[:, :seqs, :blocks]]  # fmt: skip
+                 self.logit_adapters[:logits], self.encoded[:seqs], self.block_tables[:, :seqs, :blocks]]  # fmt: skip
         return [*parts, self.tree[:tokens]] if tree else parts
 
     def batches(self, tokens: int, seqs: int, logits: int, tree: bool = False) -> list[Batch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +10,7 @@ from quire.cache.groups import LayerGroups, TableSizes, group_layers, one_group
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
+from quire.core.sequence import Sequence
 
 if TYPE_CHECKING:
     from quire.ops.runtime import Runtime
@@ -52,6 +53,15 @@ class KVPlan:
     def bytes_held(self, tokens: int) -> int:
         """Bytes that a sequence of `tokens` tokens holds between steps."""
         return self.block_bytes * sum(self.sizes.kept(tokens, window) for window in self.sizes.windows)
+
+    def waste(self, running: Iterable[Sequence], used: int) -> float:
+        """Share of the slots of `used` blocks, which the sequences `running` hold, that hold no token."""
+        size, groups, slack = self.sizes.block_size, self.groups, 0
+        for seq in running:
+            for table, slid, layers in zip(seq.blocks, seq.slid, groups.layers, strict=True):
+                slack += (len(table) * size - seq.computed) * len(layers)
+                slack += (len(table) - slid) * size * (groups.width - len(layers))
+        return slack / max(1, used * size * groups.width)
 
 
 class Layout(Protocol):
@@ -100,10 +110,18 @@ def check_asked(config: EngineConfig, block_bytes: int, free: int) -> None:
     if asked > free:
         fits = free // block_bytes * config.parallel.context_parallel_size
         raise ConfigError(
-            f"--{name.replace('_', '-')} {getattr(cache, name)}: a KV cache of {asked:,} bytes, and {free:,} are free; "
+            f"--{name.replace('_', '-')} {getattr(cache, name)}: a KV cache of {asked:,} bytes{_each(config)}, and "
+            f"{free:,} are free{_each(config)}; "
             f"{fits:,} blocks of {block_bytes:,} bytes fit: give at most {fits if cache.num_blocks else free}",
             param=name,
         )
+
+
+def _each(config: EngineConfig) -> str:
+    """Whose memory it is, where there are several ranks."""
+    ranks, replicas = config.parallel.ranks, config.parallel.data_parallel_size
+    of = f" of each of {replicas} engines" if replicas > 1 else ""
+    return f" on each of {ranks} ranks{of}" if ranks > 1 else of
 
 
 def plan_kv(config: EngineConfig, shape: KVPlan, left: int | None = None) -> KVPlan:
@@ -125,15 +143,15 @@ def plan_kv(config: EngineConfig, shape: KVPlan, left: int | None = None) -> KVP
     blocks = -(-blocks // holders) * holders
     if blocks < sizes.footprint(1):
         raise ConfigError(
-            f"no room for {sizes.footprint(1)} KV blocks of {block_bytes:,} bytes; lower --block-size or raise "
-            "--kv-cache-memory-bytes",
+            f"no room for {sizes.footprint(1)} KV blocks of {block_bytes:,} bytes{_each(config)}; lower --block-size "
+            "or raise --kv-cache-memory-bytes",
             param="kv_cache_memory_bytes",
         )
     asked, fits = config.model.max_model_len, sizes.capacity(blocks, length)
     if asked and fits < asked:
         raise ConfigError(
-            f"--max-model-len {asked} needs {sizes.footprint(asked) * block_bytes:,} bytes of KV cache, but only "
-            f"{blocks * block_bytes:,} are there; lower it or raise --kv-cache-memory-bytes",
+            f"--max-model-len {asked} needs {sizes.footprint(asked) * block_bytes:,} bytes of KV cache{_each(config)}, "
+            f"but only {blocks * block_bytes:,} are there; lower it or raise --kv-cache-memory-bytes",
             param="max_model_len",
         )
     return replace(shape, blocks=blocks, max_model_len=fits)

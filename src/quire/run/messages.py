@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.core.config import EngineConfig
+from quire.core.config import EngineConfig, SchedulerConfig
 from quire.parallel.experts import ExpertPlan
 
 
@@ -25,17 +25,30 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):
-    """Take `blocks` of keys and values for sequences of `max_model_len` tokens, and warm up."""
+    """Take `blocks` of keys and values for sequences of `max_model_len` tokens, for steps of `limits`, and warm up."""
 
     blocks: int
     max_model_len: int
+    limits: SchedulerConfig
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
-    """Compute a step of the sizes `shape` on `arrays`."""
+    """Compute a step of the sizes `shape` on `arrays`: the model's, or, `drafts`, one of the model that drafts.
 
-    shape: tuple[int, int, int, int, bool]
+    `given` [tokens, hidden] f32: the target's hidden rows, where that one reads them.
+    """
+
+    shape: tuple[int, int, int, int, bool, bool]
     arrays: bytes
+    drafts: bool = False
+    given: bytes = b""
+
+
+class Encode(msgspec.Struct, frozen=True, tag=True):
+    """Compute an encoder's part: tokens, int32, whose keys and values go to slots, int64."""
+
+    tokens: bytes
+    slots: bytes
 
 
 class Zero(msgspec.Struct, frozen=True, tag=True):
@@ -63,4 +76,4 @@ class Adapter(msgspec.Struct, frozen=True, tag=True):
     folder: str
 
 
-Message = Allocate | Forward | Zero | Copy | Move | Adapter
+Message = Allocate | Forward | Encode | Zero | Copy | Move | Adapter

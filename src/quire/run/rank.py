@@ -1,4 +1,4 @@
-"""A rank that is not the first: `python -m quire.run.rank`, started by `Ranks`.
+"""A rank that is not the first: it is started by `Ranks`.
 
 What it is comes as one JSON line on standard input, which afterwards serves as a death pipe.
 """
@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -23,7 +24,9 @@ from numpy.typing import NDArray
 from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.core.machine import uncollected
+from quire.model.batch import Continues
 from quire.model.build import Model, load_model
+from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops, select
 from quire.parallel.busy import Busy
 from quire.parallel.place import Place, place_of
@@ -32,7 +35,7 @@ from quire.parallel.topology import topology_of
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import Caches, kept_layers
-from quire.run.messages import Adapter, Allocate, Copy, Forward, Message, Start, Zero
+from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Start, Zero
 from quire.run.replies import give_back
 from quire.run.step import Step
 from quire.run.tune import tune
@@ -41,16 +44,50 @@ from quire.run.warm import warm_up
 POLL_MS = 1000
 
 
+class Drafting(Protocol):
+    """What drafts on every rank: `model`, which may keep keys and values `beside` the target's."""
+
+    @property
+    def model(self) -> Model | None:
+        """A share of it."""
+        ...
+
+    @property
+    def beside(self) -> tuple[Model, ...]:
+        """It, where it needs room in the blocks."""
+        ...
+
+    @property
+    def taps(self) -> Taps | None:
+        """The hidden rows that each step of the target leaves."""
+        ...
+
+    def part(self, caches: Caches) -> Caches:
+        """What it sees of the blocks."""
+        ...
+
+
+LoadDrafting = Callable[[EngineConfig, Model, Ops, Place], Drafting | None]
+
+
 class Rank:
     """Does what rank 0 tells, with its own share of the weights and of each block."""
 
-    def __init__(self, config: EngineConfig, model: Model, ops: Ops, place: Place, busy: NDArray[np.float64]) -> None:
-        self._config, self._model, self._ops = config, model, ops
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Model,
+        ops: Ops,
+        place: Place,
+        busy: NDArray[np.float64],
+        drafting: Drafting | None,
+    ) -> None:
+        self._config, self._model, self._ops, self._drafting = config, model, ops, drafting
         self._busy, self._rank = busy, place.rank
         self._stages = place.comm("pipeline")
         self._gives = place.ends("pipeline") and place.along("tensor") == 0
         self._caches: Caches | None = None
-        self._step: Step | None = None
+        self._steps: list[Step] = []
 
     def follow(self, message: Message) -> None:
         """Do what it says."""
@@ -60,9 +97,12 @@ class Rank:
         if isinstance(message, Adapter):
             self._adapter(message.name, message.folder)
             return
-        assert self._step is not None and self._caches is not None, "blocks come before what is done with them"
+        assert self._caches is not None, "blocks come before what is done with them"
         if isinstance(message, Forward):
-            self._forward(self._step, Shape(*message.shape), message.arrays)
+            self._forward(message)
+        elif isinstance(message, Encode):
+            tokens, slots = np.frombuffer(message.tokens, np.int32), np.frombuffer(message.slots, np.int64)
+            self._steps[0].encode(tokens.copy(), slots.copy())
         elif isinstance(message, Zero):
             self._caches.zero(message.blocks)
         elif isinstance(message, Copy):
@@ -70,12 +110,16 @@ class Rank:
         else:
             self._caches.move(message.pairs)
 
-    def _forward(self, step: Step, shape: Shape, arrays: bytes) -> None:
+    def _forward(self, message: Forward) -> None:
         """Rank 0 has the logits, unless they are made by the last of several stages."""
+        shape, step = Shape(*message.shape), self._steps[message.drafts]
         begin, waited = time.perf_counter(), 0.0 if self._stages is None else self._stages.waited_s
         step.arrays.begin()
-        step.arrays.put(shape, arrays)
-        pieces = step.pieces(shape)
+        step.arrays.put(shape, message.arrays)
+        decoder = step.model.decoder
+        if isinstance(decoder, Continues):
+            decoder.given.numpy()[: shape.tokens] = np.frombuffer(message.given, np.float32).reshape(shape.tokens, -1)
+        pieces = (step.forward(shape),) if message.drafts else step.pieces(shape)
         if self._stages is not None and self._gives:
             give_back(self._stages, pieces)
         else:
@@ -85,17 +129,20 @@ class Rank:
         self._busy[self._rank] += time.perf_counter() - begin + waited
 
     def _allocate(self, asked: Allocate) -> None:
-        replace, config = msgspec.structs.replace, self._config
+        replace, config, drafting = msgspec.structs.replace, self._config, self._drafting
         cache = replace(config.cache, num_blocks=asked.blocks, kv_cache_memory_bytes=0)
         config = replace(config, cache=cache)
-        windows, layouts = kept_layers((self._model,))
+        models = (self._model, *(() if drafting is None else drafting.beside))
+        windows, layouts = kept_layers(models)
         kv = plan_kv(config, shape_kv(config, windows, layouts, asked.max_model_len))
-        limits = replace(config.scheduler, max_num_batched_tokens=config.scheduler.rows(kv.max_model_len))
-        self._caches = Caches((self._model,), self._ops, kv)
-        capture = not config.device.enforce_eager
-        self._step = Step(self._model, self._ops, kv, limits, self._caches.part(0), capture)
-        warm_up(self._step)
-        tune(self._step, config, weight_bytes=0)
+        caches = self._caches = Caches(models, self._ops, kv)
+        capture, taps = not config.device.enforce_eager, None if drafting is None else drafting.taps
+        self._steps = [Step(self._model, self._ops, kv, asked.limits, caches.part(0), capture, taps)]
+        warm_up(self._steps[0])
+        tune(self._steps[0], config, weight_bytes=0)
+        if drafting is not None and drafting.model is not None:
+            self._steps.append(Step(drafting.model, self._ops, kv, asked.limits, drafting.part(caches), capture))
+            warm_up(self._steps[1])
 
     def _adapter(self, name: str, folder: str) -> None:
         adapters = self._model.adapters
@@ -144,7 +191,7 @@ def die_with_parent() -> None:
     os._exit(0)
 
 
-def main() -> int:
+def main(load_drafting: LoadDrafting) -> int:
     """Load a share and follow; the exit code is that of the error."""
     faulthandler.enable()
     for sig in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -162,7 +209,8 @@ def main() -> int:
         with uncollected(forever=True):
             ops = select(start.config.device)
             model = load_model(start.config, ops, place=place)
-        rank = Rank(start.config, model, ops, place, Busy(start.busy, topology.world).seconds)
+            drafting = load_drafting(start.config, model, ops, place)
+        rank = Rank(start.config, model, ops, place, Busy(start.busy, topology.world).seconds, drafting)
         for said in heard(world, ahead=topology.pipeline > 1):
             rank.follow(decode(said))
         return 0
@@ -172,7 +220,3 @@ def main() -> int:
     except Exception:
         traceback.print_exc()
         return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

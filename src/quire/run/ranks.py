@@ -13,11 +13,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.core.config import EngineConfig
+from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
+from quire.model.batch import Continues
 from quire.model.load.roles import Share
 from quire.model.net.stage import Stage
 from quire.ops.choice import backend_of
@@ -30,11 +33,11 @@ from quire.parallel.topology import topology_of
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
-from quire.run.messages import Adapter, Allocate, Copy, Forward, Message, Move, Start, Zero
+from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Start, Zero
 from quire.run.replies import Form, Replies
 from quire.run.step import Step
 
-RANK = "quire.run.rank"
+RANK = "quire.engine.rank"
 """What the other processes run."""
 
 
@@ -77,18 +80,18 @@ class Ranks:
         """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
         self.world.tell(self._encode(message))
 
-    def allocate(self, kv: KVPlan, beside: bool) -> None:
-        """The cache of the others is as large as this rank's; a draft model is this rank's alone.
+    def allocate(self, kv: KVPlan, limits: SchedulerConfig, alone: bool) -> None:
+        """The cache of the others is as large as this rank's; `alone`: a draft model's part of it is this rank's alone.
 
-        `ConfigError` where the layers of both need several block tables.
+        `ConfigError` where the layers of both need several block tables then.
         """
-        if beside and len(kv.groups.layers) > 1:
+        if alone and len(kv.groups.layers) > 1:
             raise ConfigError(
-                "speculative_config: a draft model beside layers with windows has block tables that other ranks do not "
-                "know; use the method ngram or suffix",
-                param="speculative_config",
+                "--speculative-draft-tensor-parallel-size 1: a draft model beside layers with windows has block tables "
+                "that the other ranks do not know; leave it out, and all ranks compute it",
+                param="speculative_draft_tensor_parallel_size",
             )
-        self.tell(Allocate(kv.blocks, kv.max_model_len))
+        self.tell(Allocate(kv.blocks, kv.max_model_len, limits))
 
     def adapter(self, name: str, folder: str) -> None:
         """Load, replace or (without a folder) unload an adapter, as this rank did."""
@@ -101,6 +104,12 @@ class Ranks:
         if self._replying is not None:
             made.replies = Replies(self._replying, made.form(), self._steps)
             self._replies.append(made.replies)
+        return made
+
+    def drafting_step(self, *args: Any) -> Step:
+        """The same of a model that drafts, which every rank has."""
+        made = LedStep(*args)
+        made.ranks, made.drafts = self, True
         return made
 
     def caches(self, *args: Any) -> Caches:
@@ -133,12 +142,23 @@ class LedStep(Step):
     """A step that other ranks compute their shares of."""
 
     ranks: Ranks
+    drafts = False
     replies: Replies | None = None
 
+    def begins(self, shape: Shape) -> None:
+        """What is in the arrays goes to all ranks first."""
+        decoder, given = self.model.decoder, b""
+        if isinstance(decoder, Continues):
+            given = decoder.given[: shape.tokens].numpy().tobytes()
+        self.ranks.tell(Forward((*shape,), self.arrays.written(shape), self.drafts, given))
+
+    def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
+        """As `Step`'s."""
+        self.ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
+        super().encode(tokens, slots)
+
     def pieces(self, shape: Shape) -> Iterable[Tensor]:
-        """As `Step`'s; what is in the arrays goes to all ranks first. Of stages, the first is done on return."""
-        sizes = shape.tokens, shape.seqs, shape.logits, shape.blocks, shape.tree
-        self.ranks.tell(Forward(sizes, self.arrays.written(shape)))
+        """As `Step`'s. Of stages, the first is done on return."""
         begin = time.perf_counter()
         own = super().pieces(shape)
         self.ranks.busy[0] += time.perf_counter() - begin

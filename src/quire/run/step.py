@@ -87,6 +87,7 @@ class Step:
 
     def forward(self, shape: Shape) -> torch.Tensor:
         """Logits f32 [shape.logits, V] of the step whose arrays are filled. A GPU is only told what to do."""
+        self.begins(shape)
         if shape.extended and self._extended is not None:
             return self._extended.forward(shape, self.capture)
         tokens, seqs, logits, blocks, tree, _ = shape
@@ -111,8 +112,12 @@ class Step:
         decoder = self._decoder
         if shape.logits <= self.most_logits or shape.extended or not isinstance(decoder, Decoder):
             return (self.forward(shape),)
+        self.begins(shape)
         h, batch = self._compute(shape, decoder.head_rows)
         return self._scores(decoder, h if self.ops.gpu is not None else h.clone(), batch)  # an arena is taken back
+
+    def begins(self, shape: Shape) -> None:
+        """The arrays are filled, and a step of them is computed next: whoever computes parts of it hears that here."""
 
     def _compute(self, shape: Shape, run: Run) -> tuple[torch.Tensor, Batch]:
         """What `run` makes of the step whose arrays are filled, and its batch."""

@@ -22,7 +22,7 @@ from quire.model.families.rope import shared_tables
 from quire.model.load.place import placed
 from quire.model.net.decoder import Decoder, Layer, own_attention
 from quire.model.net.linear import Linear
-from quire.model.net.parts import FusedGatedMlp, GatedMlp, NoNorm, Norm, RmsNorm
+from quire.model.net.parts import Embedding, FusedGatedMlp, GatedMlp, NoNorm, Norm, RmsNorm
 from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
 from quire.ops.attention_spec import AttentionSpec
@@ -93,14 +93,16 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
         if "lm_head.weight" in file:
             head = file.linear({"lm_head": spec.vocab_size}, spec.hidden)
     own = "embed_tokens.weight" in file
-    embed = file.table("embed_tokens.weight", target.spec.vocab_size, spec.hidden) if own else target.decoder.embed
+    table = file.table("embed_tokens.weight", target.spec.vocab_size, spec.hidden) if own else None
+    embed = target.decoder.embed if table is None else Embedding(table)
     if head is None and ids is not None:
         raise ModelError(f"{file.folder}: lm_head.weight is missing, and d2t names tokens of its own")
     file.finish()
     limits = config.scheduler
     rows = max(limits.rows(target.max_model_len), limits.max_num_seqs)
     # Where rows are kept in 16 bits (GPUs), those of both kinds are joined as they are.
-    dtype = embed.dtype if ops.gpu is not None and isinstance(embed, Tensor) else torch.float32
+    rows_of = embed.table if isinstance(embed, Embedding) else None
+    dtype = rows_of.dtype if ops.gpu is not None and isinstance(rows_of, Tensor) else torch.float32
     given, kept = (torch.zeros(rows, spec.hidden, dtype=dtype, device=ops.device) for _ in range(2))
     decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
     layout = kv_layout(config.cache, spec, KV_TYPES[target.dtype], ops.layout)

@@ -11,10 +11,9 @@ from torch import Tensor
 from quire.model.batch import Batch
 from quire.model.net.decoder import Layer, ToLogits, sequential_block
 from quire.model.net.linear import Linear
-from quire.model.net.parts import Norm
+from quire.model.net.parts import Embed, Norm
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
-from quire.ops.weights import PackedTable
 
 
 class Entry(Protocol):
@@ -58,7 +57,7 @@ class EagleDecoder:
     """
 
     ops: Ops
-    embed: Tensor | PackedTable
+    embed: Embed
     entry: Entry
     layer: Layer
     norm: Norm
@@ -70,7 +69,7 @@ class EagleDecoder:
     def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
         """Logits f32 [R, tokens it knows] of the rows `batch.logit_rows`."""
         ops, count = self.ops, len(batch.tokens)
-        x, h = self.entry(ops, ops.embedding(batch.tokens, self.embed), self.given[:count])
+        x, h = self.entry(ops, self.embed(ops, batch.tokens), self.given[:count])
         ops.next_layer()
         x, delta = sequential_block(ops, self.layer, x, h, views[0] if views else batch, caches[0], None)
         ops.place_columns(self.kept, ops.take_rows(x, delta, None), 0)

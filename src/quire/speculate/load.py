@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from quire.core.config import EngineConfig, LoraConfig, SpeculationConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.core.offload import OffloadConfig
+from quire.core.parallel import ParallelConfig
 from quire.core.progress import LoadProgress
 from quire.core.speculation import HEADS, LOOK_UPS, Speculation, TreeForm
 from quire.model.build import Model, load_model
@@ -20,6 +21,9 @@ from quire.model.disk.hub import hub_beside
 from quire.model.net.decoder import Decoder
 from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
+from quire.parallel.experts import NOT_DIVIDED
+from quire.parallel.place import ALONE, Place
+from quire.run.caches import Caches
 from quire.run.step import Step
 from quire.speculate.drafter import Drafter, ModelDrafter
 from quire.speculate.eagle import load_eagle
@@ -72,6 +76,10 @@ class Drafting:
         """The model, where it needs room in the blocks."""
         return (self.model,) if self.model is not None and self.keeps else ()
 
+    def part(self, caches: Caches) -> Caches:
+        """The model's caches among all there are."""
+        return caches.part(1) if self.keeps else caches.part(0, self.asked.layers or None)
+
     def proposer(self, step: Step | None, target: Step) -> Proposer:
         """`step` runs the model, `target` the target."""
         if self.heads is not None:
@@ -85,8 +93,21 @@ class Drafting:
         return kind(step, target.model.spec.vocab_size, weights, self.asked.tree)
 
 
-def load_drafting(config: EngineConfig, target: Model, ops: Ops, progress: LoadProgress | None) -> Drafting | None:
-    """Load what `config.speculation` asks for, beside the loaded `target`; `ConfigError` where they do not fit."""
+def load_everywhere(config: EngineConfig, target: Model, ops: Ops, place: Place) -> Drafting | None:
+    """What a rank that is not the first has of `load_drafting`: all of it, or nothing where the first drafts alone."""
+    asked = config.speculation.asked
+    if asked is None or not config.parallel.drafts_everywhere(asked):
+        return None
+    return load_drafting(config, target, ops, None, place)
+
+
+def load_drafting(
+    config: EngineConfig, target: Model, ops: Ops, progress: LoadProgress | None, place: Place = ALONE
+) -> Drafting | None:
+    """Load what `config.speculation` asks for, beside the loaded `target`; `ConfigError` where they do not fit.
+
+    `place`: this rank's, which has a share of a model that all ranks compute.
+    """
     asked = config.speculation.asked
     if asked is None:
         return None
@@ -101,21 +122,38 @@ def load_drafting(config: EngineConfig, target: Model, ops: Ops, progress: LoadP
     if asked.layers:
         return Drafting(asked, _first_layers(target, asked.layers))
     if asked.method == "self":
-        return Drafting(asked, _load(config, config.model.model, asked.quantization, ops, progress))
+        return Drafting(asked, _load(config, config.model.model, asked.quantization, ops, progress, place))
     assert asked.model is not None
     check_tokens(config, target, asked.model)
-    return Drafting(asked, _load(config, asked.model, asked.quantization, ops, progress), keeps=True)
+    its = changed(place, experts=NOT_DIVIDED) if config.parallel.drafts_everywhere(asked) else ALONE
+    return Drafting(asked, _load(config, asked.model, asked.quantization, ops, progress, its), keeps=True)
 
 
-def _load(config: EngineConfig, model: str, quantization: str | None, ops: Ops, progress: LoadProgress | None) -> Model:
+def _load(
+    config: EngineConfig,
+    model: str,
+    quantization: str | None,
+    ops: Ops,
+    progress: LoadProgress | None,
+    place: Place,
+) -> Model:
     """The drafting model, without adapters, of which a guess need not know, and in memory, as it is to be fast."""
     revision = config.model.revision if model == config.model.model else None
     options = replace(config.model, model=model, revision=revision, quantization=quantization, max_model_len=0)
-    own = replace(config, model=options, lora=LoraConfig(), speculation=SpeculationConfig(), offload=OffloadConfig())
+    parallel = config.parallel if place.comms else ParallelConfig()
+    own = replace(
+        config,
+        model=options,
+        lora=LoraConfig(),
+        speculation=SpeculationConfig(),
+        offload=OffloadConfig(),
+        parallel=parallel,
+    )
     try:
-        return load_model(own, ops, progress)
+        return load_model(own, ops, progress, place)
     except (ConfigError, ModelError) as error:
-        raise _error(f"the drafting model: {error.message}") from None
+        alone = "; --speculative-draft-tensor-parallel-size 1 leaves it to one rank" if place.comms else ""
+        raise _error(f"the drafting model: {error.message}{alone}") from None
 
 
 def _load_heads(config: EngineConfig, asked: Speculation, target: Model, ops: Ops) -> Drafting:

@@ -115,6 +115,11 @@ def _of_vllm(file: HeadFile, hidden: int, vocab: int, own: ToLogits) -> tuple[tu
         return file.linear({name: vocab if whole else known}, hidden, ids if whole else None)
 
     if one:
+        if f"{shared}.weight" not in file and not isinstance(own, Linear):
+            raise ModelError(
+                f"{file.folder}: has no lm_head.weight: its heads would read the target's, whose rows are split over "
+                "--tensor-parallel-size; use one rank, or heads with matrices of their own"
+            )
         common = out(shared) if f"{shared}.weight" in file else own
         ids = ids if f"{shared}.weight" in file else None
     heads = []

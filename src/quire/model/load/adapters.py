@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from quire.model.disk.opened import Opened
 from quire.model.load.adapter_files import AdapterFile, LowRank, read_adapter
 from quire.model.load.extension import Where
 from quire.model.load.extensions import Extensions
-from quire.model.load.roles import COLUMNS, DISK_ROLES, FUSED, KEY_VALUE, ROWS, Share, disk_rows
+from quire.model.load.roles import DISK_ROLES, FUSED, KEY_VALUE, Share, disk_rows
 from quire.model.net.lora import NONE, Piece
 
 ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
@@ -84,12 +83,14 @@ class Adapters:
 
     def _fill(self, name: str, slot: int, folder: Path) -> None:
         file = read_adapter(folder, self._opened, self._taken(), self._rank)
-        parts = {(role, layer): low for role, layer, low in self._parts(file, folder)}
-        held, low = self.extensions.planned(slot, parts, file)  # whatever is wrong, the slot is as it was
-        if (self._ranks > 1 or not self._share.whole) and slot in held.by_slot:
+        parts = {(role, layer): low for role, layer, low in self._parts(file)}
+        more = any(low.magnitude is not None or low.bias is not None for low in parts.values())
+        if self._ranks > self._share.world and (more or not (file.embed.nothing and file.head.nothing)):
             raise ConfigError(
-                f"{folder}: changes of tables and heads, magnitudes and biases are not split over ranks; use one device"
+                f"{folder}: tables and heads, magnitudes and biases go with ranks of --tensor-parallel-size alone; "
+                "leave out other ways to be parallel"
             )
+        held, low = self.extensions.planned(slot, parts, file)  # whatever is wrong, the slot is as it was
         self._clear(slot)
         for at, part in low.items():
             if at not in self._pieces:
@@ -128,25 +129,14 @@ class Adapters:
         own = role not in KEY_VALUE or spec.kv_layer(layer) == layer
         return role in ADAPTED and DISK_ROLES[role].where(spec, layer) and own and not (spec.mla.rank and role in "qkv")
 
-    def _parts(self, file: AdapterFile, folder: Path) -> Iterator[tuple[str, int, LowRank]]:
-        """What is added to each role: of a fused matrix the rows that are its own, in our order, and this rank's."""
+    def _parts(self, file: AdapterFile) -> Iterator[tuple[str, int, LowRank]]:
+        """What is added to each role: of a fused matrix the rows that are its own, in our order."""
         spec, family = self._opened.spec, self._opened.family
         for (holder, layer), low in file.matrices.items():
             rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
             for role in FUSED.get(holder, (holder,)):
                 rows = disk_rows(role, holder, spec, family.grouped_qkv and holder == "qkv", rotated)
-                yield role, layer, self._share_of(role, low if rows is None else _taken_rows(low, rows), folder)
-
-    def _share_of(self, role: str, low: LowRank, folder: Path) -> LowRank:
-        """This rank's part of what is added to a role, cut as its matrix is."""
-        spec, share, axis = self._opened.spec, self._share, DISK_ROLES[role].shard
-        if not share.whole and (low.magnitude is not None or low.bias is not None):
-            raise ConfigError(
-                f"{folder}: magnitudes (DoRA) and biases (lora_bias) are not split over ranks; use one device"
-            )
-        if axis == COLUMNS:
-            return replace(low, a=low.a[:, share.cut(role, spec, low.a.shape[1])])
-        return replace(low, b=low.b[share.cut(role, spec, len(low.b))]) if axis == ROWS else low
+                yield role, layer, low if rows is None else _taken_rows(low, rows)
 
 
 def _taken_rows(low: LowRank, rows: Tensor) -> LowRank:

@@ -14,6 +14,7 @@ from quire.model.load.norms import load_block_norms, load_final_norm, load_norm
 from quire.model.load.place import held_bytes
 from quire.model.load.reader import Reader
 from quire.model.load.roles import disk_rows
+from quire.model.load.runs import in_runs, load_o
 from quire.model.net.decoder import (
     Block,
     Decoder,
@@ -30,6 +31,7 @@ from quire.model.net.decoder import (
 from quire.model.net.linear import Linear
 from quire.model.net.parts import (
     Clip,
+    Embedding,
     NoNorm,
     Norm,
     Normed,
@@ -66,6 +68,7 @@ def load_decoder(reader: Reader, ropes: dict[Rope, Tensor]) -> Decoder:
     final: Norm = NoNorm()
     head: ToLogits = Elsewhere()
     with reader.part():
+        first = reader.share.role("embed", spec)[0] if reader.share.world > 1 else None
         bias = reader.place(backward_bias(reader))
         if span.start == 0:
             embed, steps = reader.place((load_table(reader), embed_steps(reader)))
@@ -81,7 +84,8 @@ def load_decoder(reader: Reader, ropes: dict[Rope, Tensor]) -> Decoder:
     reader.tell("head", last=True)
     block, narrows = BLOCKS[spec.join], reader.adapters is None
     kept = reader.keeper.finish(layers, held_bytes((embed, steps, final, head)))
-    return Decoder(reader.ops, embed, steps, kept.layers, final, head, cap, block, narrows, kept.source)
+    table = Embedding(embed, first)
+    return Decoder(reader.ops, table, steps, kept.layers, final, head, cap, block, narrows, kept.source)
 
 
 def embed_steps(reader: Reader) -> tuple[Step, ...]:
@@ -129,10 +133,10 @@ def load_layer(reader: Reader, index: int, rope: Tensor, bias: Tensor | None) ->
         attend=AttentionSpec(
             spec.attention_scale, spec.windows[index], spec.softcap, reader.vector("sinks", index), alibi, bias
         ),
-        o=reader.linear(("o",), index),
+        o=load_o(reader, "o", index),
         attn_post_norm=attn_post_norm,
         mlp_norm=mlp_norm,
-        mlp=load_moe(reader, index) if spec.is_sparse(index) else load_mlp(reader, index),
+        mlp=in_runs(reader, lambda run: (load_moe if spec.is_sparse(index) else load_mlp)(run, index)),
         mlp_post_norm=mlp_post_norm,
         attention=attention,
         cross=load_cross(reader, index, rope),
@@ -166,7 +170,7 @@ def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
 
 def load_head(reader: Reader, embed: Tensor | PackedTable) -> Linear:
     """The output head; a tied one is the matrix `embed`, or is packed from that table, which stays for look-ups."""
-    whole = reader.share.of_role("head").world == 1
-    if isinstance(embed, PackedTable) and not reader.opened.claim.get("head") and whole:
+    own = reader.share.head is None  # a stage that shares the head has other rows of it than of the table
+    if isinstance(embed, PackedTable) and not reader.opened.claim.get("head") and own:
         return Linear(embed.matrix)
     return reader.linear(("head",), None)

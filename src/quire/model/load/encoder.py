@@ -12,11 +12,12 @@ from quire.core.errors import ConfigError
 from quire.model.load.mlp import load_mlp
 from quire.model.load.norms import load_norm
 from quire.model.load.reader import Reader
+from quire.model.load.runs import in_runs, load_o
 from quire.model.net.decoder import CrossAttention
 from quire.model.net.encoder import Encoder, EncoderLayer
 from quire.model.net.linear import Linear
+from quire.model.net.parts import Embed
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.weights import PackedTable
 
 
 def bucket_of(distance: Tensor, buckets: int, furthest: int) -> Tensor:
@@ -50,19 +51,19 @@ def load_cross(reader: Reader, index: int, still: Tensor) -> CrossAttention | No
     if not spec.encoder.layers:
         return None
     norm, attend = load_norm(reader, "cross_norm", index), AttentionSpec(spec.attention_scale)
-    return CrossAttention(norm, reader.linear(("cross_q",), index), still, attend, reader.linear(("cross_o",), index))
+    return CrossAttention(norm, reader.linear(("cross_q",), index), still, attend, load_o(reader, "cross_o", index))
 
 
 def load_encoder_layer(reader: Reader, index: int) -> EncoderLayer:
     """Layer `index` of the encoder."""
     qkv = reader.linear(("encoder_q", "encoder_k", "encoder_v"), index)
-    o = reader.linear(("encoder_o",), index)
+    o = load_o(reader, "encoder_o", index)
     attn_norm, mlp_norm = (load_norm(reader, f"encoder_{role}", index) for role in ("attn_norm", "mlp_norm"))
-    return EncoderLayer(attn_norm, qkv, o, mlp_norm, load_mlp(reader, index, "encoder_"))
+    return EncoderLayer(attn_norm, qkv, o, mlp_norm, in_runs(reader, lambda run: load_mlp(run, index, "encoder_")))
 
 
-def load_encoder(reader: Reader, embed: Tensor | PackedTable, still: Tensor) -> Encoder:
-    """The encoder, packed and on its device; `embed` is the decoder's table too, `still` a rope table, both there."""
+def load_encoder(reader: Reader, embed: Embed, still: Tensor) -> Encoder:
+    """The encoder, packed and on its device; `embed` is the decoder's too, `still` a rope table, both there."""
     spec = reader.opened.spec
     weight = reader.vector("encoder_relative_bias")
     assert weight is not None, "the claim requires it"

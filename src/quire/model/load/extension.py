@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quire.core.errors import ModelError
+from quire.core.errors import ConfigError, ModelError
 from quire.model.load.adapter_files import LowRank, TableChange
-from quire.model.net.decoder import Decoder
+from quire.model.load.roles import COLUMNS, DISK_ROLES, ROWS, Share
 from quire.model.net.linear import Linear
 from quire.model.net.lora import Change, Factors, OwnRows, Piece, Shift
+from quire.model.net.parts import Embed, Embedding
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.weights import Weight
@@ -20,6 +21,7 @@ from quire.quant.base import QWeight, float_kind
 
 CHUNK = 4096
 """Rows of a matrix that are widened to f32 at one time."""
+WHOLE_MODEL = Share()
 Where = tuple[str, int]
 """A role and a layer."""
 Weights = Callable[[], tuple[QWeight, Tensor | None]]
@@ -28,19 +30,32 @@ Weights = Callable[[], tuple[QWeight, Tensor | None]]
 
 @dataclass(frozen=True)
 class Base:
-    """The loaded model. `weights`: `Weights` of a role and a layer; `dtype`: of matrices that are not quantized."""
+    """The loaded model. `embed`: this rank's rows of the table of tokens; `weights`: `Weights` of a role and a layer,
+    all ranks' together; `dtype`: of matrices that are not quantized; `share`: what this rank has of them."""
 
     ops: Ops
     spec: ModelSpec
-    decoder: Decoder
+    embed: Embed
     weights: Callable[[str, int | None], tuple[QWeight, Tensor | None]]
     dtype: torch.dtype
+    share: Share = WHOLE_MODEL
+
+    @property
+    def table(self) -> Embedding:
+        """This rank's rows of the table of tokens."""
+        assert isinstance(self.embed, Embedding), "as it was loaded"
+        return self.embed
+
+    @property
+    def tokens(self) -> slice:
+        """The tokens that this rank has rows of in the table, and in the output head."""
+        return self.share.cut("head", self.spec, self.spec.vocab_size)
 
     @property
     def row_dtype(self) -> torch.dtype:
         """Of rows between ops: a GPU's have that of the table of tokens."""
-        embed = self.decoder.embed
-        return embed.dtype if self.ops.gpu is not None and isinstance(embed, Tensor) else torch.float32
+        table = self.table.table
+        return table.dtype if self.ops.gpu is not None and isinstance(table, Tensor) else torch.float32
 
     def kept_bytes(self, rows: int) -> int:
         """Bytes of `rows` rows that the head reads."""
@@ -108,6 +123,24 @@ def settled(part: LowRank, weights: Weights, what: str) -> tuple[LowRank, Tensor
     return LowRank(part.a, factor[:, None] * part.b), factor - 1, shift
 
 
+def cut(
+    role: str, low: LowRank, added: tuple[Tensor | None, Tensor | None], spec: ModelSpec, share: Share
+) -> tuple[LowRank, Tensor | None, Tensor | None]:
+    """This rank's part of what `settled` gave, (low, *added), for a role, cut as its matrix is.
+
+    Rows of partial sums are scaled by every rank; what is added to all sums is rank 0's.
+    """
+    (excess, shift), axis = added, DISK_ROLES[role].shard
+    if share.world == 1 or axis not in (ROWS, COLUMNS):
+        return low, excess, shift
+    if axis == COLUMNS:
+        part = share.cut(role, spec, low.a.shape[1])
+        return replace(low, a=low.a[:, part]), excess, None if share.rank else shift
+    part = share.cut(role, spec, len(low.b))
+    of = [None if vector is None else vector[part] for vector in (excess, shift)]
+    return replace(low, b=low.b[part]), of[0], of[1]
+
+
 def _factor(magnitude: Tensor, norms: Tensor, what: str) -> Tensor:
     factor = magnitude / norms
     if not bool((factor.isfinite() & (factor >= 0)).all()):
@@ -120,16 +153,22 @@ def own_rows(base: Base, slot: int, change: TableChange, rows: int) -> OwnRows |
     if change.nothing:
         return None
     device = base.ops.device
-    found = OwnRows(slot, *(torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(2)))
-    low = change.low
+    its, places = (torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(2))
+    found = OwnRows(slot, its, places)
+    low, here = change.low, base.tokens
     if low is not None:
         excess = None
         if low.magnitude is not None:
+            if base.share.world > 1:
+                raise ConfigError(
+                    "--tensor-parallel-size: magnitudes (DoRA) of the table of tokens are norms over the rows of all "
+                    "ranks, which each has a part of; use one rank",
+                    param="tensor_parallel_size",
+                )
             factor = _factor(low.magnitude, _column_norms(base, low), "the table of tokens")
             low, excess = LowRank(low.a, factor[:, None] * low.b), (factor - 1)[None, None].to(device)
-        return replace(
-            found, excess=excess, a=low.a.t().contiguous().to(device), b=low.b.t()[None].contiguous().to(device)
-        )
+        a, b = low.a.t()[here].contiguous().to(device), low.b.t()[None].contiguous().to(device)
+        return replace(found, excess=excess, a=a, b=b, first=base.table.first)
     vocabulary = base.spec.vocab_size
     ids = (
         torch.tensor(change.tokens, dtype=torch.int32)
@@ -138,6 +177,8 @@ def own_rows(base: Base, slot: int, change: TableChange, rows: int) -> OwnRows |
     )
     own = change.rows if change.own is None else change.own
     assert own is not None
+    mine = (ids >= here.start) & (ids < here.stop)
+    ids, own = ids[mine], own[mine]
     added = torch.empty(1 + len(ids), own.shape[1], dtype=base.row_dtype, device=device)
     added[0] = -0.0  # x + -0 is x for every x
     for i in range(0, len(ids), CHUNK):
@@ -151,8 +192,7 @@ def own_rows(base: Base, slot: int, change: TableChange, rows: int) -> OwnRows |
 def _embedded(base: Base, ids: Tensor) -> Tensor:
     """Rows of the model's table as they are served."""
     base.ops.begin_step()
-    rows: Tensor = base.ops.embedding(ids.to(base.ops.device), base.decoder.embed)
-    return rows
+    return base.table(base.ops, ids.to(base.ops.device))
 
 
 def _column_norms(base: Base, low: LowRank) -> Tensor:
@@ -172,8 +212,10 @@ def head_change(base: Base, change: TableChange, rows: int, ones: Tensor) -> Hea
     """
     if change.nothing:
         return None
-    device, scale = base.ops.device, base.spec.logit_scale
+    device, scale, here = base.ops.device, base.spec.logit_scale, base.tokens
     mine = torch.zeros(rows, dtype=torch.int32, device=device)
+    if change.own is not None and base.share.rank:
+        return None  # rank 0 makes these logits, of rows that it has whole
     if change.own is not None:
         packed = base.ops.pack(Weight(float_kind(base.dtype), change.own.to(base.dtype)))
         bias = None if change.own_bias is None else (change.own_bias * scale).to(device)
@@ -183,10 +225,12 @@ def head_change(base: Base, change: TableChange, rows: int, ones: Tensor) -> Hea
         added = change.rows - base.weights("head", None)[0].take_rows(ids).dequantize()
         chosen = torch.zeros(len(ids), base.spec.vocab_size)
         chosen[torch.arange(len(ids)), ids] = 1.0
-        return HeadChange(mine, (Piece(added[None].to(device), chosen[None].to(device), mine, 0),))
+        return HeadChange(
+            mine, (Piece(added[None].to(device), chosen[None, :, here].contiguous().to(device), mine, 0),)
+        )
     assert change.low is not None
     low, excess, shift = settled(change.low, lambda: base.weights("head", None), "the output head")
-    piece = Piece(low.a[None].to(device), low.b.t()[None].contiguous().to(device), mine, 0)
-    before = () if excess is None else (Factors(excess[None, None].to(device), mine),)
-    after = () if shift is None else (Shift((shift * scale)[None, None].to(device), mine, ones),)
+    piece = Piece(low.a[None].to(device), low.b.t()[None, :, here].contiguous().to(device), mine, 0)
+    before = () if excess is None else (Factors(excess[None, None, here].contiguous().to(device), mine),)
+    after = () if shift is None else (Shift((shift * scale)[None, None, here].contiguous().to(device), mine, ones),)
     return HeadChange(mine, (*before, piece, *after))

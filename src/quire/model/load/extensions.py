@@ -19,11 +19,12 @@ from torch import Tensor
 from quire.core.errors import ConfigError
 from quire.model.batch import Batch
 from quire.model.load.adapter_files import AdapterFile, LowRank
-from quire.model.load.extension import Base, Extension, Where, head_change, own_rows, settled, table_bytes
+from quire.model.load.extension import Base, Extension, Where, cut, head_change, own_rows, settled, table_bytes
 from quire.model.load.place import rebuilt
 from quire.model.net.decoder import Decoder
 from quire.model.net.linear import Linear
 from quire.model.net.lora import NONE, Change, Factors, Keep, Piece, Shift
+from quire.model.net.parts import Embedding
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,19 @@ class Extensions:
         `ConfigError` when it is too much, `ModelError` for numbers that cannot be. Nothing has changed yet.
         """
         others = {i: extension for i, extension in self._held.by_slot.items() if i != slot}
+        assert self._base is not None, "a model says what it is before adapters are loaded"
+        spec, share = self._base.spec, self._base.share
         plain = all(part.magnitude is None and part.bias is None for part in parts.values())
         if plain and file.embed.nothing and file.head.nothing:
-            return self._together(others), parts
-        assert self._base is not None, "a model says what it is before adapters are loaded"
+            own = {at: cut(at[0], part, (None, None), spec, share)[0] for at, part in parts.items()}
+            return self._together(others), own
         base, rows = self._base, len(self._rows)
         self._check(sum(e.nbytes for e in others.values()) + table_bytes(base, file.embed, file.head))
         low, excess, shift = dict[Where, LowRank](), dict[Where, Tensor](), dict[Where, Tensor]()
         for at, part in parts.items():
             what = f"{at[0]} of layer {at[1]}"
-            low[at], factors, added = settled(part, lambda at=at: base.weights(*at), what)  # type: ignore[misc]
+            whole, *more = settled(part, lambda at=at: base.weights(*at), what)  # type: ignore[misc]
+            low[at], factors, added = cut(at[0], whole, (more[0], more[1]), spec, share)
             excess |= {} if factors is None else {at: factors}
             shift |= {} if added is None else {at: added}
         embed = own_rows(base, slot, file.embed, rows)
@@ -166,12 +170,11 @@ class Extensions:
         head: tuple[Change, ...] = tuple(c for e in extensions if e.head is not None for c in e.head.changes)
         if self._kept is not None:
             head = (*head, Keep(self._kept))
-        assert isinstance(decoder.head, Linear), "ranks, whose heads are joined, have no extensions"
         return replace(
             decoder,
             layers=rebuilt(decoder.layers, self._extended),
-            embed_steps=(*embeds, *decoder.embed_steps),
-            head=replace(decoder.head, adapters=head),
+            embed=rebuilt(decoder.embed, lambda part: _with(part, Embedding, changes=embeds)),
+            head=rebuilt(decoder.head, lambda part: _with(part, Linear, adapters=head)),
         )
 
     def _extended(self, part: Any) -> Any:
@@ -206,3 +209,8 @@ class Extensions:
                 found = step(ops, found, batch)
             logits.index_copy_(0, at.long(), found.to(logits.dtype))
         return logits
+
+
+def _with(part: Any, kind: type[Linear | Embedding], **changes: Any) -> Any:
+    """`part` with `changes`, where it is of that kind."""
+    return replace(part, **changes) if isinstance(part, kind) else part

@@ -201,6 +201,7 @@ def packed_cache(
     name += ending(paths[0])
     declared = json.dumps(opened.config.child("quantization_config").raw, sort_keys=True)
     facts = [VERSION, name, target.name if target else "", repr(opened.spec), declared, _layout(ops.cpu, target)]
+    facts.append(str(share.step))
     if share.experts is not None:
         facts.append(repr([share.held(layer, opened.spec) for layer in range(opened.spec.layers)]))
     limits = Limits(int(options.cache_packed_gib * 2**30), SMALLEST if auto else 0)

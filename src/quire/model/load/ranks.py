@@ -9,13 +9,24 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError
+from quire.core.parallel import ParallelConfig
 from quire.model.batch import Forward
+from quire.model.disk.opened import Opened
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.divided import ManyHolders
-from quire.model.net.joined import GatheredHead, GatheredNorm, SummedAttention, SummedMlp
+from quire.model.net.encoder import Encoder
+from quire.model.net.joined import (
+    GatheredHead,
+    GatheredNorm,
+    SummedAttention,
+    SummedEmbedding,
+    SummedMlp,
+    SummedProduct,
+)
 from quire.model.net.moe import MoeMlp
-from quire.model.net.parts import Mlp, NoNorm, Normed, ReplacingNorm, RowNorm, Step
+from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowNorm, Step
+from quire.model.net.scattered import GatheringNorm, ScatteredAttention, ScatteredMlp, ScatteredProduct
 from quire.model.net.spread import spread
 from quire.model.net.stage import Stage
 from quire.model.spec import ModelSpec
@@ -24,35 +35,67 @@ from quire.parallel.comm import Comm
 from quire.parallel.experts import Division
 from quire.parallel.pairs import PairDivider
 from quire.parallel.place import Place
+from quire.parallel.tree import TreeComm
+from quire.quant.base import Quantizer
+from quire.quant.registry import DENSE
+
+LARGEST_GROUP = 256
+"""Columns of a super-block; the groups that the kernels take are no longer."""
 
 
-def share_of(place: Place, stages: Sequence[range]) -> Share:
-    """What a rank at `place` has of each matrix, and which of the layers, those of all `stages`.
+def share_of(place: Place, stages: Sequence[range], step: int = 1) -> Share:
+    """What a rank at `place` has of each matrix, and which of the layers, those of all `stages`; `step` as of `Share`.
 
     The first and the last stage share the head (Yeung et al. 2024): layers could not make up for it, as a prompt needs
     it once and an answer at every token. Ranks that share matrices have the head of the last stage.
     """
     if place.topology.pipeline == 1:
-        return Share(place.along("tensor"), place.topology.tensor, place.division)
+        return Share(place.along("tensor"), place.topology.tensor, place.division, step=step)
     number = place.along("pipeline")
     ends = {0: (0, 2), place.topology.pipeline - 1: (1, 2)} if place.topology.tensor == 1 else {}
-    return Share(place.along("tensor"), place.topology.tensor, place.division, stages[number], ends.get(number))
+    return Share(place.along("tensor"), place.topology.tensor, place.division, stages[number], ends.get(number), step)
 
 
-def joined(decoder: Decoder, spec: ModelSpec, place: Place, share: Share) -> Decoder:
+def step_of(opened: Opened, target: Quantizer | None, group: int) -> int:
+    """Columns that a scale may be of: those that are asked for, or as many as a file may have."""
+    if target is not None:
+        return group
+    return 1 if opened.scheme is DENSE else LARGEST_GROUP
+
+
+def joined(decoder: Decoder, spec: ModelSpec, place: Place, share: Share, options: ParallelConfig) -> Decoder:
     """`decoder` of a rank's share, joined with those of the others along each axis.
 
-    `spec`: the whole model's. `ConfigError` for what cannot be split yet, with the reason.
+    `spec`: the whole model's. With rows split between the joins its layers are walked all at once.
     """
     if (comm := place.comm("context")) is not None:
         check_spread(spec)
         decoder = spread(decoder, comm)
-    comm, stages, division = place.comm("tensor"), place.comm("pipeline"), place.division
+    comm, stages, division = _comm(place, options), place.comm("pipeline"), place.division
     if division is not None and (among := place.comm(division.plan.axis)) is not None:
         decoder = _over_holders(decoder, spec.moe.routing.experts, division, among)
     if comm is not None:
-        decoder = _over_shares(decoder, spec, comm)
+        decoder = _over_shares(decoder, spec, comm, options.enable_sequence_parallel)
     return decoder if stages is None else _as_stage(decoder, spec, stages, share)
+
+
+def _comm(place: Place, options: ParallelConfig) -> Comm | None:
+    """What joins shares. Two parts make one sum, in whatever order."""
+    comm: Comm | None = place.comm("tensor")
+    if comm is not None and options.rank_invariant and comm.world > 2:
+        comm = TreeComm(comm)
+    return comm
+
+
+def joined_encoder(encoder: Encoder, place: Place, options: ParallelConfig) -> Encoder:
+    """`encoder` of a rank's share, which has the joined decoder's `embed`, joined with those of the others."""
+    comm = _comm(place, options)
+    if comm is None:
+        return encoder
+    layers = tuple(
+        replace(layer, o=SummedProduct(layer.o, comm), mlp=SummedMlp(layer.mlp, comm)) for layer in encoder.layers
+    )
+    return replace(encoder, layers=layers)
 
 
 def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> Stage:
@@ -98,24 +141,26 @@ def counted_pairs(decoder: Forward) -> Tensor | None:
     return None
 
 
-def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm) -> Decoder:
+def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool) -> Decoder:
     """With the sums over ranks that a block needs, and all columns of the logits."""
-    if spec.encoder.layers:
-        raise ConfigError(
-            "--tensor-parallel-size: an encoder is computed by one rank only; leave it out",
-            param="tensor_parallel_size",
-        )
+    assert isinstance(decoder.embed, Embedding), "as it was loaded"
     bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
     widths = tuple(stop - first for first, stop in bounds)
-    layers = tuple(_joined(layer, decoder.ops, comm) for layer in decoder.layers)
-    return replace(decoder, layers=layers, head=GatheredHead(decoder.head, comm, widths))
+    normed = [replace(layer, qkv_steps=_steps(layer, decoder.ops, comm)) for layer in decoder.layers]
+    *before, last = normed
+    if scatter and before:
+        layers = [_scattered(layer, comm, first=i == 0) for i, layer in enumerate(before)]
+        layers.append(_joined(replace(last, attn_norm=GatheringNorm(last.attn_norm, comm, whole=True)), comm))
+    else:
+        layers = [_joined(layer, comm) for layer in normed]
+    embed, head = SummedEmbedding(decoder.embed, comm), GatheredHead(decoder.head, comm, widths)
+    return replace(decoder, embed=embed, layers=tuple(layers), head=head)
 
 
-def _joined(layer: Layer, ops: Ops, comm: Comm) -> Layer:
-    steps = tuple(_step(step, ops, comm) for step in layer.qkv_steps)
-    return replace(
-        layer, qkv_steps=steps, attention=SummedAttention(layer.attention, comm), mlp=_summed(layer.mlp, comm)
-    )
+def _joined(layer: Layer, comm: Comm) -> Layer:
+    attention, mlp = SummedAttention(layer.attention, comm), _summed(layer.mlp, comm)
+    cross = None if layer.cross is None else replace(layer.cross, o=SummedProduct(layer.cross.o, comm))
+    return replace(layer, attention=attention, mlp=mlp, cross=cross)
 
 
 def _summed(mlp: Mlp, comm: Comm) -> Mlp:
@@ -123,6 +168,25 @@ def _summed(mlp: Mlp, comm: Comm) -> Mlp:
     if not isinstance(mlp, MoeMlp) or not isinstance(mlp.holders, ManyHolders) or mlp.holders.comm is not comm:
         return SummedMlp(mlp, comm)
     return replace(mlp, shared=None if mlp.shared is None else SummedMlp(mlp.shared, comm))
+
+
+def _scattered(layer: Layer, comm: Comm, first: bool) -> Layer:
+    """The same with rows split between the joins; the `first` finds the rows of the stream whole, and its norms."""
+    cross = layer.cross
+    if cross is not None:
+        cross = replace(cross, norm=GatheringNorm(cross.norm, comm), o=ScatteredProduct(cross.o, comm))
+    return replace(
+        layer,
+        attn_norm=layer.attn_norm if first else GatheringNorm(layer.attn_norm, comm),
+        attention=ScatteredAttention(layer.attention, comm),
+        cross=cross,
+        mlp_norm=GatheringNorm(layer.mlp_norm, comm),
+        mlp=ScatteredMlp(layer.mlp, comm),
+    )
+
+
+def _steps(layer: Layer, ops: Ops, comm: Comm) -> tuple[Step, ...]:
+    return tuple(_step(step, ops, comm) for step in layer.qkv_steps)
 
 
 def _step(step: Step, ops: Ops, comm: Comm) -> Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby
 from threading import Thread
@@ -20,7 +21,7 @@ from quire.model.load.adapters import ADAPTED, Adapters
 from quire.model.load.keeping import InMemory, Keeper
 from quire.model.load.packed_cache import PackedCache
 from quire.model.load.place import placed
-from quire.model.load.roles import DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
+from quire.model.load.roles import DISK_ROLES, ROWS, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
 from quire.ops.backend import Ops
 from quire.ops.weights import labelled
@@ -36,13 +37,15 @@ class Form:
     """What matrices become.
 
     `dtype`: of those that are not quantized; `target`: the format the others are brought to, in groups of `group`
-    columns, or None: that of the file; `activations`: "auto", "int8" or "int16".
+    columns, or None: that of the file; `activations`: "auto", "int8" or "int16"; `runs`: columns that are summed over
+    ranks are cut into runs (`load.runs`).
     """
 
     dtype: torch.dtype
     target: Quantizer | None = None
     group: int = 32
     activations: str = "auto"
+    runs: bool = False
 
 
 class Reader:
@@ -90,6 +93,12 @@ class Reader:
         self.opened.source.give_back()
         trim_heap()
 
+    def of(self, share: Share) -> Reader:
+        """The same of another share, in one account."""
+        made = copy(self)
+        made.share, made.local = share, local_spec(self.opened.spec, share, heads=False)
+        return made
+
     def place(self, value: T) -> T:
         """`value` with all of its tensors on the device."""
         moved: T = placed(value, self.ops.device)
@@ -114,10 +123,11 @@ class Reader:
         return tensor
 
     def table(self, role: str) -> Tensor:
-        """A look-up table in the compute dtype, copied out of the mapped file."""
-        names = self.opened.claim.get(role)
+        """This rank's rows of a look-up table in the compute dtype, copied out of the mapped file."""
+        names, spec = self.opened.claim.get(role), self.opened.spec
         raw = {s: self.read(name) for s, name in names.items()}
-        tensor = _as_table(raw, matrix_scheme(self.opened.scheme, names), self.form.dtype)
+        rows = self.share.cut(role, spec, spec.vocab_size) if DISK_ROLES[role].shard == ROWS else slice(None)
+        tensor = _as_table(raw, matrix_scheme(self.opened.scheme, names), self.form.dtype, rows)
         self.count(role, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
         return tensor
 
@@ -158,6 +168,11 @@ class Reader:
             bias = torch.cat([torch.zeros(w.shape[0]) if b is None else b for w, b in parts])
         return QWeight.cat_rows([w for w, _ in parts]), bias
 
+    def whole(self, role: str, layer: int | None) -> tuple[QWeight, Tensor | None]:
+        """The matrix of `role` of all ranks, quantized, and its bias."""
+        holder = self._holder(role, layer)
+        return self._ordered(role, holder, *self._whole(holder, layer, None), layer)
+
     def dense(self, role: str, layer: int) -> Linear:
         """A matrix whose products are those of f32: a router's choice is all or nothing, so nothing may be rounded."""
         names = self.opened.claim.get(role, layer)
@@ -188,13 +203,20 @@ class Reader:
         self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None
     ) -> tuple[QWeight, Tensor | None]:
         """The rows of one role, in our order, and of those this rank's."""
+        weight, bias = self._ordered(role, holder, weight, bias, layer)
+        return shard(weight, bias, role, self.opened.spec, self.share.of_role(role))
+
+    def _ordered(
+        self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None
+    ) -> tuple[QWeight, Tensor | None]:
+        """The rows of one role, in our order."""
         spec = self.opened.spec
         rotated = spec.rope[layer].dim if spec.interleaved_rope and layer is not None else 0
         if layer is not None:
             rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
             if rows is not None:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-        return shard(weight, bias, role, spec, self.share.of_role(role))
+        return weight, bias
 
     def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Tensor | None]:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
@@ -238,6 +260,8 @@ def _fitted(weight: QWeight, shape: tuple[int, ...], activations: str) -> QWeigh
     return weight if activations == "auto" else weight.with_activations(int(activations.removeprefix("int")))
 
 
-def _as_table(raw: Mapping[str, Tensor], scheme: QuantScheme, dtype: torch.dtype) -> Tensor:
-    """The numbers of a look-up table, which are copied or taken out of their format."""
-    return raw["weight"].to(dtype, copy=True) if "weight" in raw else scheme.load(raw, dtype).dequantize().to(dtype)
+def _as_table(raw: Mapping[str, Tensor], scheme: QuantScheme, dtype: torch.dtype, rows: slice) -> Tensor:
+    """The numbers of some rows of a look-up table, which are copied or taken out of their format."""
+    if "weight" in raw:
+        return raw["weight"][rows].to(dtype, copy=True)
+    return scheme.load(raw, dtype).take_rows(rows).dequantize().to(dtype)

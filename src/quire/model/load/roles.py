@@ -3,7 +3,7 @@
 This table is the only source of shard axes. The outputs of a row shard are a slice of the whole's, those of
 column shards are partial sums, which one reduction adds (Megatron-LM, Shoeybi et al. 2019). Experts have a second axis,
 their number: where a `Division` gives each rank some of them, a share has fewer and, over the same ranks, whole ones.
-`local_spec` is the shape of one rank's share; the token table is whole on every rank, as each may meet any token.
+`local_spec` is the shape of one rank's share.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROWS, COLUMNS, WHOLE = "rows", "columns", "whole"
+EVEN, SHARED, FIRST, STEPS = "even", "shared", "first", "steps"
+"""Every rank has as many units; the same, and fewer units than ranks are replicated; the first ranks have as many, the
+last what is left; as many as can be, in steps that stay whole."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Role:
     `kind`: "linear" (in the checkpoint's weight format, may have a bias), "dense" (a small matrix kept as f32 whatever
     the format), "table" (rows looked up, never quantized) or "vector". `layer`: there is one per layer, of the encoder
     if it is `encoder`, or `experts`: per layer and expert, in the layers `where` says. `wide`: never quantized at load.
-    `optional`: some families lack it, but who has it has its `partner` too. `even`: all ranks have as many units.
+    `optional`: some families lack it, but who has it has its `partner` too. `spread`: how units are, over ranks.
     """
 
     kind: str
@@ -45,7 +48,7 @@ class Role:
     where: Callable[[ModelSpec, int], bool] = lambda s, layer: True
     experts: bool = False
     encoder: bool = False
-    even: bool = True
+    spread: str = EVEN
 
     def layers(self, spec: ModelSpec) -> range:
         """The layers of the stack it belongs to."""
@@ -72,7 +75,7 @@ def _with_shared(spec: ModelSpec, layer: int) -> bool:
 def _mlp(rows: bool, width: Callable[[ModelSpec], int], where: Callable[[ModelSpec, int], bool]) -> Role:
     """Up ([width, hidden], `rows`) or down ([hidden, width]) of an MLP."""
     shape = (lambda s: (width(s), s.hidden)) if rows else (lambda s: (s.hidden, width(s)))
-    return Role("linear", shape, ROWS if rows else COLUMNS, width, where=where)
+    return Role("linear", shape, ROWS if rows else COLUMNS, width, where=where, spread=STEPS)
 
 
 def _expert(rows: bool) -> Role:
@@ -88,24 +91,34 @@ def _shared(spec: ModelSpec) -> int:
 
 
 ROLES: dict[str, Role] = {
-    "embed": Role("table", lambda s: (s.vocab_size, s.embed_width), layer=False),
+    "embed": Role(
+        "table", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, spread=FIRST
+    ),
     "positions": Role("table", lambda s: (s.max_position + s.position_offset, s.hidden), layer=False, optional=True),
     "project_in": Role("linear", lambda s: (s.hidden, s.embed_width), layer=False, optional=True),
     "embed_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
     "attn_norm": Role("vector", lambda s: (s.hidden,)),
     "q": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads),
-    "k": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads),
-    "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads),
+    "k": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
+    "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
     "q_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="k_norm"),
     "k_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="q_norm"),
     "q_row_norm": Role(
         "vector", lambda s: (s.heads * s.head_dim,), ROWS, lambda s: s.heads, optional=True, partner="k_row_norm"
     ),
     "k_row_norm": Role(
-        "vector", lambda s: (s.kv_heads * s.head_dim,), ROWS, lambda s: s.kv_heads, optional=True, partner="q_row_norm"
+        "vector",
+        lambda s: (s.kv_heads * s.head_dim,),
+        ROWS,
+        lambda s: s.kv_heads,
+        optional=True,
+        partner="q_row_norm",
+        spread=SHARED,
     ),
     "q_head_norms": Role("vector", lambda s: (s.heads, s.head_dim), ROWS, lambda s: s.heads, optional=True),
-    "k_head_norms": Role("vector", lambda s: (s.kv_heads, s.head_dim), ROWS, lambda s: s.kv_heads, optional=True),
+    "k_head_norms": Role(
+        "vector", lambda s: (s.kv_heads, s.head_dim), ROWS, lambda s: s.kv_heads, optional=True, spread=SHARED
+    ),
     "sinks": Role("vector", lambda s: (s.heads,), ROWS, lambda s: s.heads, optional=True),
     "q_a": Role("linear", lambda s: (s.mla.q_rank, s.hidden), optional=True),
     "q_a_norm": Role("vector", lambda s: (s.mla.q_rank,), optional=True),
@@ -142,7 +155,7 @@ ROLES: dict[str, Role] = {
     "final_norm": Role("vector", lambda s: (s.hidden,), layer=False),
     "project_out": Role("linear", lambda s: (s.embed_width, s.hidden), layer=False, optional=True),
     "head": Role(
-        "linear", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, even=False
+        "linear", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, spread=FIRST
     ),
 }
 
@@ -222,6 +235,8 @@ class Share:
 
     `layers`: those of its stage, None: all. `head`: (number, of how many) of the head's rows, where the first and the
     last stage share them.
+
+    `step`: columns of an MLP that stay together, as they have a scale in common.
     """
 
     rank: int = 0
@@ -229,6 +244,7 @@ class Share:
     experts: Division | None = None
     layers: range | None = None
     head: tuple[int, int] | None = None
+    step: int = 1
 
     @property
     def whole(self) -> bool:
@@ -258,19 +274,21 @@ class Share:
         role, whole = ROLES[name], ROLES[name].copies(spec)
         return whole // spec.moe.routing.experts * len(self.held(0, spec)) if role.experts else whole
 
-    def of(self, units: int, what: str, even: bool = True) -> tuple[int, int]:
-        """(first, stop) of `units` that stay whole; units fewer than ranks are replicated.
+    def of(self, units: int, what: str, spread: str = EVEN) -> tuple[int, int]:
+        """(first, stop) of `units` that stay whole.
 
-        `ConfigError` naming `what` when they do not divide and each rank must have as many (`even`).
+        `ConfigError` naming `what` when they cannot be `spread` so.
         """
-        if not even:
-            most = -(-units // self.world)
-            return min(units, self.rank * most), min(units, (self.rank + 1) * most)
-        if units % self.world == 0:
-            each = units // self.world
-            return self.rank * each, (self.rank + 1) * each
-        if self.world % units == 0:
-            return self.rank * units // self.world, self.rank * units // self.world + 1
+        rank, world = self.rank, self.world
+        if spread == FIRST:
+            most = -(-units // world)
+            return min(units, rank * most), min(units, (rank + 1) * most)
+        steps = (self.step, 32, 1) if spread == STEPS and units else (1,)
+        step = next(s for s in steps if s == 1 or (units % s == 0 and units // s >= world))
+        if units % world == 0 or (spread == STEPS and units >= world):
+            return rank * (units // step) // world * step, (rank + 1) * (units // step) // world * step
+        if spread == SHARED and world % units == 0:
+            return rank * units // world, rank * units // world + 1
         raise ConfigError(
             f"{what}: {units} cannot be split over --tensor-parallel-size {self.world}", param="tensor_parallel_size"
         )
@@ -278,7 +296,7 @@ class Share:
     def role(self, name: str, spec: ModelSpec) -> tuple[int, int]:
         """(first, stop) of the units of a split role; `spec`: the whole model's, here and below."""
         units = ROLES[name].units(spec)
-        return self.of(units, name, ROLES[name].even) if self.cuts(name) else (0, units)
+        return self.of(units, name, ROLES[name].spread) if self.cuts(name) else (0, units)
 
     def cut(self, name: str, spec: ModelSpec, length: int) -> slice:
         """The part of the split axis, `length` numbers long, of a role."""
@@ -295,10 +313,10 @@ class Share:
         return tuple(shape)
 
 
-def local_spec(spec: ModelSpec, share: Share) -> ModelSpec:
+def local_spec(spec: ModelSpec, share: Share, heads: bool = True) -> ModelSpec:
     """The spec of one rank's share: heads, widths of MLPs, experts and their widths, rows of the head.
 
-    Errors as of `Share.of` and `Division.held`.
+    Not `heads`: of MLPs and experts alone. Errors as of `Share.of` and `Division.held`.
     """
     if share.whole:
         return spec
@@ -313,20 +331,17 @@ def local_spec(spec: ModelSpec, share: Share) -> ModelSpec:
         first, stop = share.role(name, spec)
         return stop - first
 
-    return replace(
-        spec,
-        heads=count("q"),
-        kv_heads=count("k"),
-        intermediate=count("gate"),
-        vocab_size=count("head"),
-        alibi=spec.alibi[slice(*share.role("q", spec))],
-        moe=replace(
-            spec.moe,
-            routing=replace(spec.moe.routing, experts=len(share.held(0, spec))),
-            intermediate=count("expert_gate"),
-            shared=count("shared_gate"),
-        ),
+    moe = replace(
+        spec.moe,
+        routing=replace(spec.moe.routing, experts=len(share.held(0, spec))),
+        intermediate=count("expert_gate"),
+        shared=count("shared_gate"),
     )
+    wide = replace(spec, intermediate=count("gate"), moe=moe)
+    if not heads:
+        return wide
+    alibi = spec.alibi[slice(*share.role("q", spec))]
+    return replace(wide, heads=count("q"), kv_heads=count("k"), vocab_size=count("head"), alibi=alibi)
 
 
 def shard(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from quire.model.batch import Batch
 from quire.model.net.linear import Linear
-from quire.model.net.parts import Mlp, Norm, Step
+from quire.model.net.parts import Embed, Mlp, Norm, Product, Step
 from quire.model.net.source import LayerSource, Resident
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
-from quire.ops.weights import PackedTable
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Layer:
     eps: float
     rope: Tensor
     attend: AttentionSpec
-    o: Linear
+    o: Product
     attn_post_norm: Norm
     mlp_norm: Norm
     mlp: Mlp
@@ -49,7 +48,7 @@ class CrossAttention:
     q: Linear
     still: Tensor
     attend: AttentionSpec
-    o: Linear
+    o: Product
 
     def __call__(self, ops: Ops, h: Tensor, view: Batch, cache: KVCache) -> Tensor:
         """h [T, hidden] -> [T, hidden]; in `view` each row is a sequence that sees all of its encoder's tokens."""
@@ -162,7 +161,7 @@ def crossed_block(
 class Decoder:
     """Tokens to logits: `enter`, `walk` over layers, `leave`. Whoever needs only a part of the way calls these.
 
-    `embed` [V, hidden]; `block` is chosen at build by how the family joins attention and MLP.
+    `embed` looks tokens up; `block` is chosen at build by how the family joins attention and MLP.
 
     `embed_steps` change the embedded tokens, `head_steps` the logits. `narrows`: past the last layer's attention only
     rows that want logits are computed (1.5 % of a prompt with 28 layers, 3-5 % with 16), but not where rows have
@@ -170,7 +169,7 @@ class Decoder:
     """
 
     ops: Ops
-    embed: Tensor | PackedTable
+    embed: Embed
     embed_steps: tuple[Step, ...]
     layers: tuple[Layer, ...]
     final_norm: Norm
@@ -206,7 +205,7 @@ class Decoder:
 
     def enter(self, batch: Batch) -> Tensor:
         """The tokens of `batch` as the stream x [T, hidden]."""
-        x: Tensor = self.ops.embedding(batch.tokens, self.embed)
+        x = self.embed(self.ops, batch.tokens)
         for step in self.embed_steps:
             x = step(self.ops, x, batch)
         return x
@@ -254,6 +253,10 @@ class Decoder:
         return self.final_norm(ops, ops.take_rows(*rows))
 
     def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
-        """Run `batch` through two layers, which take the same memory between ops as all do."""
-        layers = self.layers[:2]
-        replace(self, layers=layers)(batch, caches[: len(layers)])
+        """Run `batch` through the first and the last layer, which take the same memory between ops as all do."""
+        x, delta, wanted, last = self.enter(batch), None, self.wanted(batch), len(self.layers) - 1
+        for i in sorted({0, last}):
+            seen = wanted if i == last else None
+            x, delta = self.walk(x, delta, (batch,) * len(caches), caches, range(i, i + 1), seen)
+        assert delta is not None, "a decoder has layers"
+        self.leave(x, delta, batch, wanted)

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from quire.model.net.linear import Linear
-from quire.model.net.parts import Mlp, Norm
+from quire.model.net.parts import Embed, Mlp, Norm, Product
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
-from quire.ops.weights import PackedTable
 
 QUERIES = 256
 """Rows of scores that exist at one time: 2,048 tokens and 32 heads would have 537 MB of them."""
@@ -28,7 +27,7 @@ class EncoderLayer:
 
     attn_norm: Norm
     qkv: Linear
-    o: Linear
+    o: Product
     mlp_norm: Norm
     mlp: Mlp
 
@@ -45,7 +44,7 @@ class Encoder:
     """
 
     ops: Ops
-    embed: Tensor | PackedTable
+    embed: Embed
     layers: tuple[EncoderLayer, ...]
     final_norm: Norm
     bias: Tensor
@@ -69,7 +68,7 @@ class Encoder:
         """Tokens [n] int32 to hidden states [n, hidden]."""
         ops = self.ops
         bias = _sliding(self.bias, len(tokens))
-        x = ops.embedding(tokens, self.embed)
+        x = self.embed(ops, tokens)
         h = self.layers[0].attn_norm(ops, x)
         for layer, norm in zip(self.layers, (*(n.attn_norm for n in self.layers[1:]), self.final_norm), strict=True):
             ops.next_layer()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.model.batch import Batch
 from quire.model.net.decoder import Attention, Layer, ToLogits, Wanted
-from quire.model.net.parts import Mlp
+from quire.model.net.parts import Embedding, Mlp, Product
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.parallel.comm import Comm
@@ -40,6 +40,30 @@ class SummedMlp:
     def __call__(self, ops: Ops, h: Tensor) -> Tensor:
         """h [T, hidden] -> [T, hidden]."""
         return self.comm.all_reduce(ops, self.own(ops, h))
+
+
+@dataclass(frozen=True)
+class SummedProduct:
+    """Each rank's columns of a matrix, with its columns of x."""
+
+    own: Product
+    comm: Comm
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [T, its columns] -> [T, n]."""
+        return self.comm.all_reduce(ops, self.own(ops, x))
+
+
+@dataclass(frozen=True)
+class SummedEmbedding:
+    """Each rank's rows of the table of tokens: those of the others' tokens are -0, and x + -0 is x for every x."""
+
+    own: Embedding
+    comm: Comm
+
+    def __call__(self, ops: Ops, tokens: Tensor) -> Tensor:
+        """tokens [T] int32 -> [T, width]."""
+        return self.comm.all_reduce(ops, self.own(ops, tokens))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.model.batch import Batch
 from quire.ops.backend import Ops
 
 NONE = -1
@@ -81,8 +80,9 @@ class OwnRows:
     """One adapter's changes of embedded tokens, in the order: factors of columns, low-rank rows, rows of its own.
 
     excess [1, 1, d]; a [V, rank] and b [1, rank, d]; added [1 + m, d]: what is added to the rows of m tokens, after a
-    row that changes nothing; place [V] int32: a token's row there. f32 (`added`: what the table has). The step's: mine
-    [tokens] int32, 0 where a row has this adapter and -1 elsewhere; at [tokens] int32, its row of `added`.
+    row that changes nothing; place [V] int32: a token's row there; `first`: of `a`, as of `Embedding`. f32 (`added`:
+    what the table has). The step's: mine [tokens] int32, 0 where a row has this adapter and -1 elsewhere; at [tokens]
+    int32, its row of `added`.
     """
 
     slot: int
@@ -93,6 +93,7 @@ class OwnRows:
     b: Tensor | None = None
     added: Tensor | None = None
     place: Tensor | None = None
+    first: int | None = None
 
     def look_up(self, tokens: Tensor, slots: Tensor) -> None:
         """Before a step: tokens [T] int32, and the rows' adapters [T] int32."""
@@ -101,12 +102,12 @@ class OwnRows:
         if self.place is not None:
             self.at[:count] = torch.where(own, self.place[tokens.long()], 0)
 
-    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
-        """x [T, d], rows of the model's table, in place."""
+    def __call__(self, ops: Ops, x: Tensor, tokens: Tensor) -> Tensor:
+        """x [T, d], rows of the model's table for tokens [T], in place."""
         if self.excess is not None:
             x = ops.lora_scale(x, self.excess, self.mine)
         if self.a is not None:
-            x = ops.lora_expand(ops.embedding(batch.tokens, self.a), x, self.b, self.mine, 0)
+            x = ops.lora_expand(ops.embedding(tokens, self.a, self.first), x, self.b, self.mine, 0)
         if self.added is not None:
             x = ops.add_positions(x, self.at[: len(x)], self.added, 0)
         return x

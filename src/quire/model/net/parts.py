@@ -11,12 +11,18 @@ from torch import Tensor
 from quire.model.batch import Batch
 from quire.model.net.linear import Linear
 from quire.ops.backend import Ops
+from quire.ops.weights import PackedTable
 
 Step = Callable[[Ops, Tensor, Batch], Tensor]
 """A change to rows [T, d] f32 of one step, in place or not; the result is returned."""
 
 Mlp = Callable[[Ops, Tensor], Tensor]
 """rows [T, hidden] f32 -> [T, hidden] f32, none of which depends on another row."""
+
+Embed = Callable[[Ops, Tensor], Tensor]
+"""tokens [T] int32 -> their rows [T, width]."""
+Product = Callable[[Ops, Tensor], Tensor]
+"""x [T, k] f32 -> [T, n] f32: a linear, or what is made of several."""
 
 
 class Norm(Protocol):
@@ -29,6 +35,25 @@ class Norm(Protocol):
     def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """(x + delta, its norm); x is given up."""
         ...
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Rows of a table [V, width] by token, and what is changed in them.
+
+    `first`: the table's first token, where it has some of them only; rows of others are -0. None: it has all.
+    """
+
+    table: Tensor | PackedTable
+    first: int | None = None
+    changes: tuple[Callable[[Ops, Tensor, Tensor], Tensor], ...] = ()
+
+    def __call__(self, ops: Ops, tokens: Tensor) -> Tensor:
+        """tokens [T] int32 -> [T, width]."""
+        x: Tensor = ops.embedding(tokens, self.table, self.first)
+        for change in self.changes:
+            x = change(ops, x, tokens)
+        return x
 
 
 @dataclass(frozen=True)

@@ -138,12 +138,13 @@ def add(gpu: Gpu, x: Tensor, delta: Tensor) -> Tensor:
 
 
 @impl("embedding", "triton")
-def embedding(gpu: Gpu, tokens: Tensor, table: Tensor) -> Tensor:
+def embedding(gpu: Gpu, tokens: Tensor, table: Tensor, first: int | None = None) -> Tensor:
     rows, (vocabulary, d) = len(tensor(tokens, "embedding tokens", I32, -1)), activations(table, "embedding table")
     out = gpu.empty(rows, d, dtype=table.dtype)
     if rows:
         size = _columns(gpu, d)
-        kernels.embedding_kernel[(rows, cdiv(d, size))](out, tokens, table, d, 0, vocabulary, BD=size, ADD=False)
+        grid, other = (rows, cdiv(d, size)), float("nan") if first is None else -0.0
+        kernels.embedding_kernel[grid](out, tokens, table, d, -(first or 0), vocabulary, other, BD=size, ADD=False)
     return out
 
 
@@ -154,7 +155,8 @@ def add_positions(gpu: Gpu, x: Tensor, positions: Tensor, table: Tensor, offset:
     length = activations(table, "add_positions table", -1, d)[0]
     if rows:
         size = _columns(gpu, d)
-        kernels.embedding_kernel[(rows, cdiv(d, size))](x, positions, table, d, offset, length, BD=size, ADD=True)
+        grid, other = (rows, cdiv(d, size)), float("nan")
+        kernels.embedding_kernel[grid](x, positions, table, d, offset, length, other, BD=size, ADD=True)
     return x
 
 

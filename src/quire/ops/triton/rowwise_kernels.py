@@ -102,17 +102,17 @@ def change_kernel(x, d, number, BD: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def embedding_kernel(out, numbers, table, d, offset, vocabulary, BD: tl.constexpr, ADD: tl.constexpr):
+def embedding_kernel(out, numbers, table, d, offset, vocabulary, other, BD: tl.constexpr, ADD: tl.constexpr):
     """Rows of `table` [vocabulary, d] at numbers + offset, stored or added to `out`. Grid: (rows, d / BD).
 
-    A number outside the table gives NaN: nothing is read there, and the row is not served.
+    A number outside the table gives `other`: nothing is read there. With NaN the row is not served.
     """
     column = tl.program_id(1) * BD + tl.arange(0, BD)
     inside = column < d
     row = tl.program_id(0).to(tl.int64)
     number = tl.load(numbers + row).to(tl.int64) + offset
     known = (number >= 0) & (number < vocabulary)
-    found = tl.load(table + number * d + column, mask=inside & known, other=float("nan")).to(tl.float32)
+    found = tl.load(table + number * d + column, mask=inside & known, other=other).to(tl.float32)
     at = out + row * d + column
     if ADD:
         found += tl.load(at, mask=inside, other=0.0).to(tl.float32)

@@ -1,0 +1,11 @@
+"""The process of a rank that is not the first: `python -m quire.engine.rank`, started by `Ranks`."""
+
+from __future__ import annotations
+
+import sys
+
+from quire.run.rank import main
+from quire.speculate.load import load_everywhere
+
+if __name__ == "__main__":
+    sys.exit(main(load_everywhere))

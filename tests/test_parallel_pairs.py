@@ -1,0 +1,39 @@
+"""Ways to be parallel beside features: what README.md's table says is what happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oracle import BACKENDS
+from parallel_pairs import FEATURES, README, WAYS, Folders, right, told
+
+pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+OFTEN = (("plain", "tensor 2"), ("windows", "tensor 2, sequence"), ("plain", "tensor 3"))
+"""Pairs that every run tries; the slow one tries all."""
+PAIRS = [
+    pytest.param(feature, way, marks=[] if (feature, way) in OFTEN else [pytest.mark.slow])
+    for feature in FEATURES
+    for way in WAYS
+]
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(tmp_path_factory.mktemp("models"))
+
+
+def test_the_table_has_all_pairs() -> None:
+    assert set(told(README.read_text())) == {(feature, way) for feature in FEATURES for way in WAYS}, "run `make pairs`"
+
+
+@pytest.mark.parametrize(("feature", "way"), PAIRS)
+def test_the_table_says_what_happens(feature: str, way: str, folders: Folders, golden: dict[str, Any]) -> None:
+    said = told(README.read_text())[feature, way]
+    assert right(feature, WAYS[way], folders, golden) == said, "run `make pairs`"
