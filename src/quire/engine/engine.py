@@ -19,7 +19,7 @@ from quire.engine.experts import expert_counts
 from quire.engine.facts import engine_info
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
-from quire.engine.tiering import Tiering
+from quire.engine.tiering import tiering_of
 from quire.engine.under_way import UnderWay
 from quire.model.build import Model, load_model
 from quire.model.timing import with_stages
@@ -52,11 +52,7 @@ class Engine:
             self.drafting = load_drafting(config, self.model, self.ops, progress, first_place(self.ranks))
             plan = make_plan(config, self.model, self.ops, self.beside)
             if self.ranks is not None:
-                alone = (
-                    self.drafting is not None
-                    and self.drafting.keeps
-                    and not config.parallel.drafts_everywhere(self.drafting.asked)
-                )
+                alone = self.drafting is not None and self.drafting.keeps and not self._drafts_everywhere
                 self.ranks.allocate(plan.kv, plan.limits, alone)
             self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
             self._allocate(plan)
@@ -78,7 +74,8 @@ class Engine:
         size, encoder = self.config.cache.block_size, self.model.encoder
         shares = self.config.cache.enable_prefix_caching and encoder is None
         self.pool = BlockPool(plan.kv.blocks, plan.kv.sizes.holders)
-        self.tiering = tiering = self._tiering(plan) if self.config.tiers.any else None
+        models = self.model, *self.beside
+        self.tiering = tiering = tiering_of(self.config, models, self.ops, plan.kv, self._since)
         known = () if tiering is None else (tiering.secret, tiering.identity)
         self.prefix = PrefixCache(self.pool, size, *known) if shares else None
         tables = BlockTables(self.pool, self.prefix, plan.kv.sizes, None if tiering is None else tiering.tiers)
@@ -95,9 +92,6 @@ class Engine:
         tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
         self.experts = expert_counts(self.model.decoder, self.config.parallel, first_place(self.ranks).experts)
-
-    def _tiering(self, plan: Plan) -> Tiering:
-        return Tiering(self.config, (self.model, *self.beside), self.ops, plan.kv, self._since)
 
     @property
     def beside(self) -> tuple[Model, ...]:
@@ -116,11 +110,7 @@ class Engine:
     def _speculator(self, drafting: Drafting, plan: Plan) -> Speculator:
         step, caches, model = None, self.runner.caches, drafting.model
         if model is not None:
-            made = (
-                self.ranks.drafting_step
-                if self.ranks is not None and self.config.parallel.drafts_everywhere(drafting.asked)
-                else Step
-            )
+            made = self.ranks.drafting_step if self.ranks is not None and self._drafts_everywhere else Step
             step = made(model, self.ops, plan.kv, plan.limits, drafting.part(caches), plan.capture)
             warm_up(step, self._trees)
         proposer = drafting.proposer(step, self.runner.step)
