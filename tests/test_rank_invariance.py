@@ -80,7 +80,7 @@ def test_what_does_not_go_with_them_is_said(folders: Folders) -> None:
         ({"enable_sequence_parallel": True}, "one rank has all rows"),
         ({"enable_sequence_parallel": True, "tensor_parallel_size": 2,
           "speculative_config": '{"method": "self", "layers": 1}'}, "stop between layers"),
-        ({"enable_sequence_parallel": True, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "have rows of their"),
+        ({"enable_sequence_parallel": True, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "have rows of"),
         ({"rank_invariant": True, "expert_parallel_size": 2}, "are not summed in runs"),
         ({"rank_invariant": True, "enable_lora": True}, "what adapters add is summed by rank"),
         ({"rank_invariant": True, "tensor_parallel_size": 3, "model": folders("experts")}, "cannot be"),
