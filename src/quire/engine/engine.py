@@ -215,8 +215,9 @@ class Engine:
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
     def bubbles(self) -> tuple[float, ...]:
-        """Of each rank of a pipeline, the share of the steps' time that it waited for others, so far."""
-        if self.ranks is None or self.config.parallel.pipeline_parallel_size == 1 or not self.all_seconds:
+        """Of each rank of a pipeline on one host, the share of the steps' time that it waited for others, so far."""
+        stages = 1 if self.config.hosts else self.config.parallel.pipeline_parallel_size
+        if self.ranks is None or stages == 1 or not self.all_seconds:
             return ()
         return tuple(max(0.0, 1.0 - seconds / self.all_seconds) for seconds in self.ranks.busy.tolist())
 
