@@ -74,10 +74,10 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def loaded(hosts: Hosts) -> Iterator[httpx.Client]:
+def loaded(hosts: Hosts, **fields: object) -> Iterator[httpx.Client]:
     """A client, with requests running all the time, each of which is to be as alone."""
     with hosts.up() as client:
-        asked = bodies(STREAMS)
+        asked = [body | fields for body in bodies(STREAMS)]
         alone = [texts_of(client.post("/v1/completions", json=body)) for body in asked]
         load = Load(client, asked)
         wait_for_more(client, 10 * STREAMS)
@@ -100,6 +100,11 @@ def listening(pid: int) -> set[str]:
             if f"socket:[{words[9]}]" in inodes and (words[3] == "0A" or table.startswith("udp")):
                 found.add(words[1])
     return found
+
+
+def family(pid: int) -> list[int]:
+    """Children, and theirs."""
+    return [each for child in children(pid) for each in (child, *family(child))]
 
 
 def hexadecimal(address: str, port: int = PORT) -> str:
@@ -129,6 +134,33 @@ def test_whatever_is_killed_on_either_host_nothing_is_lost(tmp_path: Path) -> No
         wait_until(lambda: restarts(client) == 5, seconds=60)
 
 
+@pytest.mark.slow
+def test_ranks_on_two_hosts_say_what_they_say_on_one_whatever_is_killed(tmp_path: Path) -> None:
+    words = ["--tensor-parallel-size", "2", "--max-engine-deaths", "100"]
+    asked = [body | {"max_tokens": 24} for body in bodies(STREAMS)]
+    with Serving(*words, "--num-blocks", "400") as one, one.up() as client:
+        client.timeout = httpx.Timeout(120.0)
+        want = [texts_of(client.post("/v1/completions", json=body)) for body in asked]
+    hosts = Hosts(tmp_path, LOOPBACK, [[], []], *words)
+    with loaded(hosts, max_tokens=24) as client:
+        assert [texts_of(client.post("/v1/completions", json=body)) for body in asked] == want
+        pids = [hosts.first.process.pid, *family(hosts.first.process.pid)], [*family(hosts.second.process.pid)]
+        for found, address in zip(pids, LOOPBACK, strict=True):
+            where = {each.split(":")[0] for pid in found for each in listening(pid)}
+            assert where == {hexadecimal(address).split(":")[0]}
+        (rank,) = children(hosts.second.process.pid)
+        os.kill(rank, signal.SIGKILL)
+        wait_until(lambda: restarts(client) == 1, seconds=120)
+        wait_for_more(client, 10 * STREAMS)
+        os.kill(hosts.first.engine, signal.SIGKILL)
+        wait_until(lambda: restarts(client) == 2, seconds=120)
+        wait_for_more(client, 10 * STREAMS)
+        os.kill(hosts.second.process.pid, signal.SIGKILL)
+        hosts.second.__exit__()
+        hosts.join()
+        wait_until(lambda: restarts(client) == 3, seconds=120)
+
+
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_a_cut_cable_is_a_pause_and_a_long_one_moves_requests(tmp_path: Path) -> None:
     with Network() as network:
@@ -148,6 +180,19 @@ def test_a_cut_cable_is_a_pause_and_a_long_one_moves_requests(tmp_path: Path) ->
             wait_for_more(client, 10 * STREAMS)
             network.mend()
             wait_until(lambda: restarts(client) == 1, seconds=60)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_ranks_wait_for_a_cable_that_was_cut(tmp_path: Path) -> None:
+    with Network() as network:
+        words = ["--pipeline-parallel-size", "2", "--max-engine-deaths", "1"]
+        hosts = Hosts(tmp_path, ADDRESSES, [network.within(0), network.within(1)], *words)
+        with loaded(hosts, max_tokens=24) as client:
+            network.cut()
+            wait_until(lambda: "a host with other ranks is gone" in "".join(hosts.first.log), seconds=30)
+            network.mend()
+            wait_until(lambda: restarts(client) >= 1, seconds=120)
 
 
 def test_a_second_host_of_one_number_and_one_of_another_cluster_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -110,8 +111,10 @@ def _over_hosts(config: EngineConfig, topology: Topology, experts: ExpertPlan, c
             others.append(Elsewhere(dial(config.hosts[host], secret), "ranks", line))
         except Dropped as dropped:
             host_is_gone(dropped.message)
-    hub = Hub(gates[0], secret, topology.world, MEET_SECONDS)
-    store = serve(gates[1], secret, topology.world, MEET_SECONDS)
+    with ThreadPoolExecutor(1) as pool:  # who comes first is greeted at once at both
+        storing = pool.submit(serve, gates[1], secret, topology.world, MEET_SECONDS)
+        hub = Hub(gates[0], secret, topology.world, MEET_SECONDS)
+        store = storing.result()
     place = _among(replace(starts[0], rank=0, groups=memory.of(0)), topology, hosts, store)
     busy = Busy(memory.busy, topology.world).seconds
     for gate in gates:
