@@ -124,6 +124,12 @@ class Ranks:
         """Whether one of the others was killed from outside (SIGKILL), by somebody or for want of memory."""
         return any(other.ended() == -signal.SIGKILL for other in self.others)
 
+    def bubbles(self, seconds: float) -> tuple[float, ...]:
+        """Of each rank of a pipeline, the share that it waited for others of the `seconds` that all steps took so far."""
+        if self.place.topology.pipeline == 1 or not seconds:
+            return ()
+        return tuple(max(0.0, 1.0 - each / seconds) for each in self.busy.tolist())
+
     def check(self) -> None:
         """`EngineFailure` when one of the others has ended."""
         for i, other in enumerate(self.others, 1):
