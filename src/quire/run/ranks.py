@@ -125,7 +125,7 @@ class Ranks:
         return any(other.ended() == -signal.SIGKILL for other in self.others)
 
     def bubbles(self, seconds: float) -> tuple[float, ...]:
-        """Of each rank of a pipeline, the share that it waited for others of the `seconds` that all steps took so far."""
+        """Of each rank of a pipeline, the share that it waited for others of the `seconds` that all steps took."""
         if self.place.topology.pipeline == 1 or not seconds:
             return ()
         return tuple(max(0.0, 1.0 - each / seconds) for each in self.busy.tolist())
