@@ -150,6 +150,11 @@ class Tiering:
         self.tiers.close(max(0.1, end - time.monotonic()))
 
 
+def tiering_of(config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan, since: float) -> Tiering | None:
+    """The tiers that were asked for."""
+    return Tiering(config, models, ops, kv, since) if config.tiers.any else None
+
+
 def check(config: EngineConfig, model: Model, ops: Ops, nbytes: int) -> None:
     """`ConfigError` for what this model or device cannot have; blocks of `nbytes` bytes."""
     options = config.tiers
