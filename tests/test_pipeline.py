@@ -316,7 +316,7 @@ def test_each_rank_may_be_killed_and_requests_go_on(rank: int) -> None:
         turn += 1
         if turn % 12 or not victims:
             return
-        first = engine._process.pid
+        first = engine.channel.process.pid  # type: ignore[attr-defined]
         others = [pid for path in Path(f"/proc/{first}/task").glob("*/children") for pid in path.read_text().split()]
         os.kill([first, *sorted(map(int, others))][victims.pop()], signal.SIGKILL)
 
