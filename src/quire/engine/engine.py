@@ -241,7 +241,7 @@ class Engine:
             **({} if self.experts is None else self.experts.shown()),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
             waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),
-            bubbles=self.bubbles(),
+            bubbles=() if self.ranks is None else self.ranks.bubbles(self.all_seconds),
         )
 
     def info(self) -> EngineInfo:
