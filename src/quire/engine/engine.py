@@ -26,7 +26,6 @@ from quire.model.timing import with_stages
 from quire.ops.backend import Ops, select
 from quire.run.ranks import first_place, lead, of_a_rank
 from quire.run.runner import Runner
-from quire.run.step import Step
 from quire.run.tune import tune
 from quire.run.warm import warm_up
 from quire.sched.growth import adapters_of
@@ -52,12 +51,7 @@ class Engine:
             self.drafting = load_drafting(config, self.model, self.ops, progress, first_place(self.ranks))
             plan = make_plan(config, self.model, self.ops, self.beside)
             if self.ranks is not None:
-                alone = (
-                    self.drafting is not None
-                    and self.drafting.keeps
-                    and not config.parallel.drafts_everywhere(self.drafting.asked)
-                )
-                self.ranks.allocate(plan.kv, plan.limits, alone)
+                self.ranks.allocate(plan.kv, plan.limits, self.drafting is not None and self.drafting.alone)
             self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
             self._allocate(plan)
         self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
@@ -105,24 +99,12 @@ class Engine:
         return () if self.drafting is None else self.drafting.beside
 
     @property
-    def _drafts_everywhere(self) -> bool:
-        """Whether all ranks compute what drafts."""
-        return self.drafting is not None and self.config.parallel.drafts_everywhere(self.drafting.asked)
-
-    @property
     def _trees(self) -> bool:
         return self.drafting is not None and self.drafting.asked.tree is not None
 
     def _speculator(self, drafting: Drafting, plan: Plan) -> Speculator:
-        step, caches, model = None, self.runner.caches, drafting.model
-        if model is not None:
-            made = (
-                self.ranks.drafting_step
-                if self.ranks is not None and self.config.parallel.drafts_everywhere(drafting.asked)
-                else Step
-            )
-            step = made(model, self.ops, plan.kv, plan.limits, drafting.part(caches), plan.capture)
-            warm_up(step, self._trees)
+        caches = self.runner.caches
+        step = drafting.step((self.ops, plan.kv, plan.limits), caches, plan.capture, self.ranks)
         proposer = drafting.proposer(step, self.runner.step)
         return Speculator(drafting.asked, proposer, self.scheduler, caches)
 
