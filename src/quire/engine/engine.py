@@ -24,7 +24,7 @@ from quire.engine.under_way import UnderWay
 from quire.model.build import Model, load_model
 from quire.model.timing import with_stages
 from quire.ops.backend import Ops, select
-from quire.run.ranks import first_place, lead, of_a_rank
+from quire.run.ranks import ended_on_error, first_place, lead, of_a_rank
 from quire.run.runner import Runner
 from quire.run.tune import tune
 from quire.run.warm import warm_up
@@ -46,7 +46,7 @@ class Engine:
         self.ops: Ops = select(config.device)
         self.config = config = with_stages(config, self.ops)
         self.ranks = lead(config)
-        with told_plainly(config.model.model):
+        with ended_on_error(self.ranks), told_plainly(config.model.model):
             self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks), shards)
             self.drafting = load_drafting(config, self.model, self.ops, progress, first_place(self.ranks))
             plan = make_plan(config, self.model, self.ops, self.beside)
