@@ -168,13 +168,16 @@ USUAL = ((1, 512), (16, 32))
 
 
 def compare(
-    args: argparse.Namespace, ways: dict[str, dict[str, Any]], loads: tuple[tuple[int, int], ...] = USUAL
+    args: argparse.Namespace,
+    ways: dict[str, dict[str, Any]],
+    loads: tuple[tuple[int, int], ...] = USUAL,
+    own: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Engines of ranks of one thread, each beside one process of as many threads, in turns."""
+    """Engines of ranks of one thread, each beside one process of as many threads, in turns. `own`: their options."""
     ways = {"one": {"threads": args.ranks}} | {name: {"threads": 1} | way for name, way in ways.items()}
     found: dict[str, Any] = {}
     with ExitStack() as stack:
-        made = {name: Engine(flat_config(**own_options(args), **way)) for name, way in ways.items()}
+        made = {name: Engine(flat_config(**(own or own_options(args)), **way)) for name, way in ways.items()}
         engines = {name: stack.enter_context(closing(engine)) for name, engine in made.items()}
         for count, length in loads:
             rates: dict[str, list[tuple[Phase, Phase]]] = {name: [] for name in ways}
@@ -184,9 +187,9 @@ def compare(
                     engine.ops.cpu.native.module.set_threads(engine.ops.threads)  # the pool is the process's
                     rates[name].append(rate(engine, requests_of(args, count, length, 48, turn)))
             for i, what in enumerate(("prefill", "decode")):
-                own = {name: [each[i] for each in all_[1:]] for name, all_ in rates.items()}
-                medians = {name: statistics.median(each.rate for each in turns) for name, turns in own.items()}
-                bubbles = {f"bubbles of {name}": waited(turns) for name, turns in own.items()}
+                phases = {name: [each[i] for each in all_[1:]] for name, all_ in rates.items()}
+                medians = {name: statistics.median(each.rate for each in turns) for name, turns in phases.items()}
+                bubbles = {f"bubbles of {name}": waited(turns) for name, turns in phases.items()}
                 staged = {what: each for what, each in bubbles.items() if "pipeline_parallel_size" in ways[what[11:]]}
                 found[f"{what} of {count}"] = medians | ratios(medians) | staged
     return found
@@ -198,26 +201,12 @@ def waited(turns: list[Phase]) -> list[float]:
 
 
 def context(args: argparse.Namespace) -> dict[str, Any]:
-    """One sequence, its keys and values over ranks of one thread each, and in one process of as many threads."""
+    """One long sequence, whose keys and values ranks share."""
     folder = write_config(args.shape, args.work.absolute() / f"{args.shape}-{args.context}")
     config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": args.context + 64}
     (folder / "config.json").write_text(json.dumps(config))
-    own = {"model": str(folder), "load_format": "dummy", "quantization": args.quantization, "max_num_seqs": 1,
-           "device": "cpu", "enable_prefix_caching": False}  # fmt: skip
-    ways = {"one": {"threads": args.ranks}, "ranks": {"threads": 1, "context_parallel_size": args.ranks}}
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    with ExitStack() as stack:
-        engines = {name: stack.enter_context(closing(Engine(flat_config(**own, **way)))) for name, way in ways.items()}
-        for turn in range(args.rounds + 1):
-            for name, engine in engines.items():
-                assert engine.ops.cpu is not None
-                engine.ops.cpu.native.module.set_threads(engine.ops.threads)  # the pool is the process's
-                rates[name].append(rate(engine, requests_of(args, 1, args.context, 32, turn)))
-    found: dict[str, Any] = {}
-    for i, what in enumerate(("prefill", "decode")):
-        medians = {name: statistics.median(each[i] for each in all_[1:]) for name, all_ in rates.items()}
-        found[f"{what} at {args.context}"] = medians | {"ratio": medians["ranks"] / medians["one"]}
-    return found
+    own = own_options(args) | {"model": str(folder), "max_model_len": args.context + 64, "max_num_seqs": 1}
+    return compare(args, {"ranks": {"context_parallel_size": args.ranks}}, ((1, args.context),), own)
 
 
 def ratios(medians: dict[str, float]) -> dict[str, float]:

@@ -80,6 +80,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts": 64,
         "moe_intermediate_size": 1024,
     },
+    "tiny-moe": EXPERTS
+    | {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 512,
+        "head_dim": 32,
+        "num_experts": 32,
+        "moe_intermediate_size": 256,
+    },
     "micro": COMMON
     | {
         "model_type": "llama",

@@ -19,6 +19,9 @@ __all__ = ["pytestmark"]
 KILLS = 50 if FULL else 1
 LAYOUTS = {
     "tensor 2": ["--tensor-parallel-size", "2"],
+    "stages 2": ["--pipeline-parallel-size", "2"],
+    "stages 2 of tensor 2": ["--pipeline-parallel-size", "2", "--tensor-parallel-size", "2"],
+    "context 2": ["--context-parallel-size", "2"],
 }
 """Flags of the engines whose ranks end."""
 SLOW = pytest.mark.slow
@@ -39,7 +42,7 @@ def end_one(server: Chaos, rng: random.Random, how: signal.Signals) -> list[int]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=SLOW)])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["tensor 2", *(pytest.param(each, marks=SLOW) for each in [*LAYOUTS][1:])])
 def test_ranks_that_are_ended_lose_nothing(layout: str, how: signal.Signals) -> None:
     server = Chaos(*LAYOUTS[layout], "--watchdog-timeout", "2", "--threads", "1")
     rng = random.Random(layout)
@@ -65,6 +68,7 @@ def alive(process: int) -> bool:
         return False
 
 
+@SLOW
 def test_replicas_that_are_killed_lose_nothing() -> None:
     server = Chaos("--data-parallel-size", "2", "--threads", "1")
     with served(server) as (client, asked, alone):

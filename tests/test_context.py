@@ -201,4 +201,4 @@ def test_a_rank_that_dies_ends_the_engine_which_ends_the_others(folder: Callable
         others = engine.ranks.others
         with pytest.raises(ValueError, match="a rank of the group has ended"):
             run(engine, requests_of(), lambda: os.kill(others[0].pid, signal.SIGKILL))
-    assert all(other.returncode is not None for other in others)
+    assert all(other.ended() is not None for other in others)

@@ -23,12 +23,14 @@ from oracle import BACKENDS, backend, relative_error, write
 from quire.cli import main
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
+from quire.engine.channel import LocalChannel
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.local import LocalEngine
 from quire.engine.process import ProcessEngine
 from quire.engine.supervised import Patience, SupervisedEngine
 from quire.model.build import Model, load_model
 from quire.model.load.packed_writing import finish_all
+from quire.model.net.decoder import Decoder
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.parallel.experts import ExpertPlan, read_counts, write_counts
@@ -187,6 +189,22 @@ def test_each_rank_reads_and_keeps_its_own_experts(tmp_path: Path, monkeypatch: 
     finish_all()
 
 
+def test_divided_experts_may_come_from_a_file(tmp_path: Path) -> None:
+    """As they are chosen, or with their layers; this rank's alone."""
+    write(tmp_path / "model", "mixtral", **MIXTURES["mixtral"][1], dtype=torch.bfloat16)
+    want = logits(load(tmp_path / "model", backend("cpu"), dtype="bfloat16"))
+
+    def work(comm: Comm) -> None:
+        for how, source in (("experts", "Pool"), ("disk", "Streamed")):
+            own: dict[str, Any] = {"weight_offload": how, "weight_memory_gib": 0.00042, "dtype": "bfloat16"}
+            own["weight_offload_folder"] = str(tmp_path / str(comm.rank))
+            model = load(tmp_path / "model", backend("cpu"), place_of(comm), **own)
+            assert isinstance(model.decoder, Decoder) and type(model.decoder.source).__name__ == source
+            assert torch.equal(logits(model), want)
+
+    assert forks(2, work) == [0, 0]
+
+
 @pytest.fixture(scope="module")
 def skewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose router has two favourites, both in the first half."""
@@ -225,6 +243,13 @@ def test_an_engine_of_ranks_says_what_one_says_under_load(skewed: Path, alone: d
     )  # fmt: skip
     assert found == alone and stats.preemptions and stats.accepted_tokens
     assert len(stats.expert_pairs) == 2 and stats.expert_imbalance > 1.2
+
+
+@pytest.mark.slow
+def test_experts_are_divided_beside_contexts(skewed: Path, alone: dict[str, bytes]) -> None:
+    """Four processes: each has half of the keys, and half of the experts."""
+    found, stats = answers(skewed, expert_parallel_size=2, context_parallel_size=2)
+    assert found == alone and len(stats.expert_pairs) == 2
 
 
 def test_counts_are_kept_and_even_out_the_next_start(skewed: Path, tmp_path: Path) -> None:
@@ -319,7 +344,8 @@ def test_a_rank_that_dies_ends_the_group_which_is_started_again(skewed: Path, al
 
 def children(engine: ProcessEngine) -> list[int]:
     """The other ranks of an engine's process."""
-    pid = engine._process.pid
+    assert isinstance(engine.channel, LocalChannel)
+    pid = engine.channel.process.pid
     return [
         int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
     ]

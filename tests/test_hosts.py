@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +19,11 @@ from oracle import BACKENDS
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
+from quire.engine.agent import _stay
+from quire.engine.nodes import JoinedNodes
 from quire.engine.placing import check_same
+from quire.parallel.link import dial
+from quire.parallel.wire import Dropped, read_secret
 from stub_engine import stub_info
 from test_chaos import STREAMS, Load, bodies, metric, restarts, wait_for_more
 from test_replay import texts_of
@@ -72,10 +74,10 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def loaded(hosts: Hosts) -> Iterator[httpx.Client]:
+def loaded(hosts: Hosts, **fields: object) -> Iterator[httpx.Client]:
     """A client, with requests running all the time, each of which is to be as alone."""
     with hosts.up() as client:
-        asked = bodies(STREAMS)
+        asked = [body | fields for body in bodies(STREAMS)]
         alone = [texts_of(client.post("/v1/completions", json=body)) for body in asked]
         load = Load(client, asked)
         wait_for_more(client, 10 * STREAMS)
@@ -98,6 +100,11 @@ def listening(pid: int) -> set[str]:
             if f"socket:[{words[9]}]" in inodes and (words[3] == "0A" or table.startswith("udp")):
                 found.add(words[1])
     return found
+
+
+def family(pid: int) -> list[int]:
+    """Children, and theirs."""
+    return [each for child in children(pid) for each in (child, *family(child))]
 
 
 def hexadecimal(address: str, port: int = PORT) -> str:
@@ -127,6 +134,33 @@ def test_whatever_is_killed_on_either_host_nothing_is_lost(tmp_path: Path) -> No
         wait_until(lambda: restarts(client) == 5, seconds=60)
 
 
+@pytest.mark.slow
+def test_ranks_on_two_hosts_say_what_they_say_on_one_whatever_is_killed(tmp_path: Path) -> None:
+    words = ["--tensor-parallel-size", "2", "--max-engine-deaths", "100"]
+    asked = [body | {"max_tokens": 24} for body in bodies(STREAMS)]
+    with Serving(*words, "--num-blocks", "400") as one, one.up() as client:
+        client.timeout = httpx.Timeout(120.0)
+        want = [texts_of(client.post("/v1/completions", json=body)) for body in asked]
+    hosts = Hosts(tmp_path, LOOPBACK, [[], []], *words)
+    with loaded(hosts, max_tokens=24) as client:
+        assert [texts_of(client.post("/v1/completions", json=body)) for body in asked] == want
+        pids = [hosts.first.process.pid, *family(hosts.first.process.pid)], [*family(hosts.second.process.pid)]
+        for found, address in zip(pids, LOOPBACK, strict=True):
+            where = {each.split(":")[0] for pid in found for each in listening(pid)}
+            assert where == {hexadecimal(address).split(":")[0]}
+        (rank,) = children(hosts.second.process.pid)
+        os.kill(rank, signal.SIGKILL)
+        wait_until(lambda: restarts(client) == 1, seconds=120)
+        wait_for_more(client, 10 * STREAMS)
+        os.kill(hosts.first.engine, signal.SIGKILL)
+        wait_until(lambda: restarts(client) == 2, seconds=120)
+        wait_for_more(client, 10 * STREAMS)
+        os.kill(hosts.second.process.pid, signal.SIGKILL)
+        hosts.second.__exit__()
+        hosts.join()
+        wait_until(lambda: restarts(client) == 3, seconds=120)
+
+
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_a_cut_cable_is_a_pause_and_a_long_one_moves_requests(tmp_path: Path) -> None:
     with Network() as network:
@@ -148,19 +182,39 @@ def test_a_cut_cable_is_a_pause_and_a_long_one_moves_requests(tmp_path: Path) ->
             wait_until(lambda: restarts(client) == 1, seconds=60)
 
 
-def test_a_stranger_and_a_second_host_of_one_number_are_refused(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path, LOOPBACK, [[], []])
-    with hosts.up():
-        (tmp_path / "other").write_text(os.urandom(32).hex())
-        (tmp_path / "other").chmod(0o600)
-        words = [sys.executable, "-m", "quire", "serve", *hosts._words, "--node-rank", "1", "--interface", "127.0.0.3"]
-        same = subprocess.run(words, capture_output=True, text=True, timeout=60)
-        assert same.returncode == 2 and "there is a host 1 already" in same.stderr
-        words[words.index(str(tmp_path / "secret"))] = str(tmp_path / "other")
-        with pytest.raises(subprocess.TimeoutExpired) as late:
-            subprocess.run(words, capture_output=True, timeout=8)
-        assert b"secret" in (late.value.stderr or b"")
-        wait_until(lambda: "secret" in "".join(hosts.first.log))
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_ranks_wait_for_a_cable_that_was_cut(tmp_path: Path) -> None:
+    with Network() as network:
+        words = ["--pipeline-parallel-size", "2", "--max-engine-deaths", "1"]
+        hosts = Hosts(tmp_path, ADDRESSES, [network.within(0), network.within(1)], *words)
+        with loaded(hosts, max_tokens=24) as client:
+            network.cut()
+            wait_until(lambda: "a host with other ranks is gone" in "".join(hosts.first.log), seconds=30)
+            network.mend()
+            wait_until(lambda: restarts(client) >= 1, seconds=120)
+
+
+def test_a_second_host_of_one_number_and_one_of_another_cluster_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(os.urandom(32).hex())
+    (tmp_path / "secret").chmod(0o600)
+    given = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": PORT + 1, "data_parallel_size": 2}
+    config = flat_config(**given, cluster_secret_file=str(tmp_path / "secret"))
+    second = flat_config(**given, cluster_secret_file=str(tmp_path / "secret"), node_rank=1)
+    third = flat_config(**given | {"nnodes": 4, "data_parallel_size": 4}, cluster_secret_file="-", node_rank=3)
+    secret, at = read_secret(tmp_path / "secret"), ("127.0.0.1", PORT + 1)
+    with contextlib.closing(JoinedNodes(config)) as nodes, ThreadPoolExecutor(1) as pool:
+        joined = dial(at, secret)
+        stays = pool.submit(_stay, joined, second, ("127.0.0.2", 1))
+        wait_until(lambda: nodes.address(1) == ("127.0.0.2", 1))
+        for other, address, why in ((second, ("127.0.0.3", 1), "there is a host 1 already, at 127.0.0.2:1"),
+                                    (third, ("127.0.0.3", 1), "it is host 3 of 4, and there are 2")):  # fmt: skip
+            with pytest.raises(ConfigError, match=why):
+                _stay(dial(at, secret), other, address)
+        joined.close()
+        with pytest.raises(Dropped):
+            stays.result(timeout=10)
+        wait_until(lambda: nodes.address(1) is None)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +232,6 @@ def test_a_stranger_and_a_second_host_of_one_number_are_refused(tmp_path: Path) 
 def test_what_cannot_be_is_said(options: dict[str, object], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         flat_config(**options)
-
-
-def test_answers_of_many_clients_come_from_both_hosts(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path, LOOPBACK, [[], []])
-    with hosts.up() as client, ThreadPoolExecutor(8) as pool:
-        asked = bodies(8)
-        alone = [texts_of(client.post("/v1/completions", json=body)) for body in asked]
-        assert [texts_of(r) for r in pool.map(lambda b: client.post("/v1/completions", json=b), asked)] == alone
 
 
 def test_replicas_that_would_answer_otherwise_are_refused(tmp_path: Path) -> None:

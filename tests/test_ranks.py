@@ -18,11 +18,13 @@ from torch import Tensor
 from group import each
 from oracle import BACKENDS, backend
 from quire.core.config import flat_config
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, EngineFailure
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.parallel.shared import MESSAGE, SLOT, SharedComm, comm_bytes, shared_memory
+from quire.run.builder import Shape
+from quire.run.ranks import Ranks
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 PYDOC = str(Path(__file__).parent.parent / "src/quire/assets/pydoc")
@@ -165,3 +167,15 @@ def test_a_rank_that_dies_ends_the_engine_which_ends_the_others(waited_for: bool
         with pytest.raises(ValueError, match="a rank of the group has ended"):
             run(engine, lambda: None if later.ident else kill())
     assert all(other.ended() is not None for other in others)
+
+
+def test_a_rank_that_computes_on_other_arrays_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Ranks.compare
+
+    def compare(self: Ranks, shape: Shape, arrays: bytes) -> None:
+        plain(self, shape, arrays[:-1] + bytes([arrays[-1] ^ 1]) if shape.tokens < 9 else arrays)
+
+    with engine_of(2) as engine:
+        monkeypatch.setattr(Ranks, "compare", compare)
+        with pytest.raises(EngineFailure, match=r"step \d+: ranks \[1\] differ from rank 0"):
+            run(engine)

@@ -73,7 +73,9 @@ def test_kill_9_of_a_raylet_loses_nothing(tmp_path: Path) -> None:
                 alone = [texts_of(client.post("/v1/completions", json=body)) for body in asked]
                 load = Load(client, asked)
                 wait_for_more(client, 10 * STREAMS)
-                os.kill(made.nodes[1].all_processes["raylet"][0].process.pid, signal.SIGKILL)
+                raylet = made.nodes[1].all_processes["raylet"][0].process
+                raylet.kill()
+                raylet.wait()  # its workers look whether its number is still there
                 wait_until(lambda: "is gone" in "".join(server.log), seconds=120)
                 wait_for_more(client, 10 * STREAMS)
                 made.add_node(num_cpus=2, **made.common)

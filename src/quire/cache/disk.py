@@ -32,6 +32,8 @@ MAGIC = b"quirekv1"
 CRC_END = 12
 PENDING_BYTES = 256 << 20
 """That were taken and are not yet written; what comes beyond is not kept."""
+NICE = 10
+"""Of the thread that writes: with the lowest priority it got next to nothing of a core that steps keep busy."""
 PAUSE_SECONDS = 60.0
 """After a write that failed, as on a full disk."""
 
@@ -43,9 +45,9 @@ class DiskStore:
         self._folder, self._nbytes, self._most = folder, nbytes, most
         self._pending: OrderedDict[bytes, tuple[tuple[int, ...], Any]] = OrderedDict()
         self._lock = threading.Lock()
-        self._wake, self._written_all = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._wake, self._writing = threading.Condition(self._lock), threading.Lock()
         self._paused_until = 0.0
-        self._closing = self._busy = False
+        self._closing = False
         self._held = (0, 0)
         self._written = self._bad = self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="quire-kv-write", daemon=True)
@@ -94,14 +96,20 @@ class DiskStore:
             self._pending.clear()
         self._folder.renew()
 
+    def settle(self) -> None:
+        """Write a block."""
+        if not self._write_next():
+            time.sleep(0.005)  # the disk takes nothing
+
     def close(self, seconds: float) -> None:
         """Write what waits, for so long at most."""
         end = time.monotonic() + seconds
         with self._lock:
             self._closing = True
             self._wake.notify()
-            while (self._pending or self._busy) and (left := end - time.monotonic()) > 0:
-                self._written_all.wait(left)
+        while time.monotonic() < end and self._write_next():  # this thread waits for its turn less than that one
+            pass
+        with self._lock:
             self._dropped += len(self._pending)
             self._pending.clear()
         self._thread.join(max(0.1, end - time.monotonic()))
@@ -137,7 +145,7 @@ class DiskStore:
 
     def _run(self) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         with contextlib.suppress(OSError):
             nbytes, files = self._folder.recount()
             self._held = nbytes, files
@@ -145,16 +153,21 @@ class DiskStore:
             with self._lock:
                 while not self._pending and not self._closing:
                     self._wake.wait()
-                if not self._pending:
+                if self._closing:
                     break
+            self._write_next()
+
+    def _write_next(self) -> bool:
+        """Write what waits longest; whether there was anything. One thread does so at a time."""
+        with self._writing:
+            with self._lock:
+                if not self._pending:
+                    return False
                 key, (tokens, data) = next(iter(self._pending.items()))
-                self._busy = True
             self._write(key, tokens, data)
             with self._lock:
                 self._pending.pop(key, None)
-                self._busy = False
-                if not self._pending:
-                    self._written_all.notify_all()
+        return True
 
     def _write(self, key: bytes, tokens: tuple[int, ...], data: Any) -> None:
         path = self._folder.path(key)

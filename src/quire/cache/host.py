@@ -70,6 +70,9 @@ class HostStore:
         if self._below is not None:
             self._below.forget_all()
 
+    def settle(self) -> None:
+        """It is never full."""
+
     def close(self, seconds: float) -> None:
         """What is here goes below, as far as it is taken: the least recently used last."""
         if self._below is None:

@@ -75,6 +75,10 @@ class Store(Protocol):
         """Hold nothing any more."""
         ...
 
+    def settle(self) -> None:
+        """Do something about being full, in this thread."""
+        ...
+
     def close(self, seconds: float) -> None:
         """Finish what was put, for so long at most."""
         ...
@@ -166,11 +170,11 @@ class Tiers:
         self.store.forget_all()
 
     def behind(self, most: int) -> tuple[Save, ...]:
-        """Up to `most` blocks that can be found and are in no store, the newest first: the end of a chain is to be
-        older in the store than its beginning, without which it is worth nothing."""
+        """Up to `most` blocks that can be found and are in no store, the oldest first: whatever keeps the rest from
+        being written, the beginnings of chains are there, without which their ends are worth nothing."""
         found: list[Save] = []
         while self._unsaved and len(found) < most and not self.store.full():
-            _, save = self._unsaved.popitem()
+            save = self._unsaved.pop(next(iter(self._unsaved)))
             if not self.store.has(save.key):
                 found.append(save)
         return tuple(found)

@@ -13,6 +13,7 @@ import typer
 
 from quire.cli.config_file import with_config
 from quire.cli.flags import ENGINE, SERVER, to_engine, to_server, with_flags
+from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
@@ -48,6 +49,8 @@ def serve(
         if signal.getsignal(sig) is not signal.SIG_IGN:
             signal.signal(sig, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGUSR1, lambda *_: None)  # an engine that is being loaded is new enough
+    if config.cluster.node_rank and config.cluster.by_ray:
+        raise ConfigError("--node-rank: Ray starts what runs on other hosts; start one server", param="node_rank")
     if config.cluster.node_rank:
         from quire.engine.agent import run_agent
 

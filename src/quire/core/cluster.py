@@ -51,8 +51,6 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--master-port {self.master_port} must lie in [1, 65535]", param="master_port")
         if self.ray_address is not None and not self.by_ray:
             raise ConfigError("--ray-address needs --distributed-executor-backend ray", param="ray_address")
-        if self.by_ray and self.node_rank:
-            raise ConfigError("--node-rank: Ray starts what runs on other hosts; start one server", param="node_rank")
         if self.nnodes > 1 and self.master_addr is None and not self.by_ray:
             raise ConfigError("--nnodes needs --master-addr: where host 0 listens for the others", param="master_addr")
         if (self.nnodes > 1 or self.by_ray) and self.cluster_secret_file is None:

@@ -218,10 +218,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     offload: OffloadConfig = msgspec.field(default_factory=OffloadConfig)
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
 
+    hosts: tuple[tuple[str, int], ...] = ()
+    """Where the agents of all hosts listen: no option, but found out when an engine that needs several is started."""
+
     @property
     def processes(self) -> int:
         """Ranks of all engines that share this machine."""
         return max(1, self.parallel.processes // self.cluster.nnodes)
+
+    @property
+    def hosts_of_ranks(self) -> tuple[int, ...]:
+        """The host of each rank of an engine whose first one is on this host."""
+        return tuple(self.cluster.node_rank + rank // self.processes for rank in range(self.parallel.ranks))
 
     @property
     def wholes(self) -> int:
@@ -278,7 +286,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--max-model-len, --kv-cache-memory-bytes and --num-blocks must not be negative")
 
 
-SECTIONS: dict[str, type[msgspec.Struct]] = {field.name: field.type for field in msgspec.structs.fields(EngineConfig)}
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    field.name: field.type for field in msgspec.structs.fields(EngineConfig) if field.name != "hosts"
+}
 
 
 def flat_config(**options: object) -> EngineConfig:

@@ -143,10 +143,10 @@ def uncollected(forever: bool) -> Iterator[None]:
             gc.enable()
 
 
-def end_with_parent() -> None:
-    """Have the system send this process SIGTERM when its parent ends, however it ends (Linux)."""
+def end_with_parent(how: signal.Signals = signal.SIGTERM) -> None:
+    """Have the system send this process a signal when the thread that started it ends, however it ends (Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, how)
 
 
 def trim_heap() -> None:

@@ -19,8 +19,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure, QuireError
 from quire.core.machine import memory_file
 from quire.core.tiers import FLUSH_SECONDS
-from quire.engine.channel import LocalChannel
-from quire.engine.client import EngineKilled
+from quire.engine.channel import LocalChannel, ended
 from quire.engine.nodes import Answer, Hello
 from quire.parallel.interface import address_of, address_towards
 from quire.parallel.launch import DATA, END_SECONDS, Ended, Kill, Launch, Order, order
@@ -59,16 +58,42 @@ class Agent:
         asked = said and self._decode(said[1:])
         if not isinstance(asked, Launch):
             return
-        logger.info("%s:%d starts an %s here", *link.address, asked.kind)
+        logger.info("%s:%d starts here: %s", *link.address, asked.kind)
         try:
-            _Relay(link, LocalChannel(self._own(asked.line), self._shards), self._decode).run()
+            if asked.kind == "engine":
+                told = self._own(msgspec.json.decode(asked.line, type=EngineConfig))
+                _Relay(link, LocalChannel(msgspec.json.encode(told), self._shards), self._decode).run()
+            elif asked.kind == "ranks":
+                self._ranks(link, asked.line)
         except QuireError as error:
             link.send(order(Ended(error.exit_code, error.message)))
-        logger.info("the %s of %s:%d has ended", asked.kind, *link.address)
+        logger.info("ended for %s:%d: %s", *link.address, asked.kind)
 
-    def _own(self, line: bytes) -> bytes:
+    def _ranks(self, link: Link, line: bytes) -> None:
+        """Run ranks of one engine until one of them, or the link, ends."""
+        # Only these need torch.
+        from quire.parallel.place import Memory
+        from quire.parallel.topology import topology_of
+        from quire.run.messages import Start
+        from quire.run.reach import start_all
+
+        starts = [replace(each, config=self._own(each.config)) for each in msgspec.json.decode(line, type=list[Start])]
+        memory = Memory(topology_of(starts[0].config.parallel))
+        processes = start_all(starts, memory)
+        memory.close()
+        try:
+            while not any(process.ended() for process in processes):
+                link.receive(POLL_SECONDS)
+            rank, code = next((s.rank, p.ended()) for s, p in zip(starts, processes, strict=True) if p.ended())
+            link.send(order(Ended(code or 0, f"rank {rank} has ended (exit code {code})")))
+            link.receive(FIRST_SECONDS)  # it is the other side's to leave: nothing is lost that was sent
+        finally:
+            for process in processes:
+                process.end()
+
+    def _own(self, told: EngineConfig) -> EngineConfig:
         """What an engine is told, with what this host was told of its own files and network."""
-        told, own = msgspec.json.decode(line, type=EngineConfig), self._config
+        own = self._config
         model = replace(
             told.model,
             model=own.model.model or told.model.model,
@@ -77,7 +102,7 @@ class Agent:
         )
         threads = own.device.threads or told.device.threads
         device = replace(told.device, threads=threads)
-        return msgspec.json.encode(replace(told, model=model, device=device, cluster=own.cluster))
+        return replace(told, model=model, device=device, cluster=own.cluster)
 
 
 class _Relay:
@@ -99,7 +124,7 @@ class _Relay:
         except Dropped:
             pass
         except EngineFailure as failure:
-            self._link.send(order(Ended(1, failure.message, isinstance(failure, EngineKilled))))
+            self._link.send(order(ended(failure)))
             reader.join(FIRST_SECONDS)  # it is the other side's to leave: nothing is lost that was sent
         finally:
             self._done.set()

@@ -13,7 +13,7 @@ import zmq
 
 from quire.core.errors import ConfigError, EngineFailure
 from quire.engine.client import EngineKilled, Interrupted
-from quire.parallel.launch import DATA, Ended, Kill, Launch, Process, order
+from quire.parallel.launch import DATA, LOST, Ended, Kill, Launch, Process, order
 from quire.parallel.link import Link
 from quire.parallel.wire import Dropped
 
@@ -76,8 +76,7 @@ class LocalChannel:
         code = self.process.ended()
         # A last message may still be under way when the process has already ended.
         if code is not None and not self._from.poll(100):
-            failure = EngineKilled if -code == signal.SIGKILL else EngineFailure
-            raise failure(f"the engine process {_end_of(code)}")
+            raise _failure(code, f"the engine process {_end_of(code)}")
         return None
 
     def kill(self) -> None:
@@ -97,8 +96,24 @@ class LocalChannel:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+_KINDS: dict[int, type[EngineFailure]] = {-signal.SIGKILL: EngineKilled, LOST: Interrupted}
+"""What ends of processes mean that mean something."""
+
+
+def _failure(code: int, message: str) -> EngineFailure:
+    return _KINDS.get(code, EngineFailure)(message)
+
+
+def ended(failure: EngineFailure) -> Ended:
+    """`failure` of a channel, for whoever has the other end of a link."""
+    codes = {kind: code for code, kind in _KINDS.items()}
+    return Ended(codes.get(type(failure), failure.exit_code), failure.message)
+
+
 def _end_of(code: int) -> str:
     """How a process ended, by the code that `Popen` gives."""
+    if code == LOST:
+        return "ended because a host with other ranks is gone"
     if code >= 0:
         return f"ended with exit code {code}"
     hint = " (Linux does that when memory runs out; its log, dmesg, tells)" if -code == signal.SIGKILL else ""
@@ -126,7 +141,7 @@ class RemoteChannel:
         if said is None or said[:1] == DATA:
             return said and said[1:]
         ended = self._decode(said[1:])
-        raise (EngineKilled if ended.killed else EngineFailure)(f"{self._name}: {ended.message}")
+        raise _failure(ended.code, f"{self._name}: {ended.message}")
 
     def kill(self) -> None:
         """As `Channel` says."""

@@ -11,15 +11,15 @@ from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, QuireError
-from quire.core.files import sampled_digest
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.adapting import Adapting
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.experts import expert_counts
+from quire.engine.facts import engine_info
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
-from quire.engine.tiering import Tiering
+from quire.engine.tiering import tiering_of
 from quire.engine.under_way import UnderWay
 from quire.model.build import Model, load_model
 from quire.model.timing import with_stages
@@ -72,7 +72,8 @@ class Engine:
         size, encoder = self.config.cache.block_size, self.model.encoder
         shares = self.config.cache.enable_prefix_caching and encoder is None
         self.pool = BlockPool(plan.kv.blocks, plan.kv.sizes.holders)
-        self.tiering = tiering = self._tiering(plan) if self.config.tiers.any else None
+        models = self.model, *self.beside
+        self.tiering = tiering = tiering_of(self.config, models, self.ops, plan.kv, self._since)
         known = () if tiering is None else (tiering.secret, tiering.identity)
         self.prefix = PrefixCache(self.pool, size, *known) if shares else None
         tables = BlockTables(self.pool, self.prefix, plan.kv.sizes, None if tiering is None else tiering.tiers)
@@ -89,9 +90,6 @@ class Engine:
         tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
         self.experts = expert_counts(self.model.decoder, self.config.parallel, first_place(self.ranks).experts)
-
-    def _tiering(self, plan: Plan) -> Tiering:
-        return Tiering(self.config, (self.model, *self.beside), self.ops, plan.kv, self._since)
 
     @property
     def beside(self) -> tuple[Model, ...]:
@@ -123,11 +121,6 @@ class Engine:
     def adapters(self) -> tuple[str, ...]:
         """Names of the loaded LoRA adapters."""
         return self.adapting.names
-
-    @property
-    def rank_killed(self) -> bool:
-        """Whether another rank was killed from outside."""
-        return self.ranks is not None and self.ranks.killed
 
     def _users(self, adapter: str) -> int:
         """Requests that use it."""
@@ -206,21 +199,9 @@ class Engine:
         self.pool.check()
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
-    def bubbles(self) -> tuple[float, ...]:
-        """Of each rank of a pipeline, the share of the steps' time that it waited for others, so far."""
-        if self.ranks is None or self.config.parallel.pipeline_parallel_size == 1 or not self.all_seconds:
-            return ()
-        return tuple(max(0.0, 1.0 - seconds / self.all_seconds) for seconds in self.ranks.busy.tolist())
-
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""
-        size, groups = self.config.cache.block_size, self.kv.groups
-        slack = 0
-        for seq in self.scheduler.running:
-            for table, slid, layers in zip(seq.blocks, seq.slid, groups.layers, strict=True):
-                slack += (len(table) * size - seq.computed) * len(layers)
-                slack += (len(table) - slid) * size * (groups.width - len(layers))
-        return slack / max(1, self.pool.num_used * size * groups.width)
+        return self.kv.waste(self.scheduler.running, self.pool.num_used)
 
     def stats(self) -> Stats:
         """Gauges and totals now."""
@@ -250,36 +231,10 @@ class Engine:
             **({} if self.experts is None else self.experts.shown()),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
             waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),
-            bubbles=self.bubbles(),
+            bubbles=() if self.ranks is None else self.ranks.bubbles(self.all_seconds),
         )
 
     def info(self) -> EngineInfo:
         """Facts the edge needs."""
-        model, config = self.model, self.config
-        return EngineInfo(
-            model=model.name,
-            served_name=next(iter(config.model.served_model_name), model.name),
-            folder=str(model.folder),
-            vocab_size=model.spec.vocab_size,
-            max_model_len=self.max_model_len,
-            eos_token_ids=model.eos_token_ids,
-            block_size=config.cache.block_size,
-            num_blocks=self.pool.num_blocks,
-            kv_bytes_per_token=self.kv_bytes_per_token,
-            weight_bytes=model.weight_bytes,
-            max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
-            load_seconds=self.load_seconds,
-            backend=self.ops.name,
-            isa=self.ops.isa,
-            threads=self.ops.threads,
-            dtype=model.dtype,
-            quantization=model.quantization,
-            kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
-            generation_defaults=model.generation_defaults,
-            adapters=self.adapters,
-            max_loras=model.adapters.slots if model.adapters is not None else 0,
-            opening=self.opening,
-            scheduling_policy=config.scheduler.scheduling_policy,
-            implementations=dict(self.ops.chosen),
-            weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
-        )
+        places = self.kv, self.kv_bytes_per_token
+        return engine_info(self.config, self.model, self.ops, places, self.load_seconds, self.adapters, self.opening)

@@ -20,6 +20,7 @@ from quire.engine.nodes import JoinedNodes
 from quire.engine.process import ProcessEngine
 from quire.engine.progress import loading_bar
 from quire.engine.ray_nodes import RayNodes
+from quire.parallel.interface import address_of
 from quire.parallel.link import Address, Link, dial
 from quire.parallel.wire import Dropped, read_secret
 
@@ -74,6 +75,8 @@ class Placing:
     def start(self, replica: int, before: EngineInfo | None, given_up: Callable[[], bool]) -> ProcessEngine:
         """An engine whose model is loaded, with the limits of the one `before` it."""
         config, place = self._config, self._place(replica, given_up)
+        if config.parallel.ranks > config.processes:
+            config = replace(config, hosts=self._all_hosts(given_up))
         if before is None:
             with loading_bar() as progress:
                 engine = ProcessEngine(config, progress, given_up, place)
@@ -105,18 +108,31 @@ class Placing:
     def _start(self, nodes: Nodes, node: int, given_up: Callable[[], bool], line: bytes) -> Channel:
         return RemoteChannel(self._link(nodes, node, given_up), f"host {node}", line)
 
-    def _link(self, nodes: Nodes, node: int, given_up: Callable[[], bool]) -> Link:
-        """To the agent of a host, once it is there."""
-        pause, told = threading.Event(), False
+    def _all_hosts(self, given_up: Callable[[], bool]) -> tuple[Address, ...]:
+        """Where all hosts are; without an agent, the first listens at an address only."""
+        cluster, nodes = self._config.cluster, self._nodes
+        assert nodes is not None, "ranks are as many as processes of a host, where there is one"
+        first = () if cluster.by_ray else ((address_of(cluster.interface or cluster.master_addr or ""), 0),)
+        return (*first, *(self._wait(nodes, node, given_up) for node in range(len(first), cluster.nnodes)))
+
+    def _wait(self, nodes: Nodes, node: int, given_up: Callable[[], bool]) -> Address:
+        """Where a host's agent listens, once it is there."""
+        told, pause = False, threading.Event()
         while not given_up():
             address = nodes.address(node)
             if address is not None:
-                try:
-                    return dial(address, self._secret)
-                except Dropped as error:
-                    logger.debug("host %d: %s", node, error)
+                return address
             if not told:
                 logger.info("waiting for host %d", node)
                 told = True
             pause.wait(WAIT_SECONDS)
         raise EngineFailure(f"host {node} was given up while it was waited for")
+
+    def _link(self, nodes: Nodes, node: int, given_up: Callable[[], bool]) -> Link:
+        """To the agent of a host, once it is there."""
+        while True:
+            address = self._wait(nodes, node, given_up)
+            try:
+                return dial(address, self._secret)
+            except Dropped as error:  # it has just gone
+                logger.debug("host %d: %s", node, error)

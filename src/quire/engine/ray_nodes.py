@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
@@ -62,8 +63,7 @@ class RayNodes:
         self._share = {"CPU": float(here * max(1, config.device.threads))}
         self._share |= {"GPU": float(here)} if config.device.device == "cuda" else {}
         self._group = self._reserve(cluster.nnodes)
-        told = msgspec.json.encode(config).decode()
-        self._hosts = [self._start(node, told) for node in range(cluster.nnodes)]
+        self._hosts = [self._start(node, config) for node in range(cluster.nnodes)]
 
     def address(self, node: int) -> Address | None:
         """As `Nodes` says."""
@@ -80,9 +80,11 @@ class RayNodes:
         self._ray.shutdown()
 
     def _connect(self, address: str | None) -> None:
-        from ray._common.usage import usage_lib
+        from ray._private import ray_constants
 
-        usage_lib.set_usage_stats_enabled_via_env_var(False)  # else it reports over the internet
+        # Else Ray takes another address for loopback, and listens at all of them for hosts that never come.
+        loopback = address is None or address.startswith(("127.", "localhost:", "[::1]"))
+        ray_constants.ENABLE_RAY_CLUSTER = not loopback
         started = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "object_store_memory": STORE_BYTES}
         try:
             self._ray.init(address=address or "local", **({} if address else started))
@@ -103,11 +105,12 @@ class RayNodes:
             )
         return group
 
-    def _start(self, node: int, told: str) -> Any:
+    def _start(self, node: int, config: EngineConfig) -> Any:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=node
         )
         kind = self._ray.remote(Host)
         gpus = self._share.get("GPU", 0.0)
         options = {"num_cpus": self._share["CPU"], "num_gpus": gpus, "max_restarts": -1, "max_concurrency": 2}
-        return kind.options(scheduling_strategy=strategy, **options).remote(told)
+        own = replace(config, cluster=replace(config.cluster, node_rank=node))
+        return kind.options(scheduling_strategy=strategy, **options).remote(msgspec.json.encode(own).decode())

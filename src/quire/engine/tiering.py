@@ -145,9 +145,14 @@ class Tiering:
         end = time.monotonic() + seconds
         while self.write_behind() and time.monotonic() < end:
             if self.tiers.store.full():
-                time.sleep(0.005)
+                self.tiers.store.settle()
         self._caches.save(())
         self.tiers.close(max(0.1, end - time.monotonic()))
+
+
+def tiering_of(config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan, since: float) -> Tiering | None:
+    """The tiers that were asked for."""
+    return Tiering(config, models, ops, kv, since) if config.tiers.any else None
 
 
 def check(config: EngineConfig, model: Model, ops: Ops, nbytes: int) -> None:

@@ -14,7 +14,6 @@ import torch
 from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
-from quire.core.parallel import ParallelConfig
 from quire.core.progress import LoadProgress
 from quire.model.batch import Forward
 from quire.model.borrowed.found import Borrowed, find_borrowed
@@ -110,8 +109,7 @@ def load_model(
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
     options = config.model
-    borrowed = find_borrowed(resolve(options.model, hub_of(options)))
-    if borrowed is not None:
+    if (borrowed := find_borrowed(resolve(options.model, hub_of(options)))) is not None:
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
@@ -130,7 +128,7 @@ def load_model(
     ropes = _ropes(spec, length, ops.device)
     own = load_decoder(reader, ropes)
     made = joined(own, spec, place, share, config.parallel)
-    encoder = _encoder(reader, made, ropes[spec.rope[0]], place, config.parallel)
+    encoder = joined_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
     _warn(opened.folder, notes := opened.notes + notes)
@@ -171,13 +169,9 @@ def _reader(
     return Reader(opened, ops, form, share, progress, adapters, cache)
 
 
-def _encoder(
-    reader: Reader, decoder: Decoder, still: torch.Tensor, place: Place, options: ParallelConfig
-) -> Encoder | None:
-    """This rank's share of the encoder, joined with the others', where there is one."""
-    if not reader.opened.spec.encoder.layers:
-        return None
-    return joined_encoder(load_encoder(reader, decoder.embed, still), place, options)
+def _encoder(reader: Reader, decoder: Decoder, still: torch.Tensor) -> Encoder | None:
+    """This rank's share of the encoder, where there is one."""
+    return load_encoder(reader, decoder.embed, still) if reader.opened.spec.encoder.layers else None
 
 
 def _ropes(spec: ModelSpec, length: int, device: torch.device) -> dict[Rope, torch.Tensor]:

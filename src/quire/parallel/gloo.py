@@ -8,6 +8,7 @@ NCCL's connections belong on a network that strangers do not reach.
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -64,6 +65,7 @@ class DistributedComm:
         self._group = group
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self._left = False
+        self.waited_s = 0.0
 
     def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
         """As `Comm` says."""
@@ -140,7 +142,9 @@ class DistributedComm:
         _known(source, self.world, "recv")
         if not out.is_contiguous():
             raise ValueError("recv out: need a contiguous tensor")
+        since = time.perf_counter()
         self._wait(lambda: self._group.recv([out], source, 0))
+        self.waited_s += time.perf_counter() - since
         return out
 
     def leave(self) -> None:

@@ -19,8 +19,8 @@ from quire.parallel.wire import Dropped
 END_SECONDS = 3.0
 """That a process may take to end by itself."""
 POLL_SECONDS = 1.0
-LOST = -9
-"""What counts as the exit code of a process whose host is gone: it ends with the link, as if it were killed."""
+LOST = 75
+"""The exit code of a process because a host that it needs is gone, and what counts as that of one on such a host."""
 
 
 class Launched(Protocol):
@@ -76,7 +76,7 @@ class Process:
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """To an agent: run this kind of process, told `line`. The link lives as long as the process, and it with the link.
 
-    `kind`: "engine", whose messages then go over the link, or "rank".
+    `kind`: "engine", whose messages then go over the link, or "ranks": those of one engine that belong on its host.
     """
 
     kind: str
@@ -88,11 +88,10 @@ class Kill(msgspec.Struct, frozen=True, tag="kill"):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """From an agent: the process has ended, as `message` says; `killed`: by SIGKILL."""
+    """From an agent: the process has ended, with a code as `Popen` has it, as `message` says."""
 
     code: int
     message: str = ""
-    killed: bool = False
 
 
 Order = Launch | Kill
@@ -107,7 +106,7 @@ def order(message: Order | Ended) -> bytes:
 
 
 class Elsewhere:
-    """A process without messages that an agent runs; `link`: to the agent, for this process alone."""
+    """Processes without messages that an agent runs; `link`: to the agent, for these alone."""
 
     def __init__(self, link: Link, kind: str, line: bytes) -> None:
         self._link, self._code = link, None if self._ask(link, kind, line) else LOST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +10,7 @@ from quire.cache.groups import LayerGroups, TableSizes, group_layers, one_group
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
+from quire.core.sequence import Sequence
 
 if TYPE_CHECKING:
     from quire.ops.runtime import Runtime
@@ -52,6 +53,15 @@ class KVPlan:
     def bytes_held(self, tokens: int) -> int:
         """Bytes that a sequence of `tokens` tokens holds between steps."""
         return self.block_bytes * sum(self.sizes.kept(tokens, window) for window in self.sizes.windows)
+
+    def waste(self, running: Iterable[Sequence], used: int) -> float:
+        """Share of the slots of `used` blocks, which the sequences `running` hold, that hold no token."""
+        size, groups, slack = self.sizes.block_size, self.groups, 0
+        for seq in running:
+            for table, slid, layers in zip(seq.blocks, seq.slid, groups.layers, strict=True):
+                slack += (len(table) * size - seq.computed) * len(layers)
+                slack += (len(table) - slid) * size * (groups.width - len(layers))
+        return slack / max(1, used * size * groups.width)
 
 
 class Layout(Protocol):

@@ -8,20 +8,34 @@ from quire.core.config import EngineConfig, SchedulerConfig
 from quire.parallel.experts import ExpertPlan
 
 
+class Meeting(msgspec.Struct, frozen=True):
+    """Where ranks of several hosts find rank 0: its address, the port it is heard at, and that of the store in which
+    groups find each other. `hosts`: of all ranks."""
+
+    hosts: tuple[int, ...]
+    address: str
+    port: int
+    store: int
+
+
 class Start(msgspec.Struct, frozen=True):
     """The first line of a rank's standard input, as JSON.
 
-    `world`, `groups`, `busy`: descriptors of what it shares with all ranks, with those of its group along each axis,
-    and of where ranks say how long they computed.
+    `meeting`: None where all ranks are on one host; `weights`: else a digest of rank 0's files. `world`, `groups`,
+    `busy`: descriptors of what it shares with all ranks of its host, with those of its group along each axis, and of
+    where ranks say how long they computed. `tied`: the thread that starts it lives as long as the engine.
     """
 
     config: EngineConfig
     rank: int
-    world: int
-    groups: dict[str, int]
-    busy: int
     crowded: bool
     experts: ExpertPlan
+    meeting: Meeting | None = None
+    weights: str = ""
+    world: int = -1
+    groups: dict[str, int] = {}
+    busy: int = -1
+    tied: bool = False
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):

@@ -22,20 +22,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.config import EngineConfig
-from quire.core.errors import QuireError
-from quire.core.machine import uncollected
+from quire.core.errors import ConfigError, QuireError
+from quire.core.files import sampled_digest
+from quire.core.machine import end_with_parent, uncollected
 from quire.model.batch import Continues
 from quire.model.build import Model, load_model
 from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops, select
 from quire.parallel.busy import Busy
-from quire.parallel.place import Place, place_of
-from quire.parallel.shared import SharedComm
-from quire.parallel.topology import topology_of
+from quire.parallel.digest import SaidDigests
+from quire.parallel.place import Place
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import Caches, kept_layers
 from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Start, Zero
+from quire.run.reach import Hearer, joined
 from quire.run.replies import give_back
 from quire.run.step import Step
 from quire.run.tune import tune
@@ -81,9 +82,10 @@ class Rank:
         place: Place,
         busy: NDArray[np.float64],
         drafting: Drafting | None,
+        said: SaidDigests,
     ) -> None:
         self._config, self._model, self._ops, self._drafting = config, model, ops, drafting
-        self._busy, self._rank = busy, place.rank
+        self._busy, self._rank, self._said = busy, place.rank, said
         self._stages = place.comm("pipeline")
         self._gives = place.ends("pipeline") and place.along("tensor") == 0
         self._caches: Caches | None = None
@@ -116,6 +118,7 @@ class Rank:
         begin, waited = time.perf_counter(), 0.0 if self._stages is None else self._stages.waited_s
         step.arrays.begin()
         step.arrays.put(shape, message.arrays)
+        self._said.step(shape, step.arrays.written(shape))
         decoder = step.model.decoder
         if isinstance(decoder, Continues):
             decoder.given.numpy()[: shape.tokens] = np.frombuffer(message.given, np.float32).reshape(shape.tokens, -1)
@@ -155,7 +158,7 @@ class Rank:
             adapters.load(name, Path(folder))
 
 
-def heard(world: SharedComm, ahead: bool) -> Iterator[bytes]:
+def heard(world: Hearer, ahead: bool) -> Iterator[bytes]:
     """What rank 0 says. `ahead`: it is listened to meanwhile, so that rank 0 may say more than this rank has done."""
 
     def listen() -> Iterator[bytes]:
@@ -201,17 +204,20 @@ def main(load_drafting: LoadDrafting) -> int:
         return 0
     start = msgspec.json.decode(line, type=Start)
     threading.Thread(target=die_with_parent, daemon=True).start()
-    topology = topology_of(start.config.parallel)
-    world = SharedComm(start.world, start.rank, topology.world, start.crowded or topology.pipeline > 1)
-    place = place_of(topology, start.rank, start.groups, start.crowded, start.experts)
+    if start.tied:  # a process that is stopped reads nothing
+        end_with_parent(signal.SIGKILL)
     decode = msgspec.msgpack.Decoder(Message).decode
     try:
+        world, place = joined(start)
         with uncollected(forever=True):
             ops = select(start.config.device)
             model = load_model(start.config, ops, place=place)
             drafting = load_drafting(start.config, model, ops, place)
-        rank = Rank(start.config, model, ops, place, Busy(start.busy, topology.world).seconds, drafting)
-        for said in heard(world, ahead=topology.pipeline > 1):
+        if start.weights and sampled_digest(model.folder) != start.weights:
+            raise ConfigError(f"{model.folder}: rank 0 has other files; give all hosts the same", param="model")
+        busy = Busy(start.busy, place.topology.world).seconds
+        rank = Rank(start.config, model, ops, place, busy, drafting, SaidDigests(world))
+        for said in heard(world, ahead=place.topology.pipeline > 1):
             rank.follow(decode(said))
         return 0
     except QuireError as error:

@@ -25,21 +25,19 @@ from quire.model.batch import Continues
 from quire.model.load.roles import Share
 from quire.model.net.stage import Stage
 from quire.ops.choice import backend_of
-from quire.parallel.busy import Busy
-from quire.parallel.experts import expert_plan
-from quire.parallel.launch import Launched, Process
-from quire.parallel.place import ALONE, Memory, Place, place_of
-from quire.parallel.shared import SharedComm
-from quire.parallel.topology import topology_of
+from quire.parallel.digest import HeardDigests
+from quire.parallel.launch import LOST, Launched
+from quire.parallel.place import ALONE, Place
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
-from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Start, Zero
+from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Zero
+from quire.run.reach import host_is_gone, reach
 from quire.run.replies import Form, Replies
 from quire.run.step import Step
 
-RANK = "quire.engine.rank"
-"""What the other processes run."""
+SAID = 12
+"""Steps whose digests may be on their way; ranks have room for a few more."""
 
 
 class Ranks:
@@ -47,39 +45,31 @@ class Ranks:
 
     def __init__(self, config: EngineConfig) -> None:
         """`config`: as each rank is to have it, its own number of threads included."""
-        topology, experts = topology_of(config.parallel), expert_plan(config.parallel)
-        crowded = config.processes * max(1, config.device.threads) > cores().threads
         self._encode = msgspec.msgpack.Encoder().encode
-        memory = Memory(topology)
-        self.world = SharedComm(memory.world, 0, topology.world, crowded)
-        self.place = place_of(topology, 0, memory.of(0), crowded, experts)
+        self._reach = reach(config)
+        self.others, self.place, self.busy = self._reach.others, self._reach.place, self._reach.busy
         self._steps, self._replies = config.parallel.steps_under_way, list[Replies]()
-        own = memory.of(0)
-        self._replying = SharedComm(own["pipeline"], 0, topology.pipeline, True) if topology.pipeline > 1 else None
-        self.busy = Busy(memory.busy, topology.world).seconds
-        starts = [
-            Start(config, rank, memory.world, memory.of(rank), memory.busy, crowded, experts)
-            for rank in range(1, topology.world)
-        ]
-        self.others = [self._start(start) for start in starts]
-        memory.close()
-        self._ending = False
+        self._digests, self._ending, self._far = HeardDigests(self._reach.world), False, bool(config.hosts)
         for other in self.others:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
-    def _start(self, start: Start) -> Process:
-        files = start.world, start.busy, *start.groups.values()
-        return Process(RANK, msgspec.json.encode(start), files=files)
-
     def _watch(self, other: Launched) -> None:
-        other.wait()
+        code = other.wait()
         if not self._ending:
-            for comm in (self.world, *self.place.comms.values()):
+            if code == LOST:
+                host_is_gone("a host with other ranks is gone")
+            self._reach.world.leave()
+            for comm in self.place.comms.values():
                 comm.leave()
 
     def tell(self, message: Message) -> None:
         """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
-        self.world.tell(self._encode(message))
+        self._reach.world.tell(self._encode(message))
+
+    def compare(self, shape: Shape, arrays: bytes) -> None:
+        """This step is to be the same on all ranks, as those before it were. `EngineFailure` where one was not."""
+        self._digests.settle(min(self._steps, SAID))
+        self._digests.step(shape, arrays)
 
     def allocate(self, kv: KVPlan, limits: SchedulerConfig, alone: bool) -> None:
         """The cache of the others is as large as this rank's; `alone`: a draft model's part of it is this rank's alone.
@@ -102,8 +92,8 @@ class Ranks:
         """`Step` of the same arguments, whose forward passes all ranks compute together."""
         made = LedStep(*args)
         made.ranks = self
-        if self._replying is not None:
-            made.replies = Replies(self._replying, made.form(), self._steps)
+        if self._reach.replying is not None:
+            made.replies = Replies(self._reach.replying, made.form(), self._steps)
             self._replies.append(made.replies)
         return made
 
@@ -123,6 +113,12 @@ class Ranks:
     def killed(self) -> bool:
         """Whether one of the others was killed from outside (SIGKILL), by somebody or for want of memory."""
         return any(other.ended() == -signal.SIGKILL for other in self.others)
+
+    def bubbles(self, seconds: float) -> tuple[float, ...]:
+        """Of each rank of a pipeline on one host, the share of the `seconds` of all steps that it waited for others."""
+        if self.place.topology.pipeline == 1 or self._far or not seconds:
+            return ()
+        return tuple(max(0.0, 1.0 - each / seconds) for each in self.busy.tolist())
 
     def check(self) -> None:
         """`EngineFailure` when one of the others has ended."""
@@ -151,7 +147,9 @@ class LedStep(Step):
         decoder, given = self.model.decoder, b""
         if isinstance(decoder, Continues):
             given = decoder.given[: shape.tokens].numpy().tobytes()
-        self.ranks.tell(Forward((*shape,), self.arrays.written(shape), self.drafts, given))
+        arrays = self.arrays.written(shape)
+        self.ranks.tell(Forward((*shape,), arrays, self.drafts, given))
+        self.ranks.compare(shape, arrays)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
         """As `Step`'s."""
@@ -234,4 +232,6 @@ def of_a_rank(config: EngineConfig) -> EngineConfig:
             f"--{name.replace('_', '-')}: ranks on GPUs are not built yet; --device cpu has them", param=name
         )
     threads = config.device.threads or max(1, cores().threads // config.processes)
-    return msgspec.structs.replace(config, device=msgspec.structs.replace(config.device, threads=threads))
+    eager = config.device.enforce_eager or len(set(config.hosts_of_ranks)) > 1  # what goes to a host is not recorded
+    device = msgspec.structs.replace(config.device, threads=threads, enforce_eager=eager)
+    return msgspec.structs.replace(config, device=device)

@@ -14,7 +14,6 @@ from torch import Tensor
 from quire.core.config import DeviceConfig
 from quire.ops.backend import select
 from quire.parallel.comm import Comm
-from quire.parallel.shared import SharedComm
 
 NOTHING = 1
 """Numbers that come back of a step without logits: that it is done."""
@@ -53,7 +52,7 @@ class Replies:
     it. `waited`: seconds that the first stage had nothing to do but wait.
     """
 
-    def __init__(self, comm: SharedComm, form: Form, steps: int) -> None:
+    def __init__(self, comm: Comm, form: Form, steps: int) -> None:
         """`comm`: this thread's alone; `steps`: under way at one time at most."""
         self._comm, self._form, self.waited = comm, form, 0.0
         self._ops = select(DeviceConfig(device="reference"))  # what is received here belongs to no recording

@@ -87,10 +87,10 @@ def _comm(place: Place, options: ParallelConfig) -> Comm | None:
     return comm
 
 
-def joined_encoder(encoder: Encoder, place: Place, options: ParallelConfig) -> Encoder:
-    """`encoder` of a rank's share, which has the joined decoder's `embed`, joined with those of the others."""
+def joined_encoder(encoder: Encoder | None, place: Place, options: ParallelConfig) -> Encoder | None:
+    """`encoder` of a rank's share, if any, which has the joined decoder's `embed`, joined with those of the others."""
     comm = _comm(place, options)
-    if comm is None:
+    if encoder is None or comm is None:
         return encoder
     layers = tuple(
         replace(layer, o=SummedProduct(layer.o, comm), mlp=SummedMlp(layer.mlp, comm)) for layer in encoder.layers

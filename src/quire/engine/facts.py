@@ -1,0 +1,51 @@
+"""What the edge is told of a loaded engine."""
+
+from __future__ import annotations
+
+from quire.core.config import EngineConfig
+from quire.core.files import sampled_digest
+from quire.core.request import Opening
+from quire.engine.client import EngineInfo
+from quire.model.build import Model
+from quire.ops.backend import Ops
+from quire.run.budget import KVPlan
+
+
+def engine_info(
+    config: EngineConfig,
+    model: Model,
+    ops: Ops,
+    places: tuple[KVPlan, int],
+    load_seconds: float,
+    adapters: tuple[str, ...],
+    opening: Opening | None,
+) -> EngineInfo:
+    """Facts the edge needs. `places`: the KV cache, and its bytes of a token; `adapters`: names of those loaded."""
+    kv, bytes_per_token = places
+    return EngineInfo(
+        model=model.name,
+        served_name=next(iter(config.model.served_model_name), model.name),
+        folder=str(model.folder),
+        vocab_size=model.spec.vocab_size,
+        max_model_len=kv.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        block_size=config.cache.block_size,
+        num_blocks=kv.blocks,
+        kv_bytes_per_token=bytes_per_token,
+        weight_bytes=model.weight_bytes,
+        max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        load_seconds=load_seconds,
+        backend=ops.name,
+        isa=ops.isa,
+        threads=ops.threads,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
+        generation_defaults=model.generation_defaults,
+        adapters=adapters,
+        max_loras=model.adapters.slots if model.adapters is not None else 0,
+        opening=opening,
+        scheduling_policy=config.scheduler.scheduling_policy,
+        implementations=dict(ops.chosen),
+        weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
+    )
