@@ -35,6 +35,10 @@ BEGIN, END = "<!-- ways x features: make pairs -->\n", "<!-- end of ways x featu
 
 WAYS: dict[str, dict[str, Any]] = {
     "tensor 2": {"tensor_parallel_size": 2},
+    "tensor 3": {"tensor_parallel_size": 3},
+    "tensor 4": {"tensor_parallel_size": 4},
+    "tensor 2, sequence": {"tensor_parallel_size": 2, "enable_sequence_parallel": True},
+    "tensor 2, invariant": {"tensor_parallel_size": 2, "rank_invariant": True},
     "stages 2": {"pipeline_parallel_size": 2},
     "context 2": {"context_parallel_size": 2},
 }

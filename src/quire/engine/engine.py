@@ -24,9 +24,8 @@ from quire.engine.under_way import UnderWay
 from quire.model.build import Model, load_model
 from quire.model.timing import with_stages
 from quire.ops.backend import Ops, select
-from quire.run.ranks import first_place, lead, of_a_rank
+from quire.run.ranks import ended_on_error, first_place, lead, of_a_rank
 from quire.run.runner import Runner
-from quire.run.step import Step
 from quire.run.tune import tune
 from quire.run.warm import warm_up
 from quire.sched.growth import adapters_of
@@ -47,13 +46,12 @@ class Engine:
         self.ops: Ops = select(config.device)
         self.config = config = with_stages(config, self.ops)
         self.ranks = lead(config)
-        with told_plainly(config.model.model):
+        with ended_on_error(self.ranks), told_plainly(config.model.model):
             self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks), shards)
             self.drafting = load_drafting(config, self.model, self.ops, progress, first_place(self.ranks))
             plan = make_plan(config, self.model, self.ops, self.beside)
             if self.ranks is not None:
-                alone = self.drafting is not None and self.drafting.keeps and not self._drafts_everywhere
-                self.ranks.allocate(plan.kv, plan.limits, alone)
+                self.ranks.allocate(plan.kv, plan.limits, self.drafting is not None and self.drafting.alone)
             self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
             self._allocate(plan)
         self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
@@ -99,20 +97,12 @@ class Engine:
         return () if self.drafting is None else self.drafting.beside
 
     @property
-    def _drafts_everywhere(self) -> bool:
-        """Whether all ranks compute what drafts."""
-        return self.drafting is not None and self.config.parallel.drafts_everywhere(self.drafting.asked)
-
-    @property
     def _trees(self) -> bool:
         return self.drafting is not None and self.drafting.asked.tree is not None
 
     def _speculator(self, drafting: Drafting, plan: Plan) -> Speculator:
-        step, caches, model = None, self.runner.caches, drafting.model
-        if model is not None:
-            made = self.ranks.drafting_step if self.ranks is not None and self._drafts_everywhere else Step
-            step = made(model, self.ops, plan.kv, plan.limits, drafting.part(caches), plan.capture)
-            warm_up(step, self._trees)
+        caches = self.runner.caches
+        step = drafting.step((self.ops, plan.kv, plan.limits), caches, plan.capture, self.ranks)
         proposer = drafting.proposer(step, self.runner.step)
         return Speculator(drafting.asked, proposer, self.scheduler, caches)
 

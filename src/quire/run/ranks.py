@@ -9,7 +9,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -203,6 +204,17 @@ class LedCaches(Caches):
 def lead(config: EngineConfig) -> Ranks | None:
     """The other ranks, started, where there are any."""
     return Ranks(config) if config.parallel.ranks > 1 else None
+
+
+@contextmanager
+def ended_on_error(ranks: Ranks | None) -> Iterator[None]:
+    """The other ranks end when what is done here fails."""
+    try:
+        yield
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
 
 
 def first_place(ranks: Ranks | None) -> Place:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from quire.core.config import EngineConfig, LoraConfig, SpeculationConfig
+from quire.core.config import EngineConfig, LoraConfig, SchedulerConfig, SpeculationConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.core.offload import OffloadConfig
 from quire.core.parallel import ParallelConfig
@@ -23,8 +23,11 @@ from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
 from quire.parallel.experts import NOT_DIVIDED
 from quire.parallel.place import ALONE, Place
+from quire.run.budget import KVPlan
 from quire.run.caches import Caches
+from quire.run.ranks import Ranks
 from quire.run.step import Step
+from quire.run.warm import warm_up
 from quire.speculate.drafter import Drafter, ModelDrafter
 from quire.speculate.eagle import load_eagle
 from quire.speculate.medusa import load_medusa
@@ -58,13 +61,14 @@ class Heads(Protocol):
 class Drafting:
     """What was asked, and the model that drafts; None where none does. `keeps`: it has keys and values of its own.
 
-    `heads` that draft from the target's hidden rows.
+    `heads` that draft from the target's hidden rows. `everywhere`: every rank computes it, not the first alone.
     """
 
     asked: Speculation
     model: Model | None = None
     keeps: bool = False
     heads: Heads | None = None
+    everywhere: bool = False
 
     @property
     def taps(self) -> Taps | None:
@@ -75,6 +79,22 @@ class Drafting:
     def beside(self) -> tuple[Model, ...]:
         """The model, where it needs room in the blocks."""
         return (self.model,) if self.model is not None and self.keeps else ()
+
+    @property
+    def alone(self) -> bool:
+        """Whether a part of the blocks is the first rank's alone."""
+        return self.keeps and not self.everywhere
+
+    def step(
+        self, of: tuple[Ops, KVPlan, SchedulerConfig], caches: Caches, capture: bool, ranks: Ranks | None
+    ) -> Step | None:
+        """The step of the model, if any, warmed up. `of`, `caches` (of all models) and `capture` as of `Step`."""
+        if self.model is None:
+            return None
+        made = ranks.drafting_step if ranks is not None and self.everywhere else Step
+        step = made(self.model, *of, self.part(caches), capture)
+        warm_up(step, self.asked.tree is not None)
+        return step
 
     def part(self, caches: Caches) -> Caches:
         """The model's caches among all there are."""
@@ -111,6 +131,18 @@ def load_drafting(
     asked = config.speculation.asked
     if asked is None:
         return None
+    everywhere = config.parallel.drafts_everywhere(asked)
+    return changed(_drafting(config, asked, target, ops, progress, place), everywhere=everywhere)
+
+
+def _drafting(
+    config: EngineConfig,
+    asked: Speculation,
+    target: Model,
+    ops: Ops,
+    progress: LoadProgress | None,
+    place: Place,
+) -> Drafting:
     if target.encoder is not None:
         raise _error("encoder-decoder models are not drafted for: their cross attention is of rows that are no chunk")
     if asked.tree is not None and target.spec.mla.rank:
