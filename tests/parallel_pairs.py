@@ -35,10 +35,8 @@ BEGIN, END = "<!-- ways x features: make pairs -->\n", "<!-- end of ways x featu
 
 WAYS: dict[str, dict[str, Any]] = {
     "tensor 2": {"tensor_parallel_size": 2},
-    "tensor 3": {"tensor_parallel_size": 3},
-    "tensor 4": {"tensor_parallel_size": 4},
-    "tensor 2, sequence": {"tensor_parallel_size": 2, "enable_sequence_parallel": True},
-    "tensor 2, invariant": {"tensor_parallel_size": 2, "rank_invariant": True},
+    "stages 2": {"pipeline_parallel_size": 2},
+    "context 2": {"context_parallel_size": 2},
 }
 """Ways to be parallel, by what they are called in the table."""
 FEATURES: dict[str, dict[str, Any]] = {
@@ -81,11 +79,11 @@ class Folders:
     """Tiny models and an adapter, written when they are first asked for."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
 
     def __call__(self, name: str) -> str:
         """The folder of a model, or of the adapter "lora"."""
-        path = self._root / name
+        path = self.root / name
         if path.exists():
             return str(path)
         path.mkdir(parents=True)
@@ -159,7 +157,7 @@ def right(feature: str, way: dict[str, Any], folders: Folders, golden: dict[str,
     try:
         together, alone = found(feature, way, folders)
     except ConfigError as error:
-        return error.message
+        return error.message.replace(f"{folders.root}/", "")
     first = next(iter(together.values()))
     assert [each.bits() for each in first] == [each.bits() for each in alone], "alone a request has other bits"
     if feature not in ROUNDED:

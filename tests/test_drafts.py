@@ -158,7 +158,6 @@ def test_a_step_that_was_held_up_does_not_count() -> None:
         ('{"method": "self"}', "needs quantization"),
         ('{"method": "self", "layers": 1, "quantization": "int4"}', "needs quantization"),
         ('{"method": "ngram", "layers": 1}', "needs method self"),
-        ('{"model": "x", "draft_tensor_parallel_size": 2}', "several devices"),
     ],
 )
 def test_a_wrong_request_for_drafts_names_the_key(config: str, says: str) -> None:

@@ -123,7 +123,7 @@ def test_gguf_tables_stay_packed_and_give_the_same_bits(name: str, tmp_path: Pat
     before = whole(replace(made, decoder=replace(decoder, embed=Embedding(widened.bfloat16()))), tokens)
     assert torch.equal(whole(made, tokens), before)
     facts = describe(str(path))
-    predicted = _packed(config, facts, _Bits(16, 16, 4))
+    predicted = _packed(config, facts, _Bits(16, 16, 4), None)
     assert bool(facts.notes) == (not Block(TYPES[name]).form.native)
     assert predicted == pytest.approx(made.weight_bytes - made.report["rope"][1], rel=0.05)  # rows are padded to 16
     finish_all()

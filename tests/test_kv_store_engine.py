@@ -16,6 +16,7 @@ from quire import LLM, LoRARequest, SamplingParams
 from quire.cache.tiers import Rates
 from quire.core.errors import ConfigError
 from quire.core.request import Request
+from quire.engine.channel import LocalChannel
 from quire.engine.engine import Engine
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
@@ -253,8 +254,9 @@ def test_an_engine_process_leaves_its_blocks_whether_it_is_ended_or_killed(kille
         if killed:  # once it had a moment in which nothing was to be done
             for _ in turns(lambda: len(list(tmp_path.glob("*/??/[0-9a-f]*"))) < 5):
                 first.poll(0.05)
-            first._process.kill()
-            first._process.wait()
+            assert isinstance(first.channel, LocalChannel)
+            first.channel.process.kill()
+            first.channel.process.wait()
     finally:
         first.close()
     second = ProcessEngine(config)

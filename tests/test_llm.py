@@ -320,7 +320,7 @@ def test_every_name_of_the_offline_call_is_accepted(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
-        ("speculative_draft_tensor_parallel_size", 2, "not built"),
+        ("speculative_draft_tensor_parallel_size", 2, "alone does not say who drafts"),
         ("data_parallel_size", 2, "runs one engine"),
         ("pipeline_layers", "3,4", "of the 1 stages"),
         ("quantization_param_path", "x.json", "not read"),

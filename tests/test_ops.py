@@ -351,7 +351,7 @@ def test_ops_refuse_indices_outside_their_tables() -> None:
     with pytest.raises(ValueError, match="outside the cache"):
         ops.zero_blocks([cache], (2,))
     qkv, rope = torch.zeros(1, 24), cases.rope_table(4, 4)
-    for position, slot, message in ((4, 0, "position"), (-1, 0, "position"), (0, 32, "slot"), (0, -1, "slot")):
+    for position, slot, message in ((4, 0, "position"), (-1, 0, "position"), (0, 32, "slot"), (0, -2, "slot")):
         with pytest.raises(ValueError, match=message):
             at = torch.tensor([position], dtype=torch.int32)
             ops.rope_and_cache(qkv, at, rope, torch.tensor([slot]), cache, None, 1e-6)

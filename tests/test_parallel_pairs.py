@@ -10,7 +10,7 @@ from oracle import BACKENDS
 from parallel_pairs import FEATURES, README, WAYS, Folders, right, told
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-OFTEN = (("plain", "tensor 2"), ("windows", "tensor 2, sequence"), ("plain", "tensor 3"))
+OFTEN = (("plain", "tensor 2"), ("windows", "stages 2"))
 """Pairs that every run tries; the slow one tries all."""
 PAIRS = [
     pytest.param(feature, way, marks=[] if (feature, way) in OFTEN else [pytest.mark.slow])

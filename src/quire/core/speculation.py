@@ -121,8 +121,9 @@ def parse_speculation(config: str | None, model: str | None, tokens: int | None,
         except msgspec.DecodeError as error:
             raise _error(f"{config!r} is not a JSON object: {error}") from None
     elif model is None:
-        if tokens or ranks:
-            raise _error('num_speculative_tokens alone does not say who drafts; for example: {"method": "ngram"}')
+        if tokens or ranks > 1:
+            name = "num_speculative_tokens" if tokens else "speculative_draft_tensor_parallel_size"
+            raise _error(f'{name} alone does not say who drafts; for example: {{"method": "ngram"}}')
         return None
     if given.get("model") in ("[ngram]", "ngram"):  # vLLM before 0.6.4 spelled it so
         given |= {"method": "ngram", "model": None}

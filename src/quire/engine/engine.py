@@ -132,11 +132,6 @@ class Engine:
         """Names of the loaded LoRA adapters."""
         return self.adapting.names
 
-    @property
-    def rank_killed(self) -> bool:
-        """Whether another rank was killed from outside."""
-        return self.ranks is not None and self.ranks.killed
-
     def _users(self, adapter: str) -> int:
         """Requests that use it."""
         return sum(first.request.adapter == adapter for first, *_ in self.scheduler.requests.values())
@@ -214,13 +209,6 @@ class Engine:
         self.pool.check()
         assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
 
-    def bubbles(self) -> tuple[float, ...]:
-        """Of each rank of a pipeline on one host, the share of the steps' time that it waited for others, so far."""
-        stages = 1 if self.config.hosts else self.config.parallel.pipeline_parallel_size
-        if self.ranks is None or stages == 1 or not self.all_seconds:
-            return ()
-        return tuple(max(0.0, 1.0 - seconds / self.all_seconds) for seconds in self.ranks.busy.tolist())
-
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""
         return self.kv.waste(self.scheduler.running, self.pool.num_used)
@@ -253,7 +241,7 @@ class Engine:
             **({} if self.experts is None else self.experts.shown()),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
             waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),
-            bubbles=self.bubbles(),
+            bubbles=() if self.ranks is None else self.ranks.bubbles(self.all_seconds),
         )
 
     def info(self) -> EngineInfo:

@@ -167,8 +167,10 @@ def main(inbox: str, outbox: str, shards: str = "") -> int:
         worker.send(Failed(error.message, error.kind, error.exit_code))
         return error.exit_code
     except Exception as error:
-        traceback.print_exc()
-        kind = RANK_KILLED if engine is not None and engine.rank_killed else "engine_error"
+        ranks = None if engine is None else engine.ranks
+        kind = RANK_KILLED if ranks is not None and ranks.killed else "engine_error"
+        if kind != RANK_KILLED:  # where this one noticed says nothing
+            traceback.print_exc()
         worker.send(Failed(f"the engine failed: {type(error).__name__}: {error}", kind, 1))
         return 1
 

@@ -109,8 +109,7 @@ def load_model(
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
     options = config.model
-    borrowed = find_borrowed(resolve(options.model, hub_of(options)))
-    if borrowed is not None:
+    if (borrowed := find_borrowed(resolve(options.model, hub_of(options)))) is not None:
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)

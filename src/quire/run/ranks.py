@@ -52,7 +52,7 @@ class Ranks:
         self._reach = reach(config)
         self.others, self.place, self.busy = self._reach.others, self._reach.place, self._reach.busy
         self._steps, self._replies = config.parallel.steps_under_way, list[Replies]()
-        self._digests, self._ending = HeardDigests(self._reach.world), False
+        self._digests, self._ending, self._far = HeardDigests(self._reach.world), False, bool(config.hosts)
         for other in self.others:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
@@ -119,6 +119,12 @@ class Ranks:
         while not any(other.ended() for other in self.others) and time.monotonic() < end:
             time.sleep(0.01)
         return any(other.ended() == -signal.SIGKILL for other in self.others)
+
+    def bubbles(self, seconds: float) -> tuple[float, ...]:
+        """Of each rank of a pipeline on one host, the share of the `seconds` of all steps that it waited for others."""
+        if self.place.topology.pipeline == 1 or self._far or not seconds:
+            return ()
+        return tuple(max(0.0, 1.0 - each / seconds) for each in self.busy.tolist())
 
     def check(self) -> None:
         """`EngineFailure` when one of the others has ended."""
