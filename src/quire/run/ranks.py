@@ -40,6 +40,10 @@ SAID = 12
 """Steps whose digests may be on their way; ranks have room for a few more."""
 
 
+WORD_SECONDS = 0.5
+"""Until it is known how a rank of another host has ended, whose sockets are closed at once."""
+
+
 class Ranks:
     """All ranks but this one. Lives as long as the engine."""
 
@@ -112,6 +116,9 @@ class Ranks:
     @property
     def killed(self) -> bool:
         """Whether one of the others was killed from outside (SIGKILL), by somebody or for want of memory."""
+        end = time.monotonic() + WORD_SECONDS
+        while not any(other.ended() for other in self.others) and time.monotonic() < end:
+            time.sleep(0.01)
         return any(other.ended() == -signal.SIGKILL for other in self.others)
 
     def bubbles(self, seconds: float) -> tuple[float, ...]:
