@@ -21,20 +21,27 @@ from test_supervised import FOREVER, LIMITS, Engine, request
 class Edge:
     """Three replicas, and what came of the requests."""
 
-    def __init__(self, patience: Patience = FOREVER, pause: float = 0.0, **how: Any) -> None:
+    def __init__(
+        self,
+        patience: Patience = FOREVER,
+        pause: float = 0.0,
+        prefill: int = 0,
+        kind: type[Engine] = Engine,
+        **how: Any,
+    ) -> None:
         self.engines: list[list[Engine]] = [[], [], []]
 
         def make(i: int, died: Callable[[], None]) -> SupervisedEngine:
             def start(before: EngineInfo | None, given_up: Callable[[], bool]) -> Engine:
                 if before is not None:
                     time.sleep(pause)
-                self.engines[i].append(Engine({}, **how))
+                self.engines[i].append(kind({}, **how))
                 self.engines[i][-1].step_seconds = 0.001
                 return self.engines[i][-1]
 
             return SupervisedEngine(start, patience, LIMITS, died)
 
-        self.client = ReplicatedEngine(3, make)
+        self.client = ReplicatedEngine(3, make, prefill)
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], str] = {}
         self.live: dict[str, Request] = {}

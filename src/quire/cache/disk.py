@@ -62,6 +62,10 @@ class DiskStore:
         """Whether there is such a file, or will be."""
         return key in self._pending or self._folder.path(key).exists()
 
+    def shared(self, key: bytes) -> bool:
+        """Whether there is such a file."""
+        return self._folder.path(key).exists()
+
     def full(self) -> bool:
         """Whether as much waits to be written as may, or the disk takes nothing."""
         return (len(self._pending) + 1) * self._nbytes > PENDING_BYTES or time.monotonic() < self._paused_until

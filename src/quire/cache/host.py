@@ -32,6 +32,10 @@ class HostStore:
         """Whether this store or one below has it."""
         return key in self._blocks or (self._below is not None and self._below.has(key))
 
+    def shared(self, key: bytes) -> bool:
+        """Whether the store below has it: what is here is this process's."""
+        return self._below is not None and self._below.shared(key)
+
     def full(self) -> bool:
         """Never: what was put first leaves."""
         return False

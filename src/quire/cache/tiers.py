@@ -67,6 +67,10 @@ class Store(Protocol):
         """Whether `put` would decline for want of time."""
         ...
 
+    def shared(self, key: bytes) -> bool:
+        """Whether other processes find the block."""
+        ...
+
     def read(self, wanted: Rows[Wanted]) -> dict[bytes, Any]:
         """The blocks up to the first that is not there, damaged or of other tokens."""
         ...
@@ -130,11 +134,12 @@ class Reading:
 class Tiers:
     """Between the pool and a store: notes what is to be kept of evicted blocks, and reads what is wanted back.
 
-    `saves` and `fills` gather what the next plan says; a plan is prepared before its rows are computed.
+    `saves` and `fills` gather what the next plan says; a plan is prepared before its rows are computed. `through`: so
+    many blocks that can be found are kept in each plan, as others wait for them; 0: only evicted ones are.
     """
 
-    def __init__(self, store: Store, block_bytes: int) -> None:
-        self.store = store
+    def __init__(self, store: Store, block_bytes: int, through: int = 0) -> None:
+        self.store, self._through = store, through
         self.rates = Rates()
         self.piece = max(1, PIECE_BYTES // block_bytes)
         self.hits = self.misses = self.dropped = 0
@@ -186,6 +191,8 @@ class Tiers:
 
     def take(self) -> tuple[tuple[Save, ...], tuple[tuple[int, Any], ...]]:
         """What the next plan says."""
+        if self._through:
+            self.saves += self.behind(self._through)
         (saves, self.saves), (fills, self.fills) = (tuple(self.saves), []), (tuple(self.fills), [])
         return saves, fills
 

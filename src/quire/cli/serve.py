@@ -75,7 +75,9 @@ def _start(server: ServerOptions, until: ExitStack, config: EngineConfig) -> Eng
         engine: EngineClient = SupervisedEngine(partial(start, 0), patience, config.scheduler)
     else:
         engine = ReplicatedEngine(
-            count, lambda i, died: SupervisedEngine(partial(start, i), patience, config.scheduler, died)
+            count,
+            lambda i, died: SupervisedEngine(partial(start, i), patience, config.scheduler, died),
+            config.parallel.prefill_replicas,
         )
     info = engine.info
     logger.info(

@@ -242,6 +242,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         self.tiers.validate(self.cache.enable_prefix_caching, self.parallel)
         self.cluster.validate(self.parallel.processes, self.parallel.ranks)
         self.offload.validate(self.parallel.data_parallel_size, self.parallel.ranks)
+        if self.parallel.prefill_replicas and (self.cluster.nnodes > 1 or self.cluster.by_ray):
+            raise ConfigError(
+                "--prefill-replicas: the folder that blocks go through is one host's; leave out --nnodes or this",
+                param="prefill_replicas",
+            )
         if self.parallel.pipeline_parallel_size > 1 and (self.offload.moves or self.offload.cpu_offload_gb):
             raise ConfigError(
                 "--pipeline-parallel-size: layers whose weights come while steps run (--weight-offload, "

@@ -60,6 +60,9 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size: Annotated[
         int, about("Engines of the whole model behind one server, every one with its part of threads and memory.")
     ] = 1
+    prefill_replicas: Annotated[
+        int, about("How many of those engines compute prompts, which the others go on with; 0 = all do both.")
+    ] = 0
 
     @property
     def ranks(self) -> int:
@@ -98,6 +101,12 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in (*SIZES, "data_parallel_size"):
             if not 1 <= getattr(self, name) <= MOST_RANKS:
                 raise ConfigError(f"{_flag(name)} must lie in [1, {MOST_RANKS}]", param=name)
+        if not 0 <= self.prefill_replicas < self.data_parallel_size:
+            raise ConfigError(
+                f"--prefill-replicas {self.prefill_replicas}: of {self.data_parallel_size} engines "
+                "(--data-parallel-size) at least one must be left, to go on with what these begin",
+                param="prefill_replicas",
+            )
         if self.context_parallel_size > 1 and drafts is not None and (drafts.method not in LOOK_UPS or drafts.tree):
             raise ConfigError(
                 "--context-parallel-size: a model that drafts keeps all keys on one rank, and drafts that branch move "

@@ -42,6 +42,12 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--kv-store-gb {self.kv_store_gb:g} must lie in (0, {MOST_GIB}]", param="kv_store_gb")
         if not 0 <= (self.kv_offloading_size or 0.0) <= MOST_GIB:
             raise ConfigError(f"--kv-offloading-size must lie in [0, {MOST_GIB}]", param="kv_offloading_size")
+        if parallel.prefill_replicas and (not self.kv_store or self.kv_offloading_size):
+            raise ConfigError(
+                "--prefill-replicas: prompts go from one engine to another through the folder of --kv-store, and "
+                "nowhere else; give one, and leave out --kv-offloading-size",
+                param="prefill_replicas",
+            )
         if not self.any:
             return
         name = "kv_store" if self.kv_store else "kv_offloading_size"

@@ -158,11 +158,15 @@ class AdapterChanged(msgspec.Struct, frozen=True):
 
 
 class StepReport(msgspec.Struct, tag="step", frozen=True):
-    """Engine to edge: what a step produced, and what became of changes asked for."""
+    """Engine to edge: what a step produced, and what became of changes asked for.
+
+    `portable`: requests that another engine can go on with, without computing their prompts.
+    """
 
     outputs: list[Output]
     stats: Stats
     changes: tuple[AdapterChanged, ...] = ()
+    portable: tuple[str, ...] = ()
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

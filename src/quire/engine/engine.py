@@ -19,6 +19,7 @@ from quire.engine.experts import expert_counts
 from quire.engine.facts import engine_info
 from quire.engine.failures import told_plainly
 from quire.engine.planning import Plan, make_plan
+from quire.engine.portable import Portable
 from quire.engine.tiering import tiering_of
 from quire.engine.under_way import UnderWay
 from quire.model.build import Model, load_model
@@ -85,6 +86,8 @@ class Engine:
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
         if tiering is not None:
             tiering.attach(self.scheduler, self.runner.caches)
+        store = None if tiering is None or not parallel.prefill_replicas else tiering.tiers.store
+        self._portable = None if store is None else Portable(self.scheduler, store)
         warm_up(self.runner.step, self._trees)
         alone = self.ranks is None and not self.config.offload.from_file  # steps whose time is that of their weights
         tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
@@ -112,6 +115,8 @@ class Engine:
             if request.adapter and request.adapter not in self.adapters:
                 raise BadRequest(f"adapter: {request.adapter!r} is not loaded", param="adapter")
             self.scheduler.add(self._own(request))
+            if self._portable is not None:
+                self._portable.add(request.id)
         except QuireError as error:
             kind = type(error).__name__
             return Output(request_id=request.id, finish_reason="error", error=error.message, error_kind=kind)
@@ -177,6 +182,10 @@ class Engine:
         if self.tiering is not None:
             self.tiering.learn(plan, self.step_seconds)
         return outputs
+
+    def portable(self) -> tuple[str, ...]:
+        """Requests that another engine can go on with since the last call, without computing their prompts."""
+        return () if self._portable is None else self._portable.take()
 
     def close(self) -> None:
         """Keep what a store is to have, and end the other ranks, if there are any."""

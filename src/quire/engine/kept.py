@@ -28,6 +28,7 @@ class Kept:
         self._marked = self._attempts = 0
         self._began: list[Timing | None] = [None] * request.params.n
         self._preemptions = [0] * request.params.n
+        self._cached: list[int | None] = [None] * request.params.n
         self._earlier = [0] * request.params.n
 
     @property
@@ -87,6 +88,11 @@ class Kept:
         if told is None:
             return
         told += output.tokens
+        cached = self._cached[output.index]  # an engine that goes on finds what others computed
+        if cached is not None:
+            output.cached_tokens = cached
+        elif output.tokens:
+            self._cached[output.index] = output.cached_tokens
         output.preemptions += self._earlier[output.index]
         self._preemptions[output.index] = output.preemptions
         if output.timing is not None:

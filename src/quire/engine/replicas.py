@@ -16,6 +16,7 @@ import msgspec
 from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Request
 from quire.engine.client import AdapterChanged, EngineInfo, Stats, StepReport, StoreStats
+from quire.engine.kept import Kept
 from quire.engine.router import Router
 from quire.engine.supervised import SupervisedEngine
 
@@ -27,9 +28,15 @@ Make = Callable[[int, Callable[[], object]], SupervisedEngine]
 
 
 class ReplicatedEngine:
-    """`EngineClient` over `count` replicas. `poll` gives the report of one of them, with the numbers of all."""
+    """`EngineClient` over `count` replicas. `poll` gives the report of one of them, with the numbers of all.
 
-    def __init__(self, count: int, make: Make) -> None:
+    The first `prefill` of them compute prompts, and the others go on with what these began, as DistServe (Zhong et al.
+    2024) and Splitwise (Patel et al. 2024) do: no decode waits for a prompt. Where none of a kind runs the others do
+    both.
+    """
+
+    def __init__(self, count: int, make: Make, prefill: int = 0) -> None:
+        self._prefill = prefill
         self._lock = threading.RLock()
         self._replicas: list[SupervisedEngine] = []
         try:
@@ -66,7 +73,7 @@ class ReplicatedEngine:
     def submit(self, request: Request) -> None:
         """To the replica that the router chooses."""
         with self._lock:
-            place = self._places[request.id] = self._router.place(request, self._ready)
+            place = self._places[request.id] = self._router.place(request, self._suited(self._ready, started=False))
             self._replicas[place].submit(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -132,6 +139,8 @@ class ReplicatedEngine:
                 return
             if report is not None:
                 self._reports.put((place, report))
+                if place < self._prefill and report.portable:  # in this thread: what came before is on its way
+                    self._hand_on(place, report.portable)
 
     def _restart_each(self) -> None:
         try:
@@ -149,6 +158,26 @@ class ReplicatedEngine:
         """Whether another one is there, or never will be."""
         others = self._alive - {place}
         return not others or any(self._replicas[i].ready for i in others)
+
+    def _suited(self, ready: list[bool], started: bool) -> list[bool]:
+        """Of those that are ready, which are to take a request whose prompt was computed (`started`) or was not."""
+        suited = [each and started == (i >= self._prefill) for i, each in enumerate(ready)]
+        return suited if self._prefill and any(suited) else ready
+
+    def _hand_on(self, place: int, requests: Sequence[str]) -> None:
+        """Others go on with these, where there are any: the store has what was computed of them."""
+        with self._lock:
+            ready = [each and i >= self._prefill for i, each in enumerate(self._ready)]
+            for request_id in requests if any(ready) else ():
+                kept = self._replicas[place].give(request_id)
+                if kept is not None:
+                    self._adopt(kept, ready)
+
+    def _adopt(self, kept: Kept, ready: list[bool]) -> None:
+        """One of those that are `ready` goes on with it."""
+        self._leave(kept.request.id)
+        place = self._places[kept.request.id] = self._router.place(kept.request, ready)
+        self._replicas[place].adopt(kept)
 
     def _ended(self, request_id: str, place: int) -> None:
         """A sequence ended there; with the last of a request so does the request, unless it went elsewhere."""
@@ -168,9 +197,7 @@ class ReplicatedEngine:
             if not any(ready):
                 return False
             for kept in self._replicas[dead].release(ended):
-                self._leave(kept.request.id)
-                place = self._places[kept.request.id] = self._router.place(kept.request, ready)
-                self._replicas[place].adopt(kept)
+                self._adopt(kept, self._suited(ready, kept.started))
             return True
 
     def _lost(self, place: int, error: QuireError) -> StepReport:

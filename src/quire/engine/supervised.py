@@ -136,6 +136,17 @@ class SupervisedEngine:
                 self._names.pop(kept.name, None)
             return gone
 
+    def give(self, request_id: str) -> Kept | None:
+        """Give up one request that another goes on with, and not because of a death; None: it is not to leave."""
+        with self._lock:
+            kept = self._kept.get(request_id)
+            if kept is None or kept in self._trial:
+                return None
+            kept.since -= self._restarts - 1
+            del self._kept[request_id]
+            self._withdraw(kept)
+            return kept
+
     def adopt(self, kept: Kept) -> None:
         """Go on with a request that another one has released."""
         with self._lock:
@@ -220,6 +231,7 @@ class SupervisedEngine:
     def _take(self, report: StepReport) -> StepReport:
         """Remember what came; what nobody wants any more, or an earlier attempt said, is dropped."""
         outputs = []
+        portable = tuple(self._names[name].request.id for name in report.portable if name in self._names)
         for output in report.outputs:
             kept = self._names.get(output.request_id)
             if kept is not None:
@@ -231,7 +243,7 @@ class SupervisedEngine:
         changes = tuple(change for change in report.changes if self._adapters.settle(change))
         totals = {name: getattr(report.stats, name) + self._before[name] for name in TOTALS}
         self._stats = replace(report.stats, restarts=self._restarts, **totals)
-        return StepReport(outputs, self._stats, changes)
+        return StepReport(outputs, self._stats, changes, portable)
 
     def _go_on(self, failure: EngineFailure) -> StepReport:
         """Start the next engine. A request that is known to have ended the last one gets an error."""

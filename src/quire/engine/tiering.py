@@ -68,8 +68,8 @@ class Tiering:
         if options.kv_offloading_size:
             store = HostStore(max(1, int(options.kv_offloading_size * 2**30) // nbytes), nbytes, store)
         assert store is not None, "one of them was asked for"
-        self.tiers = Tiers(store, nbytes)
         self._behind = max(1, BEHIND_BYTES // nbytes)
+        self.tiers = Tiers(store, nbytes, self._behind if config.parallel.prefill_replicas else 0)
         self._digests: dict[str, str] = {}
         self._closed = False
         for name, folder in parse_modules(config.lora.lora_modules).items():

@@ -117,7 +117,7 @@ class Worker:
                     outputs += engine.step()
                 elif idle and not more:
                     engine.check()
-                self.send(StepReport(outputs, engine.stats()))
+                self.send(StepReport(outputs, engine.stats(), portable=engine.portable()))
         while True:
             time.sleep(IDLE_WAIT_MS)  # the process ends in another thread
 
