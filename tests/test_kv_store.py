@@ -206,7 +206,7 @@ def test_folders_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> 
     for options, text in (
         ({"enable_prefix_caching": False}, "--enable-prefix-caching"),
         ({"kv_store_gb": 0.0}, "--kv-store-gb 0 must lie"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"pipeline_parallel_size": 2}, "of --pipeline-parallel-size nothing is gathered"),
     ):
         with pytest.raises(ConfigError, match=text):
             engine_config({"model": "", "kv_store": str(tmp_path)} | options)

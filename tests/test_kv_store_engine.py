@@ -40,6 +40,12 @@ FORMATS: dict[str, dict[str, Any]] = {
     "lookups": {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'},
     "drafts": {"speculative_config": '{"method": "self", "quantization": "int4", "num_speculative_tokens": 3}'},
 }
+RANKS: dict[str, dict[str, Any]] = {
+    "heads": {},
+    "int8": {"kv_cache_dtype": "int8", "quantization": "int8"},
+    "drafts": FORMATS["drafts"],
+    "invariant": {"rank_invariant": True},
+}
 native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 
 
@@ -98,6 +104,27 @@ def test_a_store_and_a_restart_change_no_bit(form: str, tmp_path: Path) -> None:
     requests = make_requests(24, 6144)
     requests = [replace(r, params=replace(r.params, n=1 + (i % 4 == 0) * i % 3)) for i, r in enumerate(requests)]
     restarted(FORMATS[form], requests, tmp_path, least=20)
+
+
+@native
+@pytest.mark.parametrize("form", RANKS)
+def test_parts_of_blocks_that_ranks_have_come_back(form: str, tmp_path: Path) -> None:
+    restarted(RANKS[form] | {"tensor_parallel_size": 2}, make_requests(12, 6144), tmp_path, least=10)
+
+
+@native
+def test_a_rank_that_has_ended_keeps_no_engine_from_its_end(tmp_path: Path) -> None:
+    engine = engine_of(kv_store=str(tmp_path), tensor_parallel_size=2)
+    run(engine, make_requests(4, 6144))
+    ranks = engine.engine.ranks
+    assert ranks is not None
+    ranks.others[0].end()
+    for _ in turns(lambda: ranks.others[0].ended() is None):
+        time.sleep(0.01)
+    engine.close()
+    again = engine_of(kv_store=str(tmp_path), tensor_parallel_size=2)
+    run(again, make_requests(4, 6144))
+    again.close()
 
 
 @native
@@ -192,6 +219,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "kv_cache_dtype": {"kv_cache_dtype": "int8"},
     "quantization": {"quantization": "int8"},
     "isa": {"isa": "portable"},
+    "ranks": {"tensor_parallel_size": 2},
     "max_model_len": {"max_model_len": 300},
 }
 

@@ -57,8 +57,10 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"{option} keeps what --enable-prefix-caching finds, which is turned off; leave one of them out",
                 param=name,
             )
-        if parallel.ranks > 1:
+        if parallel.ranks > parallel.tensor_parallel_size:
+            other = parallel.ranks_option.replace("_", "-")
             raise ConfigError(
-                f"{option}: each rank of --tensor-parallel-size has a part of every block, and parts are not kept yet",
+                f"{option}: of blocks that ranks of --{other} have nothing is gathered; leave one of them out, or use "
+                "--tensor-parallel-size",
                 param=name,
             )

@@ -74,7 +74,7 @@ class Engine:
         shares = self.config.cache.enable_prefix_caching and encoder is None
         self.pool = BlockPool(plan.kv.blocks, plan.kv.sizes.holders)
         models = self.model, *self.beside
-        self.tiering = tiering = tiering_of(self.config, models, self.ops, plan.kv, self._since)
+        self.tiering = tiering = tiering_of(self.config, models, self.ops, plan.kv, self._since, self.ranks)
         known = () if tiering is None else (tiering.secret, tiering.identity)
         self.prefix = PrefixCache(self.pool, size, *known) if shares else None
         tables = BlockTables(self.pool, self.prefix, plan.kv.sizes, None if tiering is None else tiering.tiers)

@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import secrets
 import time
 import weakref
@@ -36,8 +37,11 @@ from quire.ops.backend import Ops
 from quire.run.block_bytes import NOTE_BYTES
 from quire.run.budget import KVPlan
 from quire.run.caches import Caches
+from quire.run.ranks import Ranks
 from quire.sched.scheduler import Scheduler
 from quire.sched.shares import drew
+
+log = logging.getLogger(__name__)
 
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 """Of a file of weights these pieces are hashed, its first among them; with its size and time of change."""
@@ -52,12 +56,15 @@ LEAST_BLOCKS = 16
 class Tiering:
     """Tiers behind the cache of one engine."""
 
-    def __init__(self, config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan, since: float) -> None:
-        """`models`: all that have layers in a block, which were loaded after `since` (seconds of the epoch).
+    def __init__(
+        self, config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan, since: float, others: int
+    ) -> None:
+        """`models`: all that have layers in a block, which were loaded after `since` (seconds of the epoch); `others`:
+        bytes of a block that other ranks have.
 
         `ConfigError` for a folder that cannot be used.
         """
-        options, nbytes = config.tiers, kv.block_bytes + NOTE_BYTES
+        options, nbytes = config.tiers, kv.block_bytes + NOTE_BYTES + others
         check(config, models[0], ops, nbytes)
         self._folder: StoreFolder | None = None
         self._nbytes, store = nbytes, cast("Store | None", None)
@@ -143,16 +150,23 @@ class Tiering:
             return
         self._closed = True
         end = time.monotonic() + seconds
-        while self.write_behind() and time.monotonic() < end:
-            if self.tiers.store.full():
-                self.tiers.store.settle()
-        self._caches.save(())
+        try:
+            while self.write_behind() and time.monotonic() < end:
+                if self.tiers.store.full():
+                    self.tiers.store.settle()
+            self._caches.save(())
+        except ValueError as error:  # a rank has ended: nobody has its part of what is left
+            log.warning("blocks that no store has are not kept: %s", error)
         self.tiers.close(max(0.1, end - time.monotonic()))
 
 
-def tiering_of(config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan, since: float) -> Tiering | None:
-    """The tiers that were asked for."""
-    return Tiering(config, models, ops, kv, since) if config.tiers.any else None
+def tiering_of(
+    config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan, since: float, ranks: Ranks | None
+) -> Tiering | None:
+    """The tiers that were asked for; `ranks` have allocated."""
+    if not config.tiers.any:
+        return None
+    return Tiering(config, models, ops, kv, since, 0 if ranks is None else ranks.keep(ops))
 
 
 def check(config: EngineConfig, model: Model, ops: Ops, nbytes: int) -> None:
@@ -210,6 +224,11 @@ def facts(config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan,
             "adapters": [config.lora.enable_lora, config.lora.max_lora_rank],
             "drafts": repr(config.speculation.asked) if len(models) > 1 else "",
             "groups": repr(kv.groups),
+            "ranks": [
+                config.parallel.tensor_parallel_size,
+                config.parallel.rank_invariant,
+                config.parallel.expert_axis,
+            ],
             "block": [config.cache.block_size, kv.block_bytes],
             "ops": [ops.name, ops.isa, sorted(ops.chosen.items()), "" if ops.gpu is None else repr(ops.gpu.chip)],
         }

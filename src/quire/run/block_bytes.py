@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,20 @@ Bytes = NDArray[np.uint8]
 Later = Callable[[], Bytes]
 """Waits for a copy, and returns it."""
 NOTE_BYTES = 4
+
+
+class WholeBlocks(Protocol):
+    """What `BlockBytes` does, wherever the parts of a block are."""
+
+    nbytes: int
+
+    def copy(self, block: int) -> Later:
+        """What `block` holds now, uint8 [nbytes]."""
+        ...
+
+    def fill(self, block: int, data: Any) -> None:
+        """Make `block` hold what `copy` gave."""
+        ...
 
 
 class BlockBytes:

@@ -11,7 +11,7 @@ from quire.core.plan import Save, StepPlan
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout
-from quire.run.block_bytes import BlockBytes, Bytes, GpuBlockBytes, Later
+from quire.run.block_bytes import BlockBytes, Bytes, GpuBlockBytes, Later, WholeBlocks
 from quire.run.budget import KVPlan
 
 Keep = Callable[[Save, Bytes], None]
@@ -60,7 +60,7 @@ class Caches:
         self.of_layer = [kept[place] for _, place in homes]
         self.group_of = [group for group, _ in homes]
         self.through = np.zeros(self.blocks + 1, np.int32)
-        self.bytes: BlockBytes | GpuBlockBytes | None = None
+        self.bytes: WholeBlocks | None = None
         self.keep: Keep | None = None
         self._coming: list[tuple[Save, Later]] = []
 

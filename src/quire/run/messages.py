@@ -83,6 +83,22 @@ class Move(msgspec.Struct, frozen=True, tag=True):
     pairs: tuple[tuple[int, int], ...]
 
 
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """Blocks may be saved and filled from now on: send how many bytes one has, int64 [1]."""
+
+
+class Send(msgspec.Struct, frozen=True, tag=True):
+    """Send what a block holds to rank 0."""
+
+    block: int
+
+
+class Receive(msgspec.Struct, frozen=True, tag=True):
+    """Make a block hold what rank 0 sends."""
+
+    block: int
+
+
 class Adapter(msgspec.Struct, frozen=True, tag=True):
     """Load the adapter in `folder` under `name`, in the place of one of that name; unload it without a folder."""
 
@@ -90,4 +106,4 @@ class Adapter(msgspec.Struct, frozen=True, tag=True):
     folder: str
 
 
-Message = Allocate | Forward | Encode | Zero | Copy | Move | Adapter
+Message = Allocate | Forward | Encode | Zero | Copy | Move | Keep | Send | Receive | Adapter

@@ -35,7 +35,20 @@ from quire.parallel.place import Place
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import Caches, kept_layers
-from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Start, Zero
+from quire.run.messages import (
+    Adapter,
+    Allocate,
+    Copy,
+    Encode,
+    Forward,
+    Keep,
+    Message,
+    Receive,
+    Send,
+    Start,
+    Zero,
+)
+from quire.run.rank_bytes import part_of
 from quire.run.reach import Hearer, joined
 from quire.run.replies import give_back
 from quire.run.step import Step
@@ -86,7 +99,7 @@ class Rank:
     ) -> None:
         self._config, self._model, self._ops, self._drafting = config, model, ops, drafting
         self._busy, self._rank, self._said = busy, place.rank, said
-        self._stages = place.comm("pipeline")
+        self._stages, self._share = place.comm("pipeline"), place.comm("tensor")
         self._gives = place.ends("pipeline") and place.along("tensor") == 0
         self._caches: Caches | None = None
         self._steps: list[Step] = []
@@ -109,6 +122,9 @@ class Rank:
             self._caches.zero(message.blocks)
         elif isinstance(message, Copy):
             self._caches.copy(message.pairs)
+        elif isinstance(message, Keep | Send | Receive):
+            assert self._share is not None, "blocks of other ways to be parallel are kept in no store"
+            part_of(message, self._caches, self._share, self._ops)
         else:
             self._caches.move(message.pairs)
 

@@ -24,14 +24,17 @@ from quire.core.machine import cores
 from quire.model.batch import Continues
 from quire.model.load.roles import Share
 from quire.model.net.stage import Stage
+from quire.ops.backend import Ops
 from quire.ops.choice import backend_of
 from quire.parallel.digest import HeardDigests
 from quire.parallel.launch import LOST, Launched
 from quire.parallel.place import ALONE, Place
+from quire.run.block_bytes import BlockBytes
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
-from quire.run.caches import Caches
+from quire.run.caches import Caches, Keep
 from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Zero
+from quire.run.rank_bytes import Joins, RankBytes
 from quire.run.reach import host_is_gone, reach
 from quire.run.replies import Form, Replies
 from quire.run.step import Step
@@ -87,6 +90,14 @@ class Ranks:
                 param="speculative_draft_tensor_parallel_size",
             )
         self.tell(Allocate(kv.blocks, kv.max_model_len, limits))
+
+    def keep(self, ops: Ops) -> int:
+        """Once they have allocated: bytes of a block on all others together, which may be saved from now on."""
+        comm = self.place.comm("tensor")
+        assert comm is not None, "other ways to be parallel are refused"
+        self.joins = Joins(self.tell, comm, ops)
+        self.kept = self.joins.sizes()
+        return sum(self.kept)
 
     def adapter(self, name: str, folder: str) -> None:
         """Load, replace or (without a folder) unload an adapter, as this rank did."""
@@ -191,6 +202,13 @@ class LedCaches(Caches):
     """Blocks that other ranks have their heads of."""
 
     ranks: Ranks
+
+    def save_to(self, keep: Keep) -> int:
+        """As `Caches`'; `Ranks.keep` was called before."""
+        super().save_to(keep)
+        assert isinstance(self.bytes, BlockBytes), "ranks are on the host"
+        self.bytes = RankBytes(self.bytes, self.ranks.kept, self.ranks.joins)
+        return self.bytes.nbytes
 
     def move(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """As `Caches`'."""
