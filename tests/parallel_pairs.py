@@ -50,6 +50,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
     "no prefix cache": {"enable_prefix_caching": False},
     "blocks of 1": {"block_size": 1, "num_blocks": 2048},
+    "KV store": {"kv_store": "kept", "num_blocks": 12, "max_num_batched_tokens": 32, "max_num_seqs": 16},
     "int8 KV": {"kv_cache_dtype": "int8"},
     "fp8 KV": {"kv_cache_dtype": "fp8"},
     "int8": {"quantization": "int8"},
@@ -129,6 +130,8 @@ def options_of(feature: str, folders: Folders) -> dict[str, Any]:
     options = {"model": PYDOC, "dtype": "float32", "max_model_len": 128, "threads": 1} | FEATURES[feature]
     if options["model"] != PYDOC:
         options["model"] = folders(options["model"])
+    if "kv_store" in options:
+        options["kv_store"] = str(folders.root / options["kv_store"])
     if options.get("enable_lora"):
         options["lora_modules"] = (f"a={folders('lora' if options['model'] == PYDOC else 'dora')}",)
     if "speculative_config" in options:
