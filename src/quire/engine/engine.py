@@ -50,7 +50,7 @@ class Engine:
         with ended_on_error(self.ranks), told_plainly(config.model.model):
             self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks), shards)
             self.drafting = load_drafting(config, self.model, self.ops, progress, first_place(self.ranks))
-            plan = make_plan(config, self.model, self.ops, self.beside)
+            plan = make_plan(config, self.model, self.ops, self.beside, self.ranks)
             if self.ranks is not None:
                 self.ranks.allocate(plan.kv, plan.limits, self.drafting is not None and self.drafting.alone)
             self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len

@@ -13,6 +13,7 @@ from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.run.budget import KVPlan, check_asked, gpu_cache_bytes, plan_kv, shape_kv
 from quire.run.caches import kept_layers
+from quire.run.ranks import Ranks
 from quire.run.runner import Runner
 from quire.run.shapes import graph_bytes
 
@@ -30,16 +31,19 @@ class Plan:
     bytes_per_token: int
 
 
-def make_plan(config: EngineConfig, model: Model, ops: Ops, beside: tuple[Model, ...] = ()) -> Plan:
+def make_plan(
+    config: EngineConfig, model: Model, ops: Ops, beside: tuple[Model, ...] = (), ranks: Ranks | None = None
+) -> Plan:
     """For a loaded model; on a GPU the largest steps are run to see what they take. `ConfigError` if it cannot be.
 
-    `beside`: models that keep keys and values in the same blocks.
+    `beside`: models that keep keys and values in the same blocks; `ranks`: the others, each with a GPU of its own.
     """
     windows, layouts = kept_layers((model, *beside))
     capture = not config.device.enforce_eager
     shape = shape_kv(config, windows, layouts, model.max_model_len)
-    check_asked(config, shape.block_bytes, available_memory() if ops.gpu is None else ops.gpu.runtime.memory()[0])
-    kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape, beside))
+    free = available_memory() if ops.gpu is None else ops.gpu.runtime.memory()[0] * config.wholes
+    check_asked(config, shape.block_bytes, free)
+    kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape, beside, ranks))
     limits = _limits(config.scheduler, model, kv.max_model_len)
     _check(limits, ops, kv.max_model_len)
     return Plan(kv, limits, capture, sum(layout.bytes_per_token for layout in layouts.values()))
@@ -74,8 +78,10 @@ def _check(limits: SchedulerConfig, ops: Ops, length: int) -> None:
         )
 
 
-def _cache_bytes(config: EngineConfig, model: Model, ops: Ops, shape: KVPlan, beside: tuple[Model, ...]) -> int | None:
-    """What a GPU has left for the KV cache; None on the host."""
+def _cache_bytes(
+    config: EngineConfig, model: Model, ops: Ops, shape: KVPlan, beside: tuple[Model, ...], ranks: Ranks | None
+) -> int | None:
+    """What each GPU has left for the KV cache; None on the host."""
     cache = config.cache
     if ops.gpu is None and cache.gpu_memory_utilization not in USUAL_SHARES:
         raise ConfigError(
@@ -87,9 +93,12 @@ def _cache_bytes(config: EngineConfig, model: Model, ops: Ops, shape: KVPlan, be
         return None
     limits, runtime = _limits(config.scheduler, model, shape.max_model_len), ops.gpu.runtime
     step = Runner(model, ops, shape, limits, not config.device.enforce_eager, beside).step
+    if ranks is not None:
+        ranks.profile(shape.max_model_len, limits)
     kept = graph_bytes(step.graph_sizes, model.spec.vocab_size)
     if step.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
         kept += runtime.peak(lambda: step.profile(step.graph_sizes[-1]))
     if model.adapters is not None:
         kept += model.adapters.extensions.left  # adapters may come while the engine runs
-    return gpu_cache_bytes(runtime, cache.gpu_memory_utilization, step.profile) - kept
+    left = gpu_cache_bytes(runtime, cache.gpu_memory_utilization, step.profile) - kept
+    return left if ranks is None else ranks.least(left, ops)

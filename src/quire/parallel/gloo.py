@@ -68,7 +68,9 @@ class DistributedComm:
         self.waited_s = 0.0
 
     def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
-        """As `Comm` says."""
+        """As `Comm` says; of what a GPU rounded the sum is made in f32, and rounded."""
+        if x.dtype != torch.float32:
+            return x.copy_(self.all_reduce(ops, x.float()))
         flat = check(x, "all_reduce x", torch.float32, -1, -1).view(-1)
         if self.world == 2:
             parts = self._swap(flat.repeat(2), [len(flat)] * 2, [len(flat)] * 2).view(2, -1)
@@ -80,7 +82,9 @@ class DistributedComm:
         return x
 
     def reduce_scatter(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """As `Comm` says."""
+        """As `Comm` says; as `all_reduce`."""
+        if x.dtype != torch.float32:
+            return self.reduce_scatter(ops, x.float(), rows).to(x.dtype)
         width = check(x, "reduce_scatter x", torch.float32, self._total(rows), -1).shape[1]
         return self._sum(x.view(-1), tuple(width * r for r in rows)).view(rows[self.rank], width)
 
@@ -92,7 +96,7 @@ class DistributedComm:
     def gather_columns(self, ops: Ops, x: Tensor, widths: tuple[int, ...]) -> Tensor:
         """As `Comm` says."""
         self._total(widths)
-        rows = len(check(x, "gather_columns x", torch.float32, -1, widths[self.rank]))
+        rows = len(check(x, "gather_columns x", x.dtype, -1, widths[self.rank]))
         sizes = tuple(rows * width for width in widths)
         parts = torch.split(self._gather(x.view(-1), sizes), list(sizes))
         return torch.cat([part.view(rows, width) for part, width in zip(parts, widths, strict=True)], 1)

@@ -21,9 +21,10 @@ class Meeting(msgspec.Struct, frozen=True):
 class Start(msgspec.Struct, frozen=True):
     """The first line of a rank's standard input, as JSON.
 
-    `meeting`: None where all ranks are on one host; `weights`: else a digest of rank 0's files. `world`, `groups`,
-    `busy`: descriptors of what it shares with all ranks of its host, with those of its group along each axis, and of
-    where ranks say how long they computed. `tied`: the thread that starts it lives as long as the engine.
+    `meet`: the file in which ranks on GPUs find each other. `meeting`: None where all ranks are on one host; `weights`:
+    else a digest of rank 0's files. `world`, `groups`, `busy`: descriptors of what it shares with all ranks of its
+    host, with those of its group along each axis, and of where ranks say how long they computed. `tied`: the thread
+    that starts it lives as long as the engine.
     """
 
     config: EngineConfig
@@ -31,6 +32,7 @@ class Start(msgspec.Struct, frozen=True):
     crowded: bool
     experts: ExpertPlan
     meeting: Meeting | None = None
+    meet: str = ""
     weights: str = ""
     world: int = -1
     groups: dict[str, int] = {}
@@ -42,6 +44,14 @@ class Allocate(msgspec.Struct, frozen=True, tag=True):
     """Take `blocks` of keys and values for sequences of `max_model_len` tokens, for steps of `limits`, and warm up."""
 
     blocks: int
+    max_model_len: int
+    limits: SchedulerConfig
+
+
+class Profile(msgspec.Struct, frozen=True, tag=True):
+    """Run the largest step of `limits` with the others, for sequences of `max_model_len` tokens, and send how many
+    bytes of a GPU are left for keys and values, int64 [1]."""
+
     max_model_len: int
     limits: SchedulerConfig
 
@@ -106,4 +116,4 @@ class Adapter(msgspec.Struct, frozen=True, tag=True):
     folder: str
 
 
-Message = Allocate | Forward | Encode | Zero | Copy | Move | Keep | Send | Receive | Adapter
+Message = Allocate | Profile | Forward | Encode | Zero | Copy | Move | Keep | Send | Receive | Adapter

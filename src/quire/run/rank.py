@@ -19,6 +19,7 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from quire.core.config import EngineConfig
@@ -32,7 +33,7 @@ from quire.ops.backend import Ops, select
 from quire.parallel.busy import Busy
 from quire.parallel.digest import SaidDigests
 from quire.parallel.place import Place
-from quire.run.budget import plan_kv, shape_kv
+from quire.run.budget import gpu_cache_bytes, plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import Caches, kept_layers
 from quire.run.messages import (
@@ -43,6 +44,7 @@ from quire.run.messages import (
     Forward,
     Keep,
     Message,
+    Profile,
     Receive,
     Send,
     Start,
@@ -109,6 +111,9 @@ class Rank:
         if isinstance(message, Allocate):
             self._allocate(message)
             return
+        if isinstance(message, Profile):
+            self._profile(message)
+            return
         if isinstance(message, Adapter):
             self._adapter(message.name, message.folder)
             return
@@ -162,6 +167,15 @@ class Rank:
         if drafting is not None and drafting.model is not None:
             self._steps.append(Step(drafting.model, self._ops, kv, asked.limits, drafting.part(caches), capture))
             warm_up(self._steps[1])
+
+    def _profile(self, asked: Profile) -> None:
+        windows, layouts = kept_layers((self._model,))
+        shape = shape_kv(self._config, windows, layouts, asked.max_model_len)
+        caches = Caches((self._model,), self._ops, shape)
+        step = Step(self._model, self._ops, shape, asked.limits, caches.part(0), False)
+        assert self._ops.gpu is not None and self._share is not None, "GPUs are asked"
+        left = gpu_cache_bytes(self._ops.gpu.runtime, self._config.cache.gpu_memory_utilization, step.profile)
+        self._share.send(self._ops, torch.tensor([left], device=self._ops.device), 0)
 
     def _adapter(self, name: str, folder: str) -> None:
         adapters = self._model.adapters

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,7 +26,6 @@ from quire.model.batch import Continues
 from quire.model.load.roles import Share
 from quire.model.net.stage import Stage
 from quire.ops.backend import Ops
-from quire.ops.choice import backend_of
 from quire.parallel.digest import HeardDigests
 from quire.parallel.launch import LOST, Launched
 from quire.parallel.place import ALONE, Place
@@ -33,7 +33,8 @@ from quire.run.block_bytes import BlockBytes
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches, Keep
-from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Zero
+from quire.run.gpu_ranks import of_a_gpu, on_gpus
+from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Profile, Zero
 from quire.run.rank_bytes import Joins, RankBytes
 from quire.run.reach import host_is_gone, reach
 from quire.run.replies import Form, Replies
@@ -90,6 +91,18 @@ class Ranks:
                 param="speculative_draft_tensor_parallel_size",
             )
         self.tell(Allocate(kv.blocks, kv.max_model_len, limits))
+
+    def profile(self, length: int, limits: SchedulerConfig) -> None:
+        """The others run the largest step too; of them `least` asks."""
+        self.tell(Profile(length, limits))
+
+    def least(self, own: int, ops: Ops) -> int:
+        """The least of what this rank and the others have left for keys and values."""
+        comm, sizes = self.place.comms["tensor"], [own]
+        for rank in range(1, comm.world):
+            out = torch.zeros(1, dtype=torch.int64, device=ops.device)
+            sizes.append(int(comm.recv(ops, out, rank)[0]))
+        return min(sizes)
 
     def keep(self, ops: Ops) -> int:
         """Once they have allocated: bytes of a block on all others together, which may be saved from now on."""
@@ -251,11 +264,8 @@ def of_a_rank(config: EngineConfig) -> EngineConfig:
     """`config` with each rank's part of the threads. `ConfigError` for what ranks cannot do, with the reason."""
     if config.parallel.processes == 1:
         return config
-    if backend_of(config.device) == "triton":
-        name = config.parallel.ranks_option
-        raise ConfigError(
-            f"--{name.replace('_', '-')}: ranks on GPUs are not built yet; --device cpu has them", param=name
-        )
+    if on_gpus(config):
+        config = of_a_gpu(config)
     threads = config.device.threads or max(1, cores().threads // config.processes)
     eager = config.device.enforce_eager or len(set(config.hosts_of_ranks)) > 1  # what goes to a host is not recorded
     device = msgspec.structs.replace(config.device, threads=threads, enforce_eager=eager)

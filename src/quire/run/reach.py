@@ -36,6 +36,7 @@ from quire.parallel.shared import SharedComm
 from quire.parallel.store import AskedStore, serve
 from quire.parallel.topology import Topology, topology_of
 from quire.parallel.wire import Dropped, listen, read_secret
+from quire.run.gpu_ranks import comms_of, meeting_place, on_gpus, take_gpu
 from quire.run.messages import Meeting, Start
 
 RANK = "quire.engine.rank"
@@ -82,18 +83,26 @@ def reach(config: EngineConfig) -> Reach:
 
 
 def _on_one_host(config: EngineConfig, topology: Topology, experts: ExpertPlan, crowded: bool) -> Reach:
-    memory = Memory(topology)
+    memory, meet = Memory(topology), meeting_place() if on_gpus(config) else ""
     own = memory.of(0)
     replying = SharedComm(own["pipeline"], 0, topology.pipeline, True) if topology.pipeline > 1 else None
+    starts = [Start(config, rank, crowded, experts, meet=meet) for rank in range(1, topology.world)]
+    others = start_all(starts, memory)
+    place = place_of(topology, 0, own, crowded, experts) if not meet else among_gpus(starts[0], 0, topology)
     made = Reach(
         SharedComm(memory.world, 0, topology.world, crowded),
-        place_of(topology, 0, own, crowded, experts),
-        start_all([Start(config, rank, crowded, experts) for rank in range(1, topology.world)], memory),
+        place,
+        others,
         replying,
         Busy(memory.busy, topology.world).seconds,
     )
     memory.close()
     return made
+
+
+def among_gpus(start: Start, rank: int, topology: Topology) -> Place:
+    """The place of a rank that has a GPU; all come here at once."""
+    return Place(topology, rank, comms_of(start.meet, rank, topology), start.experts)
 
 
 def _over_hosts(config: EngineConfig, topology: Topology, experts: ExpertPlan, crowded: bool) -> Reach:
@@ -141,6 +150,9 @@ def joined(start: Start) -> tuple[Hearer, Place]:
     if start.meeting is None:
         ahead = topology.pipeline > 1
         world = SharedComm(start.world, start.rank, topology.world, start.crowded or ahead)
+        if start.meet:
+            take_gpu(start.rank)
+            return world, among_gpus(start, start.rank, topology)
         return world, place_of(topology, start.rank, start.groups, start.crowded, start.experts)
     at, secret = start.meeting, _secret(config)
     spoke = Spoke(at.address, at.port, secret, start.rank, topology.world, MEET_SECONDS)

@@ -1,0 +1,82 @@
+"""Ranks that have a GPU each: what they can do, and what joins them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import torch
+from msgspec.structs import replace
+from torch._C._distributed_c10d import FileStore
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ConfigError
+from quire.core.speculation import LOOK_UPS
+from quire.ops.choice import backend_of
+from quire.ops.gpu import interpreting
+from quire.parallel.comm import Comm
+from quire.parallel.gloo import DistributedComm, gloo_group, nccl_group
+from quire.parallel.topology import Topology
+
+LOAD_SECONDS = 600.0
+"""That ranks may load longer than others: the first collective waits for all."""
+
+
+def on_gpus(config: EngineConfig) -> bool:
+    """Whether each rank computes on a GPU, or on the CPU under Triton's interpreter."""
+    return backend_of(config.device) == "triton"
+
+
+def of_a_gpu(config: EngineConfig) -> EngineConfig:
+    """`config` as each rank has it: what ranks exchange is no part of a graph, and what a step ahead would look up is
+    the first rank's. `ConfigError` for what is not built, with the reason."""
+    parallel, drafts = config.parallel, config.speculation.asked
+    name = parallel.ranks_option
+    for wrong, option, why in (
+        (parallel.data_parallel_size > 1, "data_parallel_size", "each engine would take the first GPUs; start servers "
+         "of their own, with CUDA_VISIBLE_DEVICES"),
+        (parallel.ranks > parallel.tensor_parallel_size, name, "on GPUs ranks share matrices; use "
+         "--tensor-parallel-size"),
+        (config.cluster.nnodes > 1, "nnodes", "ranks on GPUs are on one host"),
+        (parallel.rank_invariant, "rank_invariant", "a GPU's sums are not made in runs"),
+        (drafts is not None and drafts.method not in LOOK_UPS, "speculative_config", "what drafts by a model is not "
+         f"computed by several GPUs; use {' or '.join(LOOK_UPS)}"),
+        (config.tiers.any, "kv_store", "parts of blocks on several GPUs are not gathered"),
+        (config.offload.moves or config.offload.cpu_offload_gb > 0, "cpu_offload_gb", "ranks on GPUs keep their "
+         "weights there"),
+        (bool(config.scheduler.async_scheduling), "async_scheduling", "tokens that only the first GPU knows would be "
+         "needed by all"),
+    ):  # fmt: skip
+        if wrong:
+            raise ConfigError(f"--{option.replace('_', '-')}: {why}; leave it out, or use --device cpu", param=option)
+    there = parallel.ranks if interpreting() else torch.cuda.device_count()
+    if there < parallel.ranks:
+        raise ConfigError(
+            f"--{name.replace('_', '-')} {parallel.ranks}: each rank needs a GPU, and {there} "
+            f"{'is' if there == 1 else 'are'} there",
+            param=name,
+        )
+    device = replace(config.device, enforce_eager=True)
+    return replace(config, device=device, scheduler=replace(config.scheduler, async_scheduling=False))
+
+
+def take_gpu(rank: int) -> None:
+    """Compute on that one."""
+    if not interpreting():
+        torch.cuda.set_device(rank)
+
+
+def meeting_place() -> str:
+    """A file in which ranks of this host find each other; no port is listened at for that."""
+    handle, path = tempfile.mkstemp(prefix="quire-ranks-")
+    os.close(handle)
+    return path
+
+
+def comms_of(path: str, rank: int, topology: Topology) -> dict[str, Comm]:
+    """What joins `rank` with all others, which come here at once: NCCL, or gloo under the interpreter."""
+    world = topology.world
+    store = FileStore(path, world)
+    if interpreting():
+        return {"tensor": DistributedComm(gloo_group(store, "tensor", rank, world, "127.0.0.1", LOAD_SECONDS))}
+    return {"tensor": DistributedComm(nccl_group(store, "tensor", rank, world, "lo", LOAD_SECONDS))}
