@@ -18,7 +18,7 @@ from quire.ops import gpu
 from quire.ops.backend import select
 from quire.run import gpu_ranks
 from quire.run.ranks import of_a_rank
-from test_gloo import each
+from test_gloo import each as on_each
 from test_gpu_frame import MISSING, SMALL, request
 from triton_ops import needs_triton
 from turns import working
@@ -72,7 +72,7 @@ def test_sums_of_rounded_numbers_are_made_in_f32() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         unit = 1.0 if dtype == torch.bfloat16 else 0.125
         parts = [torch.full((2, 3), value * unit, dtype=dtype) for value in (256.0, 1.0, 1.0)]
-        for got in each(3, lambda comm, parts=parts: comm.all_reduce(ops, parts[comm.rank].clone())):  # type: ignore[misc]
+        for got in on_each(3, lambda comm, parts=parts: comm.all_reduce(ops, parts[comm.rank].clone())):  # type: ignore[misc]
             assert got.dtype == dtype and got.tolist() == [[258.0 * unit] * 3] * 2
 
 

@@ -26,6 +26,8 @@ from quire.parallel.store import PATIENCE_S
 
 ROOM = 4 << 20
 """Bytes that may be on their way to other ranks before `send` waits."""
+ROUNDED = (torch.bfloat16, torch.float16)
+"""What a GPU's activations are kept in."""
 
 
 def gloo_group(store: Store, name: str, rank: int, world: int, host: str, seconds: float = PATIENCE_S) -> Any:
@@ -69,7 +71,7 @@ class DistributedComm:
 
     def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
         """As `Comm` says; of what a GPU rounded the sum is made in f32, and rounded."""
-        if x.dtype != torch.float32:
+        if x.dtype in ROUNDED:
             return x.copy_(self.all_reduce(ops, x.float()))
         flat = check(x, "all_reduce x", torch.float32, -1, -1).view(-1)
         if self.world == 2:
@@ -83,7 +85,7 @@ class DistributedComm:
 
     def reduce_scatter(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
         """As `Comm` says; as `all_reduce`."""
-        if x.dtype != torch.float32:
+        if x.dtype in ROUNDED:
             return self.reduce_scatter(ops, x.float(), rows).to(x.dtype)
         width = check(x, "reduce_scatter x", torch.float32, self._total(rows), -1).shape[1]
         return self._sum(x.view(-1), tuple(width * r for r in rows)).view(rows[self.rank], width)

@@ -41,7 +41,10 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):
-    """Take `blocks` of keys and values for sequences of `max_model_len` tokens, for steps of `limits`, and warm up."""
+    """Take `blocks` of keys and values for sequences of `max_model_len` tokens, for steps of `limits`, and warm up.
+
+    Where a store keeps blocks, first send how many bytes one has, int64 [1].
+    """
 
     blocks: int
     max_model_len: int
@@ -93,10 +96,6 @@ class Move(msgspec.Struct, frozen=True, tag=True):
     pairs: tuple[tuple[int, int], ...]
 
 
-class Keep(msgspec.Struct, frozen=True, tag=True):
-    """Blocks may be saved and filled from now on: send how many bytes one has, int64 [1]."""
-
-
 class Send(msgspec.Struct, frozen=True, tag=True):
     """Send what a block holds to rank 0."""
 
@@ -116,4 +115,4 @@ class Adapter(msgspec.Struct, frozen=True, tag=True):
     folder: str
 
 
-Message = Allocate | Profile | Forward | Encode | Zero | Copy | Move | Keep | Send | Receive | Adapter
+Message = Allocate | Profile | Forward | Encode | Zero | Copy | Move | Send | Receive | Adapter

@@ -42,7 +42,6 @@ from quire.run.messages import (
     Copy,
     Encode,
     Forward,
-    Keep,
     Message,
     Profile,
     Receive,
@@ -50,7 +49,7 @@ from quire.run.messages import (
     Start,
     Zero,
 )
-from quire.run.rank_bytes import part_of
+from quire.run.rank_bytes import part_of, say_size
 from quire.run.reach import Hearer, joined
 from quire.run.replies import give_back
 from quire.run.step import Step
@@ -127,7 +126,7 @@ class Rank:
             self._caches.zero(message.blocks)
         elif isinstance(message, Copy):
             self._caches.copy(message.pairs)
-        elif isinstance(message, Keep | Send | Receive):
+        elif isinstance(message, Send | Receive):
             assert self._share is not None, "blocks of other ways to be parallel are kept in no store"
             part_of(message, self._caches, self._share, self._ops)
         else:
@@ -160,6 +159,9 @@ class Rank:
         windows, layouts = kept_layers(models)
         kv = plan_kv(config, shape_kv(config, windows, layouts, asked.max_model_len))
         caches = self._caches = Caches(models, self._ops, kv)
+        if config.tiers.any:
+            assert self._share is not None, "blocks of other ways to be parallel are kept in no store"
+            say_size(caches, self._share, self._ops)
         capture, taps = not config.device.enforce_eager, None if drafting is None else drafting.taps
         self._steps = [Step(self._model, self._ops, kv, asked.limits, caches.part(0), capture, taps)]
         warm_up(self._steps[0])

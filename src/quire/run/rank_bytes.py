@@ -12,7 +12,7 @@ from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.run.block_bytes import BlockBytes, Bytes, Later
 from quire.run.caches import Caches
-from quire.run.messages import Keep, Message, Receive, Send
+from quire.run.messages import Message, Receive, Send
 
 
 class RankBytes:
@@ -49,19 +49,20 @@ class Joins:
         self.tell, self.comm, self.ops = tell, comm, ops
 
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of a block on each of the others, which have allocated."""
-        self.tell(Keep())
+        """Bytes of a block on each of the others, which have been told to allocate."""
         ranks = range(1, self.comm.world)
         return tuple(int(received(self.comm, self.ops, 8, rank).view(np.int64)[0]) for rank in ranks)
 
 
-def part_of(message: Keep | Send | Receive, caches: Caches, comm: Comm, ops: Ops) -> None:
-    """Another rank's side of it."""
-    if isinstance(message, Keep):
-        nbytes = caches.save_to(lambda save, data: None)
-        sent(comm, ops, np.array([nbytes], np.int64).view(np.uint8), 0)
-        return
-    assert caches.bytes is not None, "sizes are asked for first"
+def say_size(caches: Caches, comm: Comm, ops: Ops) -> None:
+    """Another rank's bytes of a block, for `sizes`."""
+    nbytes = caches.save_to(lambda save, data: None)
+    sent(comm, ops, np.array([nbytes], np.int64).view(np.uint8), 0)
+
+
+def part_of(message: Send | Receive, caches: Caches, comm: Comm, ops: Ops) -> None:
+    """Another rank's side of a copy."""
+    assert caches.bytes is not None, "sizes were said before"
     if isinstance(message, Send):
         sent(comm, ops, caches.bytes.copy(message.block)(), 0)
     else:

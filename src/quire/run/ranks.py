@@ -105,7 +105,7 @@ class Ranks:
         return min(sizes)
 
     def keep(self, ops: Ops) -> int:
-        """Once they have allocated: bytes of a block on all others together, which may be saved from now on."""
+        """Once they were told to allocate: bytes of a block on all others together, which may be saved from now on."""
         comm = self.place.comm("tensor")
         assert comm is not None, "other ways to be parallel are refused"
         self.joins = Joins(self.tell, comm, ops)
