@@ -261,7 +261,7 @@ def test_one_that_cannot_be_started_again_ends_it() -> None:
     def failing(before: EngineInfo | None, given_up: Callable[[], bool]) -> Engine:
         raise next(deaths)
 
-    edge.client._start = failing  # type: ignore[assignment]
+    edge.client._starting._start = failing  # type: ignore[assignment]
     edge.engine.dead = True
     with pytest.raises(EngineFailure, match="died while it loaded; it could not be started again: the folder is gone"):
         edge.poll()
@@ -321,7 +321,7 @@ def test_closing_gives_up_an_engine_that_is_being_started() -> None:
             time.sleep(0.001)
         raise EngineFailure("given up")
 
-    edge.client._start = slow  # type: ignore[assignment]
+    edge.client._starting._start = slow  # type: ignore[assignment]
     edge.engine.dead = True
     failures: list[BaseException] = []
 

@@ -77,6 +77,42 @@ Start = Callable[[EngineInfo | None, Callable[[], bool]], Mortal]
 """Starts an engine with the limits of the one before; gives up once the second argument says so."""
 
 
+class Starting:
+    """Starts engines one after the other, until deaths are too many or nobody wants one any more."""
+
+    def __init__(self, start: Start, patience: Patience) -> None:
+        self._start, self._toll = start, Toll(patience.deaths, patience.window)
+        self._info: EngineInfo | None = None
+        self.closed = False
+
+    def first(self) -> Mortal:
+        """An engine that is loaded; those that follow have its limits."""
+        engine = self._start(None, lambda: self.closed)
+        self._info = engine.info
+        return engine
+
+    def after(self, failure: EngineFailure, waiting: int) -> Mortal:
+        """The one after an engine that ended so. `EngineFailure` when too many died. `waiting`: requests that do."""
+        while True:
+            if not isinstance(failure, Interrupted):
+                self._toll.count(failure)
+            logger.error("%s; it is started again, and %d requests wait", failure.message, waiting)
+            try:
+                engine = self._start(self._info, lambda: self.closed)
+            except EngineFailure as died:
+                if self.closed:
+                    raise
+                failure = died
+                continue
+            except QuireError as error:
+                message = f"{failure.message}; it could not be started again: {error.message}"
+                raise EngineFailure(message) from None
+            if self.closed:
+                engine.close()
+                raise EngineFailure("the engine was closed")
+            return engine
+
+
 class SupervisedEngine:
     """`EngineClient` over engines that `start` makes; `poll` finds out that one died, and starts the next."""
 
@@ -85,16 +121,14 @@ class SupervisedEngine:
     ) -> None:
         """`on_death` is called before the next engine is started: it may `release` what others can go on with."""
         self._on_death = on_death
-        self._start, self._limits = start, limits
+        self._starting, self._limits = Starting(start, patience), limits
         self._lock = threading.RLock()
-        self._closed = False
-        self._engine: Mortal | None = start(None, lambda: self._closed)
+        self._engine: Mortal | None = self._starting.first()
         self._info = self._engine.info
         self._kept: dict[str, Kept] = {}
         self._names: dict[str, Kept] = {}
         self._trial: list[Kept] = []
         self._adapters = KeptAdapters()
-        self._toll = Toll(patience.deaths, patience.window)
         self._stats, self._before = Stats(total_blocks=self._info.num_blocks), dict.fromkeys(TOTALS, 0)
         self._watchdog = Watchdog(patience.hang, limits.rows(self._info.max_model_len))
         self._restarts = 0
@@ -195,7 +229,7 @@ class SupervisedEngine:
                 self._watchdog.check(bool(self._kept), self._adapters.changing, engine.kill)
                 return None
         except EngineFailure as failure:
-            return None if self._closed else self._go_on(failure)
+            return None if self._starting.closed else self._go_on(failure)
         with self._lock:
             self._watchdog.learn(report.stats)
             report = self._take(report)
@@ -204,7 +238,7 @@ class SupervisedEngine:
 
     def close(self) -> None:
         """End the engine, also one that is being started."""
-        self._closed = True
+        self._starting.closed = True
         with self._lock:
             if self._engine is not None:
                 self._engine.close()
@@ -256,7 +290,7 @@ class SupervisedEngine:
             guilty = self._blame(failure)
         self._on_death()
         dead.close()
-        engine = self._next_engine(failure)
+        engine = self._starting.after(failure, len(self._kept))
         with self._lock:
             self._engine, self.renewing = engine, False
             self._watchdog.reset()
@@ -270,27 +304,6 @@ class SupervisedEngine:
             self._stats = replace(self._stats, restarts=self._restarts, running=0, waiting=len(self._kept))
         logger.warning("the engine is back after %.1f s", time.monotonic() - began)
         return StepReport(guilty, self._stats)
-
-    def _next_engine(self, failure: EngineFailure) -> Mortal:
-        """An engine that is loaded. `EngineFailure` when too many died."""
-        while True:
-            if not isinstance(failure, Interrupted):
-                self._toll.count(failure)
-            logger.error("%s; it is started again, and %d requests wait", failure.message, len(self._kept))
-            try:
-                engine = self._start(self._info, lambda: self._closed)
-            except EngineFailure as died:
-                if self._closed:
-                    raise
-                failure = died
-                continue
-            except QuireError as error:
-                message = f"{failure.message}; it could not be started again: {error.message}"
-                raise EngineFailure(message) from None
-            if self._closed:
-                engine.close()
-                raise EngineFailure("the engine was closed")
-            return engine
 
     def _blame(self, failure: EngineFailure) -> list[Output]:
         """Count the death against the batch, and choose whom to try alone. The errors of one that is known to kill."""
