@@ -255,7 +255,7 @@ def test_deaths_long_ago_do_not_count() -> None:
 def test_one_that_cannot_be_started_again_ends_it() -> None:
     edge = Edge()
     edge.submit(request("a"))
-    start = edge.client._start
+    start = edge.client._starting._start
     deaths = iter([EngineFailure("died while it loaded"), ConfigError("the folder is gone")])
 
     def failing(before: EngineInfo | None, given_up: Callable[[], bool]) -> Engine:
