@@ -87,7 +87,7 @@ class BlockTables:
             return
         found = prefix.match(seq, self.sizes.windows)
         count = len(found[0])
-        if count:
+        if count and not self._overfull(seq, found):
             self._open(seq)
             for group, table in enumerate(found):
                 seq.blocks[group] = table
@@ -99,6 +99,16 @@ class BlockTables:
             prefix.count(seq, seq.computed, self.sizes.windows)
         if seq.preemptions == 0:
             seq.cached_tokens = seq.computed
+
+    def _overfull(self, seq: Sequence, found: list[list[int]]) -> bool:
+        """Whether all of `seq` is `found` and the pool has no block more: the last one could never be copied to be
+        written, and the sequence would wait for ever; it computes instead."""
+        count = len(found[0])
+        if count * self.block_size < len(seq.tokens):
+            return False
+        lane = self.lanes.of(count - 1)
+        held = sum(self.lanes.of(i) == lane for table in found for i, b in enumerate(table) if b != SLID_OUT)
+        return held + len(found) > self.pool.num_blocks // self.sizes.holders
 
     def stored(self, seq: Sequence, has: Stored) -> tuple[list[Wanted], int]:
         """Blocks beyond the pool that `seq` could start from, in order, and how many tokens they would save it."""

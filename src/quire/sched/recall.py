@@ -32,6 +32,11 @@ class Recall:
         self._next(seq, wanted)
         return True
 
+    @property
+    def ready(self) -> bool:
+        """Whether `returned` would give any."""
+        return any(reading.done.is_set() for reading, _ in self._under_way.values())
+
     def returned(self) -> list[Sequence]:
         """Those that have what they waited for, or what there was; it is theirs once the next plan is prepared."""
         ready = []

@@ -83,12 +83,13 @@ class Scheduler:
 
         It may not where the next step depends on them:
         - a draft is in flight: how many tokens it gives is not known (with stages, nobody is in two steps then);
-        - blocks are lacking, or one that is more urgent waits: who is preempted depends on who ends.
+        - blocks are lacking, or one that is more urgent waits, or comes back from a store: who is preempted depends on
+          who ends.
         Edited logits are no obstacle, as a step is sampled when the one before is committed; nor is what may end a
         sequence: a row after an end token, after a failure or of an aborted request is computed and thrown away.
         """
         drafted = not self._portions.staged and any(s.in_flight and s.draft for s in self.unfinished())
-        if drafted or self._admission.gives_way() is not None:
+        if drafted or self.recall.ready or self._admission.gives_way() is not None:
             return False
         counts, missing = self._shares(self._budget()), self.tables.missing
         needs = [missing(seq, seq.computed + count) for seq, count in counts.items() if count]
@@ -100,7 +101,7 @@ class Scheduler:
         The plan is as good as done: `computed` and `in_flight` of its sequences say what will be after it.
         """
         self._closed = self._closed and bool(self.running)
-        for seq in self.recall.returned():
+        for seq in () if any(s.steps for s in self.running) else self.recall.returned():  # it takes blocks
             self.waiting.push(seq)
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
