@@ -38,6 +38,8 @@ CLIENTS = 8
 ROUND = min(60.0, HOURS * 3600 / 12)
 """Seconds between two pauses."""
 KILLS = max(2, int(2 * HOURS))
+WORDS = 20_000
+"""The tokenizer remembers the tokens of 10,000 words, 5.6 MiB: with broken bodies alone that grows for 24 minutes."""
 WARM = 3
 """Rounds after which nothing more may be allocated for good; of an engine that came after a kill, one."""
 MIB_PER_HOUR, NOISE = 1.0, 3.0
@@ -203,8 +205,17 @@ def verdict(samples: list[Sample]) -> list[str]:
     return wrong
 
 
+def fill_tokenizer(client: httpx.Client) -> None:
+    """Have it see so many words that what it remembers grows no more."""
+    rng = random.Random(2)
+    for _ in range(WORDS // 1000):
+        words = ("".join(rng.choices("abcdefghijklmnop", k=rng.randrange(3, 20))) for _ in range(1000))
+        assert client.post("/tokenize", json={"prompt": " ".join(words)}).status_code == 200
+
+
 def soak(server: Serving, client: httpx.Client) -> list[str]:
     """Rounds of traffic, some of them with a kill; what is wrong at the end."""
+    fill_tokenizer(client)
     asked = bodies()
     alone = [client.post("/v1/completions", json=body | {"stream": False}).json() for body in asked]
     port = client.base_url.port

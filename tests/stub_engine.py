@@ -94,6 +94,13 @@ class StubEngine:
         """Always."""
         return True
 
+    def pause(self, request_id: str) -> bool:
+        """Never: nothing here keeps what came of a request."""
+        return False
+
+    def resume(self, request_id: str) -> None:
+        """Nothing was paused."""
+
     def change_adapter(self, name: str, folder: str) -> None:
         """There are none."""
 

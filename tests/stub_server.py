@@ -1,4 +1,4 @@
-"""A server over the stub engine in a process of its own: `python stub_server.py FACTS`, and what tests ask of it.
+"""A server over a supervised stub engine, in a process of its own: `python stub_server.py FACTS`; what tests ask of it.
 
 FACTS is JSON: "options" (the server's), "info" (the engine's), "step_seconds".
 """
@@ -82,7 +82,8 @@ class Forgetting(list[Any]):
 
 def main(given: str) -> int:
     """Serve until a signal."""
-    from quire.core.config import EngineConfig
+    from quire.core.config import EngineConfig, SchedulerConfig
+    from quire.engine.supervised import Patience, SupervisedEngine
     from quire.server.options import ServerOptions
     from quire.server.run import serve
     from stub_engine import StubEngine, stub_info
@@ -90,7 +91,8 @@ def main(given: str) -> int:
     facts = json.loads(given)
     stub = StubEngine(stub_info(folder=str(FOLDER), **facts["info"]), step_seconds=facts["step_seconds"])
     stub.submitted, stub.aborted = Forgetting(), Forgetting()
-    return serve(EngineConfig(), ServerOptions(**facts["options"]), lambda _: stub)
+    client = SupervisedEngine(lambda *_: stub, Patience(hang=0), SchedulerConfig())
+    return serve(EngineConfig(), ServerOptions(**facts["options"]), lambda _: client)
 
 
 if __name__ == "__main__":

@@ -165,6 +165,10 @@ def test_whatever_dies_nothing_is_lost_and_nothing_comes_twice(seed: int) -> Non
         edge.poll(rng.randrange(3))
         if rng.random() < 0.2:
             edge.engines[rng.randrange(3)][-1].dead = True
+        paused = [name for name in edge.live if rng.random() < 0.1 and edge.client.pause(name)]
+        edge.poll(rng.randrange(2))
+        for name in paused:
+            edge.client.resume(name)
         if rng.random() < 0.15:
             gone = rng.choice([*edge.live])
             edge.client.abort(gone)

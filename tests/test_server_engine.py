@@ -9,12 +9,16 @@ from functools import partial
 
 import pytest
 
+from quire.core.config import SchedulerConfig
 from quire.core.errors import BadRequest, EngineFailure, Overloaded, Unavailable
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
-from quire.engine.async_engine import PORTION, AsyncEngine, _merge
-from quire.engine.client import Stats, StepReport
+from quire.engine import streams
+from quire.engine.async_engine import PORTION, AsyncEngine
+from quire.engine.client import EngineClient, Stats, StepReport
 from quire.engine.metrics import buckets_125
+from quire.engine.streams import _merge
+from quire.engine.supervised import Patience, SupervisedEngine
 from quire.engine.turns import AT_ONCE, Turns
 from stub_engine import StubEngine, expected, stub_info
 
@@ -30,12 +34,19 @@ def request(name: str, **params: object) -> Request:
     )
 
 
-def run(body: Callable[[AsyncEngine, StubEngine], Awaitable[None]], stub: StubEngine | None = None) -> None:
-    """Run a coroutine with an engine that is closed after it, and must then owe nobody anything."""
+def run(
+    body: Callable[[AsyncEngine, StubEngine], Awaitable[None]],
+    stub: StubEngine | None = None,
+    client: EngineClient | None = None,
+) -> None:
+    """Run a coroutine with an engine that is closed after it, and must then owe nobody anything.
+
+    `client`: what stands between the edge and the stub, if anything does.
+    """
     stub = stub or StubEngine()
 
     async def main() -> None:
-        engine = AsyncEngine(stub)
+        engine = AsyncEngine(client or stub)
         try:
             await asyncio.wait_for(body(engine, stub), 10.0)
             assert engine.in_flight == 0 and not engine._streams and engine.admission.prompt_tokens == 0
@@ -98,6 +109,33 @@ def test_unread_outputs_merge_into_one_per_sequence() -> None:
         assert await stream.next() == []
 
     run(body)
+
+
+def test_a_request_that_nobody_reads_is_paused_and_goes_on_behind_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "UNREAD", 8 << 10)
+    stub = StubEngine(stub_info(max_model_len=1 << 20), step_seconds=0.001)
+
+    async def body(engine: AsyncEngine, _: StubEngine) -> None:
+        slow, scored = request("slow", n=2, max_tokens=300), request("scored", max_tokens=30, logprobs=20)
+        asked = {r.id: engine.submit([r]) for r in (slow, scored)}
+        await until(lambda: stub.running == 0)
+        assert engine._paused == {"slow", "scored"} and engine.metrics.steps.paused == 2
+        await asyncio.sleep(0.05)
+        assert all(streams.UNREAD < stream._unread[name] < 2 * streams.UNREAD for name, stream in asked.items())
+        engine._progress -= 1000
+        assert engine.stalled_seconds == 0 and engine.in_flight == 3
+        got: dict[tuple[str, int], list[int]] = {}
+        for stream in asked.values():
+            while outputs := await stream.next():
+                for output in outputs:
+                    got.setdefault((output.request_id, output.index), []).extend(output.tokens)
+        assert got == {(r.id, i): expected(r, i) for r in (slow, scored) for i in range(r.params.n)}
+        assert not engine._paused and engine.metrics.steps.paused == 0
+        left = engine.submit([request("left", max_tokens=5000)])
+        await until(lambda: "left" in engine._paused)
+        left.close()
+
+    run(body, stub, SupervisedEngine(lambda *_: stub, Patience(), SchedulerConfig()))
 
 
 def test_merge_keeps_everything() -> None:

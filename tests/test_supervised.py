@@ -341,8 +341,8 @@ def test_closing_gives_up_an_engine_that_is_being_started() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_nothing_is_lost_and_nothing_comes_twice(seed: int) -> None:
-    """Random submits, aborts, kills and faults; one of the requests may be poison."""
-    rng = random.Random(seed)
+    """Random submits, aborts, pauses, kills and faults; one of the requests may be poison."""
+    rng, paused = random.Random(seed), set[str]()
     poison = request("poison", 30)
     edge = Edge({poison.seed: rng.randrange(20)} if seed % 3 == 0 else None)
     for step in range(150):
@@ -355,9 +355,16 @@ def test_whatever_happens_nothing_is_lost_and_nothing_comes_twice(seed: int) -> 
             if name:
                 edge.client.abort(name)
                 del edge.live[name]
+        if edge.live and rng.random() < 0.1 and edge.client.pause(name := rng.choice([*edge.live])):
+            paused.add(name)
+        if paused and rng.random() < 0.05:
+            edge.client.resume(paused.pop())
         if step % 7 == 0 and rng.random() < 0.4:
             edge.engine.end, edge.engine.dead = EngineKilled, True
         edge.poll()
+        assert not paused & {row.request.id.partition("~")[0] for row in edge.engine._rows}
+    for name in paused:
+        edge.client.resume(name)
     edge.finish()
     edge.check("poison") if "poison" in edge.live and "error" in edge.ends.values() else edge.check()
     if seed % 3 == 0:

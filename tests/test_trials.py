@@ -8,7 +8,8 @@ import pytest
 
 from quire.core.errors import EngineFailure
 from quire.engine.client import Stats
-from quire.engine.supervised import TRIED
+from quire.engine.supervised import Patience
+from quire.engine.trial import TRIED
 from quire.engine.watchdog import LARGE, SLOW, Watchdog
 from test_supervised import Edge, request
 from turns import turns
@@ -47,10 +48,31 @@ def test_a_hang_is_longer_than_any_step_may_be(steps: list[tuple[float, int]], m
 
     for seconds, rows in steps:
         watchdog.learn(Stats(step_seconds=seconds, step_tokens=rows))
-    watchdog._heard = time.monotonic() - 0.9 * limit
+    watchdog._heard = time.monotonic() - 0.5 * limit
     check()
     assert not killed
     watchdog._heard = time.monotonic() - 1.1 * limit
     with pytest.raises(EngineFailure, match="hangs"):
         check()
     assert killed
+
+
+def test_what_is_paused_costs_no_step_and_is_not_to_blame() -> None:
+    edge = Edge(patience=Patience(hang=0.2))
+    edge.submit(request("a", 20), request("b", 20, n=2))
+    edge.poll(3)
+    assert edge.client.pause("a") and not edge.client.pause("nobody")
+    edge.poll(3)
+    assert edge.engine.running == 2 and len(edge.tokens["a", 0]) == 3
+    edge.engine.dead = True
+    edge.poll(3)
+    assert not any("a" in each.id for each in edge.engine.submitted) and edge.client._kept["a"].deaths == 0
+    for _ in turns(lambda: ("b", 1) not in edge.ends):
+        edge.poll()
+    time.sleep(0.3)
+    edge.poll(2)
+    assert len(edge.engines) == 2, "an engine that has only what is paused does not hang"
+    edge.client.resume("a")
+    edge.client.resume("a")
+    edge.finish()
+    edge.check()

@@ -12,12 +12,13 @@ from functools import partial
 
 import msgspec
 
-from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable, told_error
-from quire.core.request import FinishReason, Output, Request
-from quire.engine.account import SequenceClock
+from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable
+from quire.core.request import Output, Request
+from quire.engine.adapter_changes import AdapterChanges
 from quire.engine.admission import Admission
 from quire.engine.client import EngineClient, EngineInfo, StepReport
 from quire.engine.metrics import EngineMetrics
+from quire.engine.streams import OutputStream
 from quire.engine.turns import Turns
 
 logger = logging.getLogger("quire.engine")
@@ -26,131 +27,6 @@ POLL_SECONDS = 0.1
 MAX_PROMPT_TOKENS_IN_FLIGHT = 4 << 20  # ~150 MB of Python ints at the edge
 PORTION = 256
 """Outputs that are handed to their streams at once: some 2 ms."""
-
-Key = tuple[str, int]
-
-
-def _merge(old: Output, new: Output) -> None:
-    """Append a later output of the same sequence to one the reader has not taken yet."""
-    old.tokens.extend(new.tokens)
-    old.logprobs.extend(new.logprobs)
-    if new.prompt_logprobs is not None:
-        old.prompt_logprobs = [*(old.prompt_logprobs or ()), *new.prompt_logprobs]
-    old.finish_reason = new.finish_reason
-    old.stop_token = new.stop_token
-    old.cached_tokens = max(old.cached_tokens, new.cached_tokens)
-    old.drafted, old.accepted = max(old.drafted, new.drafted), max(old.accepted, new.accepted)
-    old.preemptions, old.restarts = new.preemptions, new.restarts
-    old.miss = old.miss or new.miss
-    old.error = new.error
-    old.timing = new.timing or old.timing
-
-
-class OutputStream:
-    """The outputs of a group of requests one client waits for. Unread outputs merge: a slow reader costs no memory.
-
-    Lives on the event loop. `close` must be called (it is idempotent); it aborts whatever has not finished.
-    """
-
-    def __init__(self, engine: AsyncEngine, requests: Sequence[Request]) -> None:
-        self._engine = engine
-        self._requests = {r.id: r for r in requests}
-        self._clocks = {(r.id, i): SequenceClock(r.arrival) for r in requests for i in range(r.params.n)}
-        self._live = set(self._clocks)
-        self._unfinished: set[str] = set()  # requests the engine still works on though the edge is done with them
-        self._pending: dict[Key, Output] = {}
-        self._error: QuireError | None = None
-        self._wake = asyncio.Event()
-        self._called = False  # it has a turn before it
-
-    async def next(self) -> list[Output]:
-        """Everything new since the last call, at most one output per sequence; empty once all sequences have ended.
-
-        Raises the `QuireError` that ended the group, after the tokens that came before it.
-        """
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
-            if not self._live:
-                return []
-            self._wake.clear()
-            await self._wake.wait()
-        outputs = list(self._pending.values())
-        self._pending.clear()
-        return outputs
-
-    def stop(self, request_id: str, index: int) -> None:
-        """The edge ended this sequence (a stop string): drop what still comes, and let the engine free its blocks."""
-        key = (request_id, index)
-        if key in self._live:
-            self._pending.pop(key, None)
-            self._cut(key, "stop")
-            self._engine.abort(request_id, index)
-            self._end(key, in_engine=False)
-
-    def put(self, output: Output, now: float) -> None:
-        """Take an output from the engine."""
-        key = (output.request_id, output.index)
-        if key not in self._live:
-            return
-        clock = self._clocks[key]
-        if output.tokens:
-            self._engine.metrics.tokens(clock, len(output.tokens), now)
-        clock.note(output)
-        reason = output.finish_reason
-        if reason is not None:
-            self._engine.metrics.sequence_end(clock, reason)
-            self._end(key, in_engine=False)
-        if reason in ("error", "abort"):
-            message = output.error or f"the engine ended request {output.request_id} ({reason})"
-            self.fail(told_error(output.error_kind, message))
-        elif key in self._pending:
-            _merge(self._pending[key], output)
-        else:
-            self._pending[key] = output
-        self._call()
-
-    def fail(self, error: QuireError) -> None:
-        """End the group with an error: what it still runs in the engine is aborted."""
-        if self._error is None:
-            self._error = error
-        for key in list(self._live):
-            self._cut(key, "error")
-            self._end(key, in_engine=True)
-        self._call()
-
-    def close(self) -> None:
-        """The reader left or is done."""
-        for key in list(self._live):
-            self._cut(key, "abort")
-            self._end(key, in_engine=True)
-        self._wake.set()
-
-    def clocks(self, request_id: str) -> list[SequenceClock]:
-        """What happened to the sequences of a request so far, in order."""
-        return [self._clocks[request_id, index] for index in range(self._requests[request_id].params.n)]
-
-    def _call(self) -> None:
-        """Let the reader go on in its turn."""
-        if not self._called:
-            self._called = True
-            self._engine.turns.later(self._go_on)
-
-    def _go_on(self) -> None:
-        self._called = False
-        self._wake.set()
-
-    def _cut(self, key: Key, reason: FinishReason) -> None:
-        self._clocks[key].cut(reason)
-        self._engine.metrics.sequence_end(self._clocks[key], reason)
-
-    def _end(self, key: Key, in_engine: bool) -> None:
-        self._live.discard(key)
-        request = self._requests[key[0]]
-        if in_engine:
-            self._unfinished.add(request.id)
-        if not any((request.id, i) in self._live for i in range(request.params.n)):
-            self._engine.release(request, abort=request.id in self._unfinished)
 
 
 class AsyncEngine:
@@ -173,12 +49,13 @@ class AsyncEngine:
         self.admission = Admission(max_sequences or self.info.max_num_queued_reqs, max_prompt_tokens, fair)
         self.turns = Turns()
         self._streams: dict[str, OutputStream] = {}
+        self._paused: set[str] = set()
         self._progress = time.monotonic()
         self._failure: QuireError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: threading.Thread | None = None
         self._closing = threading.Event()
-        self._changes: dict[str, asyncio.Future[None]] = {}
+        self._changes = AdapterChanges()
 
     @property
     def healthy(self) -> bool:
@@ -203,7 +80,12 @@ class AsyncEngine:
     @property
     def stalled_seconds(self) -> float:
         """Seconds without a report from the engine while it has work; 0 when it has none."""
-        return time.monotonic() - self._progress if self._streams else 0.0
+        return time.monotonic() - self._progress if self._busy else 0.0
+
+    @property
+    def _busy(self) -> bool:
+        """Whether the engine has work."""
+        return len(self._streams) > len(self._paused)
 
     def start(self) -> None:
         """Start the reader thread; must run on the event loop. `submit` does it if nobody has."""
@@ -238,8 +120,7 @@ class AsyncEngine:
         """
         self.start()
         self._admit(sum(r.params.n for r in requests), sum(len(r.prompt) for r in requests), requests[0].tenant)
-        if not self._streams:
-            self._progress = time.monotonic()
+        self._expect_progress()
         stream = OutputStream(self, requests)
         self._streams |= dict.fromkeys((request.id for request in requests), stream)
         try:
@@ -268,14 +149,7 @@ class AsyncEngine:
         self.start()
         if not self.healthy:
             raise Unavailable("the engine is not running; the server's log says why")
-        if name in self._changes:
-            raise BadRequest(f"lora_name: {name!r} is being changed by another request", param="lora_name")
-        done = self._changes[name] = asyncio.get_running_loop().create_future()
-        try:
-            self._client.change_adapter(name, folder)
-            await done
-        finally:
-            self._changes.pop(name, None)
+        await self._changes.change(self._client, name, folder)
 
     def reset_prefix_cache(self) -> None:
         """Let requests that are submitted from now on find nothing of earlier ones; `Unavailable` without an engine."""
@@ -319,6 +193,7 @@ class AsyncEngine:
         """A request's last sequence ended: give its place back, and `abort` what the engine still does for it."""
         if self._streams.pop(request.id, None) is None:
             return
+        self._pausing(request.id, False)
         self._leave(request.params.n, len(request.prompt), request.tenant)
         self.admission.took(time.monotonic() - request.arrival)
         self.metrics.request_end(request)
@@ -330,6 +205,29 @@ class AsyncEngine:
         if self._failure is None:
             with contextlib.suppress(EngineFailure):  # it has just died, which the reader is about to find out
                 self._client.abort(request_id, index)
+
+    def pause(self, request_id: str) -> bool:
+        """Nobody reads what comes of it: have the engine do nothing for it, where something keeps what came."""
+        paused = self.healthy and self._client.pause(request_id)
+        if paused:
+            self._pausing(request_id, True)
+        return paused
+
+    def resume(self, request_id: str) -> None:
+        """Somebody reads again."""
+        self._expect_progress()
+        self._pausing(request_id, False)
+        if self.healthy:
+            self._client.resume(request_id)
+
+    def _pausing(self, request_id: str, paused: bool) -> None:
+        (self._paused.add if paused else self._paused.discard)(request_id)
+        self.metrics.steps.paused = len(self._paused)
+
+    def _expect_progress(self) -> None:
+        """The engine is about to have work: what it does from now on counts."""
+        if not self._busy:
+            self._progress = time.monotonic()
 
     def _read(self) -> None:
         assert self._loop is not None
@@ -356,7 +254,7 @@ class AsyncEngine:
         self.metrics.step(report.stats)
         for change in report.changes:
             self.info = msgspec.structs.replace(self.info, adapters=change.adapters)
-            self._settle(change.name, BadRequest(change.error, param="lora_name") if change.error else None)
+            self._changes.settle(change.name, BadRequest(change.error, param="lora_name") if change.error else None)
         for at in range(0, len(report.outputs), PORTION):
             self.turns.later(partial(self._put, report.outputs[at : at + PORTION], now))
 
@@ -365,16 +263,6 @@ class AsyncEngine:
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.put(output, now)
-
-    def _settle(self, name: str, error: QuireError | None) -> None:
-        """Wake who asked for a change of adapter `name`, unless nobody waits any more."""
-        done = self._changes.get(name)
-        if done is None or done.done():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
 
     def _die(self, error: QuireError) -> None:
         self.turns.later(partial(self._end_all, error))  # behind the tokens that came before it
@@ -385,7 +273,6 @@ class AsyncEngine:
         logger.error("the engine died: %s", error)
         self._failure = error
         self.metrics.steps.healthy = False
-        for name in self._changes:
-            self._settle(name, Unavailable("the engine failed; the server's log says why"))
+        self._changes.fail(Unavailable("the engine failed; the server's log says why"))
         # Clients get no detail: messages of failures can hold paths and addresses.
         self.fail_all(EngineFailure("the engine failed; the server's log says why"))

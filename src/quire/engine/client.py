@@ -204,6 +204,15 @@ class EngineClient(Protocol):
         No output follows, except one that was already under way.
         """
 
+    def pause(self, request_id: str) -> bool:
+        """Do nothing for a request until `resume`; what was under way may still come.
+
+        False where nothing outside of the engine keeps what came of it; then it goes on.
+        """
+
+    def resume(self, request_id: str) -> None:
+        """Go on with a request that was paused."""
+
     def change_adapter(self, name: str, folder: str) -> None:
         """Load the LoRA adapter in `folder` under `name`, or unload it (""); a report's `changes` say what became."""
 

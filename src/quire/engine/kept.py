@@ -17,14 +17,15 @@ class Kept:
 
     `since`: restarts of engines before it was submitted.
     `name`: what the engine calls it. Each attempt has another, so that nothing that an earlier one still says counts.
-    `deaths`: engines that died one after the other while no token came of it; `alone`: it is being tried alone.
+    `deaths`: engines that died one after the other while no token came of it; `alone`: it is being tried alone;
+    `paused`: no engine has it until somebody reads what came.
     """
 
     def __init__(self, request: Request, since: int = 0) -> None:
         self.request, self.name, self.since = request, request.id, since
         self.told: list[list[int] | None] = [[] for _ in range(request.params.n)]
         self.deaths = 0
-        self.alone = False
+        self.alone = self.paused = False
         self._marked = self._attempts = 0
         self._began: list[Timing | None] = [None] * request.params.n
         self._preemptions = [0] * request.params.n

@@ -67,6 +67,13 @@ class LocalEngine:
         """Drop a request, or its sequence `index`; unknown ids are ignored."""
         self.engine.abort(request_id, index)
 
+    def pause(self, request_id: str) -> bool:
+        """Never: nothing here keeps what came of a request."""
+        return False
+
+    def resume(self, request_id: str) -> None:
+        """Nothing was paused."""
+
     @finished_before_the_end
     def poll(self, timeout: float) -> StepReport | None:
         """Run one step and report it; None when there is nothing to do."""

@@ -63,6 +63,7 @@ class _StepCollector(Collector):
         self.info = info
         self.stats = Stats(total_blocks=info.num_blocks)
         self.in_flight = 0
+        self.paused = 0
         self.healthy = True
         self.updated = 0.0
 
@@ -96,6 +97,7 @@ class _StepCollector(Collector):
         yield counter("quire:engine_restarts", "Engines that were started after one died.", stats.restarts)
         yield counter("quire:numeric_errors", "Rows that ended because of NaN or infinity.", stats.numeric_errors)
         yield gauge("quire:requests_in_flight", "Sequences accepted and not finished.", self.in_flight)
+        yield gauge("quire:requests_paused", "Requests that wait until somebody reads what came of them.", self.paused)
         yield gauge("quire:engine_healthy", "1 while the engine answers.", float(self.healthy))
         yield gauge("quire:model_load_seconds", "Seconds the model took to load.", self.info.load_seconds)
         yield gauge("quire:model_weight_bytes", "Bytes of the weights in memory.", self.info.weight_bytes)

@@ -79,6 +79,13 @@ class ProcessEngine:
         """Send an abort, of all or of one sequence; unknown ids are ignored."""
         self._send(Abort(request_id, index))
 
+    def pause(self, request_id: str) -> bool:
+        """Never: nothing here keeps what came of a request."""
+        return False
+
+    def resume(self, request_id: str) -> None:
+        """Nothing was paused."""
+
     def change_adapter(self, name: str, folder: str) -> None:
         """Ask for a LoRA adapter to be loaded, or unloaded where `folder` is empty."""
         self._send(ChangeAdapter(name, folder))

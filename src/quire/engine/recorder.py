@@ -185,6 +185,14 @@ class RecordingClient:
                     self._end(request_id, i, "abort")
         self._client.abort(request_id, index)
 
+    def pause(self, request_id: str) -> bool:
+        """Pass it on; no token depends on it."""
+        return self._client.pause(request_id)
+
+    def resume(self, request_id: str) -> None:
+        """Pass it on."""
+        self._client.resume(request_id)
+
     def change_adapter(self, name: str, folder: str) -> None:
         """Pass it on; it is recorded once it is done."""
         with self._lock:

@@ -85,6 +85,19 @@ class ReplicatedEngine:
                 if index is None:
                     self._leave(request_id)
 
+    def pause(self, request_id: str) -> bool:
+        """Wherever it is."""
+        with self._lock:
+            place = self._places.get(request_id)
+            return place is not None and self._replicas[place].pause(request_id)
+
+    def resume(self, request_id: str) -> None:
+        """Where it is by now."""
+        with self._lock:
+            place = self._places.get(request_id)
+            if place is not None:
+                self._replicas[place].resume(request_id)
+
     def change_adapter(self, name: str, folder: str) -> None:
         """Everywhere; it is done when all have done it."""
         with self._lock:

@@ -3,10 +3,7 @@
 A token depends on the request, its seed and the tokens before it alone, and all of these are kept here, outside of the
 engine. So every sequence goes on bit for bit, and its client sees a pause.
 
-A request may be why the engine died. Those that were in the batch are then tried alone, one after the other: at once
-where the engine ended by itself (a fault, an exit, a hang), after the second time where it was killed, as whoever
-kills mostly means the process and not a request. One that ends an engine alone (for the second time, where it is
-killed) gets an error; the others go on.
+A request may be why the engine died; those that were in the batch are then tried alone (`Trial`).
 """
 
 from __future__ import annotations
@@ -23,9 +20,10 @@ from msgspec.structs import replace
 
 from quire.core.config import SchedulerConfig
 from quire.core.errors import EngineFailure, QuireError
-from quire.core.request import Output, Request
-from quire.engine.client import EngineClient, EngineInfo, EngineKilled, Interrupted, Stats, StepReport
+from quire.core.request import Request
+from quire.engine.client import EngineClient, EngineInfo, Interrupted, Stats, StepReport
 from quire.engine.kept import Kept, KeptAdapters
+from quire.engine.trial import Trial
 from quire.engine.watchdog import Watchdog
 
 logger = logging.getLogger("quire.engine")
@@ -33,10 +31,6 @@ logger = logging.getLogger("quire.engine")
 TOTALS = ("steps", "prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits",
           "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
 """Fields of `Stats` that only grow, over all engines."""
-TRIED = 2
-"""Tokens that a request must give alone before it counts as harmless: one step may have been under way already."""
-TIMES = 3
-"""Deaths by SIGKILL in a row, without a token, after which one that runs alone is the reason if there is another."""
 
 
 class Toll:
@@ -121,13 +115,13 @@ class SupervisedEngine:
     ) -> None:
         """`on_death` is called before the next engine is started: it may `release` what others can go on with."""
         self._on_death = on_death
-        self._starting, self._limits = Starting(start, patience), limits
+        self._starting = Starting(start, patience)
         self._lock = threading.RLock()
         self._engine: Mortal | None = self._starting.first()
         self._info = self._engine.info
         self._kept: dict[str, Kept] = {}
         self._names: dict[str, Kept] = {}
-        self._trial: list[Kept] = []
+        self._trial = Trial(limits.max_num_seqs)
         self._adapters = KeptAdapters()
         self._stats, self._before = Stats(total_blocks=self._info.num_blocks), dict.fromkeys(TOTALS, 0)
         self._watchdog = Watchdog(patience.hang, limits.rows(self._info.max_model_len))
@@ -162,8 +156,7 @@ class SupervisedEngine:
     def release(self, ended: bool) -> list[Kept]:
         """Give up what others may go on with; those that are tried alone only once this one has `ended`."""
         with self._lock:
-            stay = [] if ended else self._trial
-            gone = [kept for kept in self._kept.values() if kept not in stay]
+            gone = [kept for kept in self._kept.values() if ended or kept not in self._trial]
             for kept in gone:
                 kept.since -= self._restarts
                 del self._kept[kept.request.id]
@@ -204,6 +197,25 @@ class SupervisedEngine:
             del self._kept[request_id]
             self._withdraw(kept)
 
+    def pause(self, request_id: str) -> bool:
+        """Take a request from the engine; its blocks are free. False where it is tried alone, or ended already."""
+        with self._lock:
+            kept = self._kept.get(request_id)
+            if kept is None or kept in self._trial:
+                return False
+            kept.paused = True
+            self._withdraw(kept)
+            return True
+
+    def resume(self, request_id: str) -> None:
+        """Go on with a request as after a death: behind what came of it."""
+        with self._lock:
+            kept = self._kept.get(request_id)
+            if kept is not None and kept.paused:
+                kept.paused = False
+                if not self._trial:
+                    self._hand_over(kept)
+
     def change_adapter(self, name: str, folder: str) -> None:
         """Load a LoRA adapter, or unload it (""), now or when there is an engine again."""
         with self._lock:
@@ -226,7 +238,7 @@ class SupervisedEngine:
             if report is None:
                 with self._lock:
                     self._try_next()  # whoever ran alone may have left
-                self._watchdog.check(bool(self._kept), self._adapters.changing, engine.kill)
+                self._watchdog.check(bool(self._names), self._adapters.changing, engine.kill)
                 return None
         except EngineFailure as failure:
             return None if self._starting.closed else self._go_on(failure)
@@ -252,7 +264,7 @@ class SupervisedEngine:
                 logger.debug("not sent: %s", failure)
 
     def _hand_over(self, kept: Kept) -> None:
-        if self._engine is not None:
+        if self._engine is not None and not kept.paused:
             self._names.pop(kept.name, None)
             request = kept.again()
             self._names[request.id] = kept
@@ -287,7 +299,7 @@ class SupervisedEngine:
             dead, self._engine = self._engine, None
             self._before = {name: getattr(self._stats, name) for name in TOTALS}
             self._names.clear()
-            guilty = self._blame(failure)
+            guilty = self._trial.blame(self._kept, failure)
         self._on_death()
         dead.close()
         engine = self._starting.after(failure, len(self._kept))
@@ -305,46 +317,10 @@ class SupervisedEngine:
         logger.warning("the engine is back after %.1f s", time.monotonic() - began)
         return StepReport(guilty, self._stats)
 
-    def _blame(self, failure: EngineFailure) -> list[Output]:
-        """Count the death against the batch, and choose whom to try alone. The errors of one that is known to kill."""
-        killed = isinstance(failure, EngineKilled)
-        if isinstance(failure, Interrupted):
-            for kept in self._trial[:1]:
-                kept.alone = False
-            return []
-        if self._trial:
-            alone = self._trial[0]
-            if alone.request.id not in self._kept:
-                self._trial.pop(0)
-            elif killed and alone.deaths < TIMES:
-                alone.died()
-            else:
-                del self._kept[alone.request.id]
-                return self._trial.pop(0).condemned()
-            return []
-        waiting = [kept for kept in self._kept.values() if not kept.started]
-        batch = [kept for kept in self._kept.values() if kept.started] + waiting[: self._limits.max_num_seqs]
-        for kept in batch:
-            kept.died()
-        self._trial = [kept for kept in batch if not killed or kept.deaths > 1]
-        return []
-
     def _try_next(self) -> None:
-        """Go on with the trial: the first runs alone; once it gave tokens, ended or left, the next does, then all."""
-        while self._trial:
-            kept = self._trial[0]
-            if self._kept.get(kept.request.id) is kept:
-                if not kept.alone:
-                    kept.alone = True
-                    self._hand_over(kept)
-                    return
-                if kept.gained < TRIED:
-                    return
-                kept.deaths, kept.alone = 0, False
-                self._withdraw(kept)
-            self._trial.pop(0)
-            if not self._trial:
-                self._hand_over_all()
+        """Go on with the trial; all run again once it is over."""
+        if self._trial and self._trial.over(self._kept, self._hand_over, self._withdraw):
+            self._hand_over_all()
 
     def _hand_over_all(self) -> None:
         for kept in self._kept.values():

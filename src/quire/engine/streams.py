@@ -1,0 +1,182 @@
+"""What one client waits for: outputs as they come, merged while it does not read, and no more than it can keep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.core.errors import QuireError, told_error
+from quire.core.request import FinishReason, Output, Request
+from quire.engine.account import SequenceClock
+from quire.engine.metrics import EngineMetrics
+from quire.engine.turns import Turns
+
+UNREAD = 64 << 10
+"""Bytes of a request's outputs that wait for a reader, about, before it is paused: going on again costs a step."""
+TOKEN_BYTES, SCORE_BYTES = 36, 120
+"""Of a token, and of a token's log-probability, as Python objects."""
+
+Key = tuple[str, int]
+
+
+class Edge(Protocol):
+    """What a stream needs of the engine's edge."""
+
+    metrics: EngineMetrics
+    turns: Turns
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Nobody waits for a request, or one of its sequences."""
+
+    def release(self, request: Request, abort: bool) -> None:
+        """A request's last sequence ended."""
+
+    def pause(self, request_id: str) -> bool:
+        """Whether nothing more comes of a request until `resume`."""
+
+    def resume(self, request_id: str) -> None:
+        """Go on with a request."""
+
+
+def _merge(old: Output, new: Output) -> None:
+    """Append a later output of the same sequence to one the reader has not taken yet."""
+    old.tokens.extend(new.tokens)
+    old.logprobs.extend(new.logprobs)
+    if new.prompt_logprobs is not None:
+        old.prompt_logprobs = [*(old.prompt_logprobs or ()), *new.prompt_logprobs]
+    old.finish_reason = new.finish_reason
+    old.stop_token = new.stop_token
+    old.cached_tokens = max(old.cached_tokens, new.cached_tokens)
+    old.drafted, old.accepted = max(old.drafted, new.drafted), max(old.accepted, new.accepted)
+    old.preemptions, old.restarts = new.preemptions, new.restarts
+    old.miss = old.miss or new.miss
+    old.error = new.error
+    old.timing = new.timing or old.timing
+
+
+def _size(output: Output) -> int:
+    """Bytes of memory, about."""
+    return TOKEN_BYTES * len(output.tokens) + SCORE_BYTES * sum(len(each.top) + 1 for each in output.logprobs)
+
+
+class OutputStream:
+    """The outputs of a group of requests one client waits for.
+
+    Unread outputs merge, and a request of which `UNREAD` bytes wait is paused until they are read: a reader that stalls
+    costs little memory and no steps. Lives on the event loop. `close` must be called (it is idempotent); it aborts
+    whatever has not finished.
+    """
+
+    def __init__(self, engine: Edge, requests: Sequence[Request]) -> None:
+        self._engine = engine
+        self._requests = {r.id: r for r in requests}
+        self._clocks = {(r.id, i): SequenceClock(r.arrival) for r in requests for i in range(r.params.n)}
+        self._live = set(self._clocks)
+        self._unfinished: set[str] = set()  # requests the engine still works on though the edge is done with them
+        self._pending: dict[Key, Output] = {}
+        self._unread: dict[str, int] = {}  # bytes, of requests of which more came than was read
+        self._paused: set[str] = set()
+        self._error: QuireError | None = None
+        self._wake = asyncio.Event()
+        self._called = False  # it has a turn before it
+
+    async def next(self) -> list[Output]:
+        """Everything new since the last call, at most one output per sequence; empty once all sequences have ended.
+
+        Raises the `QuireError` that ended the group, after the tokens that came before it.
+        """
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if not self._live:
+                return []
+            self._wake.clear()
+            await self._wake.wait()
+        outputs = list(self._pending.values())
+        self._pending.clear()
+        self._unread.clear()
+        while self._paused:
+            self._engine.resume(self._paused.pop())
+        return outputs
+
+    def stop(self, request_id: str, index: int) -> None:
+        """The edge ended this sequence (a stop string): drop what still comes, and let the engine free its blocks."""
+        key = (request_id, index)
+        if key in self._live:
+            self._pending.pop(key, None)
+            self._cut(key, "stop")
+            self._engine.abort(request_id, index)
+            self._end(key, in_engine=False)
+
+    def put(self, output: Output, now: float) -> None:
+        """Take an output from the engine."""
+        key = (output.request_id, output.index)
+        if key not in self._live:
+            return
+        clock = self._clocks[key]
+        if output.tokens:
+            self._engine.metrics.tokens(clock, len(output.tokens), now)
+        clock.note(output)
+        reason = output.finish_reason
+        if reason is not None:
+            self._engine.metrics.sequence_end(clock, reason)
+            self._end(key, in_engine=False)
+        if reason in ("error", "abort"):
+            message = output.error or f"the engine ended request {output.request_id} ({reason})"
+            self.fail(told_error(output.error_kind, message))
+        elif key in self._pending:
+            _merge(self._pending[key], output)
+            self._pause_if_full(output)
+        else:
+            self._pending[key] = output
+        self._call()
+
+    def fail(self, error: QuireError) -> None:
+        """End the group with an error: what it still runs in the engine is aborted."""
+        if self._error is None:
+            self._error = error
+        for key in list(self._live):
+            self._cut(key, "error")
+            self._end(key, in_engine=True)
+        self._call()
+
+    def close(self) -> None:
+        """The reader left or is done."""
+        for key in list(self._live):
+            self._cut(key, "abort")
+            self._end(key, in_engine=True)
+        self._wake.set()
+
+    def clocks(self, request_id: str) -> list[SequenceClock]:
+        """What happened to the sequences of a request so far, in order."""
+        return [self._clocks[request_id, index] for index in range(self._requests[request_id].params.n)]
+
+    def _pause_if_full(self, output: Output) -> None:
+        """Count what was merged."""
+        name = output.request_id
+        self._unread[name] = self._unread.get(name, 0) + _size(output)
+        if self._unread[name] > UNREAD and name not in self._paused and self._engine.pause(name):
+            self._paused.add(name)
+
+    def _call(self) -> None:
+        """Let the reader go on in its turn."""
+        if not self._called:
+            self._called = True
+            self._engine.turns.later(self._go_on)
+
+    def _go_on(self) -> None:
+        self._called = False
+        self._wake.set()
+
+    def _cut(self, key: Key, reason: FinishReason) -> None:
+        self._clocks[key].cut(reason)
+        self._engine.metrics.sequence_end(self._clocks[key], reason)
+
+    def _end(self, key: Key, in_engine: bool) -> None:
+        self._live.discard(key)
+        request = self._requests[key[0]]
+        if in_engine:
+            self._unfinished.add(request.id)
+        if not any((request.id, i) in self._live for i in range(request.params.n)):
+            self._engine.release(request, abort=request.id in self._unfinished)
