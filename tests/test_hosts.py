@@ -112,6 +112,7 @@ def hexadecimal(address: str, port: int = PORT) -> str:
     return "".join(f"{int(part):02X}" for part in reversed(address.split("."))) + f":{port:04X}"
 
 
+@pytest.mark.slow
 def test_whatever_is_killed_on_either_host_nothing_is_lost(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, LOOPBACK, [[], []], "--data-parallel-size", "2", "--max-engine-deaths", "100")
     with loaded(hosts, max_tokens=60) as client:

@@ -17,7 +17,7 @@ from test_server_death import Serving
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_engines_are_started_anew_and_every_answer_is_as_alone(replicas: int) -> None:
     words = ["--data-parallel-size", str(replicas), "--num-blocks", "400", "--max-engine-deaths", "1"]
     with Serving(*words) as server, server.up() as client:

@@ -23,6 +23,7 @@ from turns import working
 __all__ = ["folder"]
 WAYS = ("ngram", "suffix", "layers", "model", "medusa", "eagle3")
 TREES = tuple(f"{way} tree" for way in WAYS)
+QUICK = ("ngram", "eagle3", "ngram tree")
 
 
 def asked(way: str, folder: Path, adaptive: bool = False) -> str:
@@ -119,10 +120,14 @@ def test_a_guess_that_gives_no_numbers_harms_nobody(folder: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("way", "dtype"),
     [
-        *((way, "auto") for way in (*WAYS, TREES[0])),
+        *((way, "auto") for way in QUICK),
         *(
             pytest.param(*more, marks=pytest.mark.slow)
-            for more in (*((way, "auto") for way in TREES[1:]), ("medusa", "bfloat16"), ("eagle3", "bfloat16"))
+            for more in (
+                *((way, "auto") for way in (*WAYS, *TREES) if way not in QUICK),
+                ("medusa", "bfloat16"),
+                ("eagle3", "bfloat16"),
+            )
         ),
     ],
 )
