@@ -30,8 +30,8 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.model.offload.away import pages
-from quire.model.offload.disk import SLOTS, Streamed
-from quire.model.offload.stream import Segment, turns
+from quire.model.offload.stream import turns
+from quire.model.offload.streamed import SLOTS, Streamed
 
 
 def engine_of(config: dict[str, Any], **more: Any) -> Engine:
@@ -66,16 +66,15 @@ def decode(engine: Engine, tokens: int) -> float:
 
 def raw_seconds(engine: Engine, source: Streamed, rounds: int) -> float:
     """Seconds to read all that a step reads, by the same threads in the same requests, with nothing beside."""
-    cpu, file, spilled = engine.ops.cpu, source.file, source.spilled
+    cpu, layers = engine.ops.cpu, len(source.sizes)
     assert cpu is not None
-    slots = [pages(cpu.native, max(s.size for s in spilled)) for _ in range(SLOTS)]
-    segments = [Segment(turn, file.file, s.offset, s.size, 0) for turn, s in enumerate(spilled)]
-    stream = turns(cpu, slots, segments, len(spilled), file.cached)
+    slots = [pages(cpu.native, max(source.sizes)) for _ in range(SLOTS)]
+    stream = turns(cpu, slots, source.segments, layers, source.cached)
     for turn in range(len(slots)):
         stream.call("stream_wait", turn)
     began, before = time.perf_counter(), stream.counts().read
     for _ in range(rounds):
-        for turn in range(len(spilled)):
+        for turn in range(layers):
             stream.call("stream_wait", turn)
             stream.call("stream_done", turn)
     seconds, read = time.perf_counter() - began, stream.counts().read - before
@@ -101,7 +100,7 @@ def disk(args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(args.rounds):
             token.append(decode(engine, args.tokens))
             raw.append(raw_seconds(engine, source, max(1, args.tokens // 4)))
-        away, direct = source.nbytes, not source.file.cached
+        away, direct = source.nbytes, not source.cached
     shares = [r / t for r, t in zip(raw, token, strict=True)]
     return {
         "weights": whole, "allowed": whole // 2, "read a token": away, "direct reads": direct,

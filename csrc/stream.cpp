@@ -1,9 +1,10 @@
 // Weights that are read while steps run: whole layers in turn into a few slots, or experts as routers choose them.
 //
-// Bytes come from files (a disk's; memory that ranks share is a file, too). Threads that sleep in `pread` keep several requests in
-// flight. What waits is an op like any other, so a recorded step waits where the recorded one would have. Matrices lie in slots that
+// Bytes come from files (a disk's; memory that ranks share is a file, too), or from sockets, whose other end is asked for them. Threads
+// that sleep in `pread` keep several requests in flight. What waits is an op like any other, so a recorded step waits where the recorded one would have. Matrices lie in slots that
 // never move: a descriptor of a layer names its slot for good, one of experts is moved by `places`, bytes from the pool's first slot.
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -105,10 +107,31 @@ class Fetcher {
         }
     }
 
+    std::mutex& turn_at(int socket) {
+        std::lock_guard lock(sockets_mutex_);
+        return sockets_[socket];
+    }
+
+    // One request at a time: offset and bytes as two integers of 64 bits, then the bytes come.
+    int ask_socket(const Piece& piece) {
+        std::lock_guard turn(turn_at(piece.file));
+        const int64_t request[2] = {piece.offset, piece.bytes};
+        if (::send(piece.file, request, sizeof request, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof request)) return EPIPE;
+        for (int64_t at = 0; at < piece.bytes;) {
+            const ssize_t got = ::recv(piece.file, piece.into + at, static_cast<size_t>(piece.bytes - at), 0);
+            if (got < 0 && errno == EINTR) continue;
+            if (got <= 0) return got < 0 ? errno : EPIPE;  // the other end is gone
+            at += got;
+        }
+        read_ += piece.bytes;
+        return 0;
+    }
+
     int fetch(const Piece& piece) {
         for (int64_t at = 0; at < piece.bytes;) {
             const ssize_t got = ::pread(piece.file, piece.into + at, static_cast<size_t>(piece.bytes - at), piece.offset + at);
             if (got < 0 && errno == EINTR) continue;
+            if (got < 0 && errno == ESPIPE) return ask_socket(piece);
             if (got <= 0) return got < 0 ? errno : EIO;  // the file ends early
             at += got;
         }
@@ -126,6 +149,8 @@ class Fetcher {
     std::deque<Piece> queue_;
     bool ends_ = false;
     std::atomic<int64_t> read_{0}, waited_{0};
+    std::mutex sockets_mutex_;
+    std::map<int, std::mutex> sockets_;
     std::vector<std::thread> threads_;
 };
 

@@ -137,6 +137,23 @@ def test_whatever_is_killed_on_either_host_nothing_is_lost(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_hosts_that_gather_weights_wait_for_one_that_is_gone(tmp_path: Path) -> None:
+    words = ["--data-parallel-size", "2", "--fully-shard", "--max-engine-deaths", "100"]
+    hosts = Hosts(tmp_path, LOOPBACK, [[], []], *words)
+    with loaded(hosts, max_tokens=60) as client:
+        for count, server in enumerate((hosts.first, hosts.second)):
+            os.kill(server.engine, signal.SIGKILL)
+            wait_until(lambda count=count: restarts(client) == 1 + count, seconds=60)  # type: ignore[misc]
+            wait_for_more(client, 10 * STREAMS)
+        os.kill(hosts.second.process.pid, signal.SIGKILL)
+        hosts.second.__exit__()
+        wait_until(lambda: client.get("/readyz").status_code == 503, seconds=30)
+        hosts.join()
+        wait_until(lambda: restarts(client) == 4, seconds=60)
+        wait_for_more(client, 10 * STREAMS)
+
+
+@pytest.mark.slow
 def test_ranks_on_two_hosts_say_what_they_say_on_one_whatever_is_killed(tmp_path: Path) -> None:
     words = ["--tensor-parallel-size", "2", "--max-engine-deaths", "100"]
     asked = [body | {"max_tokens": 24} for body in bodies(STREAMS)]

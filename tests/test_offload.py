@@ -19,8 +19,8 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.model.net.source import Resident
 from quire.model.offload.away import PAGE, pages
-from quire.model.offload.disk import Streamed
 from quire.model.offload.stream import PIECE, Segment, turns
+from quire.model.offload.streamed import Streamed
 from quire.ops.backend import select
 from test_lora import TARGETS, write_adapter
 

@@ -276,6 +276,9 @@ def _offload_rows(config: EngineConfig, weights: int) -> Rows:
     asked = config.offload
     if asked.fully_shard:
         count = config.parallel.data_parallel_size
+        nodes = config.cluster.nnodes
+        if nodes > 1:
+            return [("weights of layers", f"1/{nodes} in each host's memory, the rest is gathered in every step")]
         return [("weights of layers", f"once in memory for {count} replicas: 1/{count} of them for each")]
     if asked.cpu_offload_gb:
         return [("weights on the host", f"{asked.cpu_offload_gb:g} GiB at most, copied in every step")]

@@ -66,18 +66,19 @@ def _start(server: ServerOptions, until: ExitStack, config: EngineConfig) -> Eng
     from quire.engine.replicas import ReplicatedEngine
     from quire.engine.supervised import Patience, SupervisedEngine
 
-    start = until.enter_context(closing(Placing(config))).start
+    placing = until.enter_context(closing(Placing(config)))
     patience = Patience(
         hang=server.watchdog_timeout, deaths=server.max_engine_deaths, window=server.engine_deaths_window
     )
     count = config.parallel.data_parallel_size
     if count == 1:
-        engine: EngineClient = SupervisedEngine(partial(start, 0), patience, config.scheduler)
+        engine: EngineClient = SupervisedEngine(partial(placing.start, 0), patience, config.scheduler)
     else:
         engine = ReplicatedEngine(
             count,
-            lambda i, died: SupervisedEngine(partial(start, i), patience, config.scheduler, died),
+            lambda i, died: SupervisedEngine(partial(placing.start, i), patience, config.scheduler, died),
             config.parallel.prefill_replicas,
+            placing.together,
         )
     info = engine.info
     logger.info(

@@ -35,7 +35,10 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     fully_shard: Annotated[
         bool,
-        about("Replicas (--data-parallel-size) keep one copy of the layers together: 1/N for each of N."),
+        about(
+            "Replicas (--data-parallel-size) keep one copy of the layers together: 1/N for each of N. On several hosts "
+            "(--nnodes) each has a share in memory, and the rest is gathered in every step."
+        ),
     ] = False
 
     @property

@@ -24,6 +24,7 @@ from quire.engine.nodes import Answer, Hello
 from quire.parallel.interface import address_of, address_towards
 from quire.parallel.launch import DATA, END_SECONDS, Ended, Kill, Launch, Order, order
 from quire.parallel.link import Address, Link, Listener, dial
+from quire.parallel.shares import ASK, serve
 from quire.parallel.wire import Dropped, read_secret
 
 logger = logging.getLogger("quire.cluster")
@@ -55,6 +56,8 @@ class Agent:
 
     def _serve(self, link: Link) -> None:
         said = link.receive(FIRST_SECONDS)
+        if said == ASK and self._shards is not None:
+            serve(link, self._shards)
         asked = said and self._decode(said[1:])
         if not isinstance(asked, Launch):
             return

@@ -23,6 +23,7 @@ from quire.engine.portable import Portable
 from quire.engine.tiering import tiering_of
 from quire.engine.under_way import UnderWay
 from quire.model.build import Model, load_model
+from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages
 from quire.ops.backend import Ops, select
 from quire.run.ranks import ended_on_error, first_place, lead, of_a_rank
@@ -39,8 +40,10 @@ from quire.speculate.speculator import Drafts, Speculator
 class Engine:
     """A loaded model and everything that runs it. Not thread-safe: one caller drives `step`."""
 
-    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None, shards: int | None = None) -> None:
-        """`shards`: a descriptor of memory that replicas keep weights in together."""
+    def __init__(
+        self, config: EngineConfig, progress: LoadProgress | None = None, shards: Shards | None = None
+    ) -> None:
+        """`shards`: memory that replicas keep weights in together."""
         config.validate()
         started, self._since = time.monotonic(), time.time()
         self.config = config = of_a_rank(config)

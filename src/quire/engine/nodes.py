@@ -12,6 +12,7 @@ import quire
 from quire.core.config import EngineConfig
 from quire.parallel.interface import address_of
 from quire.parallel.link import Address, Link, Listener
+from quire.parallel.shares import ASK, serve
 from quire.parallel.wire import Dropped, read_secret
 
 logger = logging.getLogger("quire.cluster")
@@ -37,8 +38,9 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
 class JoinedNodes:
     """Agents that have dialed host 0, which this is, and are there as long as their links are."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """`ConfigError` where this host cannot listen at --master-addr."""
+    def __init__(self, config: EngineConfig, shards: int | None = None) -> None:
+        """`shards`: this host's share of the weights. `ConfigError` where it cannot listen at --master-addr."""
+        self._shards = shards
         self._cluster = cluster = config.cluster
         assert cluster.master_addr is not None and cluster.cluster_secret_file is not None, "validated"
         self._lock = threading.RLock()
@@ -61,6 +63,8 @@ class JoinedNodes:
 
     def _serve(self, link: Link) -> None:
         said = link.receive(POLL_SECONDS)
+        if said == ASK and self._shards is not None:
+            serve(link, self._shards)
         if said is None:
             return
         hello = msgspec.msgpack.decode(said, type=Hello)

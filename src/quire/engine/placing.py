@@ -39,11 +39,11 @@ class Nodes(Protocol):
         """Leave them."""
 
 
-def nodes_of(config: EngineConfig) -> Nodes | None:
-    """The hosts that `config` speaks of, where there are others than this one."""
+def nodes_of(config: EngineConfig, shards: int | None) -> Nodes | None:
+    """The hosts that `config` speaks of, where there are others than this one, which has `shards` for them."""
     if config.cluster.by_ray:
         return RayNodes(config)
-    return JoinedNodes(config) if config.cluster.nnodes > 1 else None
+    return JoinedNodes(config, shards) if config.cluster.nnodes > 1 else None
 
 
 SAME = ("vocab_size", "weights", "dtype", "quantization", "kv_cache_dtype", "backend", "isa", "implementations")
@@ -67,19 +67,28 @@ class Placing:
     """Starts engines where they belong."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config, self._nodes = config, nodes_of(config)
         self._shards = memory_file() if config.offload.fully_shard else None
+        self._config, self._nodes = config, nodes_of(config, self._shards)
+        self._closing = threading.Event()
         self._secret = read_secret(Path(config.cluster.cluster_secret_file or "")) if self._nodes is not None else b""
         self._first: EngineInfo | None = None
 
+    @property
+    def together(self) -> bool:
+        """Whether engines must be started at once, as none is loaded without the others."""
+        return self._shards is not None and self._config.cluster.nnodes > 1
+
     def start(self, replica: int, before: EngineInfo | None, given_up: Callable[[], bool]) -> ProcessEngine:
         """An engine whose model is loaded, with the limits of the one `before` it."""
-        config, place = self._config, self._place(replica, given_up)
-        if config.parallel.ranks > config.processes:
+        config, given_up = self._config, partial(self._given_up, given_up)
+        place = self._place(replica, given_up)
+        if config.parallel.ranks > config.processes or self.together:
             config = replace(config, hosts=self._all_hosts(given_up))
-        if before is None:
+        if before is None and not (replica and self.together):
             with loading_bar() as progress:
                 engine = ProcessEngine(config, progress, given_up, place)
+        elif before is None:
+            engine = ProcessEngine(config, None, given_up, place)
         else:
             model = replace(config.model, max_model_len=before.max_model_len)
             cache = replace(config.cache, num_blocks=before.num_blocks)
@@ -93,9 +102,13 @@ class Placing:
         return engine
 
     def close(self) -> None:
-        """Leave the hosts."""
+        """Leave the hosts; engines that are being started are given up."""
+        self._closing.set()
         if self._nodes is not None:
             self._nodes.close()
+
+    def _given_up(self, by_engine: Callable[[], bool]) -> bool:
+        return self._closing.is_set() or by_engine()
 
     def _place(self, replica: int, given_up: Callable[[], bool]) -> Callable[[bytes], Channel]:
         """What starts the process of an engine, told a line."""
@@ -112,7 +125,8 @@ class Placing:
         """Where all hosts are; without an agent, the first listens at an address only."""
         cluster, nodes = self._config.cluster, self._nodes
         assert nodes is not None, "ranks are as many as processes of a host, where there is one"
-        first = () if cluster.by_ray else ((address_of(cluster.interface or cluster.master_addr or ""), 0),)
+        port = cluster.master_port if self.together else 0  # this server's own, where others ask for its share
+        first = () if cluster.by_ray else ((address_of(cluster.interface or cluster.master_addr or ""), port),)
         return (*first, *(self._wait(nodes, node, given_up) for node in range(len(first), cluster.nnodes)))
 
     def _wait(self, nodes: Nodes, node: int, given_up: Callable[[], bool]) -> Address:

@@ -10,6 +10,8 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
@@ -35,13 +37,13 @@ class ReplicatedEngine:
     both.
     """
 
-    def __init__(self, count: int, make: Make, prefill: int = 0) -> None:
+    def __init__(self, count: int, make: Make, prefill: int = 0, together: bool = False) -> None:
+        """`together`: they are made at once, as none is ready without the others."""
         self._prefill = prefill
         self._lock = threading.RLock()
         self._replicas: list[SupervisedEngine] = []
         try:
-            for i in range(count):
-                self._replicas.append(make(i, lambda i=i: self._move(i)))  # type: ignore[misc]
+            self._make(count, make, together)
         except BaseException:
             self.close()
             raise
@@ -55,6 +57,18 @@ class ReplicatedEngine:
         self._closing, self._renewing = threading.Event(), threading.Lock()
         for i in range(count):
             threading.Thread(target=self._read, args=(i,), name=f"quire-replica-{i}", daemon=True).start()
+
+    def _make(self, count: int, make: Make, together: bool) -> None:
+        calls = [partial(make, i, partial(self._move, i)) for i in range(count)]
+        if not together:
+            for call in calls:
+                self._replicas.append(call())
+            return
+        pool = ThreadPoolExecutor(count, "quire-start")
+        try:
+            self._replicas += [made.result() for made in [pool.submit(call) for call in calls]]
+        finally:
+            pool.shutdown(wait=False)  # those that wait for one that failed are given up with the server
 
     @property
     def info(self) -> EngineInfo:

@@ -42,9 +42,11 @@ from quire.engine.client import (
     ToEngine,
 )
 from quire.model.load.packed_folder import ask_ahead
+from quire.parallel.launch import LOST
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
+    from quire.model.offload.shards import Shards
 
 logger = logging.getLogger("quire.engine")
 
@@ -154,19 +156,24 @@ def main(inbox: str, outbox: str, shards: str = "") -> int:
     directory = Path(inbox.removeprefix("ipc://")).parent
     worker = Worker(inbox, outbox)
     engine: Engine | None = None
+    shared: Shards | None = None
     threading.Thread(target=die_with_parent, args=(directory, lambda: worker.leave(engine)), daemon=True).start()
     try:
         ask_ahead(config.model)
         with uncollected(forever=True):
             from quire.engine.engine import Engine
+            from quire.engine.sharing import shards_of
 
-            engine = Engine(config, worker.progress, int(shards) if shards else None)
+            shared = shards_of(config, int(shards)) if shards else None
+            engine = Engine(config, worker.progress, shared)
         worker.send(Ready(engine.info()))
         worker.loop(engine)
     except QuireError as error:
         worker.send(Failed(error.message, error.kind, error.exit_code))
         return error.exit_code
     except Exception as error:
+        if shared is not None and shared.lost:
+            return LOST
         ranks = None if engine is None else engine.ranks
         kind = RANK_KILLED if ranks is not None and ranks.killed else "engine_error"
         if kind != RANK_KILLED:  # where this one noticed says nothing

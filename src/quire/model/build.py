@@ -39,6 +39,7 @@ from quire.model.load.stages import stages_of
 from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
+from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
@@ -101,11 +102,11 @@ def load_model(
     ops: Ops,
     progress: LoadProgress | None = None,
     place: Place = ALONE,
-    shards: int | None = None,
+    shards: Shards | None = None,
 ) -> Model:
     """Load and pack the share of `config.model` that a rank at `place` has, joined with those of other ranks.
 
-    `progress(done_bytes, total_bytes, what)` is called after every layer. `shards`: descriptor of memory for replicas.
+    `progress(done_bytes, total_bytes, what)` is called after every layer. `shards`: memory that replicas share.
     `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
     """
     options = config.model

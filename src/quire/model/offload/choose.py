@@ -9,13 +9,14 @@ from quire.model.load.keeping import InMemory, Keeper
 from quire.model.offload.budget import Budget, allowed, folder
 from quire.model.offload.disk import DiskKeeper
 from quire.model.offload.experts import ExpertKeeper, check_experts
+from quire.model.offload.gathered import GatheredKeeper
 from quire.model.offload.host import HostKeeper
-from quire.model.offload.shards import SharedKeeper
+from quire.model.offload.shards import Shards, SharedKeeper
 from quire.ops.backend import Ops
 
 
-def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: int | None) -> Keeper:
-    """That of a decoder. `shards`: a descriptor of the memory that replicas share.
+def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: Shards | None) -> Keeper:
+    """That of a decoder. `shards`: the memory that replicas share.
 
     `ConfigError` where the model or the backend cannot do what is asked.
     """
@@ -28,7 +29,7 @@ def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: int | None) -
                 else (f"the memory of backend {ops.name} is no other process's; choose --device cpu, without --ops")
             )
             raise ConfigError(f"--fully-shard: {why}", param="fully_shard")
-        return SharedKeeper(shards)
+        return SharedKeeper(shards.file) if len(shards.hosts) == 1 else GatheredKeeper(ops.cpu, shards)
     if asked.from_file:
         _check(asked.weight_offload, opened, ops)
         assert ops.cpu is not None

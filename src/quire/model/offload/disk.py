@@ -12,20 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from quire.model.load.keeping import Kept
 from quire.model.net.decoder import Layer
 from quire.model.net.source import Resident
-from quire.model.offload.away import Leaving, pages, returned
+from quire.model.offload.away import Leaving, returned
 from quire.model.offload.budget import Account, Budget
 from quire.model.offload.file import SpillFile
-from quire.model.offload.stream import Counts, Segment, Stream, turns
+from quire.model.offload.stream import Segment
+from quire.model.offload.streamed import SLOTS, Streamed
 from quire.ops.cpu import Cpu
 
 log = logging.getLogger(__name__)
-SLOTS = 2
-"""Layers that come: one is computed while the next is read."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,9 @@ class DiskKeeper:
             return Kept(tuple(found), Resident())
         assert self._file is not None
         self._file.written()
-        source = Streamed(self._cpu, self._file, away)
+        sizes = {i: layer.size for i, layer in away.items()}
+        segments = [Segment(turn, self._file.file, s.offset, s.size, 0) for turn, s in enumerate(away.values())]
+        source = Streamed(self._cpu, sizes, segments, self._file.cached, self._file)
         for i, spilled in away.items():
             found[i] = returned(spilled.skeleton, source.slot_of(i))
         log.info(
@@ -101,38 +100,3 @@ class DiskKeeper:
             return layer
         assert self._file is not None
         return returned(layer.skeleton, self._file.get(layer.offset, layer.size))
-
-
-class Streamed:
-    """Layers that come from a file in turn: `spilled`, of `nbytes` in all."""
-
-    recordable = True
-
-    def __init__(self, cpu: Cpu, file: SpillFile, away: dict[int, Spilled]) -> None:
-        self.file, self.spilled = file, tuple(away.values())
-        self.nbytes = sum(layer.size for layer in self.spilled)
-        self._turn = {layer: turn for turn, layer in enumerate(away)}
-        largest = max(layer.size for layer in away.values())
-        self._slots = [pages(cpu.native, largest) for _ in range(min(SLOTS, len(away)))]
-        segments = [Segment(turn, file.file, s.offset, s.size, 0) for turn, s in enumerate(away.values())]
-        self._stream: Stream = turns(cpu, self._slots, segments, len(away), file.cached, file)
-        for turn in range(len(self._slots)):  # so that their memory counts as taken from here on
-            self._stream.call("stream_wait", turn)
-
-    def slot_of(self, layer: int) -> Tensor:
-        """Where the numbers of `layer` lie when it runs."""
-        return self._slots[self._turn[layer] % len(self._slots)]
-
-    def before(self, layer: int) -> None:
-        """Wait for the layer, unless it stays in memory."""
-        if layer in self._turn:
-            self._stream.call("stream_wait", self._turn[layer])
-
-    def after(self, layer: int) -> None:
-        """Its slot is free for the next that comes there."""
-        if layer in self._turn:
-            self._stream.call("stream_done", self._turn[layer])
-
-    def counts(self) -> Counts:
-        """What was read so far, and how long steps waited."""
-        return self._stream.counts()

@@ -10,10 +10,10 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import struct
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,27 +23,75 @@ from quire.model.load.keeping import Kept
 from quire.model.net.decoder import Layer
 from quire.model.net.source import Resident
 from quire.model.offload.away import PAGE, Leaving, returned
-
-HEADER = struct.Struct("<q")
-"""Bytes of the file once it is whole, 0 before."""
+from quire.parallel.shares import HEADER, length
 
 
-class SharedKeeper:
-    """Layers in `file`, a descriptor of memory without a name that all replicas have.
+class Descriptor(Protocol):
+    """What native readers ask for bytes. `lost`: nobody answers any more."""
 
-    Whoever finds it not whole locks it and writes; the others wait. The system takes the lock from a process that ends,
-    and who waited begins anew.
+    lost: bool
+
+    def fileno(self) -> int:
+        """The descriptor."""
+
+    def leave(self) -> None:
+        """Let who waits for bytes go."""
+
+    def close(self) -> None:
+        """Nobody uses it any more."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Memory for weights: `file`, a descriptor that all replicas of this host have; and, where there are others, the
+    shares of `hosts`, of which this is number `node`: there, None."""
+
+    file: int
+    node: int = 0
+    hosts: tuple[Descriptor | None, ...] = (None,)
+
+    @property
+    def lost(self) -> bool:
+        """Whether any of the hosts is gone."""
+        return any(host is not None and host.lost for host in self.hosts)
+
+
+class SharedFile:
+    """Memory without a name. Whoever finds it not whole locks it and `writes`; the others wait.
+
+    The system takes the lock from a process that ends, and who waited begins anew. It begins with a page for its head.
     """
 
     def __init__(self, file: int) -> None:
-        self._file, self._end = file, PAGE
-        self._maps: list[mmap.mmap] = []  # a process that closes one would lose its lock
+        self.file = file
         fcntl.lockf(file, fcntl.LOCK_EX)
-        head = os.pread(file, HEADER.size, 0).ljust(HEADER.size, b"\0")
-        (self._whole,) = HEADER.unpack(head)
+        self._whole = length(file)
         self.writes = self._whole == 0
         if not self.writes:
             fcntl.lockf(file, fcntl.LOCK_UN)
+
+    def room(self, index: int, end: int) -> None:
+        """Layer `index` is to end at `end`. `ModelError` where the replica that wrote had none there."""
+        if self.writes:
+            os.ftruncate(self.file, end)
+        elif end > self._whole:
+            raise differs(index)
+
+    def finish(self, layers: int, end: int) -> None:
+        """The others may read now."""
+        if self.writes:
+            os.pwrite(self.file, HEADER.pack(end), 0)
+            fcntl.lockf(self.file, fcntl.LOCK_UN)
+        elif end != self._whole:
+            raise differs(layers)
+
+
+class SharedKeeper:
+    """Layers in a file that all replicas map."""
+
+    def __init__(self, file: int) -> None:
+        self._shared, self._end = SharedFile(file), PAGE
+        self._maps: list[mmap.mmap] = []  # a process that closes one would lose its lock
 
     def take(self, index: int, layer: Layer) -> Any:
         """The layer with its numbers in the shared memory."""
@@ -51,27 +99,21 @@ class SharedKeeper:
         self._end += leaving.size
         if not leaving.size:
             return layer
-        if self.writes:
-            os.ftruncate(self._file, self._end)
+        self._shared.room(index, self._end)
+        if self._shared.writes:
             leaving.write(self._map(begin, leaving.size, mmap.PROT_READ | mmap.PROT_WRITE))
-        elif self._end > self._whole:
-            raise self._differs(index)
         data = self._map(begin, leaving.size, mmap.PROT_READ)
-        if not self.writes and not leaving.equals(data):
-            raise self._differs(index)
+        if not self._shared.writes and not leaving.equals(data):
+            raise differs(index)
         return returned(leaving.skeleton, data)
 
     def finish(self, layers: Sequence[Any], outer: int) -> Kept:
-        """The others may read now."""
-        if self.writes:
-            os.pwrite(self._file, HEADER.pack(self._end), 0)
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
-        elif self._end != self._whole:
-            raise self._differs(len(layers))
+        """The layers, as the file has them."""
+        self._shared.finish(len(layers), self._end)
         return Kept(tuple(layers), Resident())
 
     def _map(self, begin: int, size: int, rights: int) -> Tensor:
-        area = mmap.mmap(self._file, size, flags=mmap.MAP_SHARED, prot=rights, offset=begin)
+        area = mmap.mmap(self._shared.file, size, flags=mmap.MAP_SHARED, prot=rights, offset=begin)
         self._maps.append(area)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             area.madvise(mmap.MADV_HUGEPAGE)
@@ -79,8 +121,10 @@ class SharedKeeper:
             warnings.simplefilter("ignore", UserWarning)
             return torch.frombuffer(area, dtype=torch.uint8)
 
-    def _differs(self, index: int) -> ModelError:
-        return ModelError(
-            f"--fully-shard: layer {index} is not what another replica made of the same files: they changed since it "
-            "started; start the server again"
-        )
+
+def differs(index: int) -> ModelError:
+    """Layer `index` is another one."""
+    return ModelError(
+        f"--fully-shard: layer {index} is not what another replica made of the same files: they changed since it "
+        "started; start the server again"
+    )
