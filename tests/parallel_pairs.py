@@ -41,8 +41,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "tensor 2, invariant": {"tensor_parallel_size": 2, "rank_invariant": True},
     "stages 2": {"pipeline_parallel_size": 2},
     "context 2": {"context_parallel_size": 2},
+    "tensor 2, stages 2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    "tensor 2, context 2": {"tensor_parallel_size": 2, "context_parallel_size": 2},
+    "stages 2, context 2": {"pipeline_parallel_size": 2, "context_parallel_size": 2},
+    "tensor 2, whole experts": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "experts 2": {"expert_parallel_size": 2},
 }
-"""Ways to be parallel, by what they are called in the table."""
+"""Ways to be parallel, by what they are called in the table. A replica is an engine by itself: it has no column."""
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "chunks of 7": {"max_num_batched_tokens": 7, "max_num_seqs": 5},
@@ -61,6 +66,9 @@ FEATURES: dict[str, dict[str, Any]] = {
     "LoRA: DoRA, own tables": {"enable_lora": True, "model": "llama"},
     "windows": {"model": "windows"},
     "experts": {"model": "experts"},
+    "experts, int8": {"model": "experts", "quantization": "int8"},
+    "experts, int8 KV": {"model": "experts", "kv_cache_dtype": "int8"},
+    "experts, ngram": {"model": "experts", "speculative_config": METHODS["ngram"]},
     "latents": {"model": "latents"},
     "T5": {"model": "encoder"},
     "ngram": {"speculative_config": METHODS["ngram"]},
@@ -76,7 +84,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "eagle3": {"speculative_config": METHODS["eagle3"]},
 }
 """What runs beside it; `model` is a tiny one, or else the embedded one."""
-ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents")
+ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "experts, int8", "experts, int8 KV")
 """Where a difference in the last bit of a sum moves an integer by one, tokens of one process are not to be expected."""
 
 
@@ -200,20 +208,20 @@ def told(text: str) -> dict[tuple[str, str], str]:
     return {pair: reasons[int(cell.strip("()")) - 1] if cell != "yes" else cell for pair, cell in cells.items()}
 
 
-def main() -> int:
-    """Try all pairs and write the table."""
-    golden: dict[str, Any] = {}
-    cells: dict[tuple[str, str], str] = {}
+def main(words: list[str]) -> int:
+    """Try all pairs, or only those that the table lacks (`new`), and write the table."""
+    text, golden = README.read_text(), dict[str, Any]()
+    cells = told(text) if words == ["new"] else {}
     with tempfile.TemporaryDirectory() as root:
         for feature in FEATURES:
             for way, options in WAYS.items():
-                cells[feature, way] = right(feature, options, Folders(Path(root)), golden)
-                print(f"{feature} x {way}: {cells[feature, way]}", flush=True)
-    text = README.read_text()
+                if (feature, way) not in cells:
+                    cells[feature, way] = right(feature, options, Folders(Path(root)), golden)
+                    print(f"{feature} x {way}: {cells[feature, way]}", flush=True)
     before, rest = text.split(BEGIN)
     README.write_text(before + BEGIN + table(cells) + END + rest.split(END)[1])
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
