@@ -1,6 +1,6 @@
 """What it costs that a request survives its engine's death, while no engine dies.
 
-    python benchmarks/supervision.py cost    tokens a second of an engine process that is supervised, and of one that is not
+    python benchmarks/supervision.py cost    tokens a second of an engine process, supervised and not
 
 Two processes of the same shape with random weights take turns; requests come through the same edge as a server's.
 """
