@@ -23,9 +23,9 @@ from tenants import Load, ms, of, throughput
 
 from quire.bench.records import Record
 from quire.core.config import EngineConfig, flat_config
-from quire.engine.placing import Placing
-from quire.engine.replicas import ReplicatedEngine
-from quire.engine.supervised import Patience, SupervisedEngine
+from quire.engine.hosts.placing import Placing
+from quire.engine.life.replicas import ReplicatedEngine
+from quire.engine.life.supervised import Patience, SupervisedEngine
 
 WAYS: dict[str, dict[str, Any]] = {"both": {}, "apart": {"prefill_replicas": 1}}
 

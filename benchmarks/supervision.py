@@ -21,10 +21,10 @@ from shapes import SHAPES, write_config
 from quire.core.config import EngineConfig, flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.engine.async_engine import AsyncEngine
 from quire.engine.client import EngineClient
-from quire.engine.process import ProcessEngine
-from quire.engine.supervised import Patience, SupervisedEngine
+from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.life.process import ProcessEngine
+from quire.engine.life.supervised import Patience, SupervisedEngine
 
 
 def clients(config: EngineConfig) -> dict[str, EngineClient]:

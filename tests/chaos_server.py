@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.cli import main
-from quire.engine import channel
+from quire.engine.life import channel
 
 if __name__ == "__main__":
     channel.WORKER = "chaos_worker"

@@ -29,7 +29,9 @@ SLOW = pytest.mark.slow
 
 def ranks_of(engine: int) -> list[int]:
     """The processes of an engine that are ranks."""
-    return [each for each in children(engine) if b"quire.engine.rank" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return [
+        each for each in children(engine) if b"quire.engine.life.rank" in Path(f"/proc/{each}/cmdline").read_bytes()
+    ]
 
 
 def end_one(server: Chaos, rng: random.Random, how: signal.Signals) -> list[int]:

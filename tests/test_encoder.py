@@ -24,8 +24,8 @@ from quire.core.errors import BadRequest, ConfigError, ModelError
 from quire.core.params import SamplingParams
 from quire.core.request import Opening, Request
 from quire.core.sequence import Sequence
-from quire.engine.async_engine import AsyncEngine
 from quire.engine.client import StepReport
+from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.local import LocalEngine
 from quire.model.batch import Batch
 from quire.model.build import Model

@@ -19,9 +19,9 @@ from oracle import BACKENDS
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
-from quire.engine.agent import _stay
-from quire.engine.nodes import JoinedNodes
-from quire.engine.placing import check_same
+from quire.engine.hosts.agent import _stay
+from quire.engine.hosts.nodes import JoinedNodes
+from quire.engine.hosts.placing import check_same
 from quire.parallel.link import dial
 from quire.parallel.wire import Dropped, read_secret
 from stub_engine import stub_info

@@ -20,7 +20,7 @@ from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.engine import Engine
-from quire.engine.process import ProcessEngine
+from quire.engine.life.process import ProcessEngine
 from quire.model.build import Model, load_model
 from quire.model.load.stages import cut
 from quire.model.net.decoder import Decoder

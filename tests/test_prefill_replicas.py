@@ -19,7 +19,7 @@ from quire.core.errors import ConfigError
 from quire.core.request import Output
 from quire.engine.client import EngineKilled, StepReport
 from quire.engine.engine import Engine as RealEngine
-from quire.engine.kept import Kept
+from quire.engine.life.kept import Kept
 from test_chaos import Load, bodies
 from test_replay import requests, texts_of
 from test_replicas import Edge

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.core.errors import BadRequest, Overloaded
-from quire.engine.admission import Admission
+from quire.engine.edge.admission import Admission
 
 
 def fill(admission: Admission, tenant: str) -> int:

@@ -23,8 +23,8 @@ from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
-from quire.engine.recorder import RecordingClient
-from quire.engine.recording import Asked, Ended, read_run, runs
+from quire.engine.record.recorder import RecordingClient
+from quire.engine.record.recording import Asked, Ended, read_run, runs
 from quire.server.options import ServerOptions
 from quire.server.run import recorded
 from stub_engine import StubEngine, expected
@@ -130,7 +130,7 @@ def test_a_disk_that_fails_ends_the_recording_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     client = record(tmp_path, prompts=True)
-    monkeypatch.setattr("quire.engine.recorder.os.write", full)
+    monkeypatch.setattr("quire.engine.record.recorder.os.write", full)
     for name in ("a", "b"):
         client.submit(request(name))
         finish(client, 8)

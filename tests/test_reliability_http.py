@@ -19,7 +19,7 @@ import zmq
 from live_server import LiveServer, live, wait_until
 from quire.core.request import Output
 from quire.engine.client import Abort, ChangeAdapter, ResetPrefixCache, Submit
-from quire.engine.worker import Worker
+from quire.engine.life.worker import Worker
 from quire.server.errors import ErrorReply
 from quire.server.openapi import REPLIES
 from raw_client import ask, request

@@ -12,8 +12,8 @@ import pytest
 from quire.core.errors import EngineFailure
 from quire.core.request import Output, Request
 from quire.engine.client import EngineInfo, EngineKilled, Stats
-from quire.engine.replicas import ReplicatedEngine, total
-from quire.engine.supervised import Patience, SupervisedEngine
+from quire.engine.life.replicas import ReplicatedEngine, total
+from quire.engine.life.supervised import Patience, SupervisedEngine
 from stub_engine import expected
 from test_supervised import FOREVER, LIMITS, Engine, request
 

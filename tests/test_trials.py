@@ -8,9 +8,9 @@ import pytest
 
 from quire.core.errors import EngineFailure
 from quire.engine.client import Stats
-from quire.engine.supervised import Patience
-from quire.engine.trial import TRIED
-from quire.engine.watchdog import LARGE, SLOW, Watchdog
+from quire.engine.life.supervised import Patience
+from quire.engine.life.trial import TRIED
+from quire.engine.life.watchdog import LARGE, SLOW, Watchdog
 from test_supervised import Edge, request
 from turns import turns
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from quire.engine.beam import BeamSearchParams as BeamSearchParams
     from quire.engine.llm import LLM as LLM
     from quire.engine.llm import LoRARequest as LoRARequest
-    from quire.engine.outputs import CompletionOutput as CompletionOutput
-    from quire.engine.outputs import RequestOutput as RequestOutput
+    from quire.engine.loop.outputs import CompletionOutput as CompletionOutput
+    from quire.engine.loop.outputs import RequestOutput as RequestOutput
 
 _HOMES = {
     "QuireError": "quire.core.errors",
@@ -24,8 +24,8 @@ _HOMES = {
     "BeamSearchParams": "quire.engine.beam",
     "LLM": "quire.engine.llm",
     "LoRARequest": "quire.engine.llm",
-    "CompletionOutput": "quire.engine.outputs",
-    "RequestOutput": "quire.engine.outputs",
+    "CompletionOutput": "quire.engine.loop.outputs",
+    "RequestOutput": "quire.engine.loop.outputs",
 }
 __all__ = [*_HOMES, "__version__"]
 

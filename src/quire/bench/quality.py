@@ -16,8 +16,8 @@ import msgspec
 
 from quire.core.errors import ConfigError, ModelError
 from quire.core.params import SamplingParams
+from quire.engine.life.progress import counting_bar
 from quire.engine.llm import LLM
-from quire.engine.progress import counting_bar
 
 MISSES_SHOWN = 3
 

@@ -25,7 +25,7 @@ from quire.core.config import SECTIONS
 from quire.core.request import FinishReason, Output, Request
 from quire.engine.client import EngineInfo
 from quire.engine.local import LocalEngine
-from quire.engine.recording import Asked, Changed, Ended, Run
+from quire.engine.record.recording import Asked, Changed, Ended, Run
 
 FACTS = ("model", "backend", "isa", "dtype", "quantization", "kv_cache_dtype", "vocab_size")
 """Of an engine, on which its bits depend."""

@@ -15,7 +15,7 @@ from quire.bench.loads import ServeLoad
 from quire.bench.records import Record, from_intended, goodput, latencies, rates
 from quire.bench.workload import Item, Length, random_items
 from quire.core.errors import ConfigError, QuireError
-from quire.engine.progress import counting_bar
+from quire.engine.life.progress import counting_bar
 
 
 def targets_of(texts: tuple[str, ...]) -> dict[str, float]:

@@ -61,8 +61,8 @@ def serve(options: dict[str, Any], output: Output = None) -> None:
 
 
 def _engine(config: EngineConfig) -> LocalEngine:
+    from quire.engine.life.progress import loading_bar
     from quire.engine.local import LocalEngine
-    from quire.engine.progress import loading_bar
 
     with loading_bar() as progress:
         return LocalEngine(config, progress)

@@ -14,7 +14,7 @@ from quire.engine.options import KNOWN
 
 if TYPE_CHECKING:
     from quire.bench.replay import Outcome
-    from quire.engine.recording import Run
+    from quire.engine.record.recording import Run
 
 KV_FLAGS = {"ctk", "ctv", "kv_cache_dtype"}
 
@@ -30,14 +30,14 @@ def replay(
     The engine has the recorded options; those given here take their place, and most must not change a bit.
     """
     load = pick(options, ReplayLoad)
-    from quire.engine.recording import read_run
+    from quire.engine.record.recording import read_run
 
     run = read_run(folder, load.run)
     _describe(run)
     from quire.bench.replay import Replay, doubts, options_of
     from quire.bench.report import report
+    from quire.engine.life.progress import loading_bar
     from quire.engine.local import LocalEngine
-    from quire.engine.progress import loading_bar
 
     given = {name: value for name, value in options.items() if name not in ReplayLoad.__struct_fields__}
     recorded = {k: v for k, v in options_of(run).items() if not (k in KV_FLAGS and KV_FLAGS & set(given))}

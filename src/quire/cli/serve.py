@@ -52,7 +52,7 @@ def serve(
     if config.cluster.node_rank and config.cluster.by_ray:
         raise ConfigError("--node-rank: Ray starts what runs on other hosts; start one server", param="node_rank")
     if config.cluster.node_rank:
-        from quire.engine.agent import run_agent
+        from quire.engine.hosts.agent import run_agent
 
         run_agent(config)
     with ExitStack() as until:
@@ -62,9 +62,9 @@ def serve(
 
 def _start(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:
     """Engines that are started again, with the same limits, when they die; `until`: the server's end."""
-    from quire.engine.placing import Placing
-    from quire.engine.replicas import ReplicatedEngine
-    from quire.engine.supervised import Patience, SupervisedEngine
+    from quire.engine.hosts.placing import Placing
+    from quire.engine.life.replicas import ReplicatedEngine
+    from quire.engine.life.supervised import Patience, SupervisedEngine
 
     placing = until.enter_context(closing(Placing(config)))
     patience = Patience(

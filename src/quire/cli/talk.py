@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.core.params import SamplingParams
     from quire.engine.llm import LLM, Delta
-    from quire.engine.outputs import RequestOutput
+    from quire.engine.loop.outputs import RequestOutput
 
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Tokens to write at most.", min=1)]
 Temperature = Annotated[float | None, typer.Option(help="0 = always the likeliest token.", min=0.0)]

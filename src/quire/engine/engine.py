@@ -13,15 +13,15 @@ from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
-from quire.engine.adapting import Adapting
 from quire.engine.client import EngineInfo, Stats
-from quire.engine.experts import expert_counts
-from quire.engine.facts import engine_info
 from quire.engine.failures import told_plainly
-from quire.engine.planning import Plan, make_plan
-from quire.engine.portable import Portable
-from quire.engine.tiering import tiering_of
-from quire.engine.under_way import UnderWay
+from quire.engine.loop.adapting import Adapting
+from quire.engine.loop.experts import expert_counts
+from quire.engine.loop.facts import engine_info
+from quire.engine.loop.planning import Plan, make_plan
+from quire.engine.loop.portable import Portable
+from quire.engine.loop.tiering import tiering_of
+from quire.engine.loop.under_way import UnderWay
 from quire.model.build import Model, load_model
 from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages

@@ -14,10 +14,10 @@ from quire.core.errors import BadRequest, ConfigError, EngineFailure, told_error
 from quire.core.params import SamplingParams
 from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from quire.engine.client import EngineInfo
+from quire.engine.life.progress import counting_bar, loading_bar
 from quire.engine.local import LocalEngine
+from quire.engine.loop.outputs import RequestBuilder, RequestOutput
 from quire.engine.options import engine_config
-from quire.engine.outputs import RequestBuilder, RequestOutput
-from quire.engine.progress import counting_bar, loading_bar
 from quire.engine.requests import Seeds, check_size, ids_of_words, make_request, room, sampling_defaults
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hub import hub_beside

@@ -39,7 +39,7 @@ from quire.parallel.wire import Dropped, listen, read_secret
 from quire.run.gpu_ranks import comms_of, meeting_place, on_gpus, take_gpu
 from quire.run.messages import Meeting, Start
 
-RANK = "quire.engine.rank"
+RANK = "quire.engine.life.rank"
 """What the other processes run."""
 MEET_SECONDS = 120.0
 """That all ranks may take to be there, before any of them loads."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.engine.account import Timings
+from quire.engine.edge.account import Timings
 from quire.server.exchange import Exchange
 
 MAX_PATH = 512

@@ -18,7 +18,7 @@ from starlette.routing import Match, Route
 
 from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
-from quire.engine.async_engine import AsyncEngine
+from quire.engine.edge.async_engine import AsyncEngine
 from quire.server.adapters import load_lora_adapter, unload_lora_adapter
 from quire.server.chat import create_chat_completion
 from quire.server.completions import create_completion

@@ -11,8 +11,8 @@ from typing import Any
 from msgspec import UNSET
 
 from quire.core.request import Miss, Output, Request, TokenLogprob
-from quire.engine.account import Timings, timings
-from quire.engine.async_engine import AsyncEngine
+from quire.engine.edge.account import Timings, timings
+from quire.engine.edge.async_engine import AsyncEngine
 from quire.server.replies import CachedTokens, CacheReport, PredictedTokens, Usage
 from quire.text.detokenizer import OutputText
 from quire.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.request import Miss
-from quire.engine.account import Timings
+from quire.engine.edge.account import Timings
 from quire.server.pieces import Parts
 
 PromptLogprobs = Iterator[dict[str, Any] | None]

@@ -19,9 +19,9 @@ from fastapi import FastAPI
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, Unavailable
-from quire.engine.async_engine import AsyncEngine
 from quire.engine.client import EngineClient
-from quire.engine.recorder import RecordingClient, make_folder
+from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.record.recorder import RecordingClient, make_folder
 from quire.gguf.file import is_gguf
 from quire.server.address import BACKLOG, bind, leave, listen, where
 from quire.server.app import create_app

@@ -12,7 +12,7 @@ from typing import Any
 
 import quire
 from quire.core.config import EngineConfig
-from quire.engine.async_engine import AsyncEngine
+from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.requests import Seeds, sampling_defaults
 from quire.server.errors import ModelNotFound
 from quire.server.exchange import Exchange, Watcher

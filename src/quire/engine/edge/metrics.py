@@ -16,8 +16,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from quire.core.request import FinishReason, Request
-from quire.engine.account import SequenceClock
 from quire.engine.client import EngineInfo, Stats
+from quire.engine.edge.account import SequenceClock
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"

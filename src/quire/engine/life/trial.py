@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from quire.core.errors import EngineFailure
 from quire.core.request import Output
 from quire.engine.client import EngineKilled, Interrupted
-from quire.engine.kept import Kept
+from quire.engine.life.kept import Kept
 
 TRIED = 2
 """Tokens that a request must give alone before it counts as harmless: one step may have been under way already."""

@@ -1,4 +1,4 @@
-"""The process of a rank that is not the first: `python -m quire.engine.rank`, started by `Ranks`."""
+"""The process of a rank that is not the first: `python -m quire.engine.life.rank`, started by `Ranks`."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ import msgspec
 from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Request
 from quire.engine.client import AdapterChanged, EngineInfo, Stats, StepReport, StoreStats
-from quire.engine.kept import Kept
-from quire.engine.router import Router
-from quire.engine.supervised import SupervisedEngine
+from quire.engine.life.kept import Kept
+from quire.engine.life.router import Router
+from quire.engine.life.supervised import SupervisedEngine
 
 logger = logging.getLogger("quire.engine")
 

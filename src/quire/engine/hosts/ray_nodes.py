@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
-from quire.engine.agent import Agent
+from quire.engine.hosts.agent import Agent
 from quire.parallel.interface import address_of
 from quire.parallel.link import Address
 from quire.parallel.wire import read_secret

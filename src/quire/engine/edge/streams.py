@@ -8,9 +8,9 @@ from typing import Protocol
 
 from quire.core.errors import QuireError, told_error
 from quire.core.request import FinishReason, Output, Request
-from quire.engine.account import SequenceClock
-from quire.engine.metrics import EngineMetrics
-from quire.engine.turns import Turns
+from quire.engine.edge.account import SequenceClock
+from quire.engine.edge.metrics import EngineMetrics
+from quire.engine.edge.turns import Turns
 
 UNREAD = 64 << 10
 """Bytes of a request's outputs that wait for a reader, about, before it is paused: going on again costs a step."""

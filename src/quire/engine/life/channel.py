@@ -17,7 +17,7 @@ from quire.parallel.launch import DATA, LOST, Ended, Kill, Launch, Process, orde
 from quire.parallel.link import Link
 from quire.parallel.wire import Dropped
 
-WORKER = "quire.engine.worker"
+WORKER = "quire.engine.life.worker"
 """What the process runs."""
 DUMP_SECONDS = 0.3
 """That it gets to write where its threads are."""

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import memory_file
-from quire.engine.channel import Channel, LocalChannel, RemoteChannel
 from quire.engine.client import EngineInfo
-from quire.engine.nodes import JoinedNodes
-from quire.engine.process import ProcessEngine
-from quire.engine.progress import loading_bar
-from quire.engine.ray_nodes import RayNodes
+from quire.engine.hosts.nodes import JoinedNodes
+from quire.engine.hosts.ray_nodes import RayNodes
+from quire.engine.life.channel import Channel, LocalChannel, RemoteChannel
+from quire.engine.life.process import ProcessEngine
+from quire.engine.life.progress import loading_bar
 from quire.parallel.interface import address_of
 from quire.parallel.link import Address, Link, dial
 from quire.parallel.wire import Dropped, read_secret

@@ -25,7 +25,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.request import FinishReason, Output, Request
 from quire.engine.client import EngineClient, EngineInfo, StepReport
-from quire.engine.recording import FILE, FORMAT, Asked, Began, Changed, Ended, Line, Lost, without_content
+from quire.engine.record.recording import FILE, FORMAT, Asked, Began, Changed, Ended, Line, Lost, without_content
 
 logger = logging.getLogger("quire.recorder")
 

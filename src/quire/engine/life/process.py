@@ -11,7 +11,6 @@ from quire.core.errors import ConfigError, EngineFailure, ModelError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Request
 from quire.core.tiers import FLUSH_SECONDS
-from quire.engine.channel import Channel, LocalChannel
 from quire.engine.client import (
     RANK_KILLED,
     UNREADABLE,
@@ -28,6 +27,7 @@ from quire.engine.client import (
     Submit,
     ToEngine,
 )
+from quire.engine.life.channel import Channel, LocalChannel
 from quire.parallel.launch import END_SECONDS
 
 

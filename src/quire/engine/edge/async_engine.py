@@ -14,12 +14,12 @@ import msgspec
 
 from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable
 from quire.core.request import Output, Request
-from quire.engine.adapter_changes import AdapterChanges
-from quire.engine.admission import Admission
 from quire.engine.client import EngineClient, EngineInfo, StepReport
-from quire.engine.metrics import EngineMetrics
-from quire.engine.streams import OutputStream
-from quire.engine.turns import Turns
+from quire.engine.edge.adapter_changes import AdapterChanges
+from quire.engine.edge.admission import Admission
+from quire.engine.edge.metrics import EngineMetrics
+from quire.engine.edge.streams import OutputStream
+from quire.engine.edge.turns import Turns
 
 logger = logging.getLogger("quire.engine")
 

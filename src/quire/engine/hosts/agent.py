@@ -19,8 +19,8 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure, QuireError
 from quire.core.machine import memory_file
 from quire.core.tiers import FLUSH_SECONDS
-from quire.engine.channel import LocalChannel, ended
-from quire.engine.nodes import Answer, Hello
+from quire.engine.hosts.nodes import Answer, Hello
+from quire.engine.life.channel import LocalChannel, ended
 from quire.parallel.interface import address_of, address_towards
 from quire.parallel.launch import DATA, END_SECONDS, Ended, Kill, Launch, Order, order
 from quire.parallel.link import Address, Link, Listener, dial

@@ -22,9 +22,9 @@ from quire.core.config import SchedulerConfig
 from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Request
 from quire.engine.client import EngineClient, EngineInfo, Interrupted, Stats, StepReport
-from quire.engine.kept import Kept, KeptAdapters
-from quire.engine.trial import Trial
-from quire.engine.watchdog import Watchdog
+from quire.engine.life.kept import Kept, KeptAdapters
+from quire.engine.life.trial import Trial
+from quire.engine.life.watchdog import Watchdog
 
 logger = logging.getLogger("quire.engine")
 

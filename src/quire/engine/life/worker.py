@@ -1,4 +1,4 @@
-"""The engine process: `python -m quire.engine.worker INBOX OUTBOX`, started by `ProcessEngine`.
+"""The engine process: `python -m quire.engine.life.worker INBOX OUTBOX`, started by `ProcessEngine`.
 
 The configuration comes as one JSON line on standard input, which afterwards serves as a death pipe: when it closes, the
 parent is gone and so is this process. Messages are msgpack of fixed schemas (no pickle).
@@ -162,7 +162,7 @@ def main(inbox: str, outbox: str, shards: str = "") -> int:
         ask_ahead(config.model)
         with uncollected(forever=True):
             from quire.engine.engine import Engine
-            from quire.engine.sharing import shards_of
+            from quire.engine.hosts.sharing import shards_of
 
             shared = shards_of(config, int(shards)) if shards else None
             engine = Engine(config, worker.progress, shared)

@@ -1,0 +1,1 @@
+"""Between an event loop and an engine: streams, admission, metrics."""

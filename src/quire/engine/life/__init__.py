@@ -1,0 +1,1 @@
+"""Processes of engines: how they start, are watched, die and are replaced; replicas."""

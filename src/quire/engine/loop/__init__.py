@@ -1,0 +1,1 @@
+"""What the loop of an engine is made of."""
