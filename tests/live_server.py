@@ -16,8 +16,8 @@ import openai
 
 from quire.core.config import EngineConfig, flat_config
 from quire.engine.edge.async_engine import AsyncEngine
-from quire.server.address import bind
 from quire.server.app import create_app
+from quire.server.http.address import bind
 from quire.server.options import ServerOptions
 from quire.server.run import DrainingServer, uvicorn_config
 from quire.server.service import Service

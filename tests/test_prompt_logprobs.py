@@ -21,9 +21,9 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.sample.sampler import Sampler
-from quire.server import pieces
-from quire.server.logprobs import LogprobWriter
-from quire.server.replies import ChatLogprobs, Completion, CompletionChoice, CompletionLogprobs
+from quire.server.api.logprobs import LogprobWriter
+from quire.server.api.replies import ChatLogprobs, Completion, CompletionChoice, CompletionLogprobs
+from quire.server.http import pieces
 from stub_engine import StubEngine, stub_info
 from test_bit_equality import engine_of
 

@@ -20,8 +20,8 @@ from live_server import LiveServer, live, wait_until
 from quire.core.request import Output
 from quire.engine.client import Abort, ChangeAdapter, ResetPrefixCache, Submit
 from quire.engine.life.worker import Worker
-from quire.server.errors import ErrorReply
-from quire.server.openapi import REPLIES
+from quire.server.api.openapi import REPLIES
+from quire.server.http.errors import ErrorReply
 from raw_client import ask, request
 from stub_engine import stub_info
 from stub_server import StubServer

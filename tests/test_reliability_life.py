@@ -20,8 +20,8 @@ from test_server_death import Serving, children, gone
 
 SOURCE = Path(__file__).parent.parent / "src" / "quire"
 WALL_CLOCK = {
-    "model/load/packed_folder.py", "server/service.py", "server/writer.py", "text/sandbox.py",
-    "engine/edge/metrics.py", "engine/record/recorder.py", "server/middleware.py", "cache/store_folder.py",
+    "model/load/packed_folder.py", "server/service.py", "server/api/writer.py", "text/sandbox.py",
+    "engine/edge/metrics.py", "engine/record/recorder.py", "server/http/middleware.py", "cache/store_folder.py",
     "cache/disk.py", "engine/loop/adapting.py", "engine/engine.py",
 }  # fmt: skip
 """Where the time of day is asked for: ages of files, `created` in replies, the date in a prompt; when something was

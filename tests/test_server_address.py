@@ -13,7 +13,7 @@ import pytest
 
 from live_server import live, wait_until
 from quire.core.errors import ConfigError
-from quire.server.address import bind
+from quire.server.http.address import bind
 from quire.server.options import ServerOptions
 from test_server_death import Serving
 

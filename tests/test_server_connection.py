@@ -11,7 +11,7 @@ import time
 import pytest
 
 from live_server import LiveServer, live, wait_until
-from quire.server.connection import LimitedProtocol
+from quire.server.http.connection import LimitedProtocol
 from stub_engine import StubEngine
 
 

@@ -16,7 +16,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
-from quire.server.fields import warning
+from quire.server.api.fields import warning
 from quire.server.options import ServerOptions
 from stub_engine import StubEngine
 from test_server_life import open_stream, read_all

@@ -338,7 +338,7 @@ def test_a_third_signal_leaves_no_traceback() -> None:
 
 def test_a_taken_port_is_named() -> None:
     from quire.core.errors import ConfigError
-    from quire.server.address import bind, listen
+    from quire.server.http.address import bind, listen
     from quire.server.options import ServerOptions
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from live_server import LiveServer, live
-from quire.server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeText
+from quire.server.api.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeText
 
 HI = [{"role": "user", "content": "hi"}]
 

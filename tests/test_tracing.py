@@ -13,8 +13,8 @@ import pytest
 
 from live_server import LiveServer, live, wait_until
 from quire.core.errors import ConfigError
+from quire.server.http.watchers import watchers
 from quire.server.options import ServerOptions
-from quire.server.watchers import watchers
 from stub_engine import StubEngine
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -47,7 +47,7 @@ def spans_of(server: LiveServer) -> tuple[Any, Any]:
     """A tracer that keeps its spans in memory, and those."""
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from quire.server.tracing import Tracer
+    from quire.server.http.tracing import Tracer
 
     kept = InMemorySpanExporter()
     tracer = Tracer(kept)

@@ -19,18 +19,18 @@ from starlette.routing import Match, Route
 from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.engine.edge.async_engine import AsyncEngine
-from quire.server.adapters import load_lora_adapter, unload_lora_adapter
-from quire.server.chat import create_chat_completion
-from quire.server.completions import create_completion
-from quire.server.errors import HttpError, encode_error, error_headers
-from quire.server.middleware import Gateway
-from quire.server.openapi import described, operation
+from quire.server.api.adapters import load_lora_adapter, unload_lora_adapter
+from quire.server.api.chat import create_chat_completion
+from quire.server.api.completions import create_completion
+from quire.server.api.openapi import described, operation
+from quire.server.api.replies import Load, ModelCard, ModelList, Readiness, Version
+from quire.server.api.reset import reset_prefix_cache
+from quire.server.api.tokenize import detokenize, tokenize
+from quire.server.http.errors import HttpError, encode_error, error_headers
+from quire.server.http.middleware import Gateway
+from quire.server.http.watchers import watchers
 from quire.server.options import ServerOptions
-from quire.server.replies import Load, ModelCard, ModelList, Readiness, Version
-from quire.server.reset import reset_prefix_cache
 from quire.server.service import VERSION, Service
-from quire.server.tokenize import detokenize, tokenize
-from quire.server.watchers import watchers
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 

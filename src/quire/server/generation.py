@@ -13,7 +13,7 @@ from msgspec import UNSET
 from quire.core.request import Miss, Output, Request, TokenLogprob
 from quire.engine.edge.account import Timings, timings
 from quire.engine.edge.async_engine import AsyncEngine
-from quire.server.replies import CachedTokens, CacheReport, PredictedTokens, Usage
+from quire.server.api.replies import CachedTokens, CacheReport, PredictedTokens, Usage
 from quire.text.detokenizer import OutputText
 from quire.text.tokenizer import Tokenizer
 

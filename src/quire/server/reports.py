@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from quire.core.request import Request
+from quire.server.api.protocol import QuireOptions
+from quire.server.api.replies import PromptReport, Report
 from quire.server.generation import Generation
-from quire.server.protocol import QuireOptions
-from quire.server.replies import PromptReport, Report
 
 
 def report(request_id: str, generation: Generation, asked: QuireOptions) -> Report:

@@ -23,13 +23,13 @@ from quire.engine.client import EngineClient
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.record.recorder import RecordingClient, make_folder
 from quire.gguf.file import is_gguf
-from quire.server.address import BACKLOG, bind, leave, listen, where
 from quire.server.app import create_app
-from quire.server.connection import LimitedProtocol
+from quire.server.http.address import BACKLOG, bind, leave, listen, where
+from quire.server.http.connection import LimitedProtocol
+from quire.server.http.watchers import watchers
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.server.service import Service
-from quire.server.watchers import watchers
 from quire.text.files import read_text
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
         loop="uvloop",
         lifespan="on",
         log_config=None,
-        access_log=False,  # ours is told more (quire.server.access)
+        access_log=False,  # ours is told more (quire.server.http.access)
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,

@@ -14,9 +14,9 @@ import quire
 from quire.core.config import EngineConfig
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.requests import Seeds, sampling_defaults
-from quire.server.errors import ModelNotFound
-from quire.server.exchange import Exchange, Watcher
-from quire.server.http_metrics import HttpMetrics
+from quire.server.http.errors import ModelNotFound
+from quire.server.http.exchange import Exchange, Watcher
+from quire.server.http.http_metrics import HttpMetrics
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.text.template import ChatTemplate

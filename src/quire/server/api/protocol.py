@@ -1,5 +1,5 @@
 """The bodies of requests as strict structs: a wrong type is an error that names the field, and so is an unknown field
-where the server is `--strict`; elsewhere `quire.server.fields` takes those out before.
+where the server is `--strict`; elsewhere `quire.server.api.fields` takes those out before.
 
 `null` means "not given" everywhere, as OpenAI's clients send it. Fields of type `Any` are known to clients but not
 built here (see `quire.server.unbuilt`), or accepted because they cannot change an answer (user, metadata, ...).
@@ -171,7 +171,7 @@ class TokenizeChat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 ChatBody = ChatCompletionRequest | TokenizeChat
-"""What `quire.server.prompts.encode_chat` reads: msgspec structs cannot share fields through a second base class."""
+"""What `prompts.encode_chat` reads: msgspec structs cannot share fields through a second base class."""
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,10 +13,10 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
-from quire.server.errors import HttpError, encode_error, error_headers
-from quire.server.exchange import Exchange
-from quire.server.fields import warning
+from quire.server.api.fields import warning
 from quire.server.generation import ClientGone
+from quire.server.http.errors import HttpError, encode_error, error_headers
+from quire.server.http.exchange import Exchange
 from quire.server.keys import NOBODY, Tenant
 from quire.server.service import Service
 

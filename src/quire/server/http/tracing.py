@@ -19,8 +19,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 import quire
 from quire.core.errors import ConfigError
 from quire.core.request import Request
-from quire.server.exchange import Exchange
 from quire.server.generation import Generation
+from quire.server.http.exchange import Exchange
 
 EXPORT_SECONDS = 3.0
 """That sending a batch may take; as long, the end of the server waits for a collector that does not answer."""

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from quire.core.request import Miss
 from quire.engine.edge.account import Timings
-from quire.server.pieces import Parts
+from quire.server.http.pieces import Parts
 
 PromptLogprobs = Iterator[dict[str, Any] | None]
 

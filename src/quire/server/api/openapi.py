@@ -8,16 +8,15 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from quire.server.adapters import LoadLora, UnloadLora
-from quire.server.errors import ErrorReply
-from quire.server.protocol import (
+from quire.server.api.adapters import LoadLora, UnloadLora
+from quire.server.api.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeChat,
     TokenizeText,
 )
-from quire.server.replies import (
+from quire.server.api.replies import (
     ChatCompletion,
     Completion,
     Load,
@@ -28,6 +27,7 @@ from quire.server.replies import (
     Tokens,
     Version,
 )
+from quire.server.http.errors import ErrorReply
 
 Kinds = tuple[type[msgspec.Struct], ...]
 

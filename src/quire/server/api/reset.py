@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.server.errors import HttpError
+from quire.server.http.errors import HttpError
 from quire.server.service import Service
 
 

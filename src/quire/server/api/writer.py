@@ -13,16 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.request import TokenLogprob
-from quire.server.body import LARGE, off_loop
-from quire.server.convert import new_id
+from quire.server.api.convert import new_id
+from quire.server.api.logprobs import LogprobWriter, weight
+from quire.server.api.protocol import SamplingFields
+from quire.server.api.replies import ChatCompletion, ChatCompletionChunk, Completion, PromptLogprobs, Usage
 from quire.server.generation import Generation, Piece, cancel_on_disconnect
-from quire.server.logprobs import LogprobWriter, weight
-from quire.server.pieces import encode
-from quire.server.protocol import SamplingFields
-from quire.server.replies import ChatCompletion, ChatCompletionChunk, Completion, PromptLogprobs, Usage
+from quire.server.http.body import LARGE, off_loop
+from quire.server.http.pieces import encode
+from quire.server.http.sse import EventStream, PartsResponse, event
 from quire.server.reports import report
 from quire.server.service import Service
-from quire.server.sse import EventStream, PartsResponse, event
 
 Body = TypeVar("Body", bound=SamplingFields)
 Choices = list[Any]

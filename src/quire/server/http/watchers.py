@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 
 from quire.core.errors import ConfigError
-from quire.server.access import AccessLog
-from quire.server.exchange import Watcher
+from quire.server.http.access import AccessLog
+from quire.server.http.exchange import Watcher
 from quire.server.options import ServerOptions
 
 
@@ -26,6 +26,6 @@ def _tracer(endpoint: str) -> Watcher:
         if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec(name) is None:
             message = "--otlp-traces-endpoint: OpenTelemetry is not installed; pip install 'quire[otel]'"
             raise ConfigError(message, param="otlp_traces_endpoint")
-    from quire.server.tracing import Tracer, exporter
+    from quire.server.http.tracing import Tracer, exporter
 
     return Tracer(exporter(endpoint))

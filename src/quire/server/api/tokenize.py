@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.server.body import off_loop, read_struct
-from quire.server.prompts import encode_chat, encode_texts
-from quire.server.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
-from quire.server.replies import Text, Tokens
+from quire.server.api.prompts import encode_chat, encode_texts
+from quire.server.api.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
+from quire.server.api.replies import Text, Tokens
+from quire.server.http.body import off_loop, read_struct
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 

@@ -11,12 +11,10 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS
 from quire.core.request import Request as EngineRequest
-from quire.server.convert import build_requests, read_body, sampling_params, token_limit
-from quire.server.generation import Generation, Piece
-from quire.server.keys import Tenant
-from quire.server.prompts import encode_chat, truncate
-from quire.server.protocol import ChatCompletionRequest
-from quire.server.replies import (
+from quire.server.api.convert import build_requests, read_body, sampling_params, token_limit
+from quire.server.api.prompts import encode_chat, truncate
+from quire.server.api.protocol import ChatCompletionRequest
+from quire.server.api.replies import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -26,8 +24,10 @@ from quire.server.replies import (
     ChatMessage,
     Usage,
 )
+from quire.server.api.writer import Choices, State, Writer, respond
+from quire.server.generation import Generation, Piece
+from quire.server.keys import Tenant
 from quire.server.service import Service
-from quire.server.writer import Choices, State, Writer, respond
 
 ROLE = "assistant"
 

@@ -13,8 +13,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from quire.core.errors import BadRequest
-from quire.server.errors import HttpError
-from quire.server.fields import drop_unknown
+from quire.server.api.fields import drop_unknown
+from quire.server.http.errors import HttpError
 from quire.server.options import ServerOptions
 
 T = TypeVar("T")

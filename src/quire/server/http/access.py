@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.engine.edge.account import Timings
-from quire.server.exchange import Exchange
+from quire.server.http.exchange import Exchange
 
 MAX_PATH = 512
 

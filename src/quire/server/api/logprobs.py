@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.core.request import TokenLogprob
-from quire.server.replies import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprobs, TopLogprob
+from quire.server.api.replies import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprobs, TopLogprob
 from quire.text.tokenizer import Tokenizer
 
 BYTES = 64

@@ -14,9 +14,9 @@ from quire.core.params import SamplingParams
 from quire.core.request import Explain, Request
 from quire.engine.client import EngineInfo
 from quire.engine.requests import ids_of_words, make_request, room
-from quire.server.body import off_loop, read_struct
+from quire.server.api.protocol import SamplingFields
+from quire.server.http.body import off_loop, read_struct
 from quire.server.keys import Tenant
-from quire.server.protocol import SamplingFields
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 

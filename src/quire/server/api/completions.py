@@ -11,20 +11,20 @@ from starlette.responses import Response
 
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
-from quire.server.convert import (
+from quire.server.api.convert import (
     COMPLETION_MAX_TOKENS,
     build_requests,
     read_body,
     sampling_params,
     token_limit,
 )
+from quire.server.api.prompts import Prompts, encode_prompts, listed, truncate
+from quire.server.api.protocol import CompletionRequest
+from quire.server.api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
+from quire.server.api.writer import Choices, State, Writer, respond
 from quire.server.generation import Generation, Piece
 from quire.server.keys import Tenant
-from quire.server.prompts import Prompts, encode_prompts, listed, truncate
-from quire.server.protocol import CompletionRequest
-from quire.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from quire.server.service import Service
-from quire.server.writer import Choices, State, Writer, respond
 
 
 async def create_completion(service: Service, request: Request) -> Response:

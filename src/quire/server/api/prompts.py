@@ -12,8 +12,8 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.engine.requests import check_size
-from quire.server.body import LARGE
-from quire.server.protocol import ChatBody, Message, Prompt
+from quire.server.api.protocol import ChatBody, Message, Prompt
+from quire.server.http.body import LARGE
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 from quire.text.render import PROCESSES

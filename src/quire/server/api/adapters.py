@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.server.body import read_struct
-from quire.server.convert import MAX_NAME
-from quire.server.errors import HttpError, ModelNotFound
+from quire.server.api.convert import MAX_NAME
+from quire.server.http.body import read_struct
+from quire.server.http.errors import HttpError, ModelNotFound
 from quire.server.service import Service
 
 T = TypeVar("T")

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.core.errors import QuireError
-from quire.server.errors import encode_error
 from quire.server.generation import ClientGone, Generation, Piece, cancel_on_disconnect
-from quire.server.pieces import PART, encode
+from quire.server.http.errors import encode_error
+from quire.server.http.pieces import PART, encode
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"

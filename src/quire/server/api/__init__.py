@@ -1,0 +1,1 @@
+"""The routes: what bodies say, what replies are, one file for each API."""

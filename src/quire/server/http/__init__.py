@@ -1,0 +1,1 @@
+"""HTTP itself: connections, streams, what is refused, and who is told of an exchange."""
