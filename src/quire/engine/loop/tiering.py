@@ -237,7 +237,7 @@ def facts(config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan,
 
 def _code() -> str:
     """A digest of this package: another version may compute other bits."""
-    paths = sorted(Path(__file__).parents[1].rglob("*.py"))
+    paths = sorted(Path(__file__).parents[2].rglob("*.py"))
     native = importlib.util.find_spec("quire._native")
     if native is not None and native.origin:
         paths.append(Path(native.origin))
