@@ -75,7 +75,7 @@ def test_adapters_come_and_go(server: LiveServer, tmp_path: Path) -> None:
     assert empty in server.http.get("/metrics").text
     with server.http.stream(
         "POST", "/v1/completions",
-        json={"prompt": "x", "model": "mine", "max_tokens": 200, "ignore_eos": True, "stream": True},
+        json={"prompt": ["x"] * 60, "model": "mine", "max_tokens": 200, "ignore_eos": True, "stream": True},
     ) as stream:  # fmt: skip
         next(stream.iter_lines())
         assert (

@@ -128,7 +128,8 @@ def test_a_request_may_leave_once_others_find_its_prompt(tmp_path: Path) -> None
 
 
 @native
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_server_of_both_kinds_answers_as_one_engine(ranks: int, tmp_path: Path) -> None:
     """Of engines of so many ranks, and while some are killed; those that go on read what the others computed."""
     asked, options = bodies(8), ["--threads", "1", "--max-model-len", "1024", "--tensor-parallel-size", str(ranks)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import islice
 
 import pytest
 import torch
@@ -14,14 +15,31 @@ from quire.ops.gpu import choose_row, load_kernels
 from quire.ops.op import REGISTRY
 from triton_ops import TRITON_OPS, close, needs_triton, run_gpu, run_reference
 
+OFTEN = {"attention": 3}
+"""Of ops with many cases every run takes one of so many."""
+quiet = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # numpy's, of inf and nan when interpreted
+
 
 @needs_triton
-@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # numpy's, of inf and nan under the interpreter
+@quiet
 @pytest.mark.parametrize("name", TRITON_OPS)
 def test_equals_the_reference(name: str) -> None:
+    """Of those with many cases, one of every few: the slow test has all."""
+    equals_the_reference(name, OFTEN.get(name, 1))
+
+
+@needs_triton
+@quiet
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OFTEN)
+def test_equals_the_reference_in_all_cases(name: str) -> None:
+    equals_the_reference(name, 1)
+
+
+def equals_the_reference(name: str, every: int) -> None:
     definition = REGISTRY[name]
     assert definition.cases is not None
-    for case in definition.cases(torch.Generator().manual_seed(0)):
+    for case in islice(definition.cases(torch.Generator().manual_seed(0)), 0, None, every):
         found, expected = run_gpu(name, case), run_reference(name, case)
         assert len(found) == len(expected)
         # 16-bit caches may round to the neighbour

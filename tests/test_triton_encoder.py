@@ -48,17 +48,27 @@ def run(folder: Path, prompts: tuple[tuple[int, ...], ...] = PROMPTS, **options:
     return found, engine
 
 
-def test_an_encoder_decoder_gives_the_reference_s_tokens_in_graphs_and_preempted(folder: Path) -> None:
+GPU: dict[str, Any] = {"device": "cuda", "ops": MISSING}
+
+
+@pytest.fixture(scope="module")
+def graphs(folder: Path) -> Answers:
+    return run(folder, **GPU, **ROOMY)[0]
+
+
+def test_an_encoder_decoder_gives_the_reference_s_tokens(folder: Path, graphs: Answers) -> None:
     want, _ = run(folder, device="reference", num_blocks=24)
-    gpu: dict[str, Any] = {"device": "cuda", "ops": MISSING}
-    graphs, _ = run(folder, **gpu, **ROOMY)
     for name, (tokens, logprobs) in want.items():
         assert graphs[name][0] == tokens
         assert graphs[name][1] == pytest.approx(logprobs, abs=1e-4)
-    tight, engine = run(folder, **gpu, **(ROOMY | {"num_blocks": 18}), enforce_eager=True)
+
+
+@pytest.mark.slow
+def test_neither_preemption_nor_graphs_nor_neighbours_change_bits(folder: Path, graphs: Answers) -> None:
+    tight, engine = run(folder, **GPU, **(ROOMY | {"num_blocks": 18}), enforce_eager=True)
     assert engine.scheduler.preemptions > 0
     assert tight == graphs
-    alone, _ = run(folder, PROMPTS[2:], **gpu, **ROOMY)
+    alone, _ = run(folder, PROMPTS[2:], **GPU, **ROOMY)
     assert alone == {name: graphs[name] for name in alone}
 
 
