@@ -42,7 +42,8 @@ def test_layers_are_there_whenever_copies_happen(eager: str, walks: list[range])
 
 @needs_triton
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-@pytest.mark.parametrize("quantization", [pytest.param(None, marks=pytest.mark.slow), "int4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", [None, "int4"])
 def test_the_engine_gives_the_same_bits(quantization: str | None, tmp_path: Path) -> None:
     write(tmp_path, "llama", num_hidden_layers=5, hidden_size=32, intermediate_size=64, head_dim=16)
     device = {"device": "cuda", "ops": MISSING, "num_blocks": 64} | SMALL

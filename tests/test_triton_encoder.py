@@ -56,6 +56,7 @@ def graphs(folder: Path) -> Answers:
     return run(folder, **GPU, **ROOMY)[0]
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_gives_the_reference_s_tokens(folder: Path, graphs: Answers) -> None:
     want, _ = run(folder, device="reference", num_blocks=24)
     for name, (tokens, logprobs) in want.items():
