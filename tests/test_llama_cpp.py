@@ -51,9 +51,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", EIGHT | {"head_dim": 64, "sliding_window": 5}),
 }
 FORMATS = {"F32": None, "F16": 1, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12,
-           "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "IQ3_XXS": 23, "IQ3_S": 26,
+           "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "IQ3_S": 26,
            "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38}  # fmt: skip
-"""Name -> enum llama_ftype; those of IQ1 and IQ2 are not made without statistics of the model's activations.
+"""Name -> enum llama_ftype; those of IQ1, IQ2 and IQ3_XXS are not made without statistics of the model's activations.
 
 "MXFP4" has its experts in that type and the rest in Q8_0."""
 EVERYWHERE = ("F32", "F16", "Q8_0", "Q4_0", "Q4_K_M")
