@@ -58,7 +58,8 @@ class Portions:
         share = -(-sum(map(decodes, unfinished)) // most)
         free = [seq for seq in unfinished if not seq.in_flight]
         few = [seq for seq in free if decodes(seq)][:share]
-        self._decoding = [step for step in self._decoding if any(seq.in_flight for seq in step)]
+        live = {seq for seq in unfinished if seq.in_flight}  # one that was aborted does not come back
+        self._decoding = [step for step in self._decoding if not live.isdisjoint(step)]
         if len(few) < share and len(self._decoding) >= most:
             few = []
         self._decoding += [few] if few else []
