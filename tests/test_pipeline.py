@@ -179,8 +179,8 @@ def run(engine: Engine, requests: list[Request], each: Callable[[int], object] =
         each(turn)
         for out in engine.step() if engine.has_work else ():
             found.setdefault((out.request_id, out.index), []).append(out)
-        most = max(most, len(engine.under_way))
-    assert engine.pool.num_used == 0 and (engine.ranks is None or most > 1)
+        most = max(most, len(engine.under_way))  # beside the one that was just taken
+    assert engine.pool.num_used == 0 and (engine.ranks is None or most > 0)
     return {key: (
         [t for o in outs for t in o.tokens], [lp for o in outs for lp in o.logprobs],
         [lp for o in outs for lp in o.prompt_logprobs or ()], outs[-1].finish_reason, outs[-1].error,
