@@ -26,6 +26,7 @@ from quire.model.build import Model, load_model
 from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages
 from quire.ops.backend import Ops, select
+from quire.run.caches import kept_layers
 from quire.run.ranks import ended_on_error, first_place, lead, of_a_rank
 from quire.run.runner import Runner
 from quire.run.tune import tune
@@ -55,7 +56,8 @@ class Engine:
             self.drafting = load_drafting(config, self.model, self.ops, progress, first_place(self.ranks))
             plan = make_plan(config, self.model, self.ops, self.beside, self.ranks)
             if self.ranks is not None:
-                self.ranks.allocate(plan.kv, plan.limits, self.drafting is not None and self.drafting.alone)
+                alone = self.drafting is not None and self.drafting.alone
+                self.ranks.allocate(plan.kv, plan.limits, alone, kept_layers((self.model,))[0].values())
             self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
             self._allocate(plan)
         self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False

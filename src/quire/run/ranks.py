@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,6 +57,7 @@ class Ranks:
         self._reach = reach(config)
         self.others, self.place, self.busy = self._reach.others, self._reach.place, self._reach.busy
         self._steps, self._replies = config.parallel.steps_under_way, list[Replies]()
+        self._staged = config.parallel.pipeline_parallel_size > 1
         self._digests, self._ending, self._far = HeardDigests(self._reach.world), False, bool(config.hosts)
         for other in self.others:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
@@ -79,16 +80,18 @@ class Ranks:
         self._digests.settle(min(self._steps, SAID))
         self._digests.step(shape, arrays)
 
-    def allocate(self, kv: KVPlan, limits: SchedulerConfig, alone: bool) -> None:
+    def allocate(self, kv: KVPlan, limits: SchedulerConfig, alone: bool, windows: Collection[int]) -> None:
         """The cache of the others is as large as this rank's; `alone`: a draft model's part of it is this rank's alone.
 
-        `ConfigError` where the layers of both need several block tables then.
+        `ConfigError` where `windows` of layers ask for several block tables then: each rank chooses by its own layers.
         """
-        if alone and len(kv.groups.layers) > 1:
+        if alone and any(0 < window < kv.max_model_len for window in windows):
+            option, what = ("--pipeline-parallel-size", "use ngram or suffix") if self._staged else (
+                "--speculative-draft-tensor-parallel-size 1", "leave it out, and all ranks compute it")  # fmt: skip
             raise ConfigError(
-                "--speculative-draft-tensor-parallel-size 1: a draft model beside layers with windows has block tables "
-                "that the other ranks do not know; leave it out, and all ranks compute it",
-                param="speculative_draft_tensor_parallel_size",
+                f"{option}: a draft model beside layers with windows has block tables that the other ranks do not "
+                f"know; {what}",
+                param=option[2:].split()[0].replace("-", "_"),
             )
         self.tell(Allocate(kv.blocks, kv.max_model_len, limits))
 
