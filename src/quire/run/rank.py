@@ -190,6 +190,10 @@ class Rank:
             adapters.load(name, Path(folder))
 
 
+GROUP_ENDED = "a rank of the group has ended"
+"""What csrc/comm.cpp says to those that wait for one."""
+
+
 def heard(world: Hearer, ahead: bool) -> Iterator[bytes]:
     """What rank 0 says. `ahead`: it is listened to meanwhile, so that rank 0 may say more than this rank has done."""
 
@@ -255,6 +259,9 @@ def main(load_drafting: LoadDrafting) -> int:
     except QuireError as error:
         print(f"rank {start.rank}: {error.message}", file=sys.stderr)
         return error.exit_code
-    except Exception:
+    except Exception as error:
+        if GROUP_ENDED in str(error):  # whoever ended first says why; threads that listen are not waited for
+            print(f"rank {start.rank}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
         traceback.print_exc()
         return 1
