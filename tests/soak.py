@@ -47,7 +47,7 @@ MIB_PER_HOUR, NOISE = 1.0, 3.0
 DRIFT = 0.05
 """Growth of the time per token that is allowed, in a run of an hour or more: in minutes the machine changes by more.
 
-It is told from noise: rounds of one hour gave 0.18 to 0.40 ms, by the cores that the two processes happened to be on.
+The noise is printed beside it: rounds of one hour gave 0.18 to 0.40 ms, by the cores that the two processes were on.
 """
 
 
@@ -201,18 +201,22 @@ def verdict(samples: list[Sample]) -> list[str]:
         wrong.append("blocks were used though nothing ran")
     times = [s.tpot for s in warm]
     third = max(1, len(times) // 3)
-    grown, noise = drift(times[:third], times[-third:])
-    print(f"time per token: {statistics.fmean(times[:third]):.3f} ms at first, {grown:+.1%} at the end, +- {noise:.1%}")
-    if HOURS >= 1 and grown - noise > DRIFT:
+    before, after = statistics.median(times[:third]), statistics.median(times[-third:])
+    noise = doubt(times[:third], times[-third:])
+    print(
+        f"time per token: {before:.3f} ms, at the end {after:.3f} ms ({after / before - 1:+.1%}; means +- {noise:.1%})"
+    )
+    if HOURS >= 1 and after / before - 1 > DRIFT:
         wrong.append("tokens take longer than at the beginning")
     return wrong
 
 
-def drift(before: list[float], after: list[float]) -> tuple[float, float]:
-    """By what share the mean grew, and two standard errors of that."""
-    first, last = statistics.fmean(before), statistics.fmean(after)
-    error = sum(statistics.variance(each) / len(each) for each in (before, after)) ** 0.5 if len(before) > 1 else 0.0
-    return last / first - 1, 2 * error / first
+def doubt(before: list[float], after: list[float]) -> float:
+    """Two standard errors of the growth of the mean, as a share of it."""
+    if len(before) < 2:
+        return 0.0
+    error = sum(statistics.variance(each) / len(each) for each in (before, after)) ** 0.5
+    return float(2 * error / statistics.fmean(before))
 
 
 def fill_tokenizer(client: httpx.Client) -> None:
