@@ -147,7 +147,9 @@ class StubEngine:
         if self.step_seconds:
             time.sleep(self.step_seconds)
         with self._lock:
-            outputs = [self._step(row) for row in self._rows]
+            rows = list(self._rows)
+        outputs = [self._step(row) for row in rows]  # of thousands that takes long, and nobody waits for it
+        with self._lock:
             ended = {(o.request_id, o.index) for o in outputs if o.finish_reason is not None}
             self._rows = [r for r in self._rows if (r.request.id, r.index) not in ended]
         old = self._stats

@@ -18,7 +18,7 @@ from quire.engine.edge import streams
 from quire.engine.edge.async_engine import PORTION, AsyncEngine
 from quire.engine.edge.metrics import buckets_125
 from quire.engine.edge.streams import _merge
-from quire.engine.edge.turns import AT_ONCE, Turns
+from quire.engine.edge.turns import AT_ONCE, SECONDS, Turns
 from quire.engine.life.supervised import Patience, SupervisedEngine
 from stub_engine import StubEngine, expected, stub_info
 
@@ -250,6 +250,37 @@ def test_the_loop_looks_around_while_thousands_go_on() -> None:
         turns.later(partial(done.append, -1))  # it has come to rest, and begins again
         await turns.mine()
         assert done[-1] == -1
+
+    asyncio.run(main())
+
+
+def test_a_turn_that_fails_keeps_nobody_waiting() -> None:
+    async def main() -> None:
+        said: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(str(context["exception"])))
+        turns, done = Turns(), list[int]()
+        for i in range(3):
+            turns.later(partial(done.append, i) if i != 1 else partial(int, "no number"))
+        await turns.mine()
+        assert done == [0, 2] and len(said) == 1 and "no number" in said[0]
+
+    asyncio.run(main())
+
+
+def test_a_long_turn_lets_the_loop_look_around() -> None:
+    async def main() -> None:
+        turns, done = Turns(), list[int]()
+
+        def long(i: int) -> None:
+            time.sleep(2 * SECONDS)
+            done.append(i)
+
+        for i in range(3):
+            turns.later(partial(long, i))
+        await asyncio.sleep(0)
+        assert done == [0]
+        await turns.mine()
+        assert done == [0, 1, 2]
 
     asyncio.run(main())
 

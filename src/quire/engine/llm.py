@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError, EngineFailure, told_error
 from quire.core.params import SamplingParams
+from quire.core.request import random_id
 from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from quire.engine.client import EngineInfo
 from quire.engine.life.progress import counting_bar, loading_bar
@@ -248,7 +248,7 @@ class LLM:
             self.info,
             ids,
             params,
-            request_id=secrets.token_hex(8),
+            request_id=random_id(),
             seed=self._seeds.next(),
             bad_words_ids=ids_of_words(tokenizer, params.bad_words) if tokenizer is not None else (),
             priority=priority,

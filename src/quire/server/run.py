@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,11 +20,13 @@ from fastapi import FastAPI
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, Unavailable
+from quire.core.machine import uncollected
 from quire.engine.client import EngineClient
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.record.recorder import RecordingClient, make_folder
 from quire.gguf.file import is_gguf
 from quire.server.app import create_app
+from quire.server.garbage import Garbage
 from quire.server.http.address import BACKLOG, bind, leave, listen, where
 from quire.server.http.connection import LimitedProtocol
 from quire.server.http.watchers import watchers
@@ -37,6 +40,9 @@ from quire.text.tokenizer import Tokenizer
 logger = logging.getLogger("quire.server")
 
 FAILED_EXIT_CODE = 1  # the engine died, or a second signal cut requests off
+SWITCH_SECONDS = 5e-4
+"""What a thread that works keeps the interpreter for. At Python's 5 ms the event loop waits that long after each call
+to the system beside a reader of many outputs: 5,000 streams took half as long again."""
 LAST_WORDS_SECONDS = 2  # for the errors of requests that were not finished
 
 
@@ -51,8 +57,9 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
-        self._service = service
+        self.service = service
         self._deadline = 0.0
+        self.garbage = Garbage()
         self.forced = False
 
     @contextlib.contextmanager
@@ -74,26 +81,26 @@ class DrainingServer(uvicorn.Server):
 
     def handle_restart(self, sig: int, frame: FrameType | None) -> None:
         """Ask for the engines to be started anew; a server that drains has no use for that."""
-        if self._service.draining:
+        if self.service.draining:
             logger.warning("%s: nothing is started anew while requests are drained", signal.Signals(sig).name)
         else:
             logger.info("%s: the engines are started anew, one after the other", signal.Signals(sig).name)
-            self._service.engine.restart()
+            self.service.engine.restart()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal arrived. It is not raised again after the drain (uvicorn does), so the exit code is ours."""
-        if sig == signal.SIGHUP and self._service.keys.from_file:
-            self._service.keys.reload()
+        if sig == signal.SIGHUP and self.service.keys.from_file:
+            self.service.keys.reload()
             return
-        if self._service.draining and sig == signal.SIGHUP:
+        if self.service.draining and sig == signal.SIGHUP:
             return
-        if self._service.draining:
+        if self.service.draining:
             self.force_exit = self.forced  # the third signal does not even wait for the clients to be told
             self.forced = True
             return
-        self._service.draining = True
-        self._deadline = time.monotonic() + self._service.options.shutdown_timeout
-        name, active = signal.Signals(sig).name, self._service.active
+        self.service.draining = True
+        self._deadline = time.monotonic() + self.service.options.shutdown_timeout
+        name, active = signal.Signals(sig).name, self.service.active
         logger.info("%s: draining %d requests; a second signal ends them at once", name, active)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -104,7 +111,8 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True ends the server."""
-        service = self._service
+        service = self.service
+        self.garbage.look(idle=service.active == 0)
         if service.engine.failure is not None or (service.draining and service.active == 0):
             return True
         if service.draining and (self.forced or time.monotonic() >= self._deadline):
@@ -203,6 +211,7 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
     Raises `ConfigError` for an address that cannot be had and whatever `start_engine` raises, before anything listens.
     """
     options.validate()
+    sys.setswitchinterval(SWITCH_SECONDS)
     _raise_file_limit()
     _check_tls(options)
     _check_files(config, options)
@@ -221,6 +230,20 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
 
 
 def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, sock: socket.socket) -> int:
+    with uncollected(forever=True):
+        engine, server = _make(config, options, client)
+    listen(sock, options)
+    logger.info("serving %s on %s", client.info.served_name, where(sock, options))
+    try:
+        with server.garbage.seldom():
+            server.run(sockets=[sock])
+    finally:
+        engine.close()
+        server.service.close()
+    return FAILED_EXIT_CODE if server.forced or engine.failure is not None else 0
+
+
+def _make(config: EngineConfig, options: ServerOptions, client: EngineClient) -> tuple[AsyncEngine, DrainingServer]:
     info = client.info
     folder = _tokenizer_folder(config, info.folder)
     tokenizer = Tokenizer.from_folder(folder)
@@ -228,12 +251,4 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
     template = ChatTemplate.from_folder(folder, tokenizer, config.model.chat_template, info.max_model_len)
     engine = AsyncEngine(client)
     app = create_app(engine, tokenizer, template, options, config)
-    server = DrainingServer(uvicorn_config(app, options), app.state.service)
-    listen(sock, options)
-    logger.info("serving %s on %s", info.served_name, where(sock, options))
-    try:
-        server.run(sockets=[sock])
-    finally:
-        engine.close()
-        app.state.service.close()
-    return FAILED_EXIT_CODE if server.forced or engine.failure is not None else 0
+    return engine, DrainingServer(uvicorn_config(app, options), app.state.service)

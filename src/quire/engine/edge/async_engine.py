@@ -25,8 +25,8 @@ logger = logging.getLogger("quire.engine")
 
 POLL_SECONDS = 0.1
 MAX_PROMPT_TOKENS_IN_FLIGHT = 4 << 20  # ~150 MB of Python ints at the edge
-PORTION = 256
-"""Outputs that are handed to their streams at once: some 2 ms."""
+PORTION = 32
+"""Outputs that are handed to their streams at once: some 1 ms."""
 
 
 class AsyncEngine:

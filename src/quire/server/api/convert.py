@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -11,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 
 from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.params import SamplingParams
-from quire.core.request import Explain, Request
+from quire.core.request import Explain, Request, random_id
 from quire.engine.client import EngineInfo
 from quire.engine.requests import ids_of_words, make_request, room
 from quire.server.api.protocol import SamplingFields
@@ -97,7 +96,7 @@ def _check_fields(body: SamplingFields, scheduling_policy: str) -> None:
 
 def new_id(prefix: str, body: SamplingFields) -> str:
     """The id a client sees: `cmpl-<hex>` or `chatcmpl-<hex>`, or its own `request_id` behind the prefix."""
-    return f"{prefix}-{body.request_id or secrets.token_hex(16)}"
+    return f"{prefix}-{body.request_id or random_id()}"
 
 
 async def build_requests(
@@ -121,7 +120,7 @@ async def build_requests(
             info,
             prompt,
             param,
-            request_id=secrets.token_hex(12),
+            request_id=random_id(),
             seed=service.draw_seed() if param.seed is None else param.seed,
             bad_words_ids=banned,
             priority=body.priority or 0,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
+from quire.core.request import random_id
 from quire.server.api.fields import warning
 from quire.server.generation import ClientGone
 from quire.server.http.errors import HttpError, encode_error, error_headers
@@ -131,7 +131,7 @@ async def send_error(send: Send, error: QuireError) -> None:
 def _request_id(headers: list[tuple[bytes, bytes]]) -> str:
     """The client's X-Request-Id if it is harmless to repeat, else a new one."""
     given = next((value for name, value in headers if name == b"x-request-id"), b"")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+    return given.decode() if _REQUEST_ID.fullmatch(given) else random_id()
 
 
 def _host(headers: list[tuple[bytes, bytes]]) -> str:

@@ -1,0 +1,45 @@
+"""When the interpreter looks for cycles: seldom, and rather when nothing is served."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SHARE = 0.01
+"""Of the time, at most, while requests are served."""
+NEW = 700
+"""Objects that are worth a search, as the interpreter has it."""
+
+
+class Garbage:
+    """Searches at moments of its own, which stop everything, in place of the interpreter's.
+
+    That looks at young objects all the time, and at all as soon as a quarter of them is new. With what was loaded left
+    out (`uncollected`) it stopped 5,000 streams for 0.45 s with each of their tokens, and 50 ms many times between;
+    probes waited as long. All that there is to find are parts of connections that have ended, some 40 objects each.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    @contextmanager
+    def seldom(self) -> Iterator[None]:
+        """Meanwhile there are no searches but those of `look`."""
+        was = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was:
+                gc.enable()
+
+    def look(self, idle: bool) -> None:
+        """Search if there may be something to find, and either it is time or nobody is disturbed."""
+        began = time.monotonic()
+        if gc.get_count()[0] < NEW or (began < self._next and not idle):
+            return
+        gc.collect()
+        now = time.monotonic()
+        self._next = now + (now - began) / SHARE
