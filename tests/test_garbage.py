@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
+from typing import Any
 
+import pytest
+
+from live_server import live
 from quire.server import garbage
 from quire.server.garbage import Garbage
+from raw_client import ask, request
+from stub_engine import StubEngine, stub_info
 
 
 class Cycle:
@@ -52,3 +59,45 @@ def test_where_nothing_is_new_it_does_not_search() -> None:
         assert cycle() is not None
     gc.collect()
     assert cycle() is None
+
+
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+BODY: dict[str, Any] = {"prompt": [8, 9], "max_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "room"),
+    [
+        (LIVEZ, 200, 20),
+        (request(BODY), 200, 20),
+        (request(BODY | {"stream": True}), 200, 20),
+        (request(BODY | {"temperature": -1}), 400, 20),
+        (request(BODY), 429, 1),
+    ],
+)
+def test_a_request_leaves_no_circles(data: bytes, status: int, room: int) -> None:
+    """With 400 refusals in a second they were 4 MB, which only a search gave back."""
+    stub = StubEngine(stub_info(max_num_queued_reqs=room))
+
+    async def run(port: int) -> int:
+        stub.paused = status == 429
+        waiting = asyncio.create_task(ask(port, request(BODY)))
+        await asyncio.sleep(0.2)
+        for _ in range(3):  # what is made once
+            await ask(port, data)
+        gc.collect()
+        gc.disable()
+        for _ in range(20):
+            assert (await ask(port, data)).status == status
+        await asyncio.sleep(0.2)
+        found = gc.collect()
+        stub.paused = False
+        await waiting
+        return found
+
+    with live(stub) as server:
+        try:
+            found = asyncio.run(run(server.port))
+        finally:
+            gc.enable()
+    assert found < 20

@@ -97,6 +97,7 @@ class Gateway:
             self._service.active -= counted
             exchange.end()
             self._service.ended(exchange)
+            exchange.scope = scope  # that of the application refers to the exchange
 
     def _check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Tenant:
         """The tenant; raises for a request that must not reach a route, whose body has not been read."""
