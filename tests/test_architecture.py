@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "quire"
 LAYERS = (
     {"core"},
     {"cache", "sched", "ops", "text", "gguf", "parallel"},
-    {"quant", "sample"},
+    {"quant", "sample", "learn"},
     {"model"},
     {"run"},
     {"speculate"},

@@ -1,0 +1,153 @@
+"""The loop: Adam, a rate that rises and falls, a state on disk from which a run goes on as if it had not stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from quire.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SAVE_SECONDS = 60.0
+WARM_UP = 20
+BETAS, DECAY = (0.9, 0.95), 0.01
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Learner(Protocol):
+    """What learns."""
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The leaves that change, by name; always the same."""
+        ...
+
+    def backward(self, step: int) -> float:
+        """Add the gradients of step number `step`, from 0, and return its loss. The step alone decides what is read."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pace:
+    """`steps` in all, `rate` of Adam at its highest, gradients cut to a norm of `clip`."""
+
+    steps: int
+    rate: float
+    clip: float = 1.0
+
+    def at(self, step: int) -> float:
+        """The rate of a step: a short rise, then half a cosine to a tenth."""
+        rise = min(1.0, (step + 1) / WARM_UP)
+        return self.rate * rise * (0.55 + 0.45 * math.cos(math.pi * step / self.steps))
+
+
+class Run:
+    """A learner on its way. `plan`: what a run is; one that goes on must be of the same.
+
+    `state`: the file that is kept now and then. `paged`: Adam's moments are in a file beside it, which the system pages
+    in and out (as QLoRA's paged optimizer does, Dettmers et al. 2023): memory for them is not needed all at once.
+    """
+
+    def __init__(self, learner: Learner, pace: Pace, plan: DataclassInstance, state: Path, paged: bool = False) -> None:
+        self.learner, self.pace = learner, pace
+        self.step, self.losses = 0, list[float]()
+        self._parameters, self._plan, self._state = dict(learner.parameters()), asdict(plan), state
+        self._optimizer = torch.optim.AdamW(
+            list(self._parameters.values()), lr=pace.rate, betas=BETAS, weight_decay=DECAY
+        )
+        if paged:
+            self._page_moments(state.with_suffix(".moments"))
+
+    def go(self, tell: Callable[[int, float], None]) -> None:
+        """All steps that are left; `tell(step, loss)` after each. State is kept now and then, and if it is stopped."""
+        saved = time.monotonic()
+        try:
+            while self.step < self.pace.steps:
+                tell(self.step + 1, self._one())
+                if time.monotonic() - saved > SAVE_SECONDS:
+                    self.save()
+                    saved = time.monotonic()
+        finally:
+            self.save()
+
+    def _one(self) -> float:
+        """A step; its loss."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.pace.at(self.step)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self.learner.backward(self.step)
+        if not math.isfinite(loss):
+            raise ConfigError(
+                f"the loss is {loss} at step {self.step + 1}: a text gives no numbers, or the rate is high"
+            )
+        torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.pace.clip)
+        self._optimizer.step()
+        self.step += 1
+        self.losses.append(loss)
+        return loss
+
+    def save(self) -> None:
+        """Weights, moments and step; the file is whole or not there."""
+        tensors = {f"weight.{name}": p.detach() for name, p in self._parameters.items()}
+        for name, p in self._parameters.items():
+            for kind, value in self._optimizer.state.get(p, {}).items():
+                tensors[f"{kind}.{name}"] = torch.as_tensor(value)
+        about = {"plan": json.dumps(self._plan), "step": str(self.step), "losses": json.dumps(self.losses)}
+        write_whole(self._state, {name: t.contiguous() for name, t in tensors.items()}, about)
+
+    def resume(self) -> bool:
+        """Go on where a run of the same plan stopped; False where there was none. `ConfigError` for another's."""
+        if not self._state.is_file():
+            return False
+        with safe_open(self._state, framework="pt") as file:
+            about = file.metadata() or {}
+            if json.loads(about.get("plan", "null")) != json.loads(json.dumps(self._plan)):
+                raise ConfigError(
+                    f"{self._state} is of a run with other options ({about.get('plan')}); give these, or another folder"
+                )
+            for name in file.keys():  # noqa: SIM118
+                kind, _, of = name.partition(".")
+                self._put(kind, self._parameters[of], file.get_tensor(name))
+        self.step, self.losses = int(about["step"]), json.loads(about["losses"])
+        return True
+
+    def _put(self, kind: str, parameter: Tensor, value: Tensor) -> None:
+        state: dict[str, Any] = self._optimizer.state[parameter]
+        if kind == "weight":
+            parameter.data.copy_(value)
+        elif kind in MOMENTS and kind in state:
+            state[kind].copy_(value)
+        else:
+            state[kind] = value
+
+    def _page_moments(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        total = sum(p.numel() for p in self._parameters.values())
+        pages, at = torch.from_file(str(path), shared=True, size=len(MOMENTS) * total, dtype=torch.float32), 0
+        path.unlink()  # it is there as long as it is mapped
+        for p in self._parameters.values():
+            state: dict[str, Any] = {"step": torch.zeros(())}
+            for kind in MOMENTS:
+                state[kind] = pages[at : at + p.numel()].view_as(p)
+                at += p.numel()
+            self._optimizer.state[p] = state
+
+
+def write_whole(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
+    """A safetensors file that is whole or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    save_file(tensors, str(part), about)
+    part.replace(path)
