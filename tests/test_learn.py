@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError
-from quire.learn.loop import WARM_UP, Pace, Run
+from quire.learn.loop import WARM_UP, Pace, Run, mapped
 from quire.learn.rows import Shuffled
 
 
@@ -88,3 +88,12 @@ def test_every_pass_reads_all_rows_in_an_order_of_its_own() -> None:
     first, second = [order[i] for i in range(10)], [order[i] for i in range(10, 20)]
     assert sorted(first) == sorted(second) == rows and first != second
     assert [Shuffled(rows, 3)[i] for i in range(20)] == first + second
+
+
+def test_moments_that_do_not_fit_on_the_disk_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"bytes do not fit: .*; free some"):
+        mapped(tmp_path / "x", 1 << 50)
+    assert not list(tmp_path.iterdir())
+    pages = mapped(tmp_path / "y", 10)
+    pages += 1
+    assert pages.sum() == 10 and not list(tmp_path.iterdir())

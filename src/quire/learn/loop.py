@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -132,17 +133,33 @@ class Run:
             state[kind] = value
 
     def _page_moments(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
         total = sum(p.numel() for p in self._parameters.values())
-        pages, at = torch.from_file(str(path), shared=True, size=len(MOMENTS) * total, dtype=torch.float32), 0
-        path.unlink()  # it is there as long as it is mapped
+        pages, at = mapped(path, len(MOMENTS) * total), 0
         for p in self._parameters.values():
             state: dict[str, Any] = {"step": torch.zeros(())}
             for kind in MOMENTS:
                 state[kind] = pages[at : at + p.numel()].view_as(p)
                 at += p.numel()
             self._optimizer.state[p] = state
+
+
+def mapped(path: Path, count: int) -> Tensor:
+    """`count` zeros, f32, in a file that is made at `path`, has no name afterwards, and is there as long as they are.
+
+    `ConfigError` where the disk has no room for them: without it the first write to one would end the process.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    try:
+        with path.open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, 4 * count)
+        return torch.from_file(str(path), shared=True, size=count, dtype=torch.float32)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {4 * count:,} bytes do not fit: {error.strerror}; free some, or name another disk"
+        ) from None
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
