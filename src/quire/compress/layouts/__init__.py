@@ -1,0 +1,1 @@
+"""How matrices lie in files: one file for each layout that other programs read."""

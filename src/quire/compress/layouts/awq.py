@@ -1,0 +1,78 @@
+"""AWQ files (Lin et al. 2023) as AutoAWQ writes them, version "gemm": `quire.quant.awq` says how tensors lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quire.compress.layouts.base import (
+    columns,
+    group_index,
+    group_of,
+    integers,
+    is_plain,
+    most_common,
+    pack,
+    plain,
+    unfit,
+    with_bias,
+)
+from quire.core.errors import ConfigError
+from quire.ops.lazy import torch
+from quire.ops.weights import Weight
+from quire.quant.awq import ORDER
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Awq:
+    """One group size for the whole file: its config has no place for others."""
+
+    name: str = "awq"
+
+    def tensors(self, base: str, weight: Weight, bias: Tensor | None = None) -> dict[str, Tensor]:
+        """qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales [groups, n] in their dtype.
+
+        `ConfigError` for anything but integers of 4 bits, for act-order and for rows that are not a multiple of 8.
+        """
+        if is_plain(weight):
+            return plain(base, weight, bias)
+        integers(self.name, base, weight, (4,))
+        n = weight.shape[0]
+        if group_index(weight) is not None:
+            raise unfit(self.name, base, "has groups in an order of its own (act-order); quantize without it")
+        if n % 8:
+            raise unfit(self.name, base, f"has {n} rows, needs a multiple of 8")
+        scales, codes = weight.scales, columns(weight)
+        assert scales is not None
+        zeros = torch.zeros(scales.shape, dtype=torch.int8) if weight.zeros is None else weight.zeros
+        return with_bias(base, {"qweight": _words(codes), "qzeros": _words(zeros), "scales": scales.t()}, bias)
+
+    def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
+        """Bits, group and the names of what is not quantized; `ConfigError` where groups differ."""
+        group = most_common(matrices, group_of)
+        if group is None:
+            raise ConfigError(f"layout {self.name}: no matrix is quantized")
+        for base, weight in matrices.items():
+            if not is_plain(weight) and group_of(weight) != group:
+                raise unfit(
+                    self.name, base, f"has groups of {weight.group} columns, others of {group}; a file has one size"
+                )
+        left = [base for base, weight in matrices.items() if is_plain(weight)]
+        return {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": group,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": left or None,
+        }
+
+
+def _words(codes: Tensor) -> Tensor:
+    """int32 [c, r / 8] of signed codes int8 [r, c], rows interleaved within a word."""
+    turned = codes.t().reshape(codes.shape[1], -1, 8)[..., list(ORDER)]
+    return pack(turned.flatten(1), 4)

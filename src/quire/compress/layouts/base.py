@@ -1,0 +1,124 @@
+"""What a layout of files must offer, and what all layouts share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from quire.core.errors import ConfigError
+from quire.ops.lazy import torch
+from quire.ops.weights import Weight
+from quire.quant.rows import over_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BITS = {"int4": 4, "int8": 8}
+T = TypeVar("T", bound=Hashable)
+
+
+class Layout(Protocol):
+    """One layout. A weight that is not quantized lies as it is in every layout."""
+
+    @property
+    def name(self) -> str:
+        """What recipes call it."""
+        ...
+
+    def tensors(self, base: str, weight: Weight, bias: Tensor | None = None) -> dict[str, Tensor]:
+        """The tensors on disk of the linear layer `base` ("model.layers.0.mlp.up_proj"), names in full.
+
+        `bias` [n] is kept as it is. `ConfigError` for a weight that the layout cannot hold.
+        """
+        ...
+
+    def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
+        """`quantization_config` of config.json for the linear layers by their names, those left unquantized included.
+
+        `ConfigError` for weights that no one file can hold together.
+        """
+        ...
+
+
+def unfit(layout: str, base: str, reason: str) -> ConfigError:
+    """An error about a matrix that `layout` cannot hold, for the caller to raise."""
+    return ConfigError(f"layout {layout}: {base} {reason}")
+
+
+def is_plain(weight: Weight) -> bool:
+    """Whether the matrix is not quantized."""
+    return weight.scales is None
+
+
+def plain(base: str, weight: Weight, bias: Tensor | None) -> dict[str, Tensor]:
+    """The tensors of a matrix that is not quantized."""
+    return with_bias(base, {"weight": weight.codes.contiguous()}, bias)
+
+
+def with_bias(base: str, parts: Mapping[str, Tensor], bias: Tensor | None) -> dict[str, Tensor]:
+    """The parts by their full names, the bias with them."""
+    named = {f"{base}.{part}": t.contiguous() for part, t in parts.items()}
+    return named if bias is None else {**named, f"{base}.bias": bias}
+
+
+def integers(layout: str, base: str, weight: Weight, allowed: tuple[int, ...]) -> int:
+    """Bits of the codes of a weight of integers; `ConfigError` where it is not that or has other bits."""
+    if weight.kind not in BITS:
+        raise unfit(layout, base, f"is {weight.kind}, needs integers")
+    if weight.mins is not None:
+        raise unfit(layout, base, "has minimums, which are no multiples of its scales; quantize with zero points")
+    bits = weight.bits or BITS[weight.kind]
+    if bits not in allowed:
+        raise unfit(layout, base, f"has codes of {bits} bits, can have {', '.join(map(str, allowed))}")
+    half = 1 << (bits - 1)
+    for what, codes in (("codes", weight.codes), ("zeros", weight.zeros)):
+        if codes is not None and not -half <= int(codes.min()) <= int(codes.max()) < half:
+            raise unfit(layout, base, f"has {what} outside {-half}..{half - 1}, which {bits} bits do not hold")
+    return bits
+
+
+def group_index(weight: Weight) -> Tensor | None:
+    """The group of each column [k] int32 in the activations' order; None where groups lie together."""
+    if weight.order is None:
+        return None
+    k = weight.shape[1]
+    places = torch.arange(k, dtype=torch.int32) // weight.group
+    index = torch.empty_like(places)
+    index[weight.order.long()] = places
+    return None if torch.equal(index, places) else index
+
+
+def columns(weight: Weight) -> Tensor:
+    """The codes [n, k] with their columns in the activations' order."""
+    return weight.codes if weight.order is None else weight.codes[:, weight.order.argsort()]
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Signed codes int8 [r, c] as words int32 [r, ceil(c * bits / 32)]: the inverse of `quant.packed.unpack_rows`."""
+    r, c = codes.shape
+    out = torch.zeros((r, -(-c * bits // 32)), dtype=torch.int32)
+    places = torch.arange(bits, dtype=torch.uint8)
+
+    def work(rows: slice) -> None:
+        values = codes[rows].contiguous().view(torch.uint8) + (1 << (bits - 1))  # modulo 256, as a code of 8 bits wants
+        stream = (values[..., None] >> places & 1).flatten(1)
+        stream = torch.nn.functional.pad(stream, (0, -stream.shape[1] % 32))
+        data = np.packbits(stream.numpy(), axis=-1, bitorder="little")
+        out[rows] = torch.from_numpy(data).view(torch.int32)
+
+    over_rows(r, bits * c, work)
+    return out
+
+
+def most_common(matrices: Mapping[str, Weight], key: Callable[[Weight], T]) -> T | None:
+    """The commonest `key` of the quantized matrices; None when there is none."""
+    counts = Counter(key(weight) for weight in matrices.values() if not is_plain(weight))
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def group_of(weight: Weight) -> int:
+    """Columns of a group as configs give it: -1 for a whole row."""
+    return -1 if weight.group == weight.shape[1] else weight.group

@@ -1,0 +1,109 @@
+"""GPTQ files (Frantar et al. 2022) as auto-gptq and gptqmodel write them: `quire.quant.gptq` says how tensors lie.
+
+Format "gptq" stores zeros less one, so that a zero of the lowest code has no form which every program reads: kernels of
+vLLM add the one after they cut the code out, and get 2^bits for it. "gptq_v2" stores zeros as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quire.compress.layouts.base import (
+    columns,
+    group_index,
+    group_of,
+    integers,
+    is_plain,
+    most_common,
+    pack,
+    plain,
+    unfit,
+    with_bias,
+)
+from quire.core.errors import ConfigError
+from quire.ops.lazy import torch
+from quire.ops.weights import Weight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALLOWED = (2, 3, 4, 8)
+HEAD = "lm_head"
+"""The output head has a field of its own instead of a rule."""
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """`form`: checkpoint format, "gptq" (v1) or "gptq_v2"."""
+
+    form: str = "gptq"
+
+    @property
+    def name(self) -> str:
+        """That of the format."""
+        return self.form
+
+    def tensors(self, base: str, weight: Weight, bias: Tensor | None = None) -> dict[str, Tensor]:
+        """qweight int32 [k * bits / 32, n], qzeros int32 [groups, n * bits / 32], scales [groups, n], g_idx int32 [k].
+
+        Scales keep their dtype. `ConfigError` for anything but integers of 2, 3, 4 or 8 bits, for sizes that do not
+        fill whole words, and in v1 for a zero of the lowest code.
+        """
+        if is_plain(weight):
+            return plain(base, weight, bias)
+        bits = integers(self.name, base, weight, ALLOWED)
+        n, k = weight.shape
+        whole = 32 // math.gcd(bits, 32)
+        if n % whole or k % whole:
+            raise unfit(self.name, base, f"is {n} x {k}: rows and columns must be multiples of {whole} to fill words")
+        assert weight.scales is not None
+        scales = weight.scales
+        zeros = torch.zeros(scales.shape, dtype=torch.int8) if weight.zeros is None else weight.zeros
+        if self.form == "gptq":
+            if int(zeros.min()) == -(1 << (bits - 1)):
+                raise unfit(self.name, base, "has a zero of the lowest code, which v1 cannot hold; use gptq_v2")
+            zeros = zeros - 1
+        index = group_index(weight)
+        if index is None:
+            index = torch.arange(k, dtype=torch.int32) // weight.group
+        parts = {
+            "qweight": pack(columns(weight), bits).t(),
+            "qzeros": pack(zeros.t().contiguous(), bits),
+            "scales": scales.t(),
+            "g_idx": index,
+        }
+        return with_bias(base, parts, bias)
+
+    def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
+        """The commonest bits and group; `dynamic` rules of gptqmodel say which matrices differ or stay as they are."""
+        common = most_common(matrices, _facts)
+        if common is None:
+            raise ConfigError(f"layout {self.name}: no matrix is quantized")
+        bits, group, symmetric = common
+        config = {
+            "quant_method": "gptq",
+            "bits": bits,
+            "group_size": group,
+            "sym": symmetric,
+            "desc_act": any(group_index(w) is not None for w in matrices.values()),
+            "checkpoint_format": self.form,
+            "lm_head": any(base.endswith(HEAD) and not is_plain(w) for base, w in matrices.items()),
+        }
+        rules: dict[str, Any] = {}
+        for base, weight in matrices.items():
+            if is_plain(weight):
+                rules |= {} if base.endswith(HEAD) else {f"-:^{re.escape(base)}$": {}}
+            elif _facts(weight) != common:
+                own_bits, own_group, own_symmetric = _facts(weight)
+                rules[f"+:^{re.escape(base)}$"] = {"bits": own_bits, "group_size": own_group, "sym": own_symmetric}
+        return config | ({"dynamic": rules} if rules else {})
+
+
+def _facts(weight: Weight) -> tuple[int, int, bool]:
+    """Bits, columns of a group and whether there are no zeros."""
+    bits = weight.bits or {"int4": 4, "int8": 8}.get(weight.kind, 0)
+    return bits, group_of(weight), weight.zeros is None
