@@ -1,0 +1,1 @@
+"""The compression workbench: checkpoints made smaller, and written as other programs read them."""
