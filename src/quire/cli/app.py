@@ -8,6 +8,7 @@ import typer
 
 import quire
 from quire.cli.bench import bench
+from quire.cli.compress import compress
 from quire.cli.demo import demo
 from quire.cli.doctor import doctor
 from quire.cli.evaluate import evaluate
@@ -51,5 +52,6 @@ app.add_typer(bench, name="bench")
 app.command("eval")(evaluate)
 app.command("inspect")(inspect)
 app.command("doctor")(doctor)
+app.command("compress")(compress)
 app.command("train-heads")(train_heads)
 app.command("demo")(demo)

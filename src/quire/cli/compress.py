@@ -1,0 +1,80 @@
+"""`quire compress`: a model made smaller by a recipe, or by one stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.compress.recipe import Recipe
+
+SHORT = ("quantize", "prune")
+"""Kinds of stages that have a flag of their own."""
+
+
+def compress(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or hub name; pydoc is the embedded model.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a run that stopped goes on.")],
+    recipe: Annotated[Path | None, typer.Option(help="A file of stages, RECIPE.toml.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="In place of a recipe: quantize by this method.")] = None,
+    prune: Annotated[str | None, typer.Option(help="In place of a recipe: prune by this method.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="An option of it (bits=4), or of a table (calibration.samples=64); several.",
+        ),
+    ] = None,
+    spill: Annotated[bool, typer.Option(help="Keep what is not needed at once in files beside OUT.")] = False,
+    restart: Annotated[bool, typer.Option(help="Begin anew where another run was stopped.")] = False,
+) -> None:
+    """Make SOURCE smaller, and write it to OUT."""
+    from quire.compress.progress import units_bar
+    from quire.compress.recipe import read_recipe
+
+    short = {kind: method for kind, method in zip(SHORT, (quantize, prune), strict=True) if method is not None}
+    if (recipe is None) != (len(short) == 1):
+        raise ConfigError("give one of --recipe FILE, --quantize METHOD and --prune METHOD", param="recipe")
+    if recipe is not None:
+        asked = read_recipe(recipe)
+    else:
+        (kind, method), *_ = short.items()
+        asked = _of_flags(kind, method, set_ or [])
+    source = "" if source == "pydoc" else source
+    from quire.compress import pipeline
+    from quire.model.describe import open_model
+
+    layers = open_model(source).spec.layers
+    with units_bar(len(asked.stages) * layers) as tell:
+        pipeline.compress(source, out, asked, tell, restart=restart, spill=spill)
+    size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
+    print(f"{out}: {size / 2**20:.1f} MiB")
+
+
+def _of_flags(kind: str, method: str, words: list[str]) -> Recipe:
+    """The recipe of one stage."""
+    import tomllib
+
+    from msgspec import to_builtins
+
+    from quire.compress.recipe import recipe_of, stage_from_flags
+
+    options, tables = dict[str, str](), dict[str, dict[str, object]]()
+    for word in words:
+        name, found, value = word.partition("=")
+        if not found:
+            raise ConfigError(f"--set {word}: NAME=VALUE is needed", param="set")
+        table, dot, key = name.replace("-", "_").rpartition(".")
+        if not dot:
+            options[key] = value
+            continue
+        try:
+            tables.setdefault(table, {})[key] = tomllib.loads(f"x = {value}")["x"]
+        except tomllib.TOMLDecodeError:
+            tables.setdefault(table, {})[key] = value.split(",") if key == "files" else value
+    return recipe_of({**tables, "stage": [to_builtins(stage_from_flags(kind, method, options))]}, "--set")

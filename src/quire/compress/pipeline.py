@@ -1,0 +1,90 @@
+"""`quire compress`: the stages of a recipe one after the other, each from a folder to a folder.
+
+What is between two stages is an ordinary model in OUT.partial, so any stage follows any other, and a run that is killed
+goes on where it was: in the middle of a stage with what that kept, or with the next stage.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from quire.compress.calibrate import Rows, calibration_rows
+from quire.compress.context import Context
+from quire.compress.recipe import Recipe
+from quire.compress.resume import Work, code_digest
+from quire.compress.stages import Stage
+from quire.compress.works import WORKS
+from quire.core.errors import ConfigError
+from quire.core.files import sampled_digest
+from quire.model.disk.checkpoint import resolve
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+WRITTEN = "written"
+"""The unit of a stage whose folder is there."""
+
+
+def compress(
+    source: str,
+    out: Path,
+    recipe: Recipe,
+    tell: Callable[[str], None],
+    *,
+    restart: bool = False,
+    spill: bool = False,
+) -> None:
+    """Make `out` of the model `source` as `recipe` says. `tell(what is next)` whenever a part of it is done.
+
+    `restart`: begin anew where another run was stopped. `spill`: what is not needed at once lies in files beside `out`.
+    `ConfigError` and `ModelError` in one line for what cannot be; nothing of `out` is there then.
+    """
+    folder = resolve(source)
+    rows = cache(lambda: text_of(folder, recipe))
+    key = {
+        "recipe": recipe.digest,
+        "source": sampled_digest(folder),
+        "calibration": rows().digest,
+        "version of quire": code_digest(),
+    }
+    with Work(out, key, restart) as work:
+        if not work.finished:
+            model = source
+            for number, stage in enumerate(recipe.stages):
+                target = work.folder / f"stage-{number}"
+                spilled = work.folder if spill else None
+                context = Context(number, model, target, source, recipe, work, rows, tell, spilled)
+                run_stage(context, stage)
+                model = str(target)
+        work.finish(lambda made: _take(Path(model), made))
+
+
+def run_stage(context: Context, stage: Stage) -> None:
+    """One stage, unless it is done: `context.target` is there afterwards, and what the stage kept on its way is not."""
+    work, number = context.work, context.number
+    if work.done(number, WRITTEN):
+        return
+    run = WORKS.get((stage.kind, stage.method))
+    if run is None:
+        raise ConfigError(f"stage {number + 1}: {stage.kind} {stage.method} cannot be run yet", param="recipe")
+    shutil.rmtree(context.target, ignore_errors=True)
+    run(context, stage)
+    work.keep(number, WRITTEN, {})
+    work.drop(number)
+    if number:
+        shutil.rmtree(context.model, ignore_errors=True)
+
+
+def text_of(folder: Path, recipe: Recipe) -> Rows:
+    """The calibration text in tokens of the model."""
+    tokenizer = Tokenizer.from_folder(folder)
+    template = ChatTemplate.from_folder(folder, tokenizer, None, recipe.calibration.length)
+    return calibration_rows(recipe.calibration, tokenizer, template)
+
+
+def _take(model: Path, made: Path) -> None:
+    """The last stage's folder becomes the result."""
+    for path in sorted(model.iterdir()):
+        path.replace(made / path.name)

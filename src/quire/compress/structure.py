@@ -1,0 +1,113 @@
+"""The stage that takes heads, MLP channels and layers out of a model: which ones, and the smaller folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from quire.compress.changed import own_dtype, write
+from quire.compress.context import Context
+from quire.compress.layerwise import observed
+from quire.compress.matrices import matrices
+from quire.compress.net import Net
+from quire.compress.prune.importance import channel_scores, head_scores, keep_best, keep_groups
+from quire.compress.prune.scores import block_influence, magnitude, taylor, wanda
+from quire.compress.prune.structured import drop_channels, drop_heads, drop_layers
+from quire.compress.stages import Structured
+from quire.compress.walk import Stream
+from quire.core.errors import ConfigError
+
+Rows = Sequence[Sequence[int]]
+Elements = dict[str, Tensor]
+"""A score of each number of the tensors on disk."""
+STEP = 32
+"""Channels stay in whole steps of so many: what formats with groups of columns need."""
+
+
+def take_out(context: Context, stage: Structured) -> None:
+    """Write the model without the parts that score least."""
+    net, rows = Net.open(context.model), context.rows().tokens
+    spec, tensors, config = net.spec, dict(net.tensors), dict(net.config)
+    elements = SCORES[stage.score](net, rows) if stage.score in SCORES else {}
+    if stage.channels:
+        width = max(1, round(spec.intermediate * (1 - stage.channels) / STEP)) * STEP
+        kept = keep_best(channel_scores(elements, net.config), min(width, spec.intermediate))
+        tensors, config = drop_channels(tensors, config, kept)
+    if stage.heads:
+        count = max(1, round(spec.kv_heads * (1 - stage.heads)))
+        kept = keep_groups(head_scores(elements, net.config), spec.kv_heads, count)
+        tensors, config = drop_heads(tensors, config, kept)
+    if stage.layers:
+        if stage.layers >= spec.layers:
+            raise ConfigError(f"layers = {stage.layers}: the model has {spec.layers}, and one must stay")
+        scores = influences(net, rows) if not elements else layer_sums(net, elements)
+        tensors, config = drop_layers(tensors, config, keep_best([scores], spec.layers - stage.layers)[0])
+    write(context, net, tensors, config, own_dtype(net))
+    for _ in range(spec.layers):
+        context.tell("writing")
+
+
+def by_magnitude(net: Net, rows: Rows) -> Elements:
+    """|w| of everything."""
+    return {name: magnitude(tensor) for name, tensor in net.tensors.items()}
+
+
+def by_activation(net: Net, rows: Rows) -> Elements:
+    """|w| ||x|| of the matrices of layers; nothing of what has no inputs."""
+    stream, found = Stream(net, rows), Elements()
+    for layer in range(net.spec.layers):
+        own = matrices(net, layer)
+        seen = observed(net, layer, own, ("norms",), stream)
+        for matrix in own:
+            matrix.put(net, wanda(matrix.of(net), seen[matrix.observed, matrix.place.expert].norms))
+        for matrix in own:
+            name = net.rewritten.origins[matrix.name]
+            found[name] = net.tensors[name]
+        for matrix in own:
+            matrix.forget(net)
+        stream.advance(net.layer(layer))
+    return {name: found.get(name, torch.zeros(net.tensors.shape(name))) for name in net.tensors}
+
+
+def by_gradient(net: Net, rows: Rows) -> Elements:
+    """|w dL/dw| of everything, L the mean loss of the text, a row after the other."""
+    leaves = net.require_grad(True)
+    for row in rows:
+        tokens = torch.tensor(row)[None]
+        (net.loss(tokens[:, :-1], tokens[:, 1:]) / len(rows)).backward()  # type: ignore[no-untyped-call]
+    found = {name: taylor(leaf.detach(), leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None}
+    return {name: found.get(name, torch.zeros(net.tensors.shape(name))) for name in net.tensors}
+
+
+def influences(net: Net, rows: Rows) -> Tensor:
+    """How much each layer turns the stream, [layers] f64 (ShortGPT)."""
+    stream, found = Stream(net, rows), list[float]()
+    before = [x + delta for x, delta in stream.chunks()]
+    for layer in range(net.spec.layers):
+        stream.advance(net.layer(layer))
+        after = [x + delta for x, delta in stream.chunks()]
+        turned = [block_influence(a.flatten(0, 1), b.flatten(0, 1)) for a, b in zip(before, after, strict=True)]
+        found.append(sum(turned) / len(turned))
+        before = after
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def layer_sums(net: Net, elements: Elements) -> Tensor:
+    """The sum of scores of each layer, [layers] f64."""
+    found = torch.zeros(net.spec.layers, dtype=torch.float64)
+    for (_, place), parts in net.opened.claim.parts.items():
+        if place.layer is not None:
+            for name in parts.values():
+                origin = net.rewritten.origins[name]
+                found[place.layer] += net.rewritten.part(name, elements[origin]).double().sum()
+    return found
+
+
+SCORES: dict[str, Callable[[Net, Rows], Elements]] = {
+    "magnitude": by_magnitude,
+    "activation": by_activation,
+    "gradient": by_gradient,
+}
+"""Scores of single numbers by name."""

@@ -1,0 +1,148 @@
+"""`quire compress` from a recipe to a folder that is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from quire.cli.app import app
+from quire.compress.net import Net
+from quire.compress.pipeline import compress
+from quire.compress.prune.patterns import Pattern, sparsity_of
+from quire.compress.recipe import Recipe, recipe_of
+from quire.compress.write import write_folder
+from quire.core.errors import ConfigError
+from test_speculation import PYDOC
+
+CALIBRATION = {"samples": 6, "length": 32}
+TOKENS = torch.tensor([[9, 300, 41, 7, 1200, 33, 5, 78, 2024, 17]])
+
+
+def recipe(*stages: dict[str, object], layout: str = "auto") -> Recipe:
+    return recipe_of({"calibration": CALIBRATION, "output": {"layout": layout}, "stage": list(stages)}, "test")
+
+
+def made(out: Path, *stages: dict[str, object], layout: str = "auto") -> Path:
+    compress(PYDOC, out, recipe(*stages, layout=layout), lambda what: None)
+    return out
+
+
+def logits(folder: str | Path) -> torch.Tensor:
+    with torch.no_grad():
+        return Net.open(str(folder)).logits(TOKENS)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize(
+    ("stage", "layout", "most"),
+    [
+        ({"kind": "quantize", "method": "gptq", "group_size": 32}, "auto", 0.15),
+        ({"kind": "quantize", "method": "rtn", "bits": 8, "group_size": 32}, "auto", 0.02),
+        ({"kind": "quantize", "method": "rtn", "group_size": 64}, "gptq", 0.25),
+        ({"kind": "quantize", "method": "rtn", "bits": 8, "group_size": 64}, "dense", 0.02),
+    ],
+)
+def test_what_is_quantized_is_near(stage: dict[str, object], layout: str, most: float, tmp_path: Path) -> None:
+    found = distance(logits(made(tmp_path / "out", stage, layout=layout)), logits(PYDOC))
+    assert 1e-4 < found < most
+
+
+@pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt"])
+def test_what_is_pruned_has_its_zeros(method: str, tmp_path: Path) -> None:
+    out = made(tmp_path / "out", {"kind": "prune", "method": method, "pattern": "2:4", "ignore": ["*down_proj"]})
+    kept = load_file(out / "model.safetensors")
+    source = load_file(Path(PYDOC) / "model.safetensors")
+    assert sorted(kept) == sorted(source)
+    for name, tensor in kept.items():
+        assert tensor.dtype == source[name].dtype
+        if name.endswith(("q_proj.weight", "up_proj.weight")):
+            assert Pattern(2, 4).holds(tensor) and sparsity_of(tensor) >= 0.5
+        elif "down_proj" in name or "norm" in name or "embed" in name:
+            assert torch.equal(tensor, source[name])
+
+
+@pytest.mark.parametrize("score", ["magnitude", "activation", "gradient", "influence"])
+def test_parts_are_taken_out(score: str, tmp_path: Path) -> None:
+    asked = {"kind": "prune", "method": "structured", "score": score, "layers": 1}
+    parts = {} if score == "influence" else {"heads": 0.25, "channels": 0.25}
+    spec = Net.open(str(made(tmp_path / "out", asked | parts))).spec
+    assert spec.layers == 5 and spec.hidden == 256
+    assert (spec.heads, spec.kv_heads, spec.intermediate) == ((6, 3, 512) if parts else (8, 4, 704))
+    assert logits(tmp_path / "out").isfinite().all()
+
+
+def test_the_layer_that_goes_is_the_one_that_does_least(tmp_path: Path) -> None:
+    """A layer that adds nothing turns no row."""
+    net = Net.open(PYDOC)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        net.tensors.own(f"model.layers.2.{name}.weight").zero_()
+    write_folder(tmp_path / "idle", net.tensors, net.config, net.folder, torch.float32)
+    asked = {"kind": "prune", "method": "structured", "score": "influence", "layers": 1}
+    compress(str(tmp_path / "idle"), tmp_path / "out", recipe(asked), lambda what: None)
+    assert distance(logits(tmp_path / "out"), logits(tmp_path / "idle")) < 1e-6
+
+
+def test_stages_follow_each_other_and_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    stages = (
+        {"kind": "prune", "method": "wanda", "sparsity": 0.3},
+        {"kind": "quantize", "method": "gptq", "group_size": 32},
+    )
+    whole = made(tmp_path / "whole", *stages)
+    told = 0
+
+    def stop(what: str) -> None:
+        nonlocal told
+        told += 1
+        if told in (2, 9):
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            compress(PYDOC, tmp_path / "cut", recipe(*stages), stop)
+        assert not (tmp_path / "cut").exists()
+    with pytest.raises(ConfigError, match="another recipe"):
+        compress(PYDOC, tmp_path / "cut", recipe(stages[0]), stop)
+    compress(PYDOC, tmp_path / "cut", recipe(*stages), stop)
+    assert told == 2 + 7 + 6, "layers that were done are told again, stages that were are not"
+    for path in whole.iterdir():
+        assert path.read_bytes() == (tmp_path / "cut" / path.name).read_bytes()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["compress", *words])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    sets = ["--set", "bits=8", "--set", "group-size=32", "--set", "output.layout=compressed-tensors"]
+    sets += ["--set", "calibration.samples=4", "--set", "calibration.length=32"]
+    result = run("pydoc", str(tmp_path / "out"), "--quantize", "rtn", *sets)
+    assert result.exit_code == 0, result.output
+    assert f"{tmp_path / 'out'}: " in result.output and " MiB" in result.output
+    assert distance(logits(tmp_path / "out"), logits(PYDOC)) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "give one of --recipe FILE, --quantize METHOD and --prune METHOD"),
+        (["--quantize", "rtn", "--prune", "wanda"], "give one of"),
+        (["--quantize", "rounding"], "'rounding' is not one of"),
+        (["--quantize", "rtn", "--set", "bits"], "NAME=VALUE is needed"),
+        (["--quantize", "rtn", "--set", "bit=4"], "is it bits?"),
+        (["--quantize", "rtn", "--set", "bits=5"], "one of 2, 3, 4, 8 is needed"),
+        (["--prune", "wanda", "--set", "sparsity=0.5", "--set", "calibration.files=nowhere.txt"], "nowhere.txt"),
+        (["--recipe", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_what_cannot_be_is_one_line(words: list[str], reason: str, tmp_path: Path) -> None:
+    result = run("pydoc", str(tmp_path / "out"), *words)
+    assert isinstance(result.exception, ConfigError) and reason in str(result.exception)
+    assert "\n" not in str(result.exception) and not list(tmp_path.iterdir())
