@@ -7,19 +7,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 pytest.importorskip("gguf")
 
-from gguf import GGMLQuantizationType as Type  # noqa: E402
+from gguf import GGMLQuantizationType as Type
 
-from foreign_weights import awq, compressed_config, dequantize, gptq, packed, quantize, replace_linears  # noqa: E402
-from gguf_models import write_gguf  # noqa: E402
-from quire.compress.net import Net  # noqa: E402
-from test_compress_write import read_back, write_net  # noqa: E402
-from test_gguf import FAMILIES, WIDE  # noqa: E402
-from test_model import TOLERANCE  # noqa: E402
-from test_net import error, oracle_logits, random_tokens  # noqa: E402
+from foreign_weights import awq, compressed_config, dequantize, gptq, packed, quantize, replace_linears
+from gguf_models import write_gguf
+from oracle import write
+from quire.compress.net import Net
+from quire.compress.released import Released
+from quire.model.describe import open_model
+from quire.model.disk.checkpoint import Checkpoint
+from quire.model.disk.rewrite import Rewritten
+from test_compress_write import read_back, write_net
+from test_gguf import FAMILIES, WIDE
+from test_model import TOLERANCE
+from test_net import ALL, error, oracle_logits, random_tokens
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -44,3 +50,44 @@ def test_quantized_gguf_files_become_plain(kind: Type, tmp_path: Path) -> None:
     assert error(logits, oracle_logits(oracle, tokens)) <= TOLERANCE
     logits.square().sum().backward()
     assert all(leaf.grad is not None for leaf in leaves.values())
+
+
+FORMS = {
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}, gptq(4, 32)),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}, awq),
+    "compressed": (
+        compressed_config("pack-quantized", num_bits=4, type="int", symmetric=False, strategy="group", group_size=32),
+        packed(4, False),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+@pytest.mark.parametrize("form", FORMS)
+def test_quantized_checkpoints_become_folders(form: str, family: str, tmp_path: Path) -> None:
+    config, pack = FORMS[form]
+
+    def convert(w: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        codes, zeros, scales = quantize(w, 4, 32, False, torch.float16)
+        return pack(codes, zeros, scales), dequantize(codes, zeros, scales)
+
+    oracle, tokens = replace_linears(tmp_path / "in", config, convert, family=family), random_tokens(2, 9)
+    with torch.no_grad():
+        net, want = Net.open(str(tmp_path / "in")), oracle_logits(oracle, tokens)
+        assert error(net.logits(tokens), want) <= TOLERANCE
+        write_net(tmp_path / "out", net)
+        assert error(oracle_logits(read_back(tmp_path / "out", family), tokens), want) <= TOLERANCE
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("variant", ["gpt_oss", "glm4_moe", "deepseek_v3", "ernie4_5_moe", "mixtral", "olmoe", "llama"])
+def test_tensors_are_named_and_laid_out_as_releases_are(variant: str, tmp_path: Path) -> None:
+    """Those of transformers' file, seen one for each matrix, and put together again."""
+    family, facts = ALL[variant]
+    write(tmp_path, family, **facts)
+    rewrites = open_model(str(tmp_path)).family.rewrites
+    made = Released(Rewritten(Checkpoint(tmp_path), rewrites), rewrites)
+    want = load_file(tmp_path / "model.safetensors")
+    assert set(made.infos) == set(want)
+    for name, tensor in want.items():
+        assert made.infos[name].shape == tuple(tensor.shape) and torch.equal(made.tensor(name), tensor), name

@@ -20,8 +20,8 @@ from quire.compress.net import Net
 from quire.compress.roles import by_role, get_role, set_role
 from quire.compress.write import write_folder
 from quire.core.errors import ConfigError, ModelError
-from test_net import ALL, ENCODED, error, oracle_logits, random_tokens
 from test_model import TOLERANCE
+from test_net import ALL, ENCODED, error, oracle_logits, random_tokens
 from tiny_model import write_tiny
 
 
@@ -126,15 +126,17 @@ def test_text_files_are_copied_and_code_is_not(tmp_path: Path) -> None:
 
 
 class Breaking(dict[str, Tensor]):
-    """Tensors of which the one named "c" is interrupted."""
+    """Tensors of which the one named "c" is read once, for its shape, and interrupts the second time."""
+
+    def __init__(self, **tensors: Tensor) -> None:
+        super().__init__(**tensors)
+        self.asked: list[str] = []
 
     def __getitem__(self, name: str) -> Tensor:
         if name == "c" and "c" in self.asked:
             raise KeyboardInterrupt
         self.asked.append(name)
         return super().__getitem__(name)
-
-    asked: list[str] = []
 
 
 def left(folder: Path) -> set[str]:
@@ -143,7 +145,7 @@ def left(folder: Path) -> set[str]:
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     source = write_tiny(tmp_path / "in")
-    tensors = Breaking({name: torch.ones(1000) for name in "abcd"})
+    tensors = Breaking(**{name: torch.ones(1000) for name in "abcd"})
     with pytest.raises(KeyboardInterrupt):
         write_folder(tmp_path / "out", tensors, {}, source, torch.float32)
     assert left(tmp_path) == {"in"}
