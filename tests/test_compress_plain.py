@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 pytest.importorskip("gguf")
 
@@ -16,7 +17,7 @@ from gguf import GGMLQuantizationType as Type
 
 from foreign_weights import awq, compressed_config, dequantize, gptq, packed, quantize, replace_linears
 from gguf_models import write_gguf
-from oracle import write
+from oracle import edit_config, write
 from quire.compress.net import Net
 from quire.compress.released import Released
 from quire.model.describe import open_model
@@ -26,6 +27,7 @@ from test_compress_write import read_back, write_net
 from test_gguf import FAMILIES, WIDE
 from test_model import TOLERANCE
 from test_net import ALL, error, oracle_logits, random_tokens
+from test_ops import generator
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -78,6 +80,26 @@ def test_quantized_checkpoints_become_folders(form: str, family: str, tmp_path: 
         write_net(tmp_path / "out", net)
         assert error(oracle_logits(read_back(tmp_path / "out", family), tokens), want) <= TOLERANCE
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+def test_experts_in_mxfp4_become_the_stacked_ones_of_the_release(tmp_path: Path) -> None:
+    oracle, tokens, g = write(tmp_path / "in", "gpt_oss", **ALL["gpt_oss"][1]), random_tokens(2, 9), generator()
+    file = tmp_path / "in" / "model.safetensors"
+    tensors = load_file(file)
+    for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
+        experts, k, n = tensors.pop(name).shape
+        blocks = torch.randint(256, (experts, n, k // 32, 16), generator=g, dtype=torch.uint8)
+        scales = torch.randint(120, 124, (experts, n, k // 32), generator=g, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        oracle.get_parameter(name).data.copy_(values)
+    save_file(tensors, file, metadata={"format": "pt"})
+    edit_config(tmp_path / "in", quantization_config={"quant_method": "mxfp4"})
+    with torch.no_grad():
+        net, want = Net.open(str(tmp_path / "in")), oracle_logits(oracle, tokens)
+        assert error(net.logits(tokens), want) <= TOLERANCE
+        write_net(tmp_path / "out", net)
+        assert error(oracle_logits(read_back(tmp_path / "out", "gpt_oss"), tokens), want) <= TOLERANCE
 
 
 @pytest.mark.parametrize("variant", ["gpt_oss", "glm4_moe", "deepseek_v3", "ernie4_5_moe", "mixtral", "olmoe", "llama"])

@@ -15,6 +15,7 @@ from quire.gguf.vocab import special_ids
 from quire.model.disk.checkpoint import Checkpoint, Source, TensorInfo
 from quire.model.disk.claim import Place, claim, disk_shape, slots
 from quire.model.disk.gguf import GgufModel
+from quire.model.disk.hf_config import read_json
 from quire.model.disk.opened import Opened
 from quire.model.disk.rewrite import Rewritten
 from quire.model.disk.stacked import Stacked
@@ -44,16 +45,16 @@ class Plain:
 
 
 def as_plain(opened: Opened) -> Plain:
-    """`opened` as it is where it is plain, dequantized where it is not. Made-up weights stay where they come from."""
+    """`opened` as it is where it is plain, dequantized where it is not."""
     if opened.folder.is_file():
         gguf = GgufModel.open(opened.folder)
         raw = gguf.config() | {"pad_token_id": special_ids(gguf.file).get("pad_token")}
         spec, family, config = read_spec(raw, str(opened.folder))
         return _dequantized(replace(opened, config=config), spec, family, raw)
-    raw = {k: v for k, v in opened.config.raw.items() if k != "quantization_config"}
+    raw = read_json(opened.folder / "config.json")
     if opened.scheme is DENSE:
-        base = Checkpoint(opened.folder)
-        return Plain(opened, base, dict(opened.config.raw))
+        return Plain(opened, Checkpoint(opened.folder), raw)
+    raw.pop("quantization_config", None)
     return _dequantized(opened, opened.spec, replace(opened.family, stacks={}), raw)
 
 

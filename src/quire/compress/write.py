@@ -159,3 +159,6 @@ def _write_shard(
     for name, (kind, _) in shard.items():
         data = tensors[name].detach().to(kind).contiguous()
         file.write(data.reshape(-1).view(torch.uint8).numpy().data)
+        del data
+        if isinstance(tensors, Tensors):
+            tensors.source.give_back()

@@ -45,7 +45,7 @@ class Held(KVCache):
 
 @dataclass(frozen=True)
 class Span:
-    """n rows begin..end that read the slots `keys` [m] int64: row i the first m - n + 1 + i, or, `order`, all of them."""
+    """n rows begin..end that read the slots `keys` [m] int64: by `order` row i the first m - n + 1 + i, or all."""
 
     begin: int
     end: int
