@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import test_encoder
 import test_mixtures
 import test_mla
-from oracle import backend, relative_error, write
+from oracle import backend, edit_config, relative_error, write
 from quire.compress.net import Net
 from quire.core.errors import ConfigError, ModelError
 from test_model import TOLERANCE, VARIANTS, Paged, load
@@ -118,6 +118,22 @@ def test_layer_by_layer_is_the_whole(variant: str, tmp_path: Path) -> None:
             x, delta = net.run_layer(i, x, delta)
         assert delta is not None and x.shape == delta.shape == (2, 9, net.spec.hidden)
         assert error(net.leave(x, delta), net.logits(tokens)) <= 1e-6
+
+
+def test_layers_that_read_the_keys_of_another(tmp_path: Path) -> None:
+    write(tmp_path, "qwen3", num_hidden_layers=4, head_dim=16)
+    edit_config(tmp_path, num_kv_shared_layers=2)
+    tokens = random_tokens(1, 19)
+    (want,) = Paged(load(tmp_path, backend("reference")), tokens.tolist()).run([[19]])
+    net = Net.open(str(tmp_path))
+    leaves = net.require_grad(True)
+    logits = net.logits(tokens)
+    assert error(logits[0], want) <= TOLERANCE
+    logits.square().sum().backward()
+    unread = {f"model.layers.{i}.self_attn.{p}.weight" for i in (2, 3) for p in ("k_proj", "v_proj", "k_norm")}
+    assert {name for name, leaf in leaves.items() if leaf.grad is None} == unread
+    with pytest.raises(ModelError, match="layer 2 reads what layer 1 made"):
+        net.layer(2)
 
 
 def test_a_layer_reads_its_own_tensors_as_they_are_now_and_is_freed(tmp_path: Path) -> None:
