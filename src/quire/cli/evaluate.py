@@ -11,6 +11,7 @@ from quire.cli.flags import ENGINE, to_engine, with_flags
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from quire.core.config import EngineConfig
     from quire.engine.llm import LLM
 
 
@@ -19,13 +20,23 @@ def evaluate(
     options: dict[str, Any],
     text: Annotated[list[Path] | None, typer.Option(help="Text file to score; may be given several times.")] = None,
     limit: Annotated[int, typer.Option(help="Questions and held-out modules at most; 0 = all.", min=0)] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file; a passport: or folder.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="The model that it was made of: what that cost, and won in speed."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of timing with --against; 0 = none.", min=0)] = 5,
 ) -> None:
     """Exact answers and perplexity of the embedded model; perplexity on --text of any model."""
     config = to_engine(options)
+    texts = {str(path): _read(path) for path in text or ()}
+    if against is not None:
+        _compare(config, against, texts, limit, rounds, output)
+        return
     from quire.cli.talk import open_llm
 
-    texts = {str(path): _read(path) for path in text or ()}
     with open_llm(config) as llm:
         results = _measure(llm, texts, limit)
     _print(results)
@@ -36,6 +47,23 @@ def evaluate(
             output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--output {output}: {error.strerror}", param="output") from None
+
+
+def _compare(
+    config: EngineConfig, against: str, texts: dict[str, str], limit: int, rounds: int, output: Path | None
+) -> None:
+    """Measure a passport, print it and write it. The source is served as it is stored, all else as the model is."""
+    from msgspec.structs import replace
+
+    from quire.cli.show import show
+    from quire.compress.measure import passport_of
+    from quire.compress.passport import passport_rows, write_passport
+
+    source = replace(config, model=replace(config.model, model=against, quantization="none"))
+    passport = passport_of(config, source, texts or None, limit, rounds)
+    show(passport.model, passport_rows(passport))
+    if output is not None:
+        write_passport(output, passport)
 
 
 def _read(path: Path) -> str:

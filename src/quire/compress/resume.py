@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from safetensors import SafetensorError
 
-import quire
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -255,7 +254,7 @@ def digest_of(path: Path) -> str:
 @cache
 def code_digest() -> str:
     """Of quire's own sources and kernels: other code may have other bits."""
-    root = Path(quire.__file__).parent
+    root = Path(__file__).parents[1]
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(p for suffix in ("py", "so") for p in root.rglob(f"*.{suffix}")):
         found.update(f"{path.relative_to(root)}\n{digest_of(path)}\n".encode())
