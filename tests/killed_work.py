@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,12 @@ def dies_at(turn: int) -> None:
         setattr(os, name, guarded(getattr(os, name)))
 
 
+def killed_at(turn: int, out: Path) -> None:
+    """A run that dies at the `turn`-th such call, if there are as many."""
+    dies_at(turn)
+    pipeline(out)
+
+
 def ended(pid: int) -> int:
     """Wait for a process: 0, or the signal that killed it; other ends are failures of the test."""
     _, status = os.waitpid(pid, 0)
@@ -100,24 +107,19 @@ def main(folder: Path) -> None:
     turn = 0
     while True:
         out = folder / f"at-{turn}"
-
-        def body(out: Path = out, turn: int = turn) -> None:
-            dies_at(turn)
-            pipeline(out)
-
-        if ended(child(body)) == 0:
+        if ended(child(partial(killed_at, turn, out))) == 0:
             break
-        assert ended(child(lambda out=out: go_on(out))) == 0
+        assert ended(child(partial(go_on, out))) == 0
         turn += 1
     draw = random.Random(1)
     for history in range(6):
         out, killed = folder / f"random-{history}", 0
         while killed < 5 and not out.exists():
-            pid = child(lambda out=out: pipeline(out, 0.01))
+            pid = child(partial(pipeline, out, 0.01))
             time.sleep(draw.uniform(0.0, 0.08))
             os.kill(pid, signal.SIGKILL)
             killed += ended(pid) == signal.SIGKILL
-        assert ended(child(lambda out=out: go_on(out))) == 0
+        assert ended(child(partial(go_on, out))) == 0
     print(turn)
 
 

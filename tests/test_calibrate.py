@@ -49,9 +49,7 @@ def test_rows_are_the_text_in_order(tiny: Path, tmp_path: Path) -> None:
     found = rows_of(tiny, files=(str(tmp_path / "a.txt"),), samples=6, length=16)
     ids = Tokenizer.from_folder(tiny).encode(text)
     assert found.tokens == tuple(tuple(ids[at : at + 16]) for at in range(0, 96, 16))
-    with pytest.raises(
-        ConfigError, match=r"a.txt: 6 rows of 16 tokens are there, samples = 7 are asked for"
-    ):
+    with pytest.raises(ConfigError, match=r"a.txt: 6 rows of 16 tokens are there, samples = 7 are asked for"):
         rows_of(tiny, files=(str(tmp_path / "a.txt"),), samples=7, length=16)
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-
 from safetensors.torch import load_file, save_file
 
+from live_server import live
 from oracle import BACKENDS
 from quire import LLM, SamplingParams
 from quire.bench import quality
@@ -26,11 +23,8 @@ from quire.compress import measure
 from quire.compress.measure import passport_of
 from quire.compress.passport import (
     Answers,
-    Evaluation,
     Passport,
-    Quality,
     Rates,
-    Speed,
     passport_rows,
     read_passport,
     with_section,
@@ -42,11 +36,15 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.checkpoint import EMBEDDED
 from quire.run.step import Step
 from quire.text.tokenizer import Tokenizer
+from stub_engine import StubEngine, stub_info
 from tiny_model import OPTIONS, write_tiny
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 
-TEXTS = {"a": "import os\n\n\ndef join(*parts):\n    return os.path.join(*parts)\n", "b": "class Queue:\n    pass\n" * 4}
+TEXTS = {
+    "a": "import os\n\n\ndef join(*parts):\n    return os.path.join(*parts)\n",
+    "b": "class Queue:\n    pass\n" * 4,
+}
 
 
 def served(**options: Any) -> EngineConfig:
@@ -117,7 +115,10 @@ def test_two_checkpoints_are_as_far_apart_as_for_transformers(tmp_path: Path) ->
     folder = tmp_path / "noisy"
     shutil.copytree(EMBEDDED, folder)
     torch.manual_seed(0)
-    weights = {n: t.float() * (1 + 0.1 * torch.randn_like(t.float())) for n, t in load_file(folder / "model.safetensors").items()}
+    weights = {
+        n: t.float() * (1 + 0.1 * torch.randn_like(t.float()))
+        for n, t in load_file(folder / "model.safetensors").items()
+    }
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     passport = passport_of(
         served(model=str(folder), dtype="float32"), served(dtype="float32"), TEXTS, limit=1, rounds=0
@@ -132,7 +133,9 @@ def test_two_checkpoints_are_as_far_apart_as_for_transformers(tmp_path: Path) ->
         pairs.append((a, b))
     kl, same = compared(pairs)
     assert passport.kl > 1e-2 and passport.kl == pytest.approx(kl, rel=1e-4) and passport.top1 == same < 1
-    assert passport.digests["source"] != passport.digests["model"] and passport.size_bytes > passport.of_source.size_bytes
+    assert (
+        passport.digests["source"] != passport.digests["model"] and passport.size_bytes > passport.of_source.size_bytes
+    )
 
 
 def test_long_texts_are_windows_of_which_some_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -235,3 +238,17 @@ def test_the_commands_show_it(
     (folder / "quire.json").write_text("[]")
     assert run(monkeypatch, "inspect", str(folder)) == 2
     assert "quire.json is no passport" in capsys.readouterr().err
+
+
+def test_the_server_says_it_of_the_model_alone(int4: Passport, tmp_path: Path) -> None:
+    write_passport(tmp_path, int4)
+    with live(StubEngine(stub_info(folder=str(tmp_path), adapters=("sql",)))) as server:
+        model, adapter = server.http.get("/v1/models").json()["data"]
+        assert model["quire"] == json.loads((tmp_path / "quire.json").read_text()) and "quire" not in adapter
+        assert server.http.get("/v1/models/stub").json()["quire"]["kl"] == int4.kl
+    with live() as server:
+        assert "quire" not in server.http.get("/v1/models").json()["data"][0]
+    (tmp_path / "quire.json").write_text("[")
+    stub = StubEngine(stub_info(folder=str(tmp_path)))
+    with pytest.raises(ModelError, match=r"quire.json: is not a JSON object"), live(stub):
+        pass

@@ -60,7 +60,7 @@ def test_another_run_is_refused_or_begins_anew(tmp_path: Path) -> None:
         work.keep(0, "a", unit())
         with pytest.raises(ConfigError, match=r"out.partial: another run is at work there"):
             Work(out, KEY)
-    with pytest.raises(ConfigError, match="out.partial is of a run with another recipe; give what that had, begin anew"):
+    with pytest.raises(ConfigError, match="is of a run with another recipe; give what that had, begin anew"):
         Work(out, KEY | {"recipe": "other"})
     with pytest.raises(ConfigError, match="with another source and another calibration; "):
         Work(out, KEY | {"source": "other", "calibration": "more"})
@@ -101,7 +101,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
             work.tensors(0, "a")
     for bad in (b"", b"[]\n", whole.replace(b'"stage":0', b'"stage":"x"')):
         journal.write_bytes(bad)
-        with pytest.raises(ConfigError, match="journal.jsonl: is damaged"):
+        with pytest.raises(ConfigError, match="is damaged"):
             Work(out, KEY)
 
 

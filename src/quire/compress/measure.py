@@ -144,7 +144,9 @@ def compare(
             f"{models[1].folder} has {specs[1].vocab_size:,} tokens and its source {vocab:,}: KL needs one vocabulary",
             param="against",
         )
-    asked = (config.model.max_model_len or spec.max_position for config, spec in zip((source, made), specs, strict=True))
+    asked = (
+        config.model.max_model_len or spec.max_position for config, spec in zip((source, made), specs, strict=True)
+    )
     window = min(WINDOW, max(2, LOGITS // vocab), *(length - 1 for length in asked))
     jobs = _jobs(made, source, models, texts, window)
     found = Found()
