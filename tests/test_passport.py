@@ -76,7 +76,7 @@ def compared(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, flo
 
 @pytest.fixture(scope="module")
 def int4() -> Passport:
-    return passport_of(served(quantization="int4"), served(), TEXTS, limit=4, rounds=1)
+    return passport_of(served(quantization="int4"), served(), TEXTS, limit=4, rounds=1, also=["int8"])
 
 
 def test_a_model_against_itself_differs_in_nothing() -> None:
@@ -142,7 +142,7 @@ def test_long_texts_are_windows_of_which_some_are_compared(monkeypatch: pytest.M
     """Of 32 tokens, each scored once as `quality.windows` has it; every fifth window's distributions fit."""
     vocab = 6144
     monkeypatch.setattr(measure, "LOGITS", 32 * vocab)
-    text = (EMBEDDED / "README.md").read_text()
+    text = (EMBEDDED / "README.md").read_text()[:1500]
     whole = passport_of(served(quantization="int4"), served(), {"t": text}, limit=1, rounds=0)
     monkeypatch.setattr(measure, "KEPT", 4 * vocab * whole.evaluation.tokens // 5 + 1)
     part = passport_of(served(quantization="int4"), served(), {"t": text}, limit=1, rounds=0)
@@ -155,12 +155,14 @@ def test_long_texts_are_windows_of_which_some_are_compared(monkeypatch: pytest.M
 
 
 def test_speeds_are_of_both(int4: Passport) -> None:
-    (speed,) = int4.speed
-    assert "quantization int4" in speed.format and "quantization none" in speed.source_format
-    for name in Rates.__struct_fields__:
-        own, other = (getattr(r, name) for r in (speed.tokens_per_second, speed.source_tokens_per_second))
-        assert own > 0 and getattr(speed.ratio, name) == pytest.approx(own / other), "one round is its own median"
-    assert speed.weight_bytes < speed.source_weight_bytes
+    assert [speed.format.split(", ")[1] for speed in int4.speed] == ["quantization int4", "quantization int8"]
+    for speed in int4.speed:
+        assert "quantization none" in speed.source_format
+        for name in Rates.__struct_fields__:
+            own, other = (getattr(r, name) for r in (speed.tokens_per_second, speed.source_tokens_per_second))
+            assert own > 0 and getattr(speed.ratio, name) == pytest.approx(own / other), "one round is its own median"
+        assert speed.weight_bytes < speed.source_weight_bytes
+    assert int4.speed[0].weight_bytes < int4.speed[1].weight_bytes
 
 
 def test_it_says_what_it_was_made_of(int4: Passport) -> None:
@@ -186,6 +188,7 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def test_it_is_written_and_read(int4: Passport, tmp_path: Path) -> None:
+    (tmp_path / "file.gguf").write_text("")
     assert read_passport(tmp_path) is None and read_passport(tmp_path / "file.gguf") is None
     write_passport(tmp_path, int4)
     assert read_passport(tmp_path) == int4
@@ -235,6 +238,10 @@ def test_the_commands_show_it(
     assert run(monkeypatch, "inspect", str(folder)) == 0
     shown = capsys.readouterr().out
     assert all(value in shown for _, value in passport_rows(passport))
+    mistakes = {"no folder /no/such": [*asked, "-o", "/no/such/f"], "/no/model": ["--against", "/no/model"]}
+    for reason, words in mistakes.items():
+        assert run(monkeypatch, "eval", *words) == 2
+        assert reason in capsys.readouterr().err
     (folder / "quire.json").write_text("[]")
     assert run(monkeypatch, "inspect", str(folder)) == 2
     assert "quire.json is no passport" in capsys.readouterr().err

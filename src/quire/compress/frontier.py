@@ -223,9 +223,9 @@ def _picture(panels: Sequence[Panel]) -> bytes:
             axes.plot(p.x, p.y, "o", color="#0b62c4" if p.front else "#7a7a7a")
             axes.annotate(p.name, (p.x, p.y), xytext=(6, 5), textcoords="offset points", fontsize=8, parse_math=False)
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel="KL to the source, nats a token")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.margins(0.1)
+        # Names stand to the right of their points.
+        axes.set_xlim(0, 1.25 * max(p.x for p in panel.points))
+        axes.set_ylim(0, 1.1 * max(p.y for p in panel.points) or 1)
     found = io.BytesIO()
     figure.savefig(found, format="png", dpi=120)
     return found.getvalue()

@@ -14,6 +14,7 @@ from statistics import median
 
 import msgspec
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from quire.bench import quality
@@ -76,12 +77,14 @@ def passport_of(
     rounds: int = 5,
     recipe: Recipe | None = None,
     digests: Mapping[str, str] | None = None,
+    also: Sequence[str] = (),
 ) -> Passport:
     """Measure the model `made` beside `source`, each as its options say that it is served.
 
     `texts` by name; None = the modules that the folder's heldout.json names. `limit`: texts and questions at most, 0 =
-    all. `rounds` of timing, 0 = none: both models are in memory then. `recipe` and `digests` of what it was made with
-    are told on. `ConfigError` where the two have other vocabularies, or there is no text.
+    all. `rounds` of timing, 0 = none; both models are in memory then. `also`: quantizations at load in which the model
+    is timed as well. `recipe` and `digests` of what it was made with are told on. `ConfigError` where the two have other
+    vocabularies, or there is no text.
     """
     models = [describe(c.model.model, c.model.load_format, hub_of(c.model)) for c in (source, made)]
     folders = [facts.folder for facts in models]
@@ -91,7 +94,8 @@ def passport_of(
     with tempfile.TemporaryDirectory(prefix="passport-", dir=_scratch()) as scratch:
         found, window = compare(made, source, models, texts, Path(scratch))
     size = sum(len(text.encode()) for text in texts.values())
-    answers, speed, form = _served(made, source, folders, limit, rounds)
+    formats = [made, *(replace(made, model=replace(made.model, quantization=name)) for name in also)]
+    answers, speed, form = _served(formats if rounds else formats[:1], source, folders, limit, rounds)
     before, after = (
         Quality(
             perplexity=math.exp(nll / found.tokens),
@@ -220,22 +224,23 @@ def _diverge(found: Found, before: Tensor, after: Tensor) -> None:
 
 
 def _served(
-    made: EngineConfig, source: EngineConfig, folders: Sequence[Path], limit: int, rounds: int
+    formats: Sequence[EngineConfig], source: EngineConfig, folders: Sequence[Path], limit: int, rounds: int
 ) -> tuple[list[Answers | None], tuple[Speed, ...], str]:
-    """(exact answers of source and model, speeds, how the model is served)."""
+    """(exact answers of source and model, speeds in all `formats`, how the model is served first)."""
     holder = next((f for f in reversed(folders) if (f / "questions.jsonl").is_file()), None)
     questions = [] if holder is None else quality.read_questions(holder)
     if limit:
         questions = questions[:: max(1, len(questions) // limit)][:limit]
-    with LLM.from_config(made) as after:
-        form = _format(after)
-        answers = [_answers(after, questions)]
-        if not rounds and not questions:
-            return [None, None], (), form
-        with LLM.from_config(source) as before:
-            answers.insert(0, _answers(before, questions))
-            speed = (speed_of(after, before, rounds),) if rounds else ()
-    return answers, speed, form
+    with LLM.from_config(source) as before:
+        answers, speeds, forms = [_answers(before, questions)], list[Speed](), list[str]()
+        for config in formats:
+            with LLM.from_config(config) as after:
+                forms.append(_format(after))
+                if len(forms) == 1:
+                    answers.append(_answers(after, questions))
+                if rounds:
+                    speeds.append(speed_of(after, before, rounds))
+    return answers, tuple(speeds), forms[0]
 
 
 def _answers(llm: LLM, questions: Sequence[quality.Question]) -> Answers | None:
