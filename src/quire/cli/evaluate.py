@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,8 @@ from quire.cli.flags import ENGINE, to_engine, with_flags
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from quire.compress.passport import Passport
+    from quire.core.config import EngineConfig
     from quire.engine.llm import LLM
 
 
@@ -19,13 +22,31 @@ def evaluate(
     options: dict[str, Any],
     text: Annotated[list[Path] | None, typer.Option(help="Text file to score; may be given several times.")] = None,
     limit: Annotated[int, typer.Option(help="Questions and held-out modules at most; 0 = all.", min=0)] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file; a passport: or folder.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="The model that it was made of: what that cost, and won in speed."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of timing with --against; 0 = none.", min=0)] = 5,
+    also: Annotated[
+        list[str] | None, typer.Option(metavar="QUANTIZATION", help="Timed with this --quantization as well.")
+    ] = None,
 ) -> None:
-    """Exact answers and perplexity of the embedded model; perplexity on --text of any model."""
+    """Exact answers and perplexity of the embedded model; perplexity on --text of any model; passports."""
     config = to_engine(options)
+    texts = {str(path): _read(path) for path in text or ()}
+    if against is not None:
+        _check_output(output)
+        passport = _passport(config, against, texts, limit, rounds, also or ())
+        if output is not None:
+            from quire.compress.passport import write_passport
+
+            write_passport(output, passport)
+        return
     from quire.cli.talk import open_llm
 
-    texts = {str(path): _read(path) for path in text or ()}
     with open_llm(config) as llm:
         results = _measure(llm, texts, limit)
     _print(results)
@@ -36,6 +57,28 @@ def evaluate(
             output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--output {output}: {error.strerror}", param="output") from None
+
+
+def _check_output(output: Path | None) -> None:
+    """A place that cannot be written to is refused before the minutes of measuring."""
+    if output is not None and not (output.is_dir() or output.parent.is_dir()):
+        raise ConfigError(f"--output {output}: there is no folder {output.parent}", param="output")
+
+
+def _passport(
+    config: EngineConfig, against: str, texts: dict[str, str], limit: int, rounds: int, also: Sequence[str]
+) -> Passport:
+    """Measured and printed. The source is served as it is stored, and else with the model's own options."""
+    from msgspec.structs import replace
+
+    from quire.cli.show import show
+    from quire.compress.measure import passport_of
+    from quire.compress.passport import passport_rows
+
+    source = replace(config, model=replace(config.model, model=against, quantization="none"))
+    passport = passport_of(config, source, texts or None, limit, rounds, also=also)
+    show(passport.model, passport_rows(passport))
+    return passport
 
 
 def _read(path: Path) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 def inspect(options: dict[str, Any]) -> None:
     """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""
     config = to_engine(options)
+    from quire.compress.passport import passport_rows, read_passport
     from quire.model.describe import describe
     from quire.model.disk.hub import hub_of
     from quire.ops.choice import choose
@@ -35,6 +36,8 @@ def inspect(options: dict[str, Any]) -> None:
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
     choice = choose(config.device)
     show("model", _model_rows(found))
+    if (passport := read_passport(found.folder)) is not None:
+        show("measured", passport_rows(passport))
     drafts = _drafting_model(config)
     show("memory", [*_memory_rows(config, found, choice, drafts), *_draft_memory(config, found, drafts, choice)])
     if (asked := config.speculation.asked) is not None:

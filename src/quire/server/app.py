@@ -153,7 +153,14 @@ def _json(value: Any, status: int = 200) -> Response:
 def _model_card(service: Service, name: str) -> ModelCard:
     info = service.engine.info
     parent = service.names[0] if name in info.adapters else None
-    return ModelCard(id=name, created=service.created, root=info.model, parent=parent, max_model_len=info.max_model_len)
+    return ModelCard(
+        id=name,
+        created=service.created,
+        root=info.model,
+        parent=parent,
+        max_model_len=info.max_model_len,
+        quire=service.passport if service.passport and parent is None else msgspec.UNSET,
+    )
 
 
 async def models(service: Service, request: Request) -> Response:

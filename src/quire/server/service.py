@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import quire
@@ -19,6 +20,7 @@ from quire.server.http.exchange import Exchange, Watcher
 from quire.server.http.http_metrics import HttpMetrics
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
+from quire.text.files import read_json
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -30,6 +32,7 @@ logger = logging.getLogger("quire.server")
 class Service:
     """One model behind one server; `config` is what its engine was told.
 
+    `passport`: what the model's folder says was measured of it, {} where it has none.
     `active` counts requests being served, `draining` is set by the first SIGTERM. `watchers` see every exchange at its
     end: the access log, traces.
     """
@@ -47,6 +50,7 @@ class Service:
     def __post_init__(self) -> None:
         self.keys = Keys(self.options)
         self.http = HttpMetrics(self.engine.metrics.registry)
+        self.passport = read_json(Path(self.engine.info.folder) / "quire.json")
 
     def ended(self, exchange: Exchange) -> None:
         """Count an exchange and show it to those who watch; what fails in one of them is no matter of the client's."""

@@ -190,7 +190,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A served name."""
+    """A served name. `quire`: the passport of a folder that has one, what was measured of the model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -200,6 +200,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None
     max_model_len: int
     permission: list[Any] = msgspec.field(default_factory=list)
+    quire: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

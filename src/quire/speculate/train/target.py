@@ -38,7 +38,7 @@ class Target:
         ops = select(config.device)
         self.model = load_model(replace(config, scheduler=limits), ops)
         if not isinstance(self.model.decoder, Decoder) or self.model.encoder is not None:
-            raise ConfigError(f"{self.model.name}: heads are trained for decoders of the table of families only")
+            raise ConfigError(f"{self.model.name}: rows and logits are read of decoders of the table of families only")
         if length > self.model.max_model_len:
             raise ConfigError(f"--length {length}: {self.model.name} has {self.model.max_model_len} positions")
         self.spec = self.model.spec

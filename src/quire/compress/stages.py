@@ -1,0 +1,244 @@
+"""What a stage of a recipe may be: one struct a method, and the table of them.
+
+A field's type is what a recipe may say: its range and its choices are checked from it, and listed where a value is
+refused.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Count = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
+"""Of what is there; 0 = none."""
+Positive = Annotated[float, Meta(gt=0.0)]
+Names = tuple[str, ...]
+GroupSize = Literal[-1, 16, 32, 64, 128, 256]
+"""Columns that share a scale; -1 = the whole row."""
+
+
+class Stage(Struct, frozen=True, kw_only=True):
+    """One step of a recipe. `targets` and `ignore` are globs of tensor names; a tensor is worked on if one of the first
+    and none of the second fits."""
+
+    kind: str
+    method: str
+    targets: Names = ("*",)
+    ignore: Names = ()
+
+    def covers(self, tensor: str) -> bool:
+        """Whether the tensor of this name is worked on."""
+        return any(fnmatchcase(tensor, glob) for glob in self.targets) and not any(
+            fnmatchcase(tensor, glob) for glob in self.ignore
+        )
+
+
+class OfMatrices(Stage, frozen=True, kw_only=True):
+    """A stage over matrices. The head is left out unless asked for: no later layer makes up for its errors."""
+
+    ignore: Names = ("lm_head*",)
+
+
+class Rtn(OfMatrices, frozen=True, kw_only=True):
+    """Rounding to the nearest code."""
+
+    bits: Literal[2, 3, 4, 8] = 4
+    group_size: GroupSize = 128
+    symmetric: bool = True
+
+
+class Gptq(Rtn, frozen=True, kw_only=True):
+    """Frantar et al. 2022. `damping`: share of the Hessian's mean diagonal that is added to it."""
+
+    damping: Positive = 0.01
+    act_order: bool = True
+    static_groups: bool = True
+
+
+class Awq(Rtn, frozen=True, kw_only=True):
+    """Lin et al. 2023. `grid`: exponents that are tried for the scales; `clip`: whether ranges are searched."""
+
+    symmetric: bool = False
+    grid: Count = 20
+    clip: bool = True
+
+
+class SmoothQuant(OfMatrices, frozen=True, kw_only=True):
+    """Xiao et al. 2022, to int8 weights and activations. `alpha`: share of the difficulty that goes to weights."""
+
+    alpha: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.5
+
+
+class LlmInt8(OfMatrices, frozen=True, kw_only=True):
+    """Dettmers et al. 2022. `threshold`: activations from which a column stays in 16 bits."""
+
+    threshold: Positive = 6.0
+
+
+class Fp8(OfMatrices, frozen=True, kw_only=True):
+    """E4M3. `scales`: of activations, static (calibrated) or dynamic (a token's), or block (dynamic, and weights' by
+    blocks of 128 x 128)."""
+
+    scales: Literal["static", "dynamic", "block"] = "dynamic"
+
+
+class Nf4(OfMatrices, frozen=True, kw_only=True):
+    """Dettmers et al. 2023. `block_size`: numbers that share a scale; the scales may be quantized too."""
+
+    block_size: Literal[32, 64, 128, 256] = 64
+    double_quantization: bool = True
+
+
+class Mxfp4(OfMatrices, frozen=True, kw_only=True):
+    """OCP microscaling formats 1.0: E2M1 codes, a power of two for 32 of them."""
+
+
+class Mixed(OfMatrices, frozen=True, kw_only=True):
+    """Bits by sensitivity: layers get those of `choices` that cost least KL within `bits_per_weight` on average."""
+
+    bits_per_weight: Positive
+    choices: tuple[Literal[2, 3, 4, 8], ...] = (3, 4, 8)
+    group_size: GroupSize = 128
+    rounding: Literal["rtn", "gptq", "awq"] = "gptq"
+
+    def __post_init__(self) -> None:
+        if not self.choices or not min(self.choices) <= self.bits_per_weight <= max(self.choices):
+            raise ValueError(f"bits_per_weight = {self.bits_per_weight:g} is not within choices = {list(self.choices)}")
+
+
+class KvScales(Stage, frozen=True, kw_only=True):
+    """Scales of keys and values, from what calibration shows of them."""
+
+    dtype: Literal["fp8", "int8"] = "fp8"
+
+
+class Prune(OfMatrices, frozen=True, kw_only=True):
+    """Zeros in matrices: a share of each, or so many of every few neighbours in a row."""
+
+    sparsity: Share = 0.0
+    pattern: Literal["", "2:4", "4:8"] = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.pattern) == bool(self.sparsity):
+            raise ValueError('give one of sparsity (as 0.5) and pattern ("2:4" or "4:8")')
+
+
+class SparseGpt(Prune, frozen=True, kw_only=True):
+    """Frantar and Alistarh 2023. `damping` as of GPTQ."""
+
+    damping: Positive = 0.01
+
+
+class Structured(Stage, frozen=True, kw_only=True):
+    """Parts are taken out: shares of a layer's `heads` (with their keys and values) and of its MLP's `channels`, and a
+    number of whole `layers`. `score`: what says which go; "influence" is ShortGPT's (Men et al. 2024) and of layers
+    alone, "gradient" LLM-Pruner's (Ma et al. 2023)."""
+
+    heads: Share = 0.0
+    channels: Share = 0.0
+    layers: Annotated[int, Meta(ge=0)] = 0
+    score: Literal["magnitude", "activation", "gradient", "influence"] = "activation"
+
+    def __post_init__(self) -> None:
+        if not (self.heads or self.channels or self.layers):
+            raise ValueError("nothing is taken out: give heads or channels (shares, as 0.25) or layers (a number)")
+        if self.score == "influence" and (self.heads or self.channels):
+            raise ValueError('score = "influence" is of whole layers; heads and channels need another one')
+
+
+class Training(Stage, frozen=True, kw_only=True):
+    """A stage that learns. `data`: files as calibration takes them, none = those of calibration; `batch` rows of
+    `length` tokens a step."""
+
+    data: Names = ()
+    steps: Count = 1000
+    batch: Count = 4
+    length: Count = 512
+    learning_rate: Positive = 1e-4
+    seed: int = 0
+
+
+class Student(Struct, frozen=True, kw_only=True):
+    """Sizes of a model from random weights; what is not given is the source's."""
+
+    layers: Count
+    hidden: Count | None = None
+    intermediate: Count | None = None
+    heads: Count | None = None
+    kv_heads: Count | None = None
+
+
+class Distil(Training, frozen=True, kw_only=True):
+    """The source teaches. Who learns: what the stages before made of it, or a `student` from random weights."""
+
+    student: Student | None = None
+
+
+class DistilLogits(Distil, frozen=True, kw_only=True):
+    """Hinton et al. 2015. `divergence`: forward KL(teacher || student), reverse, or Jensen-Shannon."""
+
+    divergence: Literal["forward", "reverse", "js"] = "forward"
+    temperature: Positive = 1.0
+
+
+class DistilText(Distil, frozen=True, kw_only=True):
+    """On text that the teacher writes to the prompts of `data`. `rationales`: with the reasons for its answers, as a
+    second task (Hsieh et al. 2023)."""
+
+    rationales: bool = False
+    max_tokens: Count = 256
+    temperature: Annotated[float, Meta(ge=0.0)] = 1.0
+
+
+class Lora(Training, frozen=True, kw_only=True):
+    """Hu et al. 2021: the weights' change is a product of two matrices of `rank` columns, times `alpha` / `rank`."""
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+    dropout: Share = 0.0
+
+
+class Qlora(Lora, frozen=True, kw_only=True):
+    """Dettmers et al. 2023: the base is NF4. `paged`: the optimizer's state lies in a mapped file."""
+
+    double_quantization: bool = True
+    paged: bool = False
+
+
+class Qat(Training, frozen=True, kw_only=True):
+    """Training with weights that are rounded on the way forward and gradients as if they were not."""
+
+    format: Literal["int8", "int4", "fp8"] = "int4"
+    group_size: GroupSize = 128
+    kv: Literal["none", "fp8", "int8"] = "none"
+
+
+class Merge(Stage, frozen=True, kw_only=True):
+    """Add an adapter to the weights: PEFT's folder `adapter`, or what the train stage before made."""
+
+    adapter: str = ""
+
+
+METHODS: dict[str, dict[str, type[Stage]]] = {
+    "quantize": {
+        "rtn": Rtn,
+        "gptq": Gptq,
+        "awq": Awq,
+        "smoothquant": SmoothQuant,
+        "llm_int8": LlmInt8,
+        "fp8": Fp8,
+        "nf4": Nf4,
+        "mxfp4": Mxfp4,
+        "mixed": Mixed,
+        "kv_scales": KvScales,
+    },
+    "prune": {"magnitude": Prune, "wanda": Prune, "sparsegpt": SparseGpt, "structured": Structured},
+    "distil": {"logits": DistilLogits, "hidden": Distil, "text": DistilText},
+    "train": {"full": Training, "lora": Lora, "qlora": Qlora, "qat": Qat},
+    "merge": {"lora": Merge},
+    "recover": {"full": Training, "lora": Lora},
+}
+"""Kinds of stages -> their methods -> what a stage of that method says."""
