@@ -1,0 +1,140 @@
+"""GPTQ (Frantar et al. 2023): columns are rounded one after the other, and those that follow make up for the error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quire.compress.quantize.grid import Grid, Steps, in_groups
+from quire.core.errors import ModelError
+from quire.ops.weights import CANNOT_ROUND, Weight
+
+BLOCK = 128
+"""Columns whose errors reach the columns behind them in one product (the paper's lazy batches)."""
+SPAN = 16
+"""Columns of a block whose errors reach the rest of it in one product: 128 one by one move four times the memory."""
+
+
+def gptq(
+    w: Tensor,
+    hessian: Tensor,
+    grid: Grid,
+    group: int = 128,
+    *,
+    act_order: bool = False,
+    static_groups: bool = False,
+    damping: float = 0.01,
+    steps: Steps | None = None,
+) -> Weight:
+    """w [n, k] rounded to `grid` in groups of `group` columns (-1: whole rows) such that w x hardly changes.
+
+    `hessian` [k, k] f32 or f64 as `Inputs` gives it; the work is done in its dtype. `damping`: what is added to its
+    diagonal, as a fraction of the diagonal's mean. `act_order`: columns in the order of falling activation; groups are
+    then of columns in this order, which the weight's `order` tells, unless `static_groups` finds the steps of groups of
+    neighbours beforehand. `steps` [n, k / group] are static ones that the caller found. Columns that are never active
+    become 0. `ModelError` when w or the Hessian cannot be worked with.
+
+    Matrices that read the same input may be given as one, below each other, and cut by `Weight.take_rows` after: rows do
+    not depend on others (but in grids that share scales among them), and the Hessian is factored once.
+    """
+    k = w.shape[1]
+    if hessian.shape != (k, k):
+        raise ValueError(f"the Hessian is {list(hessian.shape)}, the matrix has {k} columns")
+    if not bool(torch.isfinite(w).all()):
+        raise ModelError(CANNOT_ROUND)
+    columns = w.detach().to(hessian.dtype).t().contiguous()
+    dead = hessian.diagonal() == 0
+    columns[dead] = 0
+    width = in_groups(w, group).shape[-1]
+    if steps is None and (static_groups or width == k):
+        steps = grid.fit(in_groups(columns.t().contiguous(), width))
+    order = hessian.diagonal().argsort(descending=True, stable=True) if act_order else None
+    factor = inverse_factor(_damped(hessian, dead, damping, order))
+    by_group: list[Steps | None] = [None] * (k // width)
+    group_of = torch.arange(k) // width
+    if steps is not None:
+        turned = Steps.of(lambda t: t.to(hessian.dtype).t().contiguous(), steps)
+        by_group = [Steps.of(lambda t, g=g: t[g], turned) for g in range(k // width)]
+        group_of = group_of if order is None else order // width
+    codes, found = _sweep(columns if order is None else columns[order], factor, grid, group_of.tolist(), by_group)
+    if order is not None and steps is not None:
+        codes, order = codes[order.argsort()], None
+    return grid.weight(codes.t().contiguous(), found, width, None if order is None else order.int())
+
+
+def inverse_factor(hessian: Tensor) -> Tensor:
+    """The upper triangle U [k, k] with U^T U the inverse of the positive definite `hessian`; `ModelError` if it is not.
+
+    It is the inverse of the Cholesky factor of the Hessian with rows and columns in reverse: one factorization and half
+    a product, where the inverse itself and its own factor take three times as much and lose digits on the way.
+    """
+    lower, failed = torch.linalg.cholesky_ex(hessian.flip(0, 1))
+    if int(failed) or not bool(torch.isfinite(lower.diagonal()).all()):
+        raise ModelError("the Hessian of the calibration rows is not positive definite; raise damping or add rows")
+    return _inverse_triangle(lower.flip(0, 1).contiguous())
+
+
+def _inverse_triangle(upper: Tensor) -> Tensor:
+    """Inverse of an upper triangle, by halves: torch's own solves for a whole matrix, three times the work."""
+    k = len(upper)
+    if k <= 64:
+        solved: Tensor = torch.linalg.solve_triangular(upper, torch.eye(k, dtype=upper.dtype), upper=True)
+        return solved
+    half = k // 2
+    out = torch.zeros_like(upper)
+    out[:half, :half] = first = _inverse_triangle(upper[:half, :half])
+    out[half:, half:] = last = _inverse_triangle(upper[half:, half:])
+    out[:half, half:] = -(first @ (upper[:half, half:] @ last))
+    return out
+
+
+def _damped(hessian: Tensor, dead: Tensor, damping: float, order: Tensor | None) -> Tensor:
+    """A copy in the order of columns `order`, with ones for dead columns and `damping` of the mean on its diagonal."""
+    damped = hessian.clone() if order is None else hessian[order][:, order]
+    diagonal = damped.diagonal()
+    diagonal[dead if order is None else dead[order]] = 1
+    diagonal += damping * diagonal.mean()
+    return damped
+
+
+def _pieces(start: int, stop: int, size: int, width: int) -> Iterator[tuple[int, int]]:
+    """Ranges of up to `size` columns that cover start..stop.
+
+    None holds the beginning of a group of `width` and not its end unless it begins with it: all columns of a group must
+    have what came before them when its steps are found.
+    """
+    step = size // width * width or size
+    while start < stop:
+        end = min(start + step, stop, start + width - start % width if width > size else stop)
+        yield start, end
+        start = end
+
+
+def _sweep(
+    columns: Tensor, factor: Tensor, grid: Grid, group_of: list[int], by_group: list[Steps | None]
+) -> tuple[Tensor, Steps]:
+    """Codes [k, n] and steps [n, g] of `columns` [k, n], which are used up.
+
+    Column i has the steps of group `group_of[i]`, which are found when its first column is reached if there are none.
+    """
+    k, n = columns.shape
+    width, known = k // len(by_group), list(by_group)
+    codes = torch.empty((k, n), dtype=grid.code_dtype)
+    for start, stop in _pieces(0, k, BLOCK, width):
+        errors = torch.empty((stop - start, n), dtype=columns.dtype)
+        for low, high in _pieces(start, stop, SPAN, width):
+            for i in range(low, high):
+                steps = known[group_of[i]]
+                if steps is None:
+                    fitted = grid.fit(columns[i : i + width].t().contiguous()[:, None])
+                    known[group_of[i]] = steps = Steps.of(lambda t: t[:, 0], fitted)
+                code, number = grid.snap(columns[i], steps)
+                codes[i] = code
+                error = errors[i - start].copy_(columns[i]).sub_(number).div_(factor[i, i])
+                columns[i + 1 : high].addr_(factor[i, i + 1 : high], error, alpha=-1)
+            of_span = errors[low - start : high - start]
+            columns[high:stop].addmm_(factor[low:high, high:stop].t(), of_span, alpha=-1)
+        columns[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
+    return codes, Steps.of(lambda *tensors: torch.stack(tensors, 1), *(s for s in known if s is not None))

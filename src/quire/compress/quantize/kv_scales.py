@@ -1,0 +1,34 @@
+"""Static scales of keys and values, one a layer, for formats that want them (compressed-tensors' `kv_cache_scheme`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.ops.layout import LARGEST
+
+
+@dataclass
+class CachePeaks:
+    """The largest magnitudes that keys and values of one layer had."""
+
+    key: float = 0.0
+    value: float = 0.0
+
+    def add(self, keys: Tensor, values: Tensor) -> None:
+        """Take in keys and values as they are written to the cache (any shape and float dtype)."""
+        found = [float(t.abs().amax()) for t in (keys, values)]
+        if not all(peak < float("inf") for peak in found):
+            raise ModelError("keys or values on the calibration rows hold nan or inf; the model overflows on them")
+        self.key, self.value = max(self.key, found[0]), max(self.value, found[1])
+
+    def scales(self, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+        """(`k_scale`, `v_scale`) f32 [1]: the peak over the largest code of `dtype`, float8_e4m3fn or int8.
+
+        A layer whose keys or values were never seen, or always 0, gets 1.
+        """
+        scales = [torch.tensor([peak / LARGEST[dtype] or 1.0]) for peak in (self.key, self.value)]
+        return scales[0], scales[1]

@@ -1,0 +1,110 @@
+"""What methods of compression want to know of the activations that a matrix reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from quire.core.errors import ModelError
+
+
+class Inputs:
+    """Sums over rows x [T, k] of activations, of which only the parts in `wanted` are kept.
+
+    Sums grow by batches and are divided when they are read, so how rows are cut into batches changes the last bits
+    only, and a saved state goes on bit for bit. Vectors are summed in f64, which costs nothing beside the products.
+    """
+
+    PARTS: ClassVar[dict[str, tuple[int, torch.dtype]]] = {
+        "hessian": (2, torch.float32),
+        "norms": (1, torch.float64),
+        "peak": (1, torch.float32),
+        "mean_abs": (1, torch.float64),
+    }
+    """Name of a part -> its axes of k numbers each, and the dtype of its sum."""
+
+    def __init__(self, k: int, wanted: Collection[str]) -> None:
+        if unknown := sorted(set(wanted) - set(self.PARTS)):
+            raise ValueError(f"{unknown[0]!r} is nothing that is kept of inputs; there are {', '.join(self.PARTS)}")
+        self.k, self.rows = k, 0
+        self._sums = {
+            name: torch.zeros((k,) * axes, dtype=dtype) for name, (axes, dtype) in self.PARTS.items() if name in wanted
+        }
+
+    def add(self, x: Tensor) -> None:
+        """Take in the rows x [T, k] (any float dtype); `ModelError` when they hold nan or inf."""
+        if x.ndim != 2 or x.shape[1] != self.k:
+            raise ValueError(f"rows are {list(x.shape)}, not [T, {self.k}]")
+        if not len(x):
+            return
+        x = x.float()
+        if not bool(torch.isfinite(x).all()):
+            raise ModelError("activations on the calibration rows hold nan or inf; the model overflows on them")
+        if "hessian" in self._sums:
+            self._sums["hessian"].addmm_(x.t(), x)
+        if "norms" in self._sums:
+            self._sums["norms"] += x.double().square().sum(0)
+        if "mean_abs" in self._sums:
+            self._sums["mean_abs"] += x.double().abs().sum(0)
+        if "peak" in self._sums:
+            torch.maximum(self._sums["peak"], x.abs().amax(0), out=self._sums["peak"])
+        self.rows += len(x)
+
+    @property
+    def hessian(self) -> Tensor:
+        """2 / N sum x x^T [k, k] f32: that of the squared error of an output, for each row of a matrix."""
+        return self._sums["hessian"] * (2 / max(1, self.rows))
+
+    @property
+    def norms(self) -> Tensor:
+        """L2 norm of each column [k] f32 over all rows."""
+        return self._sums["norms"].sqrt().float()
+
+    @property
+    def peak(self) -> Tensor:
+        """Largest magnitude of each column [k] f32."""
+        return self._sums["peak"].clone()
+
+    @property
+    def mean_abs(self) -> Tensor:
+        """Mean magnitude of each column [k] f32."""
+        return (self._sums["mean_abs"] / max(1, self.rows)).float()
+
+    def outlier_columns(self, threshold: float = 6.0) -> Tensor:
+        """Columns [m] int64, ascending, with a magnitude of at least `threshold` (LLM.int8(), Dettmers et al. 2022)."""
+        return (self._sums["peak"] >= threshold).nonzero().flatten()
+
+    def save(self, path: Path) -> None:
+        """Write the sums as safetensors."""
+        save_file(self._sums, path, {"rows": str(self.rows), "k": str(self.k)})
+
+    @classmethod
+    def load(cls, path: Path) -> Inputs:
+        """What `save` wrote; `ModelError` when the file is something else."""
+        try:
+            with safe_open(path, "pt") as file:
+                facts, sums = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = cls(int(facts["k"]), sums)
+            found.rows = int(facts["rows"])
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise ModelError(f"{path} does not hold statistics of inputs ({error}); remove it") from None
+        for name, zeros in found._sums.items():
+            if (sums[name].shape, sums[name].dtype) != (zeros.shape, zeros.dtype):
+                raise ModelError(f"{path}: {name} is not that of {found.k} columns; remove it")
+        found._sums = sums
+        return found
+
+
+def output_error(difference: Tensor, hessian: Tensor) -> float:
+    """Mean over rows of inputs of the squared error of outputs, when a matrix [n, k] is off by `difference`.
+
+    It is tr(d H d^T) / 2 with `hessian` [k, k] as `Inputs` gives it.
+    """
+    d = difference.to(hessian.dtype)
+    return float(((d @ hessian) * d).sum(dtype=torch.float64)) / 2

@@ -1,0 +1,152 @@
+"""GPTQ against optimal brain quantization done column by column in f64, and what its options promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.compress.quantize import fp8, nf4
+from quire.compress.quantize.gptq import gptq, inverse_factor
+from quire.compress.quantize.grid import Grid, Integers, Numbers, Steps, in_groups
+from quire.compress.quantize.rtn import rtn
+from quire.compress.stats import Inputs, output_error
+from quire.core.errors import ModelError
+from quire.ops.weights import Weight
+from quire.quant.codebook import MXFP4, NF4
+
+
+def made(n: int, k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A matrix, and the Hessian of correlated inputs some of whose columns are large, f64."""
+    g = torch.Generator().manual_seed(seed)
+    w = torch.randn((n, k), generator=g) * 0.05
+    mix = torch.eye(k) + torch.randn((k, k), generator=g) * (1.5 / k**0.5)
+    x = (
+        torch.randn((4 * k, k), generator=g) @ mix * torch.linspace(0.2, 4, k)[torch.randperm(k, generator=g)]
+    ).double()
+    return w, x.t() @ x * (2 / len(x))
+
+
+def slow(w: Tensor, hessian: Tensor, grid: Grid, group: int, order: list[int], static: bool) -> Tensor:
+    """The matrix that optimal brain quantization gives: after each column its row and column leave the inverse Hessian.
+
+    Frantar and Alistarh 2022, equations 2 and 3, in the order `order`.
+    """
+    w, k = w.double().clone(), w.shape[1]
+    h = hessian.clone()
+    dead = h.diagonal() == 0
+    w[:, dead] = 0
+    h[dead, dead] = 1
+    h += 0.01 * h.diagonal().mean() * torch.eye(k)
+    fixed = grid.fit(in_groups(w, group))
+    inverse, out, steps = torch.linalg.inv(h), torch.zeros_like(w), Steps(torch.empty(0))
+    left = list(order)
+    for place, column in enumerate(order):
+        if static:
+            steps = Steps.of(lambda t, column=column: t[:, column // group], fixed)
+        elif place % group == 0:
+            steps = Steps.of(lambda t: t[:, 0], grid.fit(w[:, order[place : place + group]][:, None].contiguous()))
+        out[:, column] = grid.snap(w[:, column], steps)[1]
+        error = (w[:, column] - out[:, column]) / inverse[column, column]
+        w[:, left] -= torch.outer(error, inverse[column, left])
+        inverse = inverse - torch.outer(inverse[:, column], inverse[column]) / inverse[column, column]
+        left.remove(column)
+    return out
+
+
+GRIDS: list[tuple[Grid, int]] = [
+    (Integers(4), 32), (Integers(4), 256), (Integers(3), 64), (Integers(2, False), 16), (Integers(8, False), 24),
+    (Integers(4), 8), (Integers(4, False), 192), (Integers(4), 384), (Numbers(NF4), 64), (Numbers(MXFP4), 32),
+    (fp8.PER_ROW, 384), (fp8.PER_TENSOR, 384),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", ["", "act_order", "static_groups", "act_order static_groups"])
+@pytest.mark.parametrize(("grid", "group"), GRIDS)
+def test_it_is_optimal_brain_quantization(grid: Grid, group: int, options: str) -> None:
+    k = 256 if group == 256 else 384
+    w, hessian = made(12, k)
+    hessian[7], hessian[:, 7] = 0, 0
+    act_order, static = "act_order" in options, "static_groups" in options
+    order = hessian.diagonal().argsort(descending=True, stable=True).tolist() if act_order else list(range(k))
+    wanted = slow(w, hessian, grid, group, order, static or group == k)
+    found = gptq(w, hessian, grid, group, act_order=act_order, static_groups=static)
+    assert torch.allclose(found.dequantize().double(), wanted, rtol=1e-5, atol=1e-7)
+    assert (found.order is None) == (not act_order or static or group == k)
+
+
+def test_in_f32_few_codes_differ() -> None:
+    w, hessian = made(32, 256)
+    a, b = gptq(w, hessian, Integers(4), 64), gptq(w, hessian.float(), Integers(4), 64)
+    assert float((a.codes != b.codes).float().mean()) < 0.005
+    assert output_error(b.dequantize() - w, hessian) == pytest.approx(
+        output_error(a.dequantize() - w, hessian), rel=0.01
+    )
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_outputs_are_off_by_less_than_rounded_ones(bits: int) -> None:
+    w, hessian = made(64, 256, 1)
+    of = {"rtn": rtn(w, Integers(bits), 64), "gptq": gptq(w, hessian, Integers(bits), 64)}
+    of["order"] = gptq(w, hessian, Integers(bits), 64, act_order=True)
+    off = {name: output_error(q.dequantize() - w, hessian) for name, q in of.items()}
+    assert off["gptq"] < 0.75 * off["rtn"] and off["order"] < off["gptq"]
+
+
+def test_uncorrelated_inputs_leave_nothing_to_make_up_for() -> None:
+    w, _ = made(16, 128)
+    q, plain = gptq(w, torch.eye(128), Integers(4), 32), rtn(w, Integers(4), 32)
+    assert torch.equal(q.codes, plain.codes) and torch.equal(q.dequantize(), plain.dequantize())
+
+
+def test_static_groups_have_the_scales_of_rounding() -> None:
+    w, hessian = made(16, 256)
+    q = gptq(w, hessian.float(), Integers(4), 64, act_order=True, static_groups=True)
+    plain = rtn(w, Integers(4), 64)
+    assert q.scales is not None and plain.scales is not None and torch.equal(q.scales, plain.scales)
+    assert q.order is None and not torch.equal(q.codes, plain.codes)
+
+
+def test_columns_that_are_never_active_become_zero() -> None:
+    w, hessian = made(16, 128)
+    for column in (0, 50, 127):
+        hessian[column], hessian[:, column] = 0, 0
+    for act_order in (False, True):
+        values = gptq(w, hessian, Integers(4), 32, act_order=act_order).dequantize()
+        assert not bool(values[:, [0, 50, 127]].any()) and bool(values[:, 1].any())
+
+
+def test_steps_may_be_the_callers_own() -> None:
+    w, hessian = made(16, 128)
+    steps, nested = nf4.nf4_steps(w)
+    q: Weight = gptq(w, hessian, nf4.GRID, nf4.BLOCK, act_order=True, steps=steps)
+    assert q.scales is not None
+    assert torch.allclose(q.scales.float().flatten() * NF4.unit, nested.scales(), rtol=1e-6)
+    assert output_error(q.dequantize() - w, hessian) < output_error(nf4.nf4(w)[0].dequantize() - w, hessian)
+
+
+def test_the_inverse_factor() -> None:
+    _, hessian = made(1, 200)
+    factor = inverse_factor(hessian)
+    assert torch.equal(factor, factor.triu())
+    assert torch.allclose(factor.t() @ factor @ hessian, torch.eye(200).double(), atol=1e-8)
+    assert torch.allclose(factor, torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True), rtol=1e-6, atol=1e-9)
+
+
+def test_what_cannot_be_worked_with_is_refused() -> None:
+    w, hessian = made(4, 64)
+    with pytest.raises(ModelError, match="nan, inf"):
+        gptq(torch.full((4, 64), torch.inf), hessian, Integers(4), 32)
+    with pytest.raises(ModelError, match="not positive definite; raise damping"):
+        gptq(w, hessian - 100 * torch.eye(64), Integers(4), 32)
+    with pytest.raises(ModelError, match="not positive definite"):
+        gptq(w, torch.full((64, 64), torch.nan), Integers(4), 32)
+    with pytest.raises(ValueError, match="the matrix has 64 columns"):
+        gptq(w, hessian[:32, :32], Integers(4), 32)
+
+
+def test_damping_zero_works_on_statistics_of_enough_rows() -> None:
+    inputs = Inputs(32, ["hessian"])
+    inputs.add(torch.randn((500, 32), generator=torch.Generator().manual_seed(0)))
+    w, _ = made(8, 32)
+    assert gptq(w, inputs.hessian, Integers(4), 32, damping=0.0).shape == (8, 32)
