@@ -26,7 +26,7 @@ class Pattern:
     @staticmethod
     def parse(text: str) -> Pattern:
         """The pattern written as "2:4"; `ConfigError` when it is none, or keeps nothing or everything."""
-        found = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)
+        found = re.fullmatch(r"([0-9]{1,3}):([0-9]{1,3})", text)
         if found is None or not 0 < int(found[1]) < int(found[2]) <= MOST:
             raise ConfigError(
                 f"pattern: {text!r} is not N:M with 0 < N < M <= {MOST}; use 2:4 or 4:8, for example", param="pattern"
