@@ -101,7 +101,7 @@ def rewrite(oracle: PreTrainedModel, folder: Path) -> tuple[dict[str, Tensor], d
 def check_layers(variant: str, folder: Path) -> None:
     oracle = checkpoint(folder / "whole", variant, **({"num_layers": 4} if variant == "gpt_neo" else {}))
     layers = layers_of(oracle)
-    gone = [1] if len(layers) == 3 else [0, 3]
+    gone = [0] if variant == "ernie4_5_moe_biases" else [1] if len(layers) == 3 else [0, 3]
     for i in gone:
         silence_layer(layers[i])
     made = drop_layers(*rewrite(oracle, folder / "whole"), [i for i in range(len(layers)) if i not in gone])
@@ -224,6 +224,12 @@ def test_parts_that_do_not_fit_are_refused(drop: Any, keep: Any, reason: str, tm
     checkpoint(tmp_path, "llama")
     with pytest.raises(ConfigError, match=reason):
         drop(*read(tmp_path), keep)
+
+
+def test_what_no_config_says_is_refused(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "ernie4_5_moe_biases")
+    with pytest.raises(ModelError, match=r"no config.json of the family says what is left: moe would change; prune"):
+        drop_layers(*read(tmp_path), [0, 2])
 
 
 def test_models_that_cannot_lose_parts_are_refused(tmp_path: Path) -> None:

@@ -192,11 +192,13 @@ def _lists(model: OnFile, kept: list[int]) -> dict[str, Any]:
 
 
 def _sparse_fields(model: OnFile, kept: list[int]) -> dict[str, Any]:
-    """The fields that say which layers have no experts, for the layers that stay."""
+    """The fields that say which layers have experts, for the layers that stay."""
     plain = [new for new, old in enumerate(kept) if not model.spec.is_sparse(old)]
-    changed: dict[str, Any] = {}
+    sparse = [new for new, old in enumerate(kept) if model.spec.is_sparse(old)]
+    if sparse and "moe_layer_interval" in model.raw:
+        return {"moe_layer_interval": 1, "moe_layer_start_index": sparse[0], "moe_layer_end_index": sparse[-1]}
     if model.raw.get("first_k_dense_replace") is not None:
-        changed["first_k_dense_replace"] = len(plain)
-    elif model.raw.get("decoder_sparse_step") is not None:
-        changed = {"decoder_sparse_step": 1, "mlp_only_layers": plain}
-    return changed
+        return {"first_k_dense_replace": len(plain)}
+    if model.raw.get("decoder_sparse_step") is not None:
+        return {"decoder_sparse_step": 1, "mlp_only_layers": plain}
+    return {}
