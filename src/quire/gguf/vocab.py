@@ -11,6 +11,10 @@ from quire.gguf.file import GgufFile
 
 KINDS = {"gpt2": "bpe", "llama": "spm"}
 """`tokenizer.ggml.model` -> byte-level BPE with merges, or SentencePiece BPE with scores."""
+ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator",
+         "pad_token": "padding", "cls_token": "cls", "mask_token": "mask", "eot_token": "eot",
+         "eom_token": "eom"}  # fmt: skip
+"""Role of a token -> its part of the key `tokenizer.ggml.{}_token_id`."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 MAX_TOKENS = 1 << 21
 MAX_TOKEN_BYTES = 1 << 12
@@ -85,10 +89,7 @@ def vocab_size(file: GgufFile) -> int:
 def special_ids(file: GgufFile) -> dict[str, int]:
     """Role ("bos_token", "eos_token", "eot_token", ...) -> token id, as far as the file names them."""
     read, count = _Reader(file), vocab_size(file)
-    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator",
-             "pad_token": "padding", "cls_token": "cls", "mask_token": "mask", "eot_token": "eot",
-             "eom_token": "eom"}  # fmt: skip
-    found = {role: read.token_id(f"tokenizer.ggml.{name}_token_id", count) for role, name in names.items()}
+    found = {role: read.token_id(f"tokenizer.ggml.{name}_token_id", count) for role, name in ROLES.items()}
     return {role: i for role, i in found.items() if i is not None}
 
 

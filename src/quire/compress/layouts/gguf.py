@@ -1,0 +1,333 @@
+"""A model folder as one GGUF file: the inverse of `quire.model.disk.gguf`, by that reader's own tables.
+
+What the reader undoes is done here: rows of queries and keys are interleaved for rope where the architecture has them
+so, and Gemma's norms get the one that is stored less. Before a weight is touched the metadata are read back: a model
+whose facts do not come back as they are has something that GGUF's keys cannot say, and is refused.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire.compress.layouts.gguf_vocab import vocabulary
+from quire.core.errors import ConfigError, ModelError
+from quire.gguf.encode import ENCODERS, encode
+from quire.gguf.writer import TYPES, NewTensor, write_file
+from quire.model.describe import open_model
+from quire.model.disk.gguf import (
+    ARCHITECTURES,
+    FIELDS,
+    NAMES,
+    PLAIN,
+    ROPE_FIELDS,
+    ROPE_TENSORS,
+    WINDOW,
+    Architecture,
+    GgufModel,
+)
+from quire.model.disk.opened import Opened
+from quire.model.families.rope import Linear, Llama3, LongRope, Plain, Rope, Yarn
+from quire.model.load.roles import DISK_ROLES, disk_rows
+from quire.model.spec import ModelSpec
+from quire.ops.lazy import torch
+from quire.ops.weights import Weight
+from quire.quant.registry import matrix_scheme
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+"""Format for rows that are no whole number of its blocks -> one with shorter blocks, as llama.cpp chooses."""
+SHORT = "F16"
+"""Format for rows that are no whole number of blocks of 32."""
+ROWS = 1 << 22
+"""Numbers that are widened at once."""
+UNTOLD = ("family", "norm", "interleaved_rope", "tied_head", "eos_token_ids", "rope")
+"""Facts that tensors or the vocabulary say, or that are compared in a way of their own."""
+
+SAID = ("attention_factor", "stretch")
+"""What a context extension says beside its frequencies."""
+
+
+def write_gguf(folder: Path, path: Path, kind: str, weights: Mapping[str, Weight] | None = None) -> None:
+    """Write the model of `folder` (config.json, safetensors, tokenizer.json) as the GGUF file `path`.
+
+    `kind`: format of the matrices, a name of `ENCODERS`: "F16", "Q8_0", "Q4_0", "Q4_K", ... The output head has Q6_K
+    beside block formats of fewer bits, and rows that are no whole number of blocks the format that llama.cpp takes
+    instead; vectors and the matrices that choose experts are F32. `weights` takes the place of the folder's matrices,
+    by their names ("model.layers.0.mlp.up_proj"): codes stay as they are where the format has the same groups.
+    One tensor is in memory at a time, and the file is there whole or not at all. `ConfigError` for a family, a fact or
+    a tokenizer that GGUF cannot hold, for an unknown `kind`, and where the disk is full; `ModelError` for a folder that
+    cannot be read and for nan and inf, with the tensor's name.
+    """
+    if kind not in ENCODERS:
+        raise ConfigError(f"GGUF format {kind!r} is not known; known: {', '.join(ENCODERS)}")
+    opened = open_model(str(folder))
+    if opened.folder.is_file():
+        raise ConfigError(f"{folder} is a GGUF file; give the folder it was made of")
+    writer = _Writer(opened, *_architecture(opened), kind, weights or {})
+    unknown = set(writer.weights) - {base for parts in writer.pieces for base in parts.bases}
+    if unknown:
+        raise ConfigError(f"{folder} has no matrix {sorted(unknown)[0]}")
+    metadata = writer.metadata()
+    tensors = writer.tensors()
+    write_file(path, metadata, tensors, writer.data())
+
+
+def _architecture(opened: Opened) -> tuple[str, Architecture]:
+    """GGUF's name of the family, and how its reader takes it."""
+    family = opened.spec.family
+    for name, found in ARCHITECTURES.items():
+        if family in (found.model_type, found.windowed, found.mixture):
+            return name, found
+    known = sorted({one for a in ARCHITECTURES.values() for one in (a.model_type, a.windowed, a.mixture) if one})
+    raise ConfigError(f"{opened.folder}: a model of {family!r} cannot be written as GGUF; can be: {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One tensor of the file: of `role` in `layer`, part "weight" or "bias", of one matrix or of all experts."""
+
+    name: str
+    role: str
+    layer: int | None
+    part: str
+    bases: tuple[str, ...]
+    parts: tuple[Mapping[str, str], ...]
+
+
+@dataclass
+class _Writer:
+    """What the model's tensors and facts become."""
+
+    opened: Opened
+    arch: str
+    architecture: Architecture
+    kind: str
+    weights: Mapping[str, Weight]
+    pieces: list[_Piece] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = {**NAMES, **self.architecture.names}
+        found: dict[str, list[tuple[str, Mapping[str, str]]]] = {}
+        keys: dict[str, tuple[str, int | None, str]] = {}
+        for (role, place), parts in self.opened.claim.parts.items():
+            if role not in names:
+                raise ConfigError(f"{self.opened.folder}: {next(iter(parts.values()))} has no name in GGUF ({role})")
+            base = _base(parts)
+            prefix = "" if place.layer is None else names["layer"].format(place.layer)
+            for part in ("weight", *(("bias",) if "bias" in parts else ())):
+                name = f"{prefix}{names[role].removesuffix('.{}')}.{part}"
+                found.setdefault(name, []).append((base, parts))
+                keys[name] = role, place.layer, part
+        pieces = [
+            _Piece(name, *keys[name], tuple(base for base, _ in each), tuple(parts for _, parts in each))
+            for name, each in found.items()
+        ]
+        layers = self.opened.spec.layers
+        outer = {"embed": -1}
+        self.pieces = sorted(pieces, key=lambda p: outer.get(p.role, layers) if p.layer is None else p.layer)
+
+    def metadata(self) -> dict[str, Any]:
+        """The file's metadata, which were read back; `ConfigError` names a fact that would be another."""
+        spec = self.opened.spec
+        found: dict[str, Any] = {"general.architecture": self.arch, "general.name": self.opened.name}
+        if self.kind not in PLAIN:
+            found["general.quantization_version"] = 2
+        found |= {f"{self.arch}.{key}": value for key, value in self._facts().items()}
+        found |= vocabulary(self.opened.folder, spec.vocab_size, spec.bos_token_id, spec.eos_token_ids)
+        wrong = self._difference(found)
+        if wrong == "windows" and WINDOW[1] in self.architecture.extra:
+            found[f"{self.arch}.{WINDOW[1]}"] = np.array([window > 0 for window in spec.windows])
+            wrong = self._difference(found)
+        if wrong:
+            raise ConfigError(f"{self.opened.folder}: GGUF has no key for the model's {wrong}, which differs from what "
+                              f"readers take of a {self.arch} file")  # fmt: skip
+        return found
+
+    def _facts(self) -> dict[str, Any]:
+        """Values by keys below the architecture's name."""
+        spec, raw = self.opened.spec, self.opened.config.raw
+        rope = next((r for r, window in zip(spec.rope, spec.windows, strict=True) if not window), spec.rope[0])
+        own = {"head_dim": spec.head_dim, "rope_theta": float(rope.theta), "num_key_value_heads": spec.kv_heads}
+        found: dict[str, Any] = {}
+        for name, key in FIELDS.items():
+            value = own.get(name, raw.get(name))
+            if value is not None:
+                found[key] = value
+        found |= {"attention.value_length": spec.head_dim, "rope.dimension_count": rope.dim}
+        found["vocab_size"] = spec.vocab_size
+        if any(spec.windows):
+            found[WINDOW[0]] = max(spec.windows)
+            local = next(r for r, window in zip(spec.rope, spec.windows, strict=True) if window)
+            if local.theta != rope.theta:
+                found[WINDOW[2]] = float(local.theta)
+        return found | _scaling(rope)
+
+    def _difference(self, metadata: dict[str, Any]) -> str:
+        """The first fact that a reader of these metadata would take for another, "" if there is none."""
+        with tempfile.TemporaryDirectory() as folder:
+            path, ropes = Path(folder) / "facts.gguf", self._rope_factors()
+            infos = [NewTensor(name, "F32", (len(t),)) for name, t in ropes.items()]
+            write_file(path, metadata, infos, ropes.values())
+            read, _, _ = GgufModel.open(path).read_spec()
+        spec = self.opened.spec
+        if not set(spec.eos_token_ids) <= set(read.eos_token_ids):
+            return "end tokens"
+        wrong = (f.name for f in fields(ModelSpec) if f.name not in UNTOLD
+                 and not _same(getattr(spec, f.name), getattr(read, f.name)))  # fmt: skip
+        turned = all(_same_turns(a, b, spec.max_position) for a, b in zip(spec.rope, read.rope, strict=True))
+        return next(wrong, "" if turned else "rope")
+
+    def _rope_factors(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Tensors of factors by which frequencies are divided."""
+        rope = self.opened.spec.rope[0]
+        scaling = rope.scaling
+        if isinstance(scaling, LongRope):
+            sets = (np.array(scaling.short, "<f4"), np.array(scaling.long, "<f4"))
+            return dict(zip(ROPE_TENSORS[1:], sets, strict=True))
+        if isinstance(scaling, Llama3):
+            plain = Plain().inverse_frequencies(rope.theta, rope.dim, 0)
+            return {ROPE_TENSORS[0]: (plain / scaling.inverse_frequencies(rope.theta, rope.dim, 0)).numpy()}
+        return {}
+
+    def tensors(self) -> list[NewTensor]:
+        """What the file holds, in order."""
+        ropes = [NewTensor(name, "F32", (len(t),)) for name, t in self._rope_factors().items()]
+        return ropes + [NewTensor(p.name, self._kind(p), self._shape(p)) for p in self.pieces]
+
+    def data(self) -> Iterator[np.ndarray[Any, Any]]:
+        """The bytes of each tensor."""
+        yield from self._rope_factors().values()
+        for piece in self.pieces:
+            kind = self._kind(piece)
+            try:
+                data = [self._bytes(piece, at, kind) for at in range(len(piece.bases))]
+            except ModelError as error:
+                raise ModelError(f"{self.opened.folder}: {piece.name}: {error.message}") from None
+            yield data[0] if len(data) == 1 else np.concatenate(data)
+            self.opened.source.give_back()
+
+    def _shape(self, piece: _Piece) -> tuple[int, ...]:
+        shape = DISK_ROLES[piece.role].shape(self.opened.spec)
+        shape = shape[:1] if piece.part == "bias" else shape
+        return (len(piece.bases), *shape) if DISK_ROLES[piece.role].experts else shape
+
+    def _kind(self, piece: _Piece) -> str:
+        """The format of a tensor."""
+        role = DISK_ROLES[piece.role]
+        if piece.part == "bias" or role.kind not in ("linear", "table"):
+            return "F32"
+        kind = self.kind
+        heads = ("head", "embed") if self.opened.spec.tied_head else ("head",)
+        if piece.role in heads and kind not in PLAIN and kind != "Q8_0":
+            kind = "Q6_K"
+        k = role.shape(self.opened.spec)[1]
+        if k % TYPES[kind][1].numbers:
+            kind = NARROWER.get(kind, SHORT)
+        return SHORT if k % TYPES[kind][1].numbers else kind
+
+    def _bytes(self, piece: _Piece, at: int, kind: str) -> np.ndarray[Any, Any]:
+        """One matrix or vector of a tensor: uint8 [n, bytes of a row], or [bytes] of a vector."""
+        base, parts = piece.bases[at], piece.parts[at]
+        given = self.weights.get(base)
+        rows = self._rows(piece)
+        if piece.part == "weight" and given is not None:
+            weight = given if rows is None else given.take_rows(rows)
+            exact = _as_blocks(weight, kind)
+            if exact is not None:
+                return exact
+            values = weight.dequantize()
+        else:
+            values = self._values(parts, piece.part)
+            values = values if rows is None else values[rows]
+        if piece.role.endswith("norm") and piece.part == "weight" and self.opened.spec.norm == "rms1p":
+            values = values.float() + 1
+        if values.dim() == 1:
+            vector: np.ndarray[Any, Any] = encode(values.float()[None].numpy(), kind)[0]
+            return vector
+        n, k = values.shape
+        step = max(1, ROWS // k)
+        return np.concatenate([encode(values[i : i + step].float().numpy(), kind) for i in range(0, n, step)])
+
+    def _values(self, parts: Mapping[str, str], part: str) -> Tensor:
+        """What a folder holds of a role, its codes as numbers."""
+        source, scheme = self.opened.source, matrix_scheme(self.opened.scheme, parts)
+        if part == "bias" or not scheme.bits_per_number:
+            return source.tensor(parts[part])
+        raw = {suffix: source.tensor(name) for suffix, name in parts.items() if suffix != "bias"}
+        return scheme.load(raw, torch.float32).dequantize()
+
+    def _rows(self, piece: _Piece) -> Tensor | None:
+        """The order in which rows of queries and keys lie, None for anything else."""
+        spec, layer = self.opened.spec, piece.layer
+        if layer is None or piece.role not in ("q", "k") or not self.architecture.interleaved:
+            return None
+        ours = disk_rows(piece.role, piece.role, spec, False, spec.rope[layer].dim)
+        return None if ours is None else ours.argsort()
+
+
+def _base(parts: Mapping[str, str]) -> str:
+    """The name of a layer, from that of one of its tensors."""
+    suffix, name = next(iter(parts.items()))
+    return name.removesuffix(f".{suffix}")
+
+
+def _scaling(rope: Rope) -> dict[str, Any]:
+    """Keys of a context extension; none for one that has no name in GGUF, which the comparison then finds.
+
+    YaRN's factor of cosines is left out: llama.cpp multiplies its own by what the key says, others take it for all.
+    """
+    scaling = rope.scaling
+    if not isinstance(scaling, (Linear, Yarn, LongRope)):
+        return {}
+    values = asdict(scaling)
+    values["original_max_position_embeddings"] = values.pop("original", None)
+    if not isinstance(scaling, LongRope):
+        values.pop("attention_factor")
+    found = {key: values[name] for name, key in ROPE_FIELDS.items() if values.get(name) is not None}
+    return {"rope.scaling.type": type(scaling).__name__.lower()} | found
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether facts are the same but for the rounding of numbers to 32 bits."""
+    if is_dataclass(a) and is_dataclass(b):
+        return type(a) is type(b) and all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and isinstance(b, (int, float)):
+        return bool(np.isclose(a, b, rtol=1e-6, atol=0))
+    return bool(a == b)
+
+
+def _same_turns(a: Rope, b: Rope, longest: int) -> bool:
+    """Whether two ropes turn by the same angles in the model's own context and in that which it extends."""
+    if a.dim != b.dim or not all(_same(getattr(a.scaling, n), getattr(b.scaling, n)) for n in SAID):
+        return False
+    lengths = (longest, getattr(a.scaling, "original", longest))
+    pairs = [[r.scaling.inverse_frequencies(r.theta, r.dim, length) for r in (a, b)] for length in lengths]
+    return all(torch.allclose(one, other, rtol=1e-5, atol=0) for one, other in pairs)
+
+
+def _as_blocks(weight: Weight, kind: str) -> np.ndarray[Any, Any] | None:
+    """The bytes uint8 [n, bytes of a row] of a weight whose codes and scales Q4_0, Q4_1 or Q8_0 hold; else None."""
+    form = {"Q4_0": ("int4", False), "Q4_1": ("int4", True), "Q8_0": ("int8", False)}.get(kind)
+    if (weight.kind, weight.mins is not None) != form or weight.zeros is not None or weight.order is not None:
+        return None
+    assert weight.scales is not None
+    n = weight.shape[0]
+    floats = [t for t in (weight.scales, weight.mins) if t is not None]
+    if weight.group % 32 or any(not torch.equal(t.half().float(), t.float()) for t in floats):
+        return None
+    halves = [t.half().repeat_interleave(weight.group // 32, 1).view(-1, 1).view(torch.uint8) for t in floats]
+    codes = weight.codes.contiguous().view(-1, 32).view(torch.uint8)
+    if weight.kind == "int4":
+        codes = codes if weight.mins is not None else codes + 8
+        codes = codes[:, :16] | codes[:, 16:] << 4
+    return torch.cat((*halves, codes), 1).view(n, -1).numpy()

@@ -1,0 +1,172 @@
+"""The vocabulary of a model folder as GGUF metadata: the inverse of `quire.gguf.vocab` and `quire.text.gguf`.
+
+A tokenizer is written only if what is read back cuts nasty texts as it does: GGUF names one of a list of ways to cut
+text into words, and has no place for others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from quire.core.errors import ConfigError
+from quire.gguf.vocab import BYTE, CONTROL, KINDS, NORMAL, ROLES, UNKNOWN, UNUSED, USER_DEFINED, Vocab
+from quire.model.disk.hf_config import read_json
+from quire.text.gguf import PRE, WHOLE_WORDS, build
+from quire.text.tokenizer import Tokenizer
+
+TEXTS = (
+    "Hello, world", " a  b   c ", "it's I'LL don't WE'VE", "3.14159 1,000,000 0x1F 12 1234567",
+    "line\nbreak\n\n\ttab\r\n  x", "\u00c4rger \u0130stanbul \u4f60\u597d\uff0c\u4e16\u754c \u3053\u3093\uac00\ub098",
+    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947",
+    "\U0001f600\u200d\U0001f469 \u2003x", "!!!???...---=== $+<=>^~|` (a)[b]{c} #d @e/f\\g",
+    "HelloWorld camelCase x2y", "def f(x):\n    return x**2  # ok", "\x01\x7f",
+)  # fmt: skip
+"""Texts on which the ways to cut text differ."""
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def vocabulary(folder: Path, size: int, bos: int | None, ends: tuple[int, ...]) -> dict[str, Any]:
+    """Metadata of the tokenizer of `folder` for a model of `size` rows; `bos` and `ends`: ids as its config has them.
+
+    `ConfigError` for a tokenizer that GGUF cannot hold; tokenizer.json must be there.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: a GGUF file carries its vocabulary; save the tokenizer with the model")
+    raw, tokenizer = read_json(path), Tokenizer.from_folder(folder)
+    model = raw.get("model") or {}
+    if model.get("type") != "BPE":
+        raise _refused(path, f"is of type {model.get('type')}, only BPE can be written")
+    if tokenizer.vocab_size > size:
+        raise _refused(path, f"has ids up to {tokenizer.vocab_size - 1}, the model has {size} rows")
+    tokens, types = _tokens(raw, tokenizer, size)
+    named = {role: i for role, text in tokenizer.named.items() if (i := tokenizer.token_to_id(text)) is not None}
+    named |= {} if bos is None else {"bos_token": bos}
+    named |= dict(zip(("eos_token", "eot_token", "eom_token"), ends, strict=False))
+    bare, around = (tokenizer.encode(TEXTS[0], add_special_tokens=special) for special in (False, True))
+    start = next((i for i in range(len(around)) if around[i : i + len(bare)] == bare), 0)
+    vocab = Vocab(
+        kind="bpe" if tokenizer.byte_level else "spm",
+        pre="default",
+        tokens=tokens,
+        types=types,
+        scores=[0.0] * size if tokenizer.byte_level else _scores(model, tokens),
+        merges=_merges(model) if tokenizer.byte_level else [],
+        named=named,
+        ends=ends,
+        add_bos=start > 0,
+        add_eos=len(around) > start + len(bare),
+        add_space_prefix=False,
+    )
+    vocab = _fitting(vocab, raw, tokenizer, path)
+    return _metadata(vocab) | _templates(folder)
+
+
+def _refused(path: Path, reason: str) -> ConfigError:
+    return ConfigError(f"{path}: the tokenizer {reason}, which GGUF cannot hold; keep the folder beside another layout")
+
+
+def _tokens(raw: Mapping[str, Any], tokenizer: Tokenizer, size: int) -> tuple[list[str], list[int]]:
+    """Every token and its type; ids that have none are padding."""
+    tokens, types = [f"[PAD{i}]" for i in range(size)], [UNUSED] * size
+    own, unknown = raw["model"].get("vocab") or {}, tokenizer.named.get("unk_token") or raw["model"].get("unk_token")
+    added = {token.get("content") for token in raw.get("added_tokens") or ()}
+    for token, i in tokenizer.table.items():
+        tokens[i] = token
+        if token == unknown and not tokenizer.byte_level:
+            types[i] = UNKNOWN
+        elif token in tokenizer.special:
+            types[i] = CONTROL
+        elif token in added or token not in own:
+            types[i] = USER_DEFINED
+        else:
+            types[i] = BYTE if not tokenizer.byte_level and _BYTE.fullmatch(token) else NORMAL
+    return tokens, types
+
+
+def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Pairs of tokens; older files have them as one text with a space between."""
+    found = []
+    for entry in model.get("merges") or ():
+        left, right = entry.split(" ", 1) if isinstance(entry, str) else entry
+        found.append((left, right))
+    return found
+
+
+def _scores(model: Mapping[str, Any], tokens: list[str]) -> list[float]:
+    """SentencePiece's scores, of which tokenizer.json has the order alone: that in which pieces are made by merges."""
+    ranks: dict[str, int] = {}
+    for left, right in _merges(model):
+        ranks.setdefault(left + right, len(ranks) + 1)
+    return [-float(ranks.get(token, 0)) for token in tokens]
+
+
+def _fitting(vocab: Vocab, raw: Mapping[str, Any], tokenizer: Tokenizer, path: Path) -> Vocab:
+    """The vocabulary with the way to cut text that gives the tokenizer's ids."""
+    changes: list[dict[str, Any]]
+    if vocab.kind == "bpe":
+        whole = bool(raw["model"].get("ignore_merges"))
+        changes = [{"pre": name} for name in _same_words(raw) if (name in WHOLE_WORDS) == whole]
+    else:
+        changes = [{"add_space_prefix": True}, {"add_space_prefix": False}]
+    for change in changes:
+        fitting = Vocab(**{**vars(vocab), **change})
+        backend, _ = build(fitting, path)
+        if all(backend.encode(text).ids == tokenizer.encode(text) for text in TEXTS):
+            return fitting
+    raise _refused(path, f"cuts text in a way of its own, known are {', '.join(PRE)}" if vocab.kind == "bpe" else
+                   "gives other tokens than its pieces by their scores")  # fmt: skip
+
+
+def _same_words(raw: Mapping[str, Any]) -> list[str]:
+    """The known ways that cut the texts into the same words as tokenizer.json does."""
+    cut = tokenizers.Tokenizer.from_str(json.dumps(raw)).pre_tokenizer
+    if cut is None:
+        return []
+    want = [cut.pre_tokenize_str(text) for text in TEXTS]
+    found = []
+    for name in PRE:
+        empty = Vocab("bpe", name, ["a"], [NORMAL], [0.0], [], {}, (), False, False, False)
+        own = build(empty, Path("tokenizer.json"))[0].pre_tokenizer
+        if [own.pre_tokenize_str(text) for text in TEXTS] == want:
+            found.append(name)
+    return found
+
+
+def _metadata(vocab: Vocab) -> dict[str, Any]:
+    """The vocabulary under GGUF's keys."""
+    model = next(name for name, kind in KINDS.items() if kind == vocab.kind)
+    found: dict[str, Any] = {
+        "tokenizer.ggml.model": model,
+        "tokenizer.ggml.pre": vocab.pre,
+        "tokenizer.ggml.tokens": vocab.tokens,
+        "tokenizer.ggml.token_type": np.array(vocab.types, "<i4"),
+        "tokenizer.ggml.add_bos_token": vocab.add_bos,
+        "tokenizer.ggml.add_eos_token": vocab.add_eos,
+        "tokenizer.ggml.add_space_prefix": vocab.add_space_prefix,
+    }
+    if vocab.kind == "bpe":
+        found["tokenizer.ggml.merges"] = [f"{left} {right}" for left, right in vocab.merges]
+    else:
+        found["tokenizer.ggml.scores"] = np.array(vocab.scores, "<f4")
+    return found | {f"tokenizer.ggml.{ROLES[role]}_token_id": i for role, i in vocab.named.items()}
+
+
+def _templates(folder: Path) -> dict[str, str]:
+    """The chat templates of the folder."""
+    alone = folder / "chat_template.jinja"
+    if alone.is_file():
+        return {"tokenizer.chat_template": alone.read_text()}
+    path = folder / "tokenizer_config.json"
+    value = read_json(path).get("chat_template") if path.is_file() else None
+    if isinstance(value, str):
+        return {"tokenizer.chat_template": value}
+    named = {one["name"]: one["template"] for one in value or ()}
+    return {"tokenizer.chat_template" + ("" if name == "default" else f".{name}"): text for name, text in named.items()}

@@ -1,0 +1,197 @@
+"""ggml's K formats: super-blocks of 256 numbers whose groups have small multiples of a scale and a minimum.
+
+Searches follow ggml-quants.c (make_qkx2_quants, make_qx_quants, make_q3_quants), for all groups at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quire.gguf.arrays import Bytes, Floats, crumbs, halves, nibbles, tops
+
+LEAST = np.float32(1e-15)
+"""A group whose largest magnitude is smaller is all zeros."""
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Scales to try: the extremes of a group are taken as (most + first + 0.1 * i) codes apart, i = 0..count."""
+
+    most: int
+    first: float
+    count: int
+
+
+def _rounded(x: Floats, low: int, high: int) -> Floats:
+    whole: Floats = np.clip(np.rint(x), low, high)
+    return whole
+
+
+def _sum(x: Floats) -> Floats:
+    total: Floats = x.sum(-1, keepdims=True)
+    return total
+
+
+def _over(a: Any, b: Floats) -> Floats:
+    """a / b, 0 where b is 0."""
+    return np.where(b != 0, a / np.where(b != 0, b, np.float32(1)), np.float32(0))
+
+
+def _fit_with_minimum(x: Floats, weights: Floats, steps: _Steps, absolute: bool = False) -> tuple[Floats, Floats]:
+    """(scale, minimum >= 0) [..., groups] of x [..., groups, numbers]: x is about scale * code - minimum.
+
+    The fit is the weighted least squares one of the codes that each scale gives; the least error wins, of squares or
+    `absolute` values.
+    """
+    low = np.minimum(x.min(-1, keepdims=True), np.float32(0))
+    width = x.max(-1, keepdims=True) - low
+    total, dot = _sum(weights), _sum(weights * x)
+
+    def error(scale: Floats, least: Floats, codes: Floats) -> Floats:
+        miss = scale * codes + least - x
+        return _sum(weights * (np.abs(miss) if absolute else miss * miss))
+
+    codes = _rounded(_over(np.float32(steps.most), width) * (x - low), 0, steps.most)
+    scale, least = width / np.float32(steps.most), low
+    best = error(scale, least, codes)
+    for i in range(steps.count + 1):
+        codes = _rounded(_over(np.float32(steps.first + 0.1 * i + steps.most), width) * (x - low), 0, steps.most)
+        weighted = weights * codes
+        sum_l, sum_l2, sum_xl = _sum(weighted), _sum(weighted * codes), _sum(weighted * x)
+        spread = total * sum_l2 - sum_l * sum_l
+        own_scale = _over(total * sum_xl - dot * sum_l, spread)
+        own_least = _over(sum_l2 * dot - sum_l * sum_xl, spread)
+        above = own_least > 0
+        own_scale = np.where(above, _over(sum_xl, sum_l2), own_scale)
+        own_least = np.where(above, np.float32(0), own_least)
+        own = error(own_scale, own_least, codes)
+        better = (spread > 0) & (own < best)
+        scale, least = np.where(better, own_scale, scale), np.where(better, own_least, least)
+        best = np.where(better, own, best)
+    return scale[..., 0], -least[..., 0]
+
+
+def _fit(x: Floats, half: int) -> Floats:
+    """The scale [..., groups] of x [..., groups, numbers], about scale * code with codes -half..half - 1.
+
+    Errors are weighted by a number's square. That with the least error has the largest (sum w x l)^2 / sum w l^2.
+    """
+    top = tops(x)
+    weights = x * x
+    scale, best = np.zeros_like(top), np.zeros_like(top)
+    for i in (0, *range(-9, 0), *range(1, 10)):
+        codes = _rounded(_over(np.float32(-(half + 0.1 * i)), top) * x, -half, half - 1)
+        dot, norm = _sum(weights * x * codes), _sum(weights * codes * codes)
+        better = (norm > 0) & (dot * dot > best * norm)
+        scale = np.where(better, _over(dot, norm), scale)
+        best = np.where(better, scale * dot, best)
+    return np.where(np.abs(top) < LEAST, np.float32(0), scale)[..., 0]
+
+
+def _descend(x: Floats, half: int) -> Floats:
+    """As `_fit`: from one start, codes are changed one at a time while that lessens the error, five times through."""
+    top = tops(x)
+    weights = x * x
+    codes = _rounded(_over(np.float32(-half), top) * x, -half, half - 1)
+    dot, norm = _sum(weights * x * codes)[..., 0], _sum(weights * codes * codes)[..., 0]
+    for _ in range(5):
+        for at in range(x.shape[-1]):
+            own, w, code = x[..., at], weights[..., at], codes[..., at]
+            dot_less, norm_less = dot - w * own * code, norm - w * code * code
+            new = _rounded(_over(own * norm_less, dot_less), -half, half - 1)
+            dot_new, norm_new = dot_less + w * own * new, norm_less + w * new * new
+            better = (dot_less > 0) & (new != code) & (norm_new > 0) & (dot_new * dot_new * norm > dot * dot * norm_new)
+            codes[..., at] = np.where(better, new, code)
+            dot, norm = np.where(better, dot_new, dot), np.where(better, norm_new, norm)
+    return np.where(np.abs(top[..., 0]) < LEAST, np.float32(0), _over(dot, norm))
+
+
+def _stored(x: Floats) -> Floats:
+    """x as float16 holds it."""
+    return x.astype(np.float16).astype(np.float32)
+
+
+def _with_minimums(
+    x: Floats, scale: Floats, least: Floats, most: int, largest: int
+) -> tuple[Floats, Floats, Bytes, Bytes, Bytes]:
+    """(unit, unit of minimums, multiples of both, codes 0..most) of x [b, groups, numbers]; multiples 0..`largest`."""
+    parts: list[Any] = []
+    for values in (scale, least):
+        top = np.maximum(values.max(1, keepdims=True), np.float32(0))
+        multiples = _rounded(_over(np.float32(largest), top) * values, 0, largest)
+        parts.append((top / np.float32(largest), multiples))
+    (unit, sub), (min_unit, min_sub) = parts
+    step, low = (_stored(unit) * sub)[..., None], (_stored(min_unit) * min_sub)[..., None]
+    codes = _rounded(_over(x + low, step), 0, most).astype(np.uint8).reshape(len(x), -1)
+    return unit, min_unit, sub.astype(np.uint8), min_sub.astype(np.uint8), codes
+
+
+def _symmetric(x: Floats, scale: Floats, low: int, half: int) -> tuple[Floats, Any, Bytes]:
+    """(unit, multiples low..-low - 1 as int, codes 0..2 * half - 1) of x [b, groups, numbers]."""
+    top = tops(scale)
+    unit = top / np.float32(low)
+    multiples = _rounded(_over(scale, unit), low, -low - 1)
+    step = (_stored(unit) * multiples)[..., None]
+    codes = _rounded(_over(x, step), -half, half - 1) + half
+    return unit, multiples.astype(np.int8), codes.astype(np.uint8).reshape(len(x), -1)
+
+
+def _six_bits(scales: Bytes, mins: Bytes) -> Bytes:
+    """Eight multiples of 6 bits of scales and eight of minimums as 12 bytes."""
+    low = scales[:, :4] | scales[:, 4:] >> 4 << 6
+    mid = mins[:, :4] | mins[:, 4:] >> 4 << 6
+    return np.concatenate((low, mid, scales[:, 4:] & 15 | mins[:, 4:] << 4), 1)
+
+
+def _by_magnitude(x: Floats) -> Floats:
+    """Weights of numbers: their magnitude and the root of the mean square of their group."""
+    weights: Floats = np.sqrt((x * x).mean(-1, keepdims=True)) + np.abs(x)
+    return weights
+
+
+def q2_k(x: Floats) -> Bytes:
+    """2 bits: groups of 16, multiples of 4 bits."""
+    groups = x.reshape(len(x), 16, 16)
+    scale, least = _fit_with_minimum(groups, np.abs(groups), _Steps(3, -0.5, 15), absolute=True)
+    unit, min_unit, sub, min_sub, codes = _with_minimums(groups, scale, least, 3, 15)
+    return np.concatenate((sub | min_sub << 4, crumbs(codes), halves(unit), halves(min_unit)), 1)
+
+
+def q3_k(x: Floats) -> Bytes:
+    """3 bits: groups of 16, multiples of 6 bits, no minimums."""
+    groups = x.reshape(len(x), 16, 16)
+    unit, multiples, codes = _symmetric(groups, _descend(groups, 4), -32, 4)
+    sub = (multiples + 32).astype(np.uint8)
+    high = np.packbits((codes >> 2).reshape(len(x), 8, 32).transpose(0, 2, 1), axis=-1, bitorder="little")[..., 0]
+    tops_of = (sub >> 4).reshape(len(x), 4, 4)
+    upper = tops_of[:, 0] | tops_of[:, 1] << 2 | tops_of[:, 2] << 4 | tops_of[:, 3] << 6
+    return np.concatenate((high, crumbs(codes & 3), nibbles(sub & 15, 8), upper, halves(unit)), 1)
+
+
+def q4_k(x: Floats) -> Bytes:
+    """4 bits: groups of 32, multiples of 6 bits."""
+    groups = x.reshape(len(x), 8, 32)
+    scale, least = _fit_with_minimum(groups, _by_magnitude(groups), _Steps(15, -1.0, 20))
+    unit, min_unit, sub, min_sub, codes = _with_minimums(groups, scale, least, 15, 63)
+    return np.concatenate((halves(unit), halves(min_unit), _six_bits(sub, min_sub), nibbles(codes, 32)), 1)
+
+
+def q5_k(x: Floats) -> Bytes:
+    """5 bits: groups of 32, multiples of 6 bits."""
+    groups = x.reshape(len(x), 8, 32)
+    scale, least = _fit_with_minimum(groups, _by_magnitude(groups), _Steps(31, -0.5, 15))
+    unit, min_unit, sub, min_sub, codes = _with_minimums(groups, scale, least, 31, 63)
+    high = np.packbits((codes >> 4).reshape(len(x), 8, 32).transpose(0, 2, 1), axis=-1, bitorder="little")[..., 0]
+    parts = (halves(unit), halves(min_unit), _six_bits(sub, min_sub), high, nibbles(codes & 15, 32))
+    return np.concatenate(parts, 1)
+
+
+def q6_k(x: Floats) -> Bytes:
+    """6 bits: groups of 16, multiples of 8 bits, no minimums."""
+    groups = x.reshape(len(x), 16, 16)
+    unit, multiples, codes = _symmetric(groups, _fit(groups, 32), -128, 32)
+    parts = (nibbles(codes & 15, 64), crumbs(codes >> 4), multiples.view(np.uint8), halves(unit))
+    return np.concatenate(parts, 1)
