@@ -47,6 +47,14 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
         ({"kind": "quantize", "method": "rtn", "bits": 8, "group_size": 32}, "auto", 0.02),
         ({"kind": "quantize", "method": "rtn", "group_size": 64}, "gptq", 0.25),
         ({"kind": "quantize", "method": "rtn", "bits": 8, "group_size": 64}, "dense", 0.02),
+        ({"kind": "quantize", "method": "awq", "group_size": 32}, "auto", 0.15),
+        ({"kind": "quantize", "method": "smoothquant"}, "auto", 0.05),
+        ({"kind": "quantize", "method": "llm_int8"}, "auto", 0.03),
+        ({"kind": "quantize", "method": "fp8"}, "auto", 0.1),
+        ({"kind": "quantize", "method": "fp8", "scales": "static"}, "auto", 0.1),
+        ({"kind": "quantize", "method": "fp8", "scales": "block"}, "auto", 0.1),
+        ({"kind": "quantize", "method": "nf4"}, "auto", 0.2),
+        ({"kind": "quantize", "method": "mxfp4"}, "auto", 0.3),
     ],
 )
 def test_what_is_quantized_is_near(stage: dict[str, object], layout: str, most: float, tmp_path: Path) -> None:

@@ -9,15 +9,19 @@ import torch
 from torch import Tensor
 
 from quire.compress.context import Context
-from quire.compress.layerwise import of_unit
+from quire.compress.layerwise import Made, of_unit
 from quire.compress.layouts.base import Layout
 from quire.compress.matrices import Matrix, matrices
 from quire.compress.net import Net
 from quire.compress.stages import Stage
 from quire.compress.write import copy_beside, whole_folder, with_dtype, write_json, write_tensors
 from quire.core.errors import ConfigError
+from quire.model.load.roles import DISK_ROLES
 from quire.ops.lazy import torch_dtype
 from quire.ops.weights import Weight
+
+PLAIN = Weight("f32", torch.zeros(1, 1))
+"""What is said of a matrix that a stage left as it was."""
 
 
 class Layers:
@@ -26,7 +30,9 @@ class Layers:
     def __init__(self, net: Net, context: Context, stage: Stage) -> None:
         self._net, self._work, self._number = net, context.work, context.number
         self._matrices = {i: [m for m in matrices(net, i) if stage.covers(m.base)] for i in range(net.spec.layers)}
-        self._at, self._weights = -1, dict[str, Weight]()
+        self._at = -1
+        self._made: Made = {}, {}
+        self.tensors = self._others()
 
     @property
     def all(self) -> list[Matrix]:
@@ -35,12 +41,21 @@ class Layers:
 
     def weight(self, matrix: Matrix) -> Weight:
         """What it became."""
-        layer = matrix.place.layer
-        assert layer is not None
+        assert matrix.place.layer is not None
+        return self._of(matrix.place.layer)[0][matrix.base]
+
+    def with_suffix(self, suffix: str) -> dict[str, Tensor]:
+        """What was kept beside matrices under such names, by their base names."""
+        return {name.removesuffix(suffix): t for name, t in self.tensors.items() if name.endswith(suffix)}
+
+    def _of(self, layer: int) -> Made:
         if layer != self._at:
-            found = of_unit(self._work, self._number, f"layer {layer}", self._matrices[layer])
-            self._at, self._weights = layer, {m.base: weight for m, weight in found}
-        return self._weights[matrix.base]
+            self._at, self._made = layer, of_unit(self._work, self._number, f"layer {layer}")
+        return self._made
+
+    def _others(self) -> dict[str, Tensor]:
+        """Tensors that changed with matrices (norms, biases: vectors, all of which fit in memory)."""
+        return {name: tensor for layer in self._matrices for name, tensor in self._of(layer)[1].items()}
 
 
 class Dense(Mapping[str, Tensor]):
@@ -56,7 +71,9 @@ class Dense(Mapping[str, Tensor]):
         held = self._held.get(name, [])
         for matrix in held:
             matrix.put(self._net, self._layers.weight(matrix).dequantize())
-        found = self._net.tensors[name]
+        found = self._net.tensors[name] if held else self._layers.tensors.get(name, self._net.tensors.get(name))
+        if found is None:
+            raise KeyError(name)
         for matrix in held[:1]:
             matrix.forget(self._net)
         return found
@@ -86,13 +103,17 @@ class Laid(Mapping[str, Tensor]):
             self._parts |= dict.fromkeys(self._laid(matrix), matrix)
             self.described[matrix.base] = _without_numbers(weight)
             taken.add(matrix.name)
+        for (role, _), parts in net.opened.claim.parts.items():
+            base = parts.get("weight", "").removesuffix(".weight")
+            if DISK_ROLES[role].kind == "linear" and base:
+                self.described.setdefault(base, PLAIN)
         self._others = [name for name in net.tensors if name not in taken and name not in self._parts]
         self._kept: tuple[str, dict[str, Tensor]] = "", {}
 
     def __getitem__(self, name: str) -> Tensor:
         matrix = self._parts.get(name)
         if matrix is None:
-            return self._net.tensors[name]
+            return self._layers.tensors[name] if name in self._layers.tensors else self._net.tensors[name]
         if self._kept[0] != matrix.base:
             self._kept = matrix.base, self._laid(matrix)
         return self._kept[1][name]
@@ -105,7 +126,8 @@ class Laid(Mapping[str, Tensor]):
         return len(self._others) + len(self._parts)
 
     def _laid(self, matrix: Matrix) -> dict[str, Tensor]:
-        bias = self._net.tensors.get(f"{matrix.base}.bias")
+        name = f"{matrix.base}.bias"
+        bias = self._layers.tensors.get(name, self._net.tensors.get(name))
         return self._layout.tensors(matrix.base, self._layers.weight(matrix), bias)
 
 
@@ -148,7 +170,7 @@ class _Narrowed(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         found = self._tensors[name]
-        own = name in self._net.tensors and found.is_floating_point()
+        own = name in self._net.tensors and found.dtype is torch.float32
         return found.to(self._dtype) if own else found
 
     def __iter__(self) -> Iterator[str]:

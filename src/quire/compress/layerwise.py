@@ -6,8 +6,8 @@ it, Frantar et al. 2023). What a layer became is kept before the next begins: a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
@@ -21,24 +21,68 @@ from quire.compress.resume import Work
 from quire.compress.stages import Stage
 from quire.compress.stats import Inputs
 from quire.compress.walk import Stream
-from quire.core.errors import ConfigError, ModelError
 from quire.ops.weights import Weight
 
 Key = tuple[str, int | None]
 """The role whose input rows are looked at, and the expert."""
+SAMPLE = 512
+"""Rows of inputs that are kept as they are, where a method wants some."""
+TENSOR = "tensor "
+"""Begins the name of what a unit keeps that is no matrix of the stage, by its name on disk."""
+
+
+@dataclass
+class Seen:
+    """What calibration text shows of the rows that matrices read: sums, and a few rows [T, k] f32 themselves."""
+
+    inputs: Inputs
+    most: int = 0
+    rows: list[Tensor] = field(default_factory=list)
+
+    def add(self, x: Tensor) -> None:
+        """Take in the rows of a part of the text; of each part evenly spaced ones are kept."""
+        self.inputs.add(x)
+        if self.most and len(x):
+            self.rows.append(x[:: -(-len(x) // self.most)].clone())
+
+    @property
+    def sample(self) -> Tensor:
+        """The rows that were kept."""
+        return torch.cat(self.rows)
+
+
+OfMatrix = Callable[[Tensor, Inputs | None], Weight]
+Made = tuple[dict[str, Weight], dict[str, Tensor]]
+"""New forms of matrices by their base names, and other tensors that changed with them, by their names on disk."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a stage does to a matrix w [n, k] f32: `of(w, what was seen of its inputs, its name)`.
+    """What a stage does to the matrices of a layer: `of(net, layer, matrices, what was seen of their inputs)`.
 
-    `wants`: parts of `Inputs`; none = no text is read. `in_turn`: matrices that read what changed ones of the same
-    layer make see that, at the price of another pass of the text for each.
+    `wants`: parts of `Inputs`; none = no text is read. `sample`: whether rows themselves are wanted. `in_turn`: it is
+    called for those matrices together that read the same, and later ones see what changed ones of the same layer make,
+    at the price of another pass of the text for each.
     """
 
-    of: Callable[[Tensor, Inputs | None, str], Weight]
+    of: Callable[[Net, int, Sequence[Matrix], Mapping[Key, Seen]], Made]
     wants: tuple[str, ...] = ()
+    sample: bool = False
     in_turn: bool = True
+
+
+def each(change: OfMatrix) -> Callable[[Net, int, Sequence[Matrix], Mapping[Key, Seen]], Made]:
+    """A change of one matrix w [n, k] f32 after another: `change(w, what was seen of its inputs)`."""
+
+    def of(net: Net, layer: int, wanted: Sequence[Matrix], seen: Mapping[Key, Seen]) -> Made:
+        made = {}
+        for matrix in wanted:
+            with matrix.named():
+                own = seen.get((matrix.observed, matrix.place.expert))
+                made[matrix.base] = change(matrix.of(net), None if own is None else own.inputs)
+        return made, {}
+
+    return of
 
 
 def change_layers(
@@ -52,60 +96,67 @@ def change_layers(
 ) -> None:
     """Change all layers of `net` and keep each matrix's new form in `work`, as unit "layer N" of the stage.
 
-    `stage`: its number, and what it asks for. `rows`: calibration text. `spill`: a folder for the stream, None = memory. `tell(what is next)` after each layer.
-    `ModelError` names the matrix that cannot be changed.
+    `stage`: its number, and what it asks for. `rows`: calibration text. `spill`: a folder for the stream, None =
+    memory. `tell(what is next)` after each layer. `ModelError` names the matrix that cannot be changed.
     """
     number, asked = stage
     stream = Stream(net, rows, spill) if change.wants else None
     for layer in range(net.spec.layers):
         found = [m for m in matrices(net, layer) if asked.covers(m.base)]
         name = f"layer {layer}"
-        if work.done(number, name):
-            for matrix, weight in of_unit(work, number, name, found):
-                matrix.put(net, weight.dequantize())
-        else:
-            work.keep(number, name, *to_tensors(_changed(net, layer, found, change, stream)))
+        if not work.done(number, name):
+            made, tensors = _changed(net, layer, found, change, stream)
+            others = {TENSOR + disk: Weight("f32", tensor) for disk, tensor in tensors.items()}
+            work.keep(number, name, *to_tensors(made | others))
+        made, tensors = of_unit(work, number, name)
+        for disk, tensor in tensors.items():
+            if disk in net.tensors:  # else it is of the layout
+                net.set(disk, tensor)
+        for matrix in found:
+            matrix.put(net, made[matrix.base].dequantize())
         if stream is not None:
             stream.advance(net.layer(layer))
         for matrix in found:
             matrix.forget(net)
+        for disk in tensors:
+            net.tensors.pop(disk, None)
         tell(f"layer {layer + 2} of {net.spec.layers}" if layer + 1 < net.spec.layers else "writing")
 
 
-def of_unit(work: Work, number: int, name: str, wanted: Sequence[Matrix]) -> Iterator[tuple[Matrix, Weight]]:
-    """What was kept of the matrices `wanted` in a unit."""
+def of_unit(work: Work, number: int, name: str) -> Made:
+    """What was kept of a layer."""
     kept = from_tensors(work.tensors(number, name), work.facts(number, name))
-    return ((matrix, kept[matrix.base]) for matrix in wanted)
+    tensors = {key.removeprefix(TENSOR): weight.codes for key, weight in kept.items() if key.startswith(TENSOR)}
+    return {key: weight for key, weight in kept.items() if not key.startswith(TENSOR)}, tensors
 
 
-def _changed(net: Net, layer: int, found: Sequence[Matrix], change: Change, stream: Stream | None) -> dict[str, Weight]:
+def _changed(net: Net, layer: int, found: Sequence[Matrix], change: Change, stream: Stream | None) -> Made:
     """The new forms of a layer's matrices, whose numbers `net` has afterwards."""
-    made: dict[str, Weight] = {}
-    turns = [list(group) for _, group in groupby(found, key=lambda m: m.turn)] if change.in_turn else [list(found)]
-    for turn in turns if stream is not None else [list(found)]:
-        seen = observed(net, layer, turn, change.wants, stream)
+    made, tensors = dict[str, Weight](), dict[str, Tensor]()
+    in_turn = change.in_turn and stream is not None
+    turns = [list(group) for _, group in groupby(found, key=lambda m: m.turn)] if in_turn else [list(found)]
+    for turn in turns:
+        seen = observed(net, layer, turn, change, stream)
+        own, others = change.of(net, layer, turn, seen)
         for matrix in turn:
-            try:
-                weight = change.of(matrix.of(net), seen.get((matrix.observed, matrix.place.expert)), matrix.base)
-            except (ModelError, ConfigError) as error:
-                raise type(error)(f"{matrix.base}: {error.message}") from None
-            matrix.put(net, weight.dequantize())
-            made[matrix.base] = weight
-    return made
+            matrix.put(net, own[matrix.base].dequantize())
+        made |= own
+        tensors |= others
+    return made, tensors
 
 
 def observed(
-    net: Net, layer: int, wanted: Sequence[Matrix], parts: Sequence[str], stream: Stream | None
-) -> Mapping[Key, Inputs]:
+    net: Net, layer: int, wanted: Sequence[Matrix], change: Change, stream: Stream | None
+) -> Mapping[Key, Seen]:
     """What the calibration text shows of the inputs of matrices of `layer`, which the stream is before."""
     if stream is None:
         return {}
-    seen = {(m.observed, m.place.expert): Inputs(m.of(net).shape[1], parts) for m in wanted}
+    most = -(-SAMPLE // stream.parts) if change.sample else 0
+    seen = {(m.observed, m.place.expert): Seen(Inputs(m.of(net).shape[1], change.wants), most) for m in wanted}
 
     def see(role: str, expert: int | None, x: Tensor) -> None:
         if (role, expert) in seen:
             seen[role, expert].add(x)
 
-    with torch.no_grad():
-        stream.observe(net.layer(layer), see)
+    stream.observe(net.layer(layer), see)
     return seen

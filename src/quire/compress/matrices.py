@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.net import Net
+from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.claim import Place
 from quire.model.load.roles import DISK_ROLES, FUSED
 
@@ -51,6 +53,14 @@ class Matrix:
             if name in (*names, fused, plain.get(self.observed)):
                 return i
         return 0
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """An error of what is done here says that it is of this matrix."""
+        try:
+            yield
+        except (ModelError, ConfigError) as error:
+            raise type(error)(f"{self.base}: {error.message}") from None
 
     def of(self, net: Net) -> Tensor:
         """Its numbers now, f32 [n, k], rows as the file has them."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.compress.changed import own_dtype, write
 from quire.compress.context import Context
-from quire.compress.layerwise import observed
+from quire.compress.layerwise import Change, each, observed
 from quire.compress.matrices import matrices
 from quire.compress.net import Net
 from quire.compress.prune.importance import channel_scores, head_scores, keep_best, keep_groups
@@ -18,7 +18,10 @@ from quire.compress.prune.structured import drop_channels, drop_heads, drop_laye
 from quire.compress.stages import Structured
 from quire.compress.walk import Stream
 from quire.core.errors import ConfigError
+from quire.ops.weights import Weight
 
+LOOK = Change(each(lambda w, seen: Weight("f32", w)), ("norms",), in_turn=False)
+"""Sees norms, and changes nothing."""
 Rows = Sequence[Sequence[int]]
 Elements = dict[str, Tensor]
 """A score of each number of the tensors on disk."""
@@ -59,9 +62,9 @@ def by_activation(net: Net, rows: Rows) -> Elements:
     stream, found = Stream(net, rows), Elements()
     for layer in range(net.spec.layers):
         own = matrices(net, layer)
-        seen = observed(net, layer, own, ("norms",), stream)
+        seen = observed(net, layer, own, LOOK, stream)
         for matrix in own:
-            matrix.put(net, wanda(matrix.of(net), seen[matrix.observed, matrix.place.expert].norms))
+            matrix.put(net, wanda(matrix.of(net), seen[matrix.observed, matrix.place.expert].inputs.norms))
         for matrix in own:
             name = net.rewritten.origins[matrix.name]
             found[name] = net.tensors[name]

@@ -38,6 +38,11 @@ class Stream:
             for at, chunk in self._parts():
                 self._x[at] = net.enter(torch.tensor(chunk))
 
+    @property
+    def parts(self) -> int:
+        """In how many parts the text goes."""
+        return len(self._chunks)
+
     def observe(self, layer: object, seen: Seen) -> None:
         """Show what the products of the next layer read; the stream stays before it. `layer`: its weights."""
         with torch.no_grad(), self._net.observe(lambda role, _, expert, x: seen(role, expert, x)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,23 +11,43 @@ from torch import Tensor
 
 from quire.compress.changed import Layers, own_dtype, write_dense, write_laid
 from quire.compress.context import Context
-from quire.compress.layerwise import Change, change_layers
+from quire.compress.layerwise import Change, Key, Made, Seen, change_layers, each
+from quire.compress.layouts.base import Layout
+from quire.compress.layouts.bitsandbytes import BitsAndBytes
+from quire.compress.layouts.compressed import CompressedTensors
 from quire.compress.layouts.registry import LAYOUTS
+from quire.compress.matrices import Matrix
 from quire.compress.net import Net
 from quire.compress.prune.patterns import Pattern, apply_mask, ratio_mask
 from quire.compress.prune.scores import magnitude, wanda
 from quire.compress.prune.sparsegpt import sparsegpt
+from quire.compress.quantize import mxfp4, nf4
+from quire.compress.quantize.fp8 import activation_scale, in_blocks, per_row, per_tensor
 from quire.compress.quantize.gptq import gptq
 from quire.compress.quantize.grid import Integers
+from quire.compress.quantize.outliers import llm_int8
 from quire.compress.quantize.rtn import rtn
-from quire.compress.stages import Gptq, Prune, Rtn, SparseGpt, Stage
+from quire.compress.scaled import with_awq, with_smoothquant
+from quire.compress.stages import (
+    Awq,
+    Fp8,
+    Gptq,
+    LlmInt8,
+    Mxfp4,
+    Nf4,
+    Prune,
+    Rtn,
+    SmoothQuant,
+    SparseGpt,
+    Stage,
+)
 from quire.compress.stats import Inputs
 from quire.compress.structure import take_out
 from quire.ops.weights import Weight
 
 Run = Callable[[Context, Any], None]
-USUAL = {"rtn": "compressed-tensors", "gptq": "gptq", "awq": "awq"}
-"""The layout that files of a method usually have."""
+COMPRESSED = CompressedTensors()
+NO_COLUMNS = torch.empty(0, dtype=torch.int64)
 
 
 def over_layers(context: Context, stage: Stage, change: Change) -> tuple[Net, Layers]:
@@ -37,13 +58,18 @@ def over_layers(context: Context, stage: Stage, change: Change) -> tuple[Net, La
     return net, Layers(net, context, stage)
 
 
-def quantized(context: Context, stage: Stage, change: Change) -> None:
-    """Change all layers and write them in a layout; rounded and dense where another stage follows."""
+def quantized(context: Context, stage: Stage, change: Change, usual: Layout) -> None:
+    """Change all layers and write them in a layout; rounded and dense where another stage follows.
+
+    `usual`: the layout of such numbers where the recipe names none.
+    """
     net, layers = over_layers(context, stage, change)
     asked = context.recipe.output.layout
-    layout = USUAL[stage.method] if asked == "auto" else asked
-    if context.last and layout != "dense":
-        write_laid(context, net, layers, LAYOUTS[layout], own_dtype(net))
+    if context.last and asked != "dense":
+        layout = usual if asked in ("auto", usual.name) else LAYOUTS[asked]
+        if isinstance(layout, CompressedTensors):
+            layout = replace(layout, input_scales=layers.with_suffix(".input_scale"))
+        write_laid(context, net, layers, layout, own_dtype(net))
     else:
         write_dense(context, net, layers, torch.float32)
 
@@ -51,21 +77,65 @@ def quantized(context: Context, stage: Stage, change: Change) -> None:
 def round_nearest(context: Context, stage: Rtn) -> None:
     """Round-to-nearest."""
     grid = Integers(stage.bits, stage.symmetric)
-    quantized(context, stage, Change(lambda w, seen, name: rtn(w, grid, stage.group_size)))
+    quantized(context, stage, Change(each(lambda w, seen: rtn(w, grid, stage.group_size))), COMPRESSED)
 
 
 def round_gptq(context: Context, stage: Gptq) -> None:
     """GPTQ."""
     grid = Integers(stage.bits, stage.symmetric)
 
-    def change(w: Tensor, seen: Inputs | None, name: str) -> Weight:
+    def change(w: Tensor, seen: Inputs | None) -> Weight:
         assert seen is not None
         return gptq(
             w, seen.hessian, grid, stage.group_size, act_order=stage.act_order, static_groups=stage.static_groups,
             damping=stage.damping,
         )  # fmt: skip
 
-    quantized(context, stage, Change(change, ("hessian",)))
+    quantized(context, stage, Change(each(change), ("hessian",)), LAYOUTS["gptq"])
+
+
+def round_awq(context: Context, stage: Awq) -> None:
+    """AWQ."""
+    quantized(context, stage, with_awq(stage.bits, stage.group_size, stage.symmetric), LAYOUTS["awq"])
+
+
+def smooth(context: Context, stage: SmoothQuant) -> None:
+    """SmoothQuant."""
+    quantized(context, stage, with_smoothquant(stage.alpha), COMPRESSED)
+
+
+def round_int8(context: Context, stage: LlmInt8) -> None:
+    """LLM.int8(): the file has all columns in 8 bits, and the threshold; who serves it finds outliers as they come."""
+    change = Change(each(lambda w, seen: llm_int8(w, NO_COLUMNS).weight))
+    quantized(context, stage, change, BitsAndBytes(threshold=stage.threshold))
+
+
+def round_fp8(context: Context, stage: Fp8) -> None:
+    """FP8; static scales of activations are those of the calibration text."""
+    if stage.scales != "static":
+        made = per_row if stage.scales == "dynamic" else in_blocks
+        quantized(context, stage, Change(each(lambda w, seen: made(w))), COMPRESSED)
+        return
+
+    def of(net: Net, layer: int, found: Sequence[Matrix], seen: Mapping[Key, Seen]) -> Made:
+        marks = {}
+        for matrix in found:
+            peak = seen[matrix.observed, matrix.place.expert].inputs.peak
+            marks[f"{matrix.base}.input_scale"] = activation_scale(peak).view(1)
+        return {m.base: per_tensor(m.of(net)) for m in found}, marks
+
+    quantized(context, stage, Change(of, ("peak",)), COMPRESSED)
+
+
+def round_nf4(context: Context, stage: Nf4) -> None:
+    """NF4; that scales are rounded too is the layout's affair."""
+    change = Change(each(lambda w, seen: rtn(w, nf4.GRID, stage.block_size)))
+    quantized(context, stage, change, BitsAndBytes(double=stage.double_quantization))
+
+
+def round_mxfp4(context: Context, stage: Mxfp4) -> None:
+    """MXFP4."""
+    quantized(context, stage, Change(each(lambda w, seen: mxfp4.mxfp4(w))), COMPRESSED)
 
 
 def pruned(context: Context, stage: Stage, change: Change) -> None:
@@ -81,33 +151,40 @@ def masked(scores: Tensor, stage: Prune) -> Tensor:
 
 def prune_smallest(context: Context, stage: Prune) -> None:
     """Magnitude pruning."""
-    pruned(context, stage, Change(lambda w, seen, name: Weight("f32", apply_mask(w, masked(magnitude(w), stage)))))
+    change = each(lambda w, seen: Weight("f32", apply_mask(w, masked(magnitude(w), stage))))
+    pruned(context, stage, Change(change))
 
 
 def prune_wanda(context: Context, stage: Prune) -> None:
     """Wanda."""
 
-    def change(w: Tensor, seen: Inputs | None, name: str) -> Weight:
+    def change(w: Tensor, seen: Inputs | None) -> Weight:
         assert seen is not None
         return Weight("f32", apply_mask(w, masked(wanda(w, seen.norms), stage)))
 
-    pruned(context, stage, Change(change, ("norms",)))
+    pruned(context, stage, Change(each(change), ("norms",)))
 
 
 def prune_sparsegpt(context: Context, stage: SparseGpt) -> None:
     """SparseGPT."""
     target = Pattern.parse(stage.pattern) if stage.pattern else stage.sparsity
 
-    def change(w: Tensor, seen: Inputs | None, name: str) -> Weight:
+    def change(w: Tensor, seen: Inputs | None) -> Weight:
         assert seen is not None
         return Weight("f32", sparsegpt(w, seen.hessian, target, damping=stage.damping)[0])
 
-    pruned(context, stage, Change(change, ("hessian",)))
+    pruned(context, stage, Change(each(change), ("hessian",)))
 
 
 WORKS: dict[tuple[str, str], Run] = {
     ("quantize", "rtn"): round_nearest,
     ("quantize", "gptq"): round_gptq,
+    ("quantize", "awq"): round_awq,
+    ("quantize", "smoothquant"): smooth,
+    ("quantize", "llm_int8"): round_int8,
+    ("quantize", "fp8"): round_fp8,
+    ("quantize", "nf4"): round_nf4,
+    ("quantize", "mxfp4"): round_mxfp4,
     ("prune", "magnitude"): prune_smallest,
     ("prune", "wanda"): prune_wanda,
     ("prune", "sparsegpt"): prune_sparsegpt,

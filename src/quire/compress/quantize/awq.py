@@ -43,13 +43,14 @@ def awq(
     *,
     mean_abs: Tensor | None = None,
     unclipped: Collection[int] = (),
+    scaled: bool = True,
 ) -> Awq:
     """Search scales and clips of `matrices` [n, k], all that read the same input, on its rows x [T, k].
 
     Scales are mean|x|^r / mean|w|^(1 - r) for the r of 0, 0.05 .. 0.95 with the least error of the outputs; none at all
     is tried too. `mean_abs` [k] is of more rows than x, where there are any. `unclipped`: indices of matrices whose
-    groups keep their range (the paper's code spares queries and keys). `ModelError` when a
-    matrix or x holds nan or inf. Time grows with T; 512 rows are enough.
+    groups keep their range (the paper's code spares queries and keys). `scaled`: else scales are 1, for inputs out of
+    which they cannot be taken. `ModelError` when a matrix or x holds nan or inf. Time grows with T; 512 rows are enough.
     """
     ws = [w.detach().float() for w in matrices]
     if not all(bool(torch.isfinite(w).all()) for w in ws):
@@ -58,7 +59,8 @@ def awq(
     if not bool(torch.isfinite(x).all()):
         raise ModelError("activations on the calibration rows hold nan or inf; the model overflows on them")
     active = x.abs().mean(0) if mean_abs is None else mean_abs.float()
-    scales, error, plain_error = _search(ws, x, active, grid.with_clips(grid.clips[:1]), group)
+    exponents = EXPONENTS if scaled else 0
+    scales, error, plain_error = _search(ws, x, active, grid.with_clips(grid.clips[:1]), group, exponents)
     inputs = x / scales
     weights, clips = [], []
     for at, w in enumerate(ws):
@@ -70,13 +72,15 @@ def awq(
     return Awq(scales, tuple(weights), tuple(clips), error, plain_error)
 
 
-def _search(ws: list[Tensor], x: Tensor, active: Tensor, grid: Grid, group: int) -> tuple[Tensor, float, float]:
+def _search(
+    ws: list[Tensor], x: Tensor, active: Tensor, grid: Grid, group: int, exponents: int
+) -> tuple[Tensor, float, float]:
     """(scales [k], their error, the error without)."""
     large = _importance(ws, group)
     best = torch.ones_like(active)
     least = plain = _error(ws, x, best, grid, group)
-    for step in range(EXPONENTS):
-        ratio = step / EXPONENTS
+    for step in range(exponents):
+        ratio = step / exponents
         scales = (active.pow(ratio) / (large.pow(1 - ratio) + LEAST)).clamp(min=LEAST)
         scales = scales / (scales.max() * scales.min()).sqrt()
         error = _error(ws, x, scales, grid, group)
