@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from oracle import BACKENDS, backend, relative_error
 from quire.compress.quantize import fp8, mxfp4, nf4
+from quire.compress.quantize.gptq import gptq
 from quire.compress.quantize.grid import Grid, Integers, Numbers, by_outputs, for_kernels, in_groups, search, weighted
 from quire.compress.quantize.rtn import rtn
 from quire.core.errors import ConfigError, ModelError
@@ -241,3 +244,14 @@ def test_numbers_of_codes_are_those_of_the_weight(grid: Grid, group: int) -> Non
     groups = in_groups(normal(8, 128, 11), group)
     _, numbers = grid.snap(groups, grid.fit(groups).by_column)
     assert torch.allclose(rtn(groups.flatten(1), grid, group).dequantize(), numbers.flatten(1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(("grid", "group"), [*GRIDS, (Integers(2), 128), (Integers(4, False), 128), (Integers(6), 64)])
+def test_backends_serve_what_is_made(grid: Grid, group: int, name: str) -> None:
+    """Packed as weights of files are, also in an order of columns of their own, which GPTQ gives."""
+    ops, w, x = backend(name), normal(48, 256, 12), normal(5, 256, 13) * 20
+    for q in (rtn(w, grid, group), gptq(w, x.t() @ x, grid, group, act_order=True)):
+        served = replace(for_kernels(q), activation_bits=16)
+        y = ops.linear(x, ops.pack(served, narrow=True), None)
+        assert relative_error(y, x @ q.dequantize().t()) < 3e-3  # fp8: x is rounded to bfloat16

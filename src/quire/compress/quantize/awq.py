@@ -50,7 +50,7 @@ def awq(
     Scales are mean|x|^r / mean|w|^(1 - r) for the r of 0, 0.05 .. 0.95 with the least error of the outputs; none at all
     is tried too. `mean_abs` [k] is of more rows than x, where there are any. `unclipped`: indices of matrices whose
     groups keep their range (the paper's code spares queries and keys). `scaled`: else scales are 1, for inputs out of
-    which they cannot be taken. `ModelError` when a matrix or x holds nan or inf. Time grows with T; 512 rows are enough.
+    which they cannot be taken. `ModelError` when a matrix or x holds nan or inf. Time grows with T.
     """
     ws = [w.detach().float() for w in matrices]
     if not all(bool(torch.isfinite(w).all()) for w in ws):
