@@ -22,7 +22,7 @@ from quire.compress.resume import Work
 from quire.core.errors import ConfigError
 
 KEY = {"recipe": "r", "source": "s", "code": "c"}
-STAGES, LAYERS = 2, 3
+STAGES, LAYERS = 2, 2
 CALLS = ("fsync", "replace", "rename", "unlink", "rmdir", "truncate")
 
 
@@ -112,7 +112,7 @@ def main(folder: Path) -> None:
         assert ended(child(partial(go_on, out))) == 0
         turn += 1
     draw = random.Random(1)
-    for history in range(6):
+    for history in range(4):
         out, killed = folder / f"random-{history}", 0
         while killed < 5 and not out.exists():
             pid = child(partial(pipeline, out, 0.01))

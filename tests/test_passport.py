@@ -20,7 +20,7 @@ from quire import LLM, SamplingParams
 from quire.bench import quality
 from quire.cli import main
 from quire.compress import measure
-from quire.compress.measure import passport_of
+from quire.compress.measure import passport_of, speed_of
 from quire.compress.passport import (
     Answers,
     Passport,
@@ -165,6 +165,16 @@ def test_speeds_are_of_both(int4: Passport) -> None:
     assert int4.speed[0].weight_bytes < int4.speed[1].weight_bytes
 
 
+def test_no_prompt_that_is_timed_was_seen_before() -> None:
+    """Or it would be found in the cache, and read in no time."""
+    with LLM(device="cpu", num_blocks=256) as made, LLM(device="cpu", num_blocks=256) as source:
+        for _ in range(2):
+            speed_of(made, source, 1)
+        for llm in (made, source):
+            stats = llm.engine.engine.stats()
+            assert stats.prefix_queries > 0 and stats.prefix_hits == 0
+
+
 def test_it_says_what_it_was_made_of(int4: Passport) -> None:
     files = sum(p.stat().st_size for p in EMBEDDED.glob("*.safetensors"))
     assert 0.99 * files < int4.size_bytes == int4.of_source.size_bytes <= files
@@ -234,7 +244,7 @@ def test_the_commands_show_it(
     out = capsys.readouterr().out
     passport = read_passport(folder)
     assert passport is not None and 0 < passport.kl < 0.01 and passport.source == "pydoc"
-    assert f"{passport.kl:.6f} nats a token" in out and "of the source in" in out
+    assert f"{passport.kl:.6f} nats a token" in out and "tokens/s, " in out
     assert run(monkeypatch, "inspect", str(folder)) == 0
     shown = capsys.readouterr().out
     assert all(value in shown for _, value in passport_rows(passport))

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from os import cpu_count
 from pathlib import Path
 from statistics import median
@@ -46,6 +47,8 @@ ROWS = 64
 """Rows whose distributions are held in f64 at a time."""
 PROMPT, MORE = 512, 64
 """Tokens of a prompt that is timed, and of an answer."""
+_SEEDS = count()
+"""Of prompts; none is used twice in a process."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ def passport_of(
 
     `texts` by name; None = the modules that the folder's heldout.json names. `limit`: texts and questions at most, 0 =
     all. `rounds` of timing, 0 = none; both models are in memory then. `also`: quantizations at load in which the model
-    is timed as well. `recipe` and `digests` of what it was made with are told on. `ConfigError` where the two have other
-    vocabularies, or there is no text.
+    is timed as well. `recipe` and `digests` of what it was made with are told on. `ConfigError` where the two have
+    other vocabularies, or there is no text.
     """
     models = [describe(c.model.model, c.model.load_format, hub_of(c.model)) for c in (source, made)]
     folders = [facts.folder for facts in models]
@@ -198,13 +201,13 @@ def _jobs(
 def _pass(config: EngineConfig, jobs: Sequence[Job], window: int, see: Callable[[int, Tensor], None]) -> None:
     """Show `see` the logits [n, V] f32 of each job: the rows that say its scored tokens."""
     target = Target(config, window, lambda spec: Taps(every=True))
-    with counting_bar(len(jobs), target.model.name) as count:
+    with counting_bar(len(jobs), target.model.name) as done:
         for i, job in enumerate(jobs):
             logits = target.read(job.ids)[1][job.first - 1 : -1]
             if not bool(logits.isfinite().all()):
                 raise ModelError(f"{target.model.name}: its logits are no numbers for a text that is scored")
             see(i, logits)
-            count()
+            done()
 
 
 def _score(found: Found, which: int, job: Job, logits: Tensor) -> None:
@@ -254,7 +257,9 @@ def speed_of(made: LLM, source: LLM, rounds: int) -> Speed:
     """Both models decode batches of 1 and 16 and read a prompt, in turns; a round before the first warms up."""
     measured: list[tuple[Rates, Rates]] = []
     for turn in range(rounds + 1):
-        pair = _rates(made, turn), _rates(source, turn)
+        # Prompts that an engine has seen are in its prefix cache: a second speed_of read them 100 times too fast.
+        seed = next(_SEEDS)
+        pair = _rates(made, seed), _rates(source, seed)
         measured += [pair] * (turn > 0)
     after, before = zip(*measured, strict=True)
     names = Rates.__struct_fields__
@@ -275,20 +280,20 @@ def _middle(rates: Sequence[Rates]) -> Rates:
     return Rates(**{name: median(getattr(r, name) for r in rates) for name in Rates.__struct_fields__})
 
 
-def _rates(llm: LLM, turn: int) -> Rates:
-    """Of one round; prompts are other ones every time, so that none is found in the cache. Streams are timed from a
-    prompt of 16 tokens to the last of their answer's."""
+def _rates(llm: LLM, seed: int) -> Rates:
+    """Of one round with prompts of `seed`. Streams are timed from a prompt of 16 tokens to the last of their
+    answer's."""
     engine, info = llm.engine, llm.info
     prompt = min(PROMPT, info.max_model_len // 2)
     more = min(MORE, info.max_model_len // 4)
 
-    def tokens_a_second(count: int, length: int, answer: int) -> float:
+    def tokens_a_second(batch: int, length: int, answer: int) -> float:
         items = random_items(
-            count, Length(length, length), Length(answer, answer), vocab_size=info.vocab_size,
-            seed=10_000 * turn + 100 * count + answer,
+            batch, Length(length, length), Length(answer, answer), vocab_size=info.vocab_size,
+            seed=10_000 * seed + 100 * batch + answer,
         )  # fmt: skip
-        _, seconds = drive(engine, requests_of(items, info, f"{turn}-{count}-{answer}"))
-        return count * (length if answer == 1 else answer) / seconds
+        _, seconds = drive(engine, requests_of(items, info, f"{seed}-{batch}-{answer}"))
+        return batch * (length if answer == 1 else answer) / seconds
 
     few = min(16, prompt)
     return Rates(

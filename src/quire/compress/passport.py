@@ -148,10 +148,10 @@ def passport_rows(passport: Passport) -> list[tuple[str, str]]:
         rows.append(("exact answers", _answers(passport.exact_answers) + beside))
     rows.append(("weights on disk", f"{passport.size_bytes:,} bytes (source {source.size_bytes:,})"))
     for speed in passport.speed:
+        rows.append(("served as", f"{speed.format} (source: {speed.source_format})"))
         for name in Rates.__struct_fields__:
             own, ratio = getattr(speed.tokens_per_second, name), getattr(speed.ratio, name)
-            what = f"{name.replace('_', ' ')}, {speed.format}"
-            rows.append((what, f"{own:,.1f} tokens/s, {ratio:.2f} of the source in {speed.source_format}"))
+            rows.append((name.replace("_", " "), f"{own:,.1f} tokens/s, {ratio:.2f} of the source"))
     where = passport.machine.get("processor", "an unknown machine")
     rows.append(("measured", f"{passport.date} on {where}, {of.format}, {of.tokens:,} tokens of {of.texts} texts"))
     return rows
