@@ -119,6 +119,9 @@ def test_stages_follow_each_other_and_a_run_goes_on_where_it_was(tmp_path: Path)
         compress(PYDOC, tmp_path / "cut", recipe(stages[0]), stop)
     compress(PYDOC, tmp_path / "cut", recipe(*stages), stop)
     assert told == 2 + 7 + 6, "layers that were done are told again, stages that were are not"
+    with torch.no_grad():
+        down = Net.open(str(whole)).tensors["model.layers.3.mlp.down_proj.weight"]
+    assert 0.29 < sparsity_of(down) < 0.5, "pruned numbers stay so"
     for path in whole.iterdir():
         assert path.read_bytes() == (tmp_path / "cut" / path.name).read_bytes()
     assert not list(tmp_path.glob("*.partial"))

@@ -150,3 +150,13 @@ def test_damping_zero_works_on_statistics_of_enough_rows() -> None:
     inputs.add(torch.randn((500, 32), generator=torch.Generator().manual_seed(0)))
     w, _ = made(8, 32)
     assert gptq(w, inputs.hessian, Integers(4), 32, damping=0.0).shape == (8, 32)
+
+
+@pytest.mark.parametrize(("symmetric", "act_order"), [(True, False), (False, True)])
+def test_what_was_pruned_stays_so_and_the_rest_makes_up_for_it(symmetric: bool, act_order: bool) -> None:
+    w, hessian = made(24, 64, 3)
+    w[:, ::2] = torch.where(torch.rand((24, 32), generator=torch.Generator().manual_seed(1)) < 0.6, 0.0, w[:, ::2])
+    grid = Integers(4, symmetric)
+    found = gptq(w, hessian, grid, 32, act_order=act_order).dequantize()
+    assert bool((found[w == 0] == 0).all())
+    assert output_error(found - w, hessian) < output_error(rtn(w, grid, 32).dequantize() - w, hessian)

@@ -15,6 +15,10 @@ BLOCK = 128
 """Columns whose errors reach the columns behind them in one product (the paper's lazy batches)."""
 
 
+PRUNED = 0.1
+"""The share of zeros from which they are no chance."""
+
+
 def gptq(
     w: Tensor,
     hessian: Tensor,
@@ -32,7 +36,8 @@ def gptq(
     diagonal, as a fraction of the diagonal's mean. `act_order`: columns in the order of falling activation; groups are
     then of columns in this order, which the weight's `order` tells, unless `static_groups` finds the steps of groups of
     neighbours beforehand. `steps` [n, k / group] are static ones that the caller found. Columns that are never active
-    become 0. `ModelError` when w or the Hessian cannot be worked with.
+    become 0. Where a tenth of w is 0 it was pruned, and these stay 0. `ModelError` when w or the Hessian cannot be worked
+    with.
 
     Matrices that read the same input may be given as one, below each other, and cut by `Weight.take_rows` after: rows
     do not depend on others (but in grids that share scales among them), and the Hessian is factored once.
@@ -56,7 +61,10 @@ def gptq(
         turned = Steps.of(lambda t: t.to(hessian.dtype).t().contiguous(), steps)
         by_group = [Steps.of(lambda t, g=g: t[g], turned) for g in range(k // width)]
         group_of = group_of if order is None else order // width
-    codes, found = _sweep(columns if order is None else columns[order], factor, grid, group_of.tolist(), by_group)
+    columns = columns if order is None else columns[order]
+    gone = columns == 0
+    pruned = gone if int(gone.sum()) >= PRUNED * w.numel() else None
+    codes, found = _sweep(columns, factor, grid, group_of.tolist(), by_group, pruned)
     if order is not None and steps is not None:
         codes, order = codes[order.argsort()], None
     return grid.weight(codes.t().contiguous(), found, width, None if order is None else order.int())
@@ -111,11 +119,17 @@ def _blocks(k: int, width: int) -> Iterator[tuple[int, int]]:
 
 
 def _sweep(
-    columns: Tensor, factor: Tensor, grid: Grid, group_of: list[int], by_group: list[Steps | None]
+    columns: Tensor,
+    factor: Tensor,
+    grid: Grid,
+    group_of: list[int],
+    by_group: list[Steps | None],
+    pruned: Tensor | None,
 ) -> tuple[Tensor, Steps]:
     """Codes [k, n] and steps [n, g] of `columns` [k, n], which are used up.
 
     Column i has the steps of group `group_of[i]`, which are found when its first column is reached if there are none.
+    `pruned` [k, n]: numbers that become 0 whatever the errors of others would have them be.
     """
     k, n = columns.shape
     width, known = k // len(by_group), list(by_group)
@@ -127,7 +141,7 @@ def _sweep(
             if steps is None:
                 fitted = grid.fit(columns[i : i + width].t().contiguous()[:, None])
                 known[group_of[i]] = steps = Steps.of(lambda t: t[:, 0], fitted)
-            code, number = grid.snap(columns[i], steps)
+            code, number = grid.snap(columns[i] if pruned is None else columns[i].masked_fill(pruned[i], 0), steps)
             codes[i] = code
             error = errors[i - start].copy_(columns[i]).sub_(number).div_(factor[i, i])
             columns[i + 1 : stop].addr_(factor[i, i + 1 : stop], error, alpha=-1)
