@@ -20,9 +20,11 @@ from gguf_models import write_gguf
 from oracle import edit_config, write
 from quire.compress.net import Net
 from quire.compress.released import Released
+from quire.core.errors import ModelError
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.rewrite import Rewritten
+from test_borrowed import VARIANTS as BORROWED
 from test_compress_write import read_back, write_net
 from test_gguf import FAMILIES, WIDE
 from test_model import TOLERANCE
@@ -80,6 +82,23 @@ def test_quantized_checkpoints_become_folders(form: str, family: str, tmp_path: 
         write_net(tmp_path / "out", net)
         assert error(oracle_logits(read_back(tmp_path / "out", family), tokens), want) <= TOLERANCE
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+def test_what_cannot_be_made_plain_is_refused(tmp_path: Path) -> None:
+    family, facts = BORROWED["xielu"]
+    write(tmp_path / "borrowed", family, **facts)
+    with pytest.raises(ModelError, match="'apertus' runs by the code of transformers"):
+        Net.open(str(tmp_path / "borrowed"))
+    write(tmp_path / "pieces", "stablelm", qk_layernorm=True, use_parallel_residual=True)
+    file = tmp_path / "pieces" / "model.safetensors"
+    tensors = load_file(file)
+    for name in [n for n in tensors if n.endswith("o_proj.weight")]:
+        parts = gptq(4, 32)(*quantize(tensors.pop(name), 4, 32, False, torch.float16))
+        tensors |= {name.removesuffix("weight") + part: t for part, t in parts.items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    edit_config(tmp_path / "pieces", quantization_config=FORMS["gptq"][0])
+    with pytest.raises(ModelError, match="k_head_norms lies in pieces"):
+        Net.open(str(tmp_path / "pieces"))
 
 
 def test_experts_in_mxfp4_become_the_stacked_ones_of_the_release(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.compress.released import Released
 from quire.core.dtypes import F32
+from quire.core.errors import ModelError
 from quire.gguf.vocab import special_ids
 from quire.model.disk.checkpoint import Checkpoint, Source, TensorInfo
 from quire.model.disk.claim import Place, claim, disk_shape, slots
@@ -61,6 +62,12 @@ def as_plain(opened: Opened) -> Plain:
 def _dequantized(opened: Opened, spec: ModelSpec, family: Family, raw: dict[str, Any]) -> Plain:
     """The tensors as `spec` and `family` have them. `raw`: their config.json, which is told which biases there are."""
     source = Dequantized(opened, spec, family)
+    pieces = sorted(source.present & set(opened.family.stacks))
+    if pieces:
+        raise ModelError(
+            f"{opened.folder}: {pieces[0]} lies in pieces, which are not taken out of a quantized model; "
+            "use the unquantized one"
+        )
     for flag, parts in family.flags.items():
         if set(parts) <= source.present:
             raw = raw | {flag: True}
@@ -92,14 +99,12 @@ class Dequantized:
         self._slots: dict[str, _Slot] = {}
         file = opened.folder.name
         for holder, role, place, base in slots(spec, family):
-            parts = set[str]()
-            for one in FUSED.get(holder, (holder,)):
-                found = self._found(one, place)
-                parts |= set(found)
-                self.present |= {one, f"{one}.bias"} if "bias" in found else {one} if found else set()
+            held = {one: self._found(one, place) for one in FUSED.get(holder, (holder,))}
+            parts = {part for found in held.values() for part in found}
             if not parts:
                 continue
-            self.present |= {holder, f"{holder}.bias"} if "bias" in parts else {holder}
+            for one, found in (*held.items(), (holder, parts)):
+                self.present |= {one, f"{one}.bias"} if "bias" in found else {one}
             shapes = {"weight": disk_shape(role, spec, family), "bias": role.shape(spec)[:1]}
             for part in ("weight", *(("bias",) if "bias" in parts else ())):
                 self.infos[f"{base}.{part}"] = TensorInfo(F32, shapes[part], file)
@@ -146,11 +151,9 @@ class Dequantized:
 
     def read_ahead(self, names: Iterable[str]) -> None:
         """Have the system read what the tensors `names` are made of."""
-        found = self._reader.opened.claim
         for slot in (self._slots[name] for name in names):
             for role in FUSED.get(slot.holder, (slot.holder,)):
-                parts = found.get(found.holder(role, *slot.place), *slot.place)
-                self._reader.opened.source.read_ahead(parts.values())
+                self._reader.opened.source.read_ahead(self._found(role, slot.place).values())
 
     def give_back(self) -> None:
         """Give back the memory of what was read; tensors handed out stay valid."""
