@@ -43,22 +43,22 @@ def _over(a: Any, b: Floats) -> Floats:
 def _fit_with_minimum(x: Floats, weights: Floats, steps: _Steps, absolute: bool = False) -> tuple[Floats, Floats]:
     """(scale, minimum >= 0) [..., groups] of x [..., groups, numbers]: x is about scale * code - minimum.
 
-    The fit is the weighted least squares one of the codes that each scale gives; the least error wins, of squares or
-    `absolute` values.
+    The fit is the weighted least squares one of the codes that each scale gives, from the best minimum so far on; the
+    least error wins, of squares or `absolute` values.
     """
-    low = np.minimum(x.min(-1, keepdims=True), np.float32(0))
-    width = x.max(-1, keepdims=True) - low
+    high, least = x.max(-1, keepdims=True), np.minimum(x.min(-1, keepdims=True), np.float32(0))
     total, dot = _sum(weights), _sum(weights * x)
 
     def error(scale: Floats, least: Floats, codes: Floats) -> Floats:
         miss = scale * codes + least - x
         return _sum(weights * (np.abs(miss) if absolute else miss * miss))
 
-    codes = _rounded(_over(np.float32(steps.most), width) * (x - low), 0, steps.most)
-    scale, least = width / np.float32(steps.most), low
+    codes = _rounded(_over(np.float32(steps.most), high - least) * (x - least), 0, steps.most)
+    scale = (high - least) / np.float32(steps.most)
     best = error(scale, least, codes)
     for i in range(steps.count + 1):
-        codes = _rounded(_over(np.float32(steps.first + 0.1 * i + steps.most), width) * (x - low), 0, steps.most)
+        inverse = _over(np.float32(steps.first + 0.1 * i + steps.most), high - least)
+        codes = _rounded(inverse * (x - least), 0, steps.most)
         weighted = weights * codes
         sum_l, sum_l2, sum_xl = _sum(weighted), _sum(weighted * codes), _sum(weighted * x)
         spread = total * sum_l2 - sum_l * sum_l
