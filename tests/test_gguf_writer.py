@@ -111,7 +111,8 @@ def scalar_fit(x: Any, weights: Any, most: int, first: float, count: int, absolu
         least = ((w * c * c).sum() * (w * v).sum() - (w * c).sum() * (w * c * v).sum()) / d
         if least > 0:
             scale, least = (w * c * v).sum() / (w * c * c).sum(), 0.0
-        best = min(best, outcome(scale, least, codes))
+        if (own := outcome(scale, least, codes)) < best:
+            best, low = own, least
     return best
 
 

@@ -53,3 +53,19 @@ def test_whole_checkpoints_load(name: str, tmp_path: Path) -> None:
     got = Paged(ours, [tokens]).run([[len(tokens)]])[0]
     limit = 0.05 if name == "compressed-tensors" else 1e-3  # activations of 8 bits; of 16
     assert relative_error(got, logits(model, tokens)) <= limit
+
+
+def test_transformers_reads_the_configs() -> None:
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    w, dense = torch.randn(64, 128), {"lm_head": Weight("bf16", torch.ones(2, 2).bfloat16())}
+    four = {"a": QUANTIZERS["int4"].quantize(w, 64).weight} | dense
+    for form in ("gptq", "gptq_v2"):
+        gptq = AutoQuantizationConfig.from_dict(LAYOUTS[form].config(four))
+        assert (gptq.bits, gptq.group_size, gptq.sym, gptq.desc_act, gptq.format) == (4, 64, True, False, form)
+    awq = AutoQuantizationConfig.from_dict(LAYOUTS["awq"].config(four))
+    assert (awq.bits, awq.group_size, awq.zero_point, awq.modules_to_not_convert) == (4, 64, True, ["lm_head"])
+    nf4 = AutoQuantizationConfig.from_dict(LAYOUTS["bitsandbytes"].config({"a": NF4.quantize(w, 64).weight} | dense))
+    assert nf4.load_in_4bit and nf4.bnb_4bit_quant_type == "nf4" and nf4.llm_int8_skip_modules == ["lm_head"]
+    eight = AutoQuantizationConfig.from_dict(LAYOUTS["bitsandbytes"].config({"a": by_rows(w)}))
+    assert eight.load_in_8bit and not eight.load_in_4bit and eight.llm_int8_threshold == 6.0

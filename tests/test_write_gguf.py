@@ -12,9 +12,13 @@ import pytest
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+import foreign_weights as foreign
 from oracle import logits, relative_error, write
+from quire.compress.layouts.base import Layout
+from quire.compress.layouts.compressed import CompressedTensors
 from quire.compress.layouts.gguf import write_gguf
 from quire.compress.layouts.gguf_vocab import TEXTS
+from quire.compress.layouts.gptq import Gptq
 from quire.core.errors import ConfigError, ModelError
 from quire.gguf.file import GgufFile
 from quire.model.describe import describe
@@ -96,6 +100,18 @@ def pieces() -> Tokenizer:
         [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+def small() -> Tokenizer:
+    """Pieces of letters alone, fewer than the rows of the smallest models."""
+    tokens = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz"]
+    tokenizer = Tokenizer(
+        models.BPE({token: i for i, token in enumerate(tokens)}, [], unk_token="<unk>", fuse_unk=True)
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     return tokenizer
 
@@ -211,6 +227,25 @@ def test_weights_keep_their_codes(tmp_path: Path) -> None:
         write_gguf(tmp_path, tmp_path / "model.gguf", "Q8_0", {"nothing": Weight("f32", w)})
 
 
+@pytest.mark.parametrize("layout", [Gptq(), CompressedTensors(sparsity="sparse-bitmask")])
+def test_folders_in_other_layouts(layout: Layout, tmp_path: Path) -> None:
+    """A folder that is quantized or sparse already is written with the numbers that it stands for."""
+
+    def convert(w: torch.Tensor) -> tuple[foreign.Parts, torch.Tensor]:
+        plain = Weight("f32", w * (w > 0))
+        weight = INT4.quantize(w, 64).weight if isinstance(layout, Gptq) else plain
+        return {n.removeprefix("x."): t for n, t in layout.tensors("x", weight).items()}, weight.dequantize()
+
+    example = {"x": INT4.quantize(torch.randn(64, 128), 64).weight if isinstance(layout, Gptq) else
+               Weight("f32", torch.eye(64))}  # fmt: skip
+    model = foreign.replace_linears(tmp_path, layout.config(example), convert)
+    (tmp_path / "tokenizer.json").unlink(missing_ok=True)
+    add_tokenizer(tmp_path, small())
+    write_gguf(tmp_path, tmp_path / "model.gguf", "F32")
+    tokens = prompt(9, 1)
+    assert relative_error(whole(tmp_path / "model.gguf", tokens), logits(model, tokens)) <= 1e-5
+
+
 def test_rows_that_are_no_whole_blocks(tmp_path: Path) -> None:
     write(tmp_path, "llama", **SHAPE | {"hidden_size": 96, "head_dim": 24, "intermediate_size": 104})
     add_tokenizer(tmp_path, byte_level())
@@ -219,6 +254,20 @@ def test_rows_that_are_no_whole_blocks(tmp_path: Path) -> None:
     assert kinds["blk.0.attn_q.weight"] == "Q5_0" and kinds["output.weight"] == "Q8_0"
     assert kinds["blk.0.ffn_down.weight"] == "F16"
     assert whole(tmp_path / "model.gguf", prompt(9, 1)).isfinite().all()
+
+
+def test_matrices_with_formats_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path, "llama", **WIDE)
+    add_tokenizer(tmp_path, byte_level())
+    own = {"model.layers.1.mlp.up_proj": "Q8_0", "lm_head": "Q4_K", "model.embed_tokens": "F16"}
+    write_gguf(tmp_path, tmp_path / "model.gguf", "Q4_0", kinds=own)
+    kinds = {name: t.type.name for name, t in GgufFile(tmp_path / "model.gguf").tensors.items()}
+    assert kinds["blk.1.ffn_up.weight"] == "Q8_0" and kinds["blk.0.ffn_up.weight"] == "Q4_0"
+    assert kinds["output.weight"] == "Q4_K" and kinds["token_embd.weight"] == "F16"
+    assert whole(tmp_path / "model.gguf", prompt(9, 1)).isfinite().all()
+    for wrong, message in (({"lm_head": "Q9"}, "'Q9' is not known"), ({"nothing": "F16"}, "has no matrix nothing")):
+        with pytest.raises(ConfigError, match=message):
+            write_gguf(tmp_path, tmp_path / "model.gguf", "Q4_0", kinds=wrong)
 
 
 def unigram(folder: Path) -> None:

@@ -30,37 +30,43 @@ def _rounded(x: Floats, low: int, high: int) -> Floats:
     return whole
 
 
-def _sum(x: Floats) -> Floats:
-    total: Floats = x.sum(-1, keepdims=True)
-    return total
-
-
 def _over(a: Any, b: Floats) -> Floats:
     """a / b, 0 where b is 0."""
     return np.where(b != 0, a / np.where(b != 0, b, np.float32(1)), np.float32(0))
 
 
+def _numbers_first(x: Floats) -> Floats:
+    """[numbers, ..., groups] of [..., groups, numbers].
+
+    Sums over the first axis run over all groups at once: Q4_K takes 85 ns a number, and 160 with short sums over the
+    last axis (2048 x 1024 normal numbers, one core).
+    """
+    return np.ascontiguousarray(np.moveaxis(x, -1, 0))
+
+
 def _fit_with_minimum(x: Floats, weights: Floats, steps: _Steps, absolute: bool = False) -> tuple[Floats, Floats]:
     """(scale, minimum >= 0) [..., groups] of x [..., groups, numbers]: x is about scale * code - minimum.
 
-    The fit is the weighted least squares one of the codes that each scale gives; the least error wins, of squares or
-    `absolute` values.
+    The fit is the weighted least squares one of the codes that each scale gives, from the best minimum so far on; the
+    least error wins, of squares or `absolute` values.
     """
-    low = np.minimum(x.min(-1, keepdims=True), np.float32(0))
-    width = x.max(-1, keepdims=True) - low
-    total, dot = _sum(weights), _sum(weights * x)
+    x, weights = _numbers_first(x), _numbers_first(weights)
+    high, least = x.max(0), np.minimum(x.min(0), np.float32(0))
+    weighted_x = weights * x
+    total, dot = weights.sum(0), weighted_x.sum(0)
 
-    def error(scale: Floats, least: Floats, codes: Floats) -> Floats:
+    def error(scale: Floats, least: Floats, codes: Floats) -> Any:
         miss = scale * codes + least - x
-        return _sum(weights * (np.abs(miss) if absolute else miss * miss))
+        return (weights * (np.abs(miss) if absolute else miss * miss)).sum(0)
 
-    codes = _rounded(_over(np.float32(steps.most), width) * (x - low), 0, steps.most)
-    scale, least = width / np.float32(steps.most), low
+    codes = _rounded(_over(np.float32(steps.most), high - least) * (x - least), 0, steps.most)
+    scale = (high - least) / np.float32(steps.most)
     best = error(scale, least, codes)
     for i in range(steps.count + 1):
-        codes = _rounded(_over(np.float32(steps.first + 0.1 * i + steps.most), width) * (x - low), 0, steps.most)
+        inverse = _over(np.float32(steps.first + 0.1 * i + steps.most), high - least)
+        codes = _rounded(inverse * (x - least), 0, steps.most)
         weighted = weights * codes
-        sum_l, sum_l2, sum_xl = _sum(weighted), _sum(weighted * codes), _sum(weighted * x)
+        sum_l, sum_l2, sum_xl = weighted.sum(0), (weighted * codes).sum(0), (weighted_x * codes).sum(0)
         spread = total * sum_l2 - sum_l * sum_l
         own_scale = _over(total * sum_xl - dot * sum_l, spread)
         own_least = _over(sum_l2 * dot - sum_l * sum_xl, spread)
@@ -71,7 +77,7 @@ def _fit_with_minimum(x: Floats, weights: Floats, steps: _Steps, absolute: bool 
         better = (spread > 0) & (own < best)
         scale, least = np.where(better, own_scale, scale), np.where(better, own_least, least)
         best = np.where(better, own, best)
-    return scale[..., 0], -least[..., 0]
+    return scale, -least
 
 
 def _fit(x: Floats, half: int) -> Floats:
@@ -79,34 +85,37 @@ def _fit(x: Floats, half: int) -> Floats:
 
     Errors are weighted by a number's square. That with the least error has the largest (sum w x l)^2 / sum w l^2.
     """
-    top = tops(x)
+    top = tops(x)[..., 0]
+    x = _numbers_first(x)
     weights = x * x
+    weighted_x = weights * x
     scale, best = np.zeros_like(top), np.zeros_like(top)
     for i in (0, *range(-9, 0), *range(1, 10)):
         codes = _rounded(_over(np.float32(-(half + 0.1 * i)), top) * x, -half, half - 1)
-        dot, norm = _sum(weights * x * codes), _sum(weights * codes * codes)
+        dot, norm = (weighted_x * codes).sum(0), (weights * codes * codes).sum(0)
         better = (norm > 0) & (dot * dot > best * norm)
         scale = np.where(better, _over(dot, norm), scale)
         best = np.where(better, scale * dot, best)
-    return np.where(np.abs(top) < LEAST, np.float32(0), scale)[..., 0]
+    return np.where(np.abs(top) < LEAST, np.float32(0), scale)
 
 
 def _descend(x: Floats, half: int) -> Floats:
     """As `_fit`: from one start, codes are changed one at a time while that lessens the error, five times through."""
-    top = tops(x)
+    top = tops(x)[..., 0]
+    x = _numbers_first(x)
     weights = x * x
     codes = _rounded(_over(np.float32(-half), top) * x, -half, half - 1)
-    dot, norm = _sum(weights * x * codes)[..., 0], _sum(weights * codes * codes)[..., 0]
+    dot, norm = (weights * x * codes).sum(0), (weights * codes * codes).sum(0)
     for _ in range(5):
-        for at in range(x.shape[-1]):
-            own, w, code = x[..., at], weights[..., at], codes[..., at]
+        for at, (own, w) in enumerate(zip(x, weights, strict=True)):
+            code = codes[at]
             dot_less, norm_less = dot - w * own * code, norm - w * code * code
             new = _rounded(_over(own * norm_less, dot_less), -half, half - 1)
             dot_new, norm_new = dot_less + w * own * new, norm_less + w * new * new
             better = (dot_less > 0) & (new != code) & (norm_new > 0) & (dot_new * dot_new * norm > dot * dot * norm_new)
-            codes[..., at] = np.where(better, new, code)
+            codes[at] = np.where(better, new, code)
             dot, norm = np.where(better, dot_new, dot), np.where(better, norm_new, norm)
-    return np.where(np.abs(top[..., 0]) < LEAST, np.float32(0), _over(dot, norm))
+    return np.where(np.abs(top) < LEAST, np.float32(0), _over(dot, norm))
 
 
 def _stored(x: Floats) -> Floats:

@@ -37,7 +37,7 @@ from quire.model.load.roles import DISK_ROLES, disk_rows
 from quire.model.spec import ModelSpec
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
-from quire.quant.registry import matrix_scheme
+from quire.quant.registry import DENSE, matrix_scheme
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,24 +55,33 @@ SAID = ("attention_factor", "stretch")
 """What a context extension says beside its frequencies."""
 
 
-def write_gguf(folder: Path, path: Path, kind: str, weights: Mapping[str, Weight] | None = None) -> None:
+def write_gguf(
+    folder: Path,
+    path: Path,
+    kind: str,
+    weights: Mapping[str, Weight] | None = None,
+    kinds: Mapping[str, str] | None = None,
+) -> None:
     """Write the model of `folder` (config.json, safetensors, tokenizer.json) as the GGUF file `path`.
 
     `kind`: format of the matrices, a name of `ENCODERS`: "F16", "Q8_0", "Q4_0", "Q4_K", ... The output head has Q6_K
     beside block formats of fewer bits, and rows that are no whole number of blocks the format that llama.cpp takes
-    instead; vectors and the matrices that choose experts are F32. `weights` takes the place of the folder's matrices,
-    by their names ("model.layers.0.mlp.up_proj"): codes stay as they are where the format has the same groups.
+    instead; vectors and the matrices that choose experts are F32. `kinds` gives matrices formats of their own, by their
+    names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that of the first). `weights` takes
+    the place of the folder's matrices, by the same names: codes stay as they are where the format has the same groups.
     One tensor is in memory at a time, and the file is there whole or not at all. `ConfigError` for a family, a fact or
     a tokenizer that GGUF cannot hold, for an unknown `kind`, and where the disk is full; `ModelError` for a folder that
     cannot be read and for nan and inf, with the tensor's name.
     """
-    if kind not in ENCODERS:
-        raise ConfigError(f"GGUF format {kind!r} is not known; known: {', '.join(ENCODERS)}")
+    weights, kinds = weights or {}, kinds or {}
+    for one in (kind, *kinds.values()):
+        if one not in ENCODERS:
+            raise ConfigError(f"GGUF format {one!r} is not known; known: {', '.join(ENCODERS)}")
     opened = open_model(str(folder))
     if opened.folder.is_file():
         raise ConfigError(f"{folder} is a GGUF file; give the folder it was made of")
-    writer = _Writer(opened, *_architecture(opened), kind, weights or {})
-    unknown = set(writer.weights) - {base for parts in writer.pieces for base in parts.bases}
+    writer = _Writer(opened, *_architecture(opened), kind, weights, kinds)
+    unknown = {*weights, *kinds} - {base for parts in writer.pieces for base in parts.bases}
     if unknown:
         raise ConfigError(f"{folder} has no matrix {sorted(unknown)[0]}")
     metadata = writer.metadata()
@@ -111,6 +120,7 @@ class _Writer:
     architecture: Architecture
     kind: str
     weights: Mapping[str, Weight]
+    kinds: Mapping[str, str]
     pieces: list[_Piece] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -224,9 +234,9 @@ class _Writer:
         role = DISK_ROLES[piece.role]
         if piece.part == "bias" or role.kind not in ("linear", "table"):
             return "F32"
-        kind = self.kind
+        kind = self.kinds.get(piece.bases[0], self.kind)
         heads = ("head", "embed") if self.opened.spec.tied_head else ("head",)
-        if piece.role in heads and kind not in PLAIN and kind != "Q8_0":
+        if piece.role in heads and piece.bases[0] not in self.kinds and kind not in PLAIN and kind != "Q8_0":
             kind = "Q6_K"
         k = role.shape(self.opened.spec)[1]
         if k % TYPES[kind][1].numbers:
@@ -259,7 +269,7 @@ class _Writer:
     def _values(self, parts: Mapping[str, str], part: str) -> Tensor:
         """What a folder holds of a role, its codes as numbers."""
         source, scheme = self.opened.source, matrix_scheme(self.opened.scheme, parts)
-        if part == "bias" or not scheme.bits_per_number:
+        if part == "bias" or scheme is DENSE:
             return source.tensor(parts[part])
         raw = {suffix: source.tensor(name) for suffix, name in parts.items() if suffix != "bias"}
         return scheme.load(raw, torch.float32).dequantize()

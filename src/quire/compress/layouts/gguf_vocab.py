@@ -47,7 +47,8 @@ def vocabulary(folder: Path, size: int, bos: int | None, ends: tuple[int, ...]) 
     if tokenizer.vocab_size > size:
         raise _refused(path, f"has ids up to {tokenizer.vocab_size - 1}, the model has {size} rows")
     tokens, types = _tokens(raw, tokenizer, size)
-    named = {role: i for role, text in tokenizer.named.items() if (i := tokenizer.token_to_id(text)) is not None}
+    texts = ({"unk_token": model["unk_token"]} if model.get("unk_token") else {}) | tokenizer.named
+    named = {role: i for role, text in texts.items() if (i := tokenizer.token_to_id(text)) is not None}
     named |= {} if bos is None else {"bos_token": bos}
     named |= dict(zip(("eos_token", "eot_token", "eom_token"), ends, strict=False))
     bare, around = (tokenizer.encode(TEXTS[0], add_special_tokens=special) for special in (False, True))

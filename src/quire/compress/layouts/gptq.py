@@ -90,7 +90,8 @@ class Gptq:
             "group_size": group,
             "sym": symmetric,
             "desc_act": any(group_index(w) is not None for w in matrices.values()),
-            "checkpoint_format": self.form,
+            "checkpoint_format": self.form,  # what gptqmodel and vLLM read
+            "format": self.form,  # what transformers reads, whose default is v1
             "lm_head": any(base.endswith(HEAD) and not is_plain(w) for base, w in matrices.items()),
         }
         rules: dict[str, Any] = {}
