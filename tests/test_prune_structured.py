@@ -45,8 +45,7 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def part(layer: nn.Module, names: Sequence[str]) -> nn.Module:
-    known = dict(layer.named_modules())
-    return next(known[name] for name in names if name in known)
+    return layer.get_submodule(next(name for name, _ in layer.named_modules() if name in names))
 
 
 def silence(matrix: nn.Module, inputs: Sequence[int] | None = None) -> None:
