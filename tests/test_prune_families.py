@@ -10,7 +10,8 @@ from oracle import family_facts
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.derived import DERIVED
 from quire.model.families.table import find_family
-from test_prune_structured import ATTENTION_OUT, DENSE, MLP_OUT, VARIANTS, layers_of, part
+from test_model import VARIANTS as DENSE
+from test_prune_structured import ATTENTION_OUT, MLP_OUT, VARIANTS, layers_of, part
 
 FIRST = dict(reversed(VARIANTS.values()))
 DENSE_FIRST = dict(reversed(DENSE.values()))

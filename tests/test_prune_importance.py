@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle import write
 from quire.compress.prune.importance import (
     channel_scores,
     head_scores,
@@ -20,7 +19,6 @@ from quire.compress.prune.importance import (
 from quire.compress.prune.scores import taylor
 from quire.compress.prune.structured import drop_channels, drop_heads
 from quire.core.errors import ConfigError, ModelError
-from test_mixtures import EIGHT
 from test_prune_structured import checkpoint, layers_of, read
 
 
@@ -104,7 +102,7 @@ def test_among_equals_the_first_stay() -> None:
 
 
 def test_experts_have_no_channels_to_score(tmp_path: Path) -> None:
-    write(tmp_path, "mixtral", **EIGHT)
+    checkpoint(tmp_path, "mixtral")
     with pytest.raises(ModelError, match="experts"):
         channel_scores(*read(tmp_path))
     assert len(head_scores(*read(tmp_path))) == 3

@@ -116,6 +116,8 @@ def test_columns_that_no_row_used_go_and_the_source_stays() -> None:
     pruned, mask = sparsegpt(weight, hessian, 0.25)
     assert not mask[:, [3, 17]].any() and (pruned[:, [3, 17]] == 0).all()
     assert torch.equal(weight, before) and torch.equal(hessian, seen)
+    pruned, mask = sparsegpt(weight, hessian, 0.0)
+    assert mask.sum(0).tolist() == [0 if i in (3, 17) else 8 for i in range(32)] and torch.equal(mask, pruned != 0)
     assert (sparsegpt(weight, 0 * hessian, 0.25)[0] == 0).all()
 
 

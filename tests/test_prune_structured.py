@@ -19,6 +19,7 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import load_model
 from test_mixtures import VARIANTS as MIXTURES
+from test_mla import VARIANTS as LATENTS
 from test_model import VARIANTS as DENSE
 from test_model import Paged, prompt
 
@@ -31,7 +32,7 @@ MLP_OUT = ("mlp.down_proj", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc2", "fc2",
 
 
 def checkpoint(folder: Path, variant: str, **facts: Any) -> PreTrainedModel:
-    family, own = VARIANTS[variant]
+    family, own = (VARIANTS | LATENTS)[variant]
     return write(folder, family, **(own | facts))
 
 
@@ -45,8 +46,7 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def part(layer: nn.Module, names: Sequence[str]) -> nn.Module:
-    known = dict(layer.named_modules())
-    return next(known[name] for name in names if name in known)
+    return layer.get_submodule(next(name for name, _ in layer.named_modules() if name in names))
 
 
 def silence(matrix: nn.Module, inputs: Sequence[int] | None = None) -> None:
@@ -136,7 +136,7 @@ def check_heads(variant: str, folder: Path, kept: Sequence[Sequence[int]]) -> No
 GROUPS, OF_EACH = [[0, 1], [2, 3], [0, 1]], [[0, 2], [1, 3], [1, 2]]
 
 
-@pytest.mark.parametrize("variant", [*QUICK, "mixtral", "gpt_oss", "qwen2_moe_some_dense"])
+@pytest.mark.parametrize("variant", [*QUICK, "mixtral", "gpt_oss", "qwen2_moe_some_dense", "deepseek_v3"])
 def test_a_model_without_layers_that_add_nothing_is_the_same(variant: str, tmp_path: Path) -> None:
     check_layers(variant, tmp_path)
 
@@ -163,7 +163,7 @@ FIXED_HEADS = ("gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox", "opt", "blo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in POST_LN])
+@pytest.mark.parametrize("variant", [v for v in (*VARIANTS, *LATENTS) if v not in POST_LN])
 def test_layers_of_every_family(variant: str, tmp_path: Path) -> None:
     check_layers(variant, tmp_path)
 
@@ -188,6 +188,12 @@ def test_heads_of_every_family(variant: str, tmp_path: Path) -> None:
             drop_heads(*read(tmp_path), [[0, 2]] * len(layers_of(oracle)))
     else:
         check_heads(variant, tmp_path, OF_EACH)
+
+
+def test_heads_over_latents_are_refused(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "deepseek_v3")
+    with pytest.raises(ModelError, match="over latents"):
+        drop_heads(*read(tmp_path), OF_EACH)
 
 
 def test_what_is_not_touched_is_not_copied(tmp_path: Path) -> None:
