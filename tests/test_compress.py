@@ -55,6 +55,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
         ({"kind": "quantize", "method": "fp8", "scales": "block"}, "auto", 0.1),
         ({"kind": "quantize", "method": "nf4"}, "auto", 0.2),
         ({"kind": "quantize", "method": "mxfp4"}, "auto", 0.3),
+        ({"kind": "quantize", "method": "mixed", "bits_per_weight": 4.5, "group_size": 32}, "auto", 0.3),
     ],
 )
 def test_what_is_quantized_is_near(stage: dict[str, object], layout: str, most: float, tmp_path: Path) -> None:
@@ -127,13 +128,21 @@ def test_stages_follow_each_other_and_a_run_goes_on_where_it_was(tmp_path: Path)
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_a_gguf_file_is_written(tmp_path: Path) -> None:
+    out = made(tmp_path / "out", {"kind": "quantize", "method": "gguf", "format": "Q8_0"})
+    assert [path.name for path in out.iterdir()] == ["model.gguf"]
+    assert distance(logits(out / "model.gguf"), logits(PYDOC)) < 0.02
+    with pytest.raises(ConfigError, match="no stage can follow it"):
+        recipe({"kind": "quantize", "method": "gguf"}, {"kind": "prune", "method": "wanda", "sparsity": 0.5})
+
+
 def run(*words: str) -> Result:
     return CliRunner().invoke(app, ["compress", *words])
 
 
 def test_the_command(tmp_path: Path) -> None:
     sets = ["--set", "bits=8", "--set", "group-size=32", "--set", "output.layout=compressed-tensors"]
-    sets += ["--set", "calibration.samples=4", "--set", "calibration.length=32"]
+    sets += ["--set", "calibration.samples=4", "--set", "calibration.length=32", "--no-passport"]
     result = run("pydoc", str(tmp_path / "out"), "--quantize", "rtn", *sets)
     assert result.exit_code == 0, result.output
     assert f"{tmp_path / 'out'}: " in result.output and " MiB" in result.output

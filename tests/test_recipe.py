@@ -111,7 +111,7 @@ MISTAKES = {
     "[calibration]\nsample = 3\n" + QUANTIZE: r"\[calibration\]: sample: there is no such key; is it samples\?",
     "[calibration]\nsamples = 0\n" + QUANTIZE: r"\[calibration\]: samples: 0: Expected int >= 1$",
     "[calibration]\nfiles = 'a'\n" + QUANTIZE: r"\[calibration\]: files: 'a': Expected array, got str$",
-    "[output]\nlayout = 'onnx'\n" + QUANTIZE: r"layout: 'onnx': one of 'auto', 'dense', .*'gguf' is needed$",
+    "[output]\nlayout = 'onnx'\n" + QUANTIZE: r"layout: 'onnx': one of 'auto', 'dense', .*'bitsandbytes' is needed$",
     "[[stage]]\nmethod = 'gptq'": "stage 1: kind is missing; it is one of quantize, prune, distil, train, merge",
     "[[stage]]\nkind = 'quantise'": "stage 1: kind: 'quantise' is not one of quantize, prune",
     "[[stage]]\nkind = 'prune'": "stage 1: method is missing; it is one of magnitude, wanda",

@@ -30,7 +30,9 @@ def compress(
             help="An option of it (bits=4), or of a table (calibration.samples=64); several.",
         ),
     ] = None,
-    spill: Annotated[bool, typer.Option(help="Keep what is not needed at once in files beside OUT.")] = False,
+    passport: Annotated[
+        bool, typer.Option(help="Measure OUT beside SOURCE, and write what it cost to quire.json.")
+    ] = True,
     restart: Annotated[bool, typer.Option(help="Begin anew where another run was stopped.")] = False,
 ) -> None:
     """Make SOURCE smaller, and write it to OUT."""
@@ -51,7 +53,7 @@ def compress(
 
     layers = open_model(source).spec.layers
     with units_bar(len(asked.stages) * layers) as tell:
-        pipeline.compress(source, out, asked, tell, restart=restart, spill=spill)
+        pipeline.compress(source, out, asked, tell, restart=restart, passport=passport)
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
     print(f"{out}: {size / 2**20:.1f} MiB")
 

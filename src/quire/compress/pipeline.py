@@ -11,18 +11,26 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from quire.bench.quality import heldout_texts
 from quire.compress.calibrate import Rows, calibration_rows
 from quire.compress.context import Context
+from quire.compress.measure import passport_of
+from quire.compress.passport import write_passport
 from quire.compress.recipe import Recipe
 from quire.compress.resume import Work, code_digest
 from quire.compress.stages import Stage
 from quire.compress.works import WORKS
+from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
-from quire.model.disk.checkpoint import resolve
+from quire.model.disk.checkpoint import EMBEDDED, resolve
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
+TEXTS, QUESTIONS = 4, 200
+"""Held-out modules that a passport is measured on, and questions where the folder has some."""
 WRITTEN = "written"
 """The unit of a stage whose folder is there."""
 
@@ -34,11 +42,11 @@ def compress(
     tell: Callable[[str], None],
     *,
     restart: bool = False,
-    spill: bool = False,
+    passport: bool = False,
 ) -> None:
     """Make `out` of the model `source` as `recipe` says. `tell(what is next)` whenever a part of it is done.
 
-    `restart`: begin anew where another run was stopped. `spill`: what is not needed at once lies in files beside `out`.
+    `restart`: begin anew where another run was stopped. `passport`: measure it beside the source, and write quire.json.
     `ConfigError` and `ModelError` in one line for what cannot be; nothing of `out` is there then.
     """
     folder = resolve(source)
@@ -54,10 +62,12 @@ def compress(
             model = source
             for number, stage in enumerate(recipe.stages):
                 target = work.folder / f"stage-{number}"
-                spilled = work.folder if spill else None
+                spilled = work.folder if recipe.calibration.spill else None
                 context = Context(number, model, target, source, recipe, work, rows, tell, spilled)
                 run_stage(context, stage)
                 model = str(target)
+            if passport:
+                measure(source, Path(model), recipe, rows().digest)
         work.finish(lambda made: _take(Path(model), made))
 
 
@@ -75,6 +85,15 @@ def run_stage(context: Context, stage: Stage) -> None:
     work.drop(number)
     if number:
         shutil.rmtree(context.model, ignore_errors=True)
+
+
+def measure(source: str, made: Path, recipe: Recipe, text: str) -> None:
+    """The passport of what was made, in its folder: over held-out modules of the standard library."""
+    gguf = made / "model.gguf"
+    served, beside = (EngineConfig(model=ModelConfig(model=str(m))) for m in (gguf if gguf.exists() else made, source))
+    texts = dict(list(heldout_texts(EMBEDDED).items())[:TEXTS])
+    found = passport_of(served, beside, texts, QUESTIONS, recipe=recipe, digests={"calibration": text})
+    write_passport(made, replace(found, model=made.name))
 
 
 def text_of(folder: Path, recipe: Recipe) -> Rows:

@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 from msgspec import Meta, Struct
 
-from quire.compress.stages import METHODS, Count, Lora, Merge, Names, Stage
+from quire.compress.stages import METHODS, Count, Gguf, Lora, Merge, Names, Stage
 from quire.core.errors import ConfigError
 from quire.core.files import read_bounded
 
@@ -46,19 +46,21 @@ class Source(Struct, frozen=True, kw_only=True):
 
 class Calibration(Struct, frozen=True, kw_only=True):
     """Text that methods look at: `samples` rows of `length` tokens; no files = text that is shipped. `chat`: whether a
-    line's prompt and completion are told as a conversation."""
+    line's prompt and completion are told as a conversation. `spill`: what layers make of the text lies in files beside
+    OUT, not in memory."""
 
     files: Names = ()
     samples: Count = 256
     length: Annotated[int, Meta(ge=8)] = 512
     seed: int = 0
     chat: bool = False
+    spill: bool = False
 
 
 class Written(Struct, frozen=True, kw_only=True):
     """`layout`: how the folder says what its numbers are; auto = what the last stage's method usually has."""
 
-    layout: Literal["auto", "dense", "compressed-tensors", "gptq", "awq", "bitsandbytes", "gguf"] = "auto"
+    layout: Literal["auto", "dense", "compressed-tensors", "gptq", "awq", "bitsandbytes"] = "auto"
 
 
 class Recipe(Struct, frozen=True, kw_only=True):
@@ -213,9 +215,11 @@ def _known(given: Iterable[str], known: Iterable[str], place: str, what: str, al
 
 
 def _check_order(recipe: Recipe, origin: str) -> None:
-    """A merge needs an adapter that is there by then."""
+    """A merge needs an adapter that is there by then, and nothing goes on with a GGUF file."""
     made = False
     for number, stage in enumerate(recipe.stages, 1):
+        if isinstance(stage, Gguf) and number < len(recipe.stages):
+            raise ConfigError(f"{origin}: stage {number} ({stage.kind} gguf): no stage can follow it", param="recipe")
         if isinstance(stage, Merge) and not stage.adapter and not made:
             raise ConfigError(
                 f"{origin}: stage {number} (merge {stage.method}): no stage before it trains an adapter; name a folder "

@@ -109,6 +109,14 @@ class Mixed(OfMatrices, frozen=True, kw_only=True):
             raise ValueError(f"bits_per_weight = {self.bits_per_weight:g} is not within choices = {list(self.choices)}")
 
 
+class Gguf(Stage, frozen=True, kw_only=True):
+    """A GGUF file in a `format` of ggml's; the last stage of a recipe."""
+
+    format: Literal["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"] = (
+        "Q4_K"
+    )
+
+
 class KvScales(Stage, frozen=True, kw_only=True):
     """Scales of keys and values, from what calibration shows of them."""
 
@@ -233,6 +241,7 @@ METHODS: dict[str, dict[str, type[Stage]]] = {
         "nf4": Nf4,
         "mxfp4": Mxfp4,
         "mixed": Mixed,
+        "gguf": Gguf,
         "kv_scales": KvScales,
     },
     "prune": {"magnitude": Prune, "wanda": Prune, "sparsegpt": SparseGpt, "structured": Structured},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from quire.compress.layerwise import Change, Key, Made, Seen, change_layers, eac
 from quire.compress.layouts.base import Layout
 from quire.compress.layouts.bitsandbytes import BitsAndBytes
 from quire.compress.layouts.compressed import CompressedTensors
+from quire.compress.layouts.gguf import write_gguf
 from quire.compress.layouts.registry import LAYOUTS
 from quire.compress.matrices import Matrix
+from quire.compress.mixed_bits import changes_of
 from quire.compress.net import Net
 from quire.compress.prune.patterns import Pattern, apply_mask, ratio_mask
 from quire.compress.prune.scores import magnitude, wanda
@@ -31,8 +34,10 @@ from quire.compress.scaled import with_awq, with_smoothquant
 from quire.compress.stages import (
     Awq,
     Fp8,
+    Gguf,
     Gptq,
     LlmInt8,
+    Mixed,
     Mxfp4,
     Nf4,
     Prune,
@@ -43,6 +48,7 @@ from quire.compress.stages import (
 )
 from quire.compress.stats import Inputs
 from quire.compress.structure import take_out
+from quire.compress.write import whole_folder
 from quire.ops.weights import Weight
 
 Run = Callable[[Context, Any], None]
@@ -138,6 +144,19 @@ def round_mxfp4(context: Context, stage: Mxfp4) -> None:
     quantized(context, stage, Change(each(lambda w, seen: mxfp4.mxfp4(w))), COMPRESSED)
 
 
+def round_mixed(context: Context, stage: Mixed) -> None:
+    """Bits by layer."""
+    quantized(context, stage, changes_of(context, stage), COMPRESSED)
+
+
+def write_as_gguf(context: Context, stage: Gguf) -> None:
+    """A GGUF file, which is the result: no stage reads it as it is."""
+    with whole_folder(context.target) as folder:
+        write_gguf(Path(context.model), folder / "model.gguf", stage.format)
+    for _ in range(Net.open(context.model).spec.layers):
+        context.tell("writing")
+
+
 def pruned(context: Context, stage: Stage, change: Change) -> None:
     """Change all layers and write them as plain numbers, in the model's own dtype at the end of a recipe."""
     net, layers = over_layers(context, stage, change)
@@ -185,6 +204,8 @@ WORKS: dict[tuple[str, str], Run] = {
     ("quantize", "fp8"): round_fp8,
     ("quantize", "nf4"): round_nf4,
     ("quantize", "mxfp4"): round_mxfp4,
+    ("quantize", "mixed"): round_mixed,
+    ("quantize", "gguf"): write_as_gguf,
     ("prune", "magnitude"): prune_smallest,
     ("prune", "wanda"): prune_wanda,
     ("prune", "sparsegpt"): prune_sparsegpt,

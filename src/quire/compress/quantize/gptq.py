@@ -36,8 +36,8 @@ def gptq(
     diagonal, as a fraction of the diagonal's mean. `act_order`: columns in the order of falling activation; groups are
     then of columns in this order, which the weight's `order` tells, unless `static_groups` finds the steps of groups of
     neighbours beforehand. `steps` [n, k / group] are static ones that the caller found. Columns that are never active
-    become 0. Where a tenth of w is 0 it was pruned, and these stay 0. `ModelError` when w or the Hessian cannot be worked
-    with.
+    become 0. Where a tenth of w is 0 it was pruned, and these stay 0. `ModelError` when w or the Hessian cannot be
+    worked with.
 
     Matrices that read the same input may be given as one, below each other, and cut by `Weight.take_rows` after: rows
     do not depend on others (but in grids that share scales among them), and the Hessian is factored once.
