@@ -67,7 +67,7 @@ def compress(
                 run_stage(context, stage)
                 model = str(target)
             if passport:
-                measure(source, Path(model), recipe, rows().digest)
+                measure(source, Path(model), out.name, recipe, rows().digest)
         work.finish(lambda made: _take(Path(model), made))
 
 
@@ -87,13 +87,13 @@ def run_stage(context: Context, stage: Stage) -> None:
         shutil.rmtree(context.model, ignore_errors=True)
 
 
-def measure(source: str, made: Path, recipe: Recipe, text: str) -> None:
+def measure(source: str, made: Path, name: str, recipe: Recipe, text: str) -> None:
     """The passport of what was made, in its folder: over held-out modules of the standard library."""
     gguf = made / "model.gguf"
     served, beside = (EngineConfig(model=ModelConfig(model=str(m))) for m in (gguf if gguf.exists() else made, source))
     texts = dict(list(heldout_texts(EMBEDDED).items())[:TEXTS])
     found = passport_of(served, beside, texts, QUESTIONS, recipe=recipe, digests={"calibration": text})
-    write_passport(made, replace(found, model=made.name))
+    write_passport(made, replace(found, model=name))
 
 
 def text_of(folder: Path, recipe: Recipe) -> Rows:
