@@ -19,7 +19,7 @@ LAYERS = (
     {"run"},
     {"speculate"},
     {"engine"},
-    {"server", "bench"},
+    {"server", "bench", "compress"},
     {"cli"},
 )
 # Inside L1 a scheduler plans in terms of the block tables, a GGUF file carries its own tokenizer, and

@@ -98,9 +98,12 @@ class Rewritten:
 
     def tensor(self, name: str) -> Tensor:
         """The tensor `name`; the caller must not write to it."""
+        return self.part(name, self.source.tensor(self._from[name].name))
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """The view of `whole`, shaped as the file's tensor is, that `name` stands for."""
         origin = self._from[name]
-        tensor = self.source.tensor(origin.name)
-        tensor = tensor if origin.expert is None else tensor[origin.expert]
+        tensor = whole if origin.expert is None else whole[origin.expert]
         tensor = tensor.t() if origin.transposed else tensor
         return tensor if origin.rows is None else tensor[origin.rows]
 

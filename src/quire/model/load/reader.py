@@ -210,13 +210,18 @@ class Reader:
         self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None
     ) -> tuple[QWeight, Tensor | None]:
         """The rows of one role, in our order."""
+        rows = self.disk_rows(role, holder, layer)
+        if rows is None:
+            return weight, bias
+        return weight.take_rows(rows), None if bias is None else bias[rows]
+
+    def disk_rows(self, role: str, holder: str, layer: int | None) -> Tensor | None:
+        """Rows [n] int64 of the matrix `holder` on disk that are `role`, in our order; None: all as they lie."""
         spec = self.opened.spec
-        rotated = spec.rope[layer].dim if spec.interleaved_rope and layer is not None else 0
-        if layer is not None:
-            rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
-            if rows is not None:
-                weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
-        return weight, bias
+        if layer is None:
+            return None
+        rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
+        return disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
 
     def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Tensor | None]:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""

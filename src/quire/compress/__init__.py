@@ -1,0 +1,1 @@
+"""The compression workbench: models made smaller, and what that cost."""

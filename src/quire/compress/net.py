@@ -1,0 +1,243 @@
+"""A checkpoint as a function of its tensors: the decoder of its family, differentiable in what lies on disk.
+
+Cutting, un-fusing, the order of rope's rows and stacking are torch functions of the reader that serves the model, so
+gradients flow to the tensors as they are named on disk, and a model is written back as the same names with new values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.compress.plain import Plain, as_plain
+from quire.compress.tensors import Current, Tensors
+from quire.core.errors import ConfigError, ModelError
+from quire.model.batch import Batch
+from quire.model.borrowed.found import find_borrowed
+from quire.model.describe import open_model
+from quire.model.disk.checkpoint import resolve
+from quire.model.families.rope import shared_tables
+from quire.model.load.builders import BLOCKS, load_decoder, load_layer
+from quire.model.load.encoder import backward_bias, load_encoder
+from quire.model.load.reader import Form, Reader
+from quire.model.load.roles import Share
+from quire.model.net.decoder import Decoder, Layer
+from quire.model.net.encoder import Encoder
+from quire.model.net.linear import Linear
+from quire.ops.differentiable import Differentiable, Observer, Site, differentiable
+from quire.ops.held import Held
+from quire.ops.layout import KVLayout
+from quire.ops.mla import LatentLayout
+from quire.quant.base import QWeight
+
+IGNORED = -100
+"""A target that is none, as in torch's and transformers' losses."""
+
+
+class _Sited(Reader):
+    """Tells the backend which matrices it packs next."""
+
+    def matrix(
+        self, roles: tuple[str, ...], layer: int | None, expert: int | None = None
+    ) -> tuple[QWeight, Tensor | None]:
+        """As of `Reader`. The table of tokens is a matrix of products where it is the head."""
+        self._tell_site(("head",) if roles == ("embed",) else roles, layer)
+        return super().matrix(roles, layer, expert)
+
+    def dense(self, role: str, layer: int) -> Linear:
+        """As of `Reader`."""
+        self._tell_site((role,), layer)
+        return super().dense(role, layer)
+
+    def _tell_site(self, roles: tuple[str, ...], layer: int | None) -> None:
+        assert isinstance(self.ops, Differentiable)
+        self.ops.site = Site(roles, layer)
+
+
+class Net:
+    """The decoder of a model, and its encoder if it has one, as functions of `tensors`, in f32.
+
+    `tensors`: by name on disk; a decoder has the values from when it was made. `config`: the fields of config.json,
+    without those of a quantization that was undone. Shapes: B sequences of L tokens, hidden widths h, V tokens.
+    """
+
+    def __init__(self, plain: Plain, dtype: torch.dtype) -> None:
+        self.tensors = Tensors(plain.base, dtype)
+        self.opened, self.rewritten = plain.over(Current(self.tensors))
+        self.config = plain.config
+        self.spec, self.folder, self.name = self.opened.spec, self.opened.folder, self.opened.name
+        self.ops = differentiable()
+        self._ropes = shared_tables(self.spec.rope, self.spec.max_position)
+
+    @classmethod
+    def open(cls, model: str, dtype: torch.dtype = torch.float32) -> Net:
+        """`model`: a folder, GGUF file or hub name; quantized ones are dequantized, tensor by tensor when asked for.
+
+        `dtype`: of floating-point tensors. `ModelError` for what cannot be read, and for models that run by
+        transformers' code, which have no roles.
+        """
+        found = find_borrowed(resolve(model))
+        if found is not None:
+            name = found.spec.family
+            raise ModelError(f"{found.folder}: {name!r} runs by the code of transformers; use a family of the table")
+        return cls(as_plain(open_model(model)), dtype)
+
+    def set(self, name: str, tensor: Tensor) -> None:
+        """Give the tensor `name` a new value of its shape, which may require gradients. `ModelError` otherwise."""
+        self.tensors[name] = tensor
+
+    def require_grad(self, names: bool | Collection[str]) -> dict[str, Tensor]:
+        """Make leaves with gradients of the floating-point tensors `names` (True: all); returns them. They are copied.
+
+        `ModelError` for an unknown name.
+        """
+        if isinstance(names, bool):
+            names = [n for n in self.tensors if self.tensors.is_floating_point(n)] if names else []
+        for name in names:
+            if name not in self.tensors:
+                raise ModelError(f"{name} is not a tensor of {self.name}; see `tensors` for their names")
+            self.tensors.own(name).requires_grad_()
+        return {name: self.tensors[name] for name in names}
+
+    def decoder(self, requires_grad: bool | Collection[str] = False) -> Decoder:
+        """The decoder for the values that tensors have now; those that `requires_grad` names become leaves first."""
+        self.require_grad(requires_grad)
+        return load_decoder(self.reader(), self._ropes)
+
+    def reader(self, share: Share | None = None) -> Reader:
+        """The reader of the current values, in f32."""
+        return _Sited(self.opened, self.ops, Form(torch.float32), share or Share(), None)
+
+    def logits(self, tokens: Tensor, encoded: Tensor | None = None, decoder: Decoder | None = None) -> Tensor:
+        """Logits f32 [B, L, V] of tokens int [B, L]; `encoded` int [B, E]: what an encoder reads beside each.
+
+        `decoder`: one that was made before, for several calls with the same values.
+        """
+        rows = torch.arange(tokens.numel(), dtype=torch.int32)
+        return self._run(tokens, encoded, decoder, rows).view(*tokens.shape, -1)
+
+    def loss(
+        self, tokens: Tensor, targets: Tensor, encoded: Tensor | None = None, decoder: Decoder | None = None
+    ) -> Tensor:
+        """Mean cross entropy in nats of `targets` int [B, L] (-100: none) under the logits at their places.
+
+        Nothing is shifted: the target of a place is the token after it. `ConfigError` where there is no target.
+        """
+        rows = (targets.flatten() != IGNORED).nonzero()[:, 0].int()
+        if not len(rows):
+            raise ConfigError(f"every target is {IGNORED}: there is nothing to learn from; give one at least")
+        return F.cross_entropy(self._run(tokens, encoded, decoder, rows), targets.flatten()[rows].long())
+
+    def _run(self, tokens: Tensor, encoded: Tensor | None, decoder: Decoder | None, rows: Tensor) -> Tensor:
+        if (encoded is not None) != bool(self.spec.encoder.layers):
+            raise ConfigError(f"{self.name}: `encoded` is for models with an encoder, which need it")
+        decoder = self.decoder() if decoder is None else decoder
+        own = {i: Held.of(self._layout()) for i in self.spec.own_layers}
+        caches = [own[self.spec.kv_layer(i)] for i in range(self.spec.layers)]
+        if encoded is None:
+            return decoder(flat(tokens, rows), caches)
+        encoder, width = self.encoder(decoder), tokens.shape[1] + encoded.shape[1]
+        for s, row in enumerate(encoded):
+            encoder(row.int(), torch.arange(len(row)) + s * width, caches)
+        return decoder(beside(tokens, encoded.shape[1], rows), caches)
+
+    def encoder(self, decoder: Decoder) -> Encoder:
+        """The encoder beside `decoder`, for models that have one."""
+        return load_encoder(self.reader(), decoder.embed, self._ropes[self.spec.rope[0]])
+
+    def _layout(self) -> KVLayout:
+        spec = self.spec
+        if spec.mla.rank:
+            return LatentLayout(1, 1, spec.mla.rope, torch.float32, rank=spec.mla.rank)
+        return KVLayout(1, spec.kv_heads, spec.head_dim, torch.float32)
+
+    def enter(self, tokens: Tensor) -> Tensor:
+        """The stream before the first layer, f32 [B, L, h], of tokens int [B, L]."""
+        part = load_decoder(self.reader(Share(layers=range(0))), self._ropes)
+        return part.enter(flat(tokens)).view(*tokens.shape, -1)
+
+    def layer(self, index: int) -> Layer:
+        """Layer `index` of the current values. No other layer's weights are read; it lives as long as it is held.
+
+        `ModelError` where it reads what another made, an earlier layer or an encoder: such models run as a whole.
+        """
+        if self.spec.encoder.layers or self.spec.kv_layer(index) != index:
+            other = "an encoder" if self.spec.encoder.layers else f"layer {self.spec.kv_layer(index)}"
+            raise ModelError(f"{self.name}: layer {index} reads what {other} made; run the model as a whole")
+        reader = self.reader()
+        with reader.part(index):
+            return load_layer(reader, index, self._ropes[self.spec.rope[index]], backward_bias(reader))
+
+    def run_layer(
+        self, index: int, x: Tensor, delta: Tensor | None, layer: Layer | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The stream x f32 [B, L, h] and what is to be added to it, [B, L, h], past layer `index`.
+
+        delta: None before the first layer. `layer`: what `layer(index)` gave, for several calls.
+        """
+        layer = self.layer(index) if layer is None else layer
+        ops, rows, shape = self.ops, x.flatten(0, 1), x.shape
+        if delta is None:
+            h = layer.attn_norm(ops, rows)
+        else:
+            rows, h = layer.attn_norm.add(ops, rows, delta.flatten(0, 1))
+        batch = flat(torch.zeros(shape[:2], dtype=torch.int32))
+        rows, added = BLOCKS[self.spec.join](ops, layer, rows, h, batch, Held.of(self._layout()), None)
+        return rows.view(shape), added.view(shape)
+
+    def leave(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Logits f32 [B, L, V] of the stream x and what is to be added to it, f32 [B, L, h], past the last layer."""
+        part = load_decoder(self.reader(Share(layers=range(self.spec.layers, self.spec.layers))), self._ropes)
+        batch = flat(torch.zeros(x.shape[:2], dtype=torch.int32))
+        return part.leave(x.flatten(0, 1), delta.flatten(0, 1), batch, None).view(*x.shape[:2], -1)
+
+    @contextmanager
+    def observe(self, callback: Observer) -> Iterator[None]:
+        """While it is open `callback(role, layer, expert, x [T, k] f32)` sees the input of every matrix product.
+
+        Matrices that lie fused (q, k and v; gate and up) are named one after the other with the same rows. `expert` is
+        None but for experts, which see their own rows. Latents are the input of "kv_b". A head that is the table of
+        tokens is "head".
+        """
+        self.ops.observers.append(callback)
+        try:
+            yield
+        finally:
+            self.ops.observers.remove(callback)
+
+
+def flat(tokens: Tensor, rows: Tensor | None = None) -> Batch:
+    """tokens int [B, L] as a batch of whole sequences over `Held` caches; `rows` int32: that want logits, None: all."""
+    count, length = tokens.shape
+    slots = torch.arange(count * length)
+    return Batch(
+        tokens=tokens.flatten().int(),
+        positions=torch.arange(length, dtype=torch.int32).repeat(count),
+        slots=slots,
+        cu_q=torch.arange(count + 1, dtype=torch.int32) * length,
+        context=torch.full((count,), length, dtype=torch.int32),
+        block_tables=slots.view(count, length).int(),
+        logit_rows=slots.int() if rows is None else rows,
+    )
+
+
+def beside(tokens: Tensor, encoded: int, rows: Tensor) -> Batch:
+    """As `flat`, with the slots of `encoded` tokens of an encoder before those of each sequence."""
+    own, (count, length) = flat(tokens, rows), tokens.shape
+    slots = torch.arange(count * (encoded + length)).view(count, -1)
+    total = count * length
+    cross = Batch(
+        tokens=own.tokens, positions=own.positions, slots=own.slots, logit_rows=own.logit_rows,
+        cu_q=torch.arange(total + 1, dtype=torch.int32),
+        context=torch.full((total,), encoded, dtype=torch.int32),
+        block_tables=slots[:, :encoded].int().repeat_interleave(length, 0),
+    )  # fmt: skip
+    return Batch(
+        tokens=own.tokens, positions=own.positions, slots=slots[:, encoded:].flatten(), cu_q=own.cu_q,
+        context=own.context, block_tables=slots[:, encoded:].int(), logit_rows=own.logit_rows, cross=cross,
+    )  # fmt: skip

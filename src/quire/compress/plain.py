@@ -1,0 +1,142 @@
+"""Quantized checkpoints and GGUF files as plain tensors under the names of a Hugging Face folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.core.dtypes import F32
+from quire.model.disk.checkpoint import Checkpoint, Source, TensorInfo
+from quire.model.disk.claim import Place, claim, disk_shape, slots
+from quire.model.disk.gguf import GgufModel
+from quire.model.disk.opened import Opened
+from quire.model.disk.rewrite import Rewritten
+from quire.model.disk.stacked import Stacked
+from quire.model.families.row import Family
+from quire.model.families.table import read_spec
+from quire.model.load.reader import Form, Reader
+from quire.model.load.roles import DISK_ROLES, FUSED, Share, disk_rows
+from quire.model.spec import ModelSpec
+from quire.ops.differentiable import differentiable
+from quire.quant.registry import DENSE
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A model as plain tensors: `opened` with the names of roles, `base` the tensors under their names on disk."""
+
+    opened: Opened
+    base: Source
+    config: dict[str, Any]
+
+    def over(self, base: Source) -> tuple[Opened, Rewritten]:
+        """The same read from `base`, which has the tensors of `self.base`, and the names there of what it reads."""
+        family = self.opened.family
+        source = rewritten = Rewritten(base, family.rewrites)
+        stacked = Stacked(source, family, self.opened.spec.layers) if family.stacks else source
+        return replace(self.opened, source=stacked), rewritten
+
+
+def as_plain(opened: Opened) -> Plain:
+    """`opened` as it is where it is plain, dequantized where it is not. Made-up weights stay where they come from."""
+    if opened.folder.is_file():
+        gguf = GgufModel.open(opened.folder)
+        raw = gguf.config()
+        spec, family, config = read_spec(raw, str(opened.folder))
+        return _dequantized(replace(opened, config=config), spec, family, raw)
+    raw = {k: v for k, v in opened.config.raw.items() if k != "quantization_config"}
+    if opened.scheme is DENSE:
+        base = Checkpoint(opened.folder)
+        return Plain(opened, base, dict(opened.config.raw))
+    return _dequantized(opened, opened.spec, replace(opened.family, stacks={}), raw)
+
+
+def _dequantized(opened: Opened, spec: ModelSpec, family: Family, raw: dict[str, Any]) -> Plain:
+    family = replace(family, rewrites=())
+    source = Dequantized(opened, spec, family)
+    found = claim(source.infos, spec, family, family.required_parts(opened.config), DENSE)
+    made = replace(opened, spec=spec, family=family, source=source, scheme=DENSE, claim=found, dtype=F32)
+    return Plain(made, source, raw)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A tensor: part `part` ("weight" or "bias") of the role or fused matrix `holder`."""
+
+    holder: str
+    place: Place
+    part: str
+
+
+class Dequantized:
+    """A `Source` of f32 tensors named and laid out as `spec` and `family` have them, from those of `opened`."""
+
+    def __init__(self, opened: Opened, spec: ModelSpec, family: Family) -> None:
+        self._reader = Reader(opened, differentiable(), Form(torch.float32), Share(), None)
+        self._spec, self._family = spec, family
+        self.infos: dict[str, TensorInfo] = {}
+        self._slots: dict[str, _Slot] = {}
+        file = opened.folder.name
+        for holder, role, place, base in slots(spec, family):
+            parts = {part for one in FUSED.get(holder, (holder,)) for part in self._found(one, place)}
+            if not parts:
+                continue
+            shapes = {"weight": disk_shape(role, spec, family), "bias": role.shape(spec)[:1]}
+            for part in ("weight", *(("bias",) if "bias" in parts else ())):
+                self.infos[f"{base}.{part}"] = TensorInfo(F32, shapes[part], file)
+                self._slots[f"{base}.{part}"] = _Slot(holder, place, part)
+
+    def _found(self, role: str, place: Place) -> Iterable[str]:
+        found = self._reader.opened.claim
+        return found.get(found.holder(role, *place), *place)
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor `name` f32, made anew each time."""
+        slot = self._slots[name]
+        role = DISK_ROLES[slot.holder]
+        if role.kind == "vector":
+            return self._vector(slot)
+        if role.kind == "linear":
+            return self._matrix(slot)
+        names = self._reader.opened.claim.get(slot.holder, *slot.place)
+        if role.kind == "dense":
+            return self._reader.read(names[slot.part]).float()
+        return self._reader.table(slot.holder)
+
+    def _vector(self, slot: _Slot) -> Tensor:
+        if slot.part == "bias":
+            names = self._reader.opened.claim.get(slot.holder, *slot.place)
+            return self._reader.read(names["bias"]).float()
+        weight = self._reader.vector(slot.holder, slot.place.layer)
+        assert weight is not None
+        return weight - 1.0 if self._spec.norm.endswith("1p") else weight
+
+    def _matrix(self, slot: _Slot) -> Tensor:
+        spec, family, layer = self._spec, self._family, slot.place.layer
+        whole = torch.zeros(DISK_ROLES[slot.holder].shape(spec)[: 2 if slot.part == "weight" else 1])
+        for role in FUSED.get(slot.holder, (slot.holder,)):
+            weight, bias = self._reader.matrix((role,), layer, slot.place.expert)
+            numbers = weight.dequantize() if slot.part == "weight" else bias
+            rows = None
+            if layer is not None:
+                rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
+                rows = disk_rows(role, slot.holder, spec, family.grouped_qkv and slot.holder == "qkv", rotated)
+            if numbers is not None:
+                whole[slice(None) if rows is None else rows] = numbers
+        return whole.t() if family.transposed and layer is not None and slot.part == "weight" else whole
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Have the system read what the tensors `names` are made of."""
+        found = self._reader.opened.claim
+        for slot in (self._slots[name] for name in names):
+            for role in FUSED.get(slot.holder, (slot.holder,)):
+                parts = found.get(found.holder(role, *slot.place), *slot.place)
+                self._reader.opened.source.read_ahead(parts.values())
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read; tensors handed out stay valid."""
+        self._reader.opened.source.give_back()
