@@ -1,0 +1,198 @@
+"""Whole layers, heads and MLP channels taken out of a checkpoint, which stays an ordinary one of its family.
+
+Tensors come and go by their names on disk, beside the content of config.json. What cannot be written as an ordinary
+checkpoint is refused with the reason; the result is read again and claimed before it is handed out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from quire.compress.prune.onfile import OnFile, checked
+from quire.core.errors import ConfigError
+from quire.model.families.derived import DERIVED
+from quire.model.families.row import layer_kinds
+from quire.ops.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Made = tuple[dict[str, "Tensor"], dict[str, Any]]
+"""(tensors, config) of the smaller checkpoint; tensors that kept their shape are those that came."""
+
+BY_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")
+"""Fields of config.json that are lists of one entry per layer."""
+
+
+def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: Iterable[int]) -> Made:
+    """The model of the layers `keep` (ascending, at least one), renumbered (ShortGPT, Men et al. 2024).
+
+    Tensors of layers that the model does not run (predictors of further tokens) go as well. `ConfigError` for a `keep`
+    that does not fit, `ModelError` where no config.json of the family says which kinds of layers are left.
+    """
+    model = OnFile.of(tensors, config)
+    spec, kept = model.spec, checked(keep, model.spec.layers, "layers")
+    moe = replace(spec.moe, sparse=tuple(spec.moe.sparse[i] for i in kept)) if spec.moe.sparse else spec.moe
+    want = replace(
+        spec,
+        layers=len(kept),
+        rope=tuple(spec.rope[i] for i in kept),
+        windows=tuple(spec.windows[i] for i in kept),
+        moe=moe,
+    )
+    prefix = model.family.names["layer"]
+    number = re.compile(re.escape(prefix).replace(re.escape("{}"), r"(\d+)"))
+    new_number, made = {old: new for new, old in enumerate(kept)}, dict[str, "Tensor"]()
+    for name, tensor in tensors.items():
+        found = number.match(name)
+        if found is None:
+            made[name] = tensor
+        elif int(found[1]) in new_number:
+            made[prefix.format(new_number[int(found[1])]) + name[found.end() :]] = tensor
+    raw = model.with_fields(num_hidden_layers=len(kept), **_lists(model, kept), **_sparse_fields(model, kept))
+    return model.made(made, raw, want)
+
+
+def drop_channels(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep_by_layer: Sequence[Iterable[int]]
+) -> Made:
+    """The model whose MLPs have the channels `keep_by_layer` alone: as many in every layer, ascending.
+
+    A channel is a row of up and gate with their biases and a column of down. `ConfigError` for channels that do not
+    fit, `ModelError` where there are experts or the family computes the width from others.
+    """
+    model = OnFile.of(tensors, config)
+    if any(model.spec.moe.sparse):
+        raise model.refuse("channels of experts cannot be dropped")
+    _has_field(model, "intermediate_size", "the width of its MLPs")
+    kept = _each_layer(model, keep_by_layer, model.spec.intermediate, "channels")
+    made = dict(tensors)
+    for layer, channels in enumerate(kept):
+        index = torch.tensor(channels)
+        for role in ("gate", "up"):
+            if not model.name(model.claim.holder(role, layer), layer):
+                continue
+            holder, rows = model.rows(role, layer)
+            if holder == role:
+                _take(model, made, holder, layer, rows[index])
+        if model.name("gate_up", layer):
+            halves = [model.rows(role, layer)[1][index] for role in ("gate", "up")]
+            _take(model, made, "gate_up", layer, torch.cat(halves).sort().values)
+        _take(model, made, "down", layer, index, inputs=True)
+    want = replace(model.spec, intermediate=len(kept[0]))
+    return model.made(made, model.with_fields(intermediate_size=want.intermediate), want)
+
+
+def drop_heads(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep_by_layer: Sequence[Iterable[int]]
+) -> Made:
+    """The model with the query heads `keep_by_layer` alone: as many in every layer, ascending.
+
+    Key/value heads that no query head reads any more go too; each that stays must keep as many query heads as the
+    others. A head is rows of q, k and v with biases, norms and sinks of its own, and columns of o. `head_dim` becomes
+    a field of config.json. `ConfigError` for heads that do not fit, `ModelError` where the family computes the size of
+    heads from their number, or a norm spans all heads.
+    """
+    model = OnFile.of(tensors, config)
+    spec = model.spec
+    _has_field(model, "head_dim", "the size of its heads")
+    if spec.mla.rank:
+        raise model.refuse("heads over latents cannot be dropped")
+    if model.claim.get("q_row_norm", 0):
+        raise model.refuse("a norm spans all heads, so those that stay would change")
+    if model.family.stacks:
+        raise model.refuse("heads whose norms lie one by one cannot be dropped")
+    kept = _each_layer(model, keep_by_layer, spec.heads, "heads")
+    groups = [_groups(heads, spec.heads // spec.kv_heads, layer) for layer, heads in enumerate(kept)]
+    if len({len(g) for g in groups}) > 1:
+        raise ConfigError("heads to keep: layers differ in how many key/value heads are left; keep whole groups")
+    made = dict(tensors)
+    for layer, (heads, pairs) in enumerate(zip(kept, groups, strict=True)):
+        _take_heads(model, made, layer, torch.tensor(heads), torch.tensor(pairs))
+    want = replace(spec, heads=len(kept[0]), kv_heads=len(groups[0]))
+    raw = model.with_fields(num_attention_heads=want.heads, num_key_value_heads=want.kv_heads, head_dim=spec.head_dim)
+    return model.made(made, raw, want)
+
+
+def _take_heads(model: OnFile, made: dict[str, Tensor], layer: int, heads: Tensor, pairs: Tensor) -> None:
+    """Leave query heads `heads` and key/value heads `pairs` in the tensors of one layer."""
+    spec, fused = model.spec, []
+    for role, units in (("q", heads), ("k", pairs), ("v", pairs)):
+        holder, rows = model.rows(role, layer)
+        rows = rows.view(-1, spec.head_dim)[units].flatten()
+        if holder == role:
+            _take(model, made, role, layer, rows)
+        else:
+            fused.append(rows)
+    if fused:
+        _take(model, made, "qkv", layer, torch.cat(fused).sort().values)
+    columns = torch.arange(spec.heads * spec.head_dim).view(-1, spec.head_dim)[heads].flatten()
+    _take(model, made, "o", layer, columns, inputs=True)
+    for role, units in (("q_head_norms", heads), ("k_head_norms", pairs), ("sinks", heads)):
+        name = model.name(role, layer)
+        if name:
+            made[name] = made[name].index_select(0, units)
+
+
+def _take(model: OnFile, made: dict[str, Tensor], role: str, layer: int, index: Tensor, inputs: bool = False) -> None:
+    """Leave outputs `index` of a matrix and of its bias, or its `inputs` alone, which no bias has."""
+    name, bias = model.name(role, layer), model.name(role, layer, "bias")
+    made[name] = made[name].index_select(model.axis(int(inputs)), index)
+    if bias and not inputs:
+        made[bias] = made[bias].index_select(0, index)
+
+
+def _has_field(model: OnFile, field: str, what: str) -> None:
+    if model.spec.family in DERIVED[field]:
+        raise model.refuse(f"its code computes {what} from other sizes and reads no {field}")
+
+
+def _each_layer(model: OnFile, keep: Sequence[Iterable[int]], count: int, what: str) -> list[list[int]]:
+    if len(keep) != model.spec.layers:
+        raise ConfigError(f"{what} to keep: given for {len(keep)} layers, the model has {model.spec.layers}")
+    kept = [checked(k, count, f"{what} of layer {layer}") for layer, k in enumerate(keep)]
+    if len({len(k) for k in kept}) > 1:
+        raise ConfigError(
+            f"{what} to keep: {sorted({len(k) for k in kept})} in different layers; an ordinary checkpoint has as many "
+            "in each"
+        )
+    return kept
+
+
+def _groups(heads: list[int], size: int, layer: int) -> list[int]:
+    """The key/value heads that `heads` read, each read by `size` of all heads; `ConfigError` unless by as many."""
+    left = [head // size for head in heads]
+    counts = {left.count(group) for group in left}
+    if len(counts) > 1:
+        raise ConfigError(
+            f"heads of layer {layer} to keep: {heads!r:.80} leaves key/value heads with {sorted(counts)} query heads; "
+            "keep as many of each group"
+        )
+    return sorted(set(left))
+
+
+def _lists(model: OnFile, kept: list[int]) -> dict[str, Any]:
+    """The lists by layer less the entries that go; kinds of attention are written out where they follow a period."""
+    spec, lists = model.spec, dict[str, Any]()
+    for name in BY_LAYER:
+        value = model.raw.get(name)
+        if isinstance(value, list) and len(value) == spec.layers:
+            lists[name] = [value[i] for i in kept]
+    if "layer_types" not in lists and len(set(spec.windows)) > 1:
+        kinds = layer_kinds(model.config, spec.layers)
+        lists["layer_types"] = [kinds[i] for i in kept]
+    return lists
+
+
+def _sparse_fields(model: OnFile, kept: list[int]) -> dict[str, Any]:
+    """The fields that say which layers have no experts, for the layers that stay."""
+    plain = [new for new, old in enumerate(kept) if not model.spec.is_sparse(old)]
+    changed: dict[str, Any] = {}
+    if model.raw.get("first_k_dense_replace") is not None:
+        changed["first_k_dense_replace"] = len(plain)
+    elif model.raw.get("decoder_sparse_step") is not None:
+        changed = {"decoder_sparse_step": 1, "mlp_only_layers": plain}
+    return changed
