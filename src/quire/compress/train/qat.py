@@ -129,14 +129,14 @@ class RoundedHeld(Held):
         return straight(x, codes.float() * scales[..., None])
 
 
-def quantized_net(model: str, scheme: Quantizer, group: int, dtype: torch.dtype, kept: torch.dtype | None) -> SeenNet:
-    """The net of `model` in whose forward pass everything is rounded as it will be served.
+def fake_quantize(
+    net: SeenNet, scheme: Quantizer, group: int, dtype: torch.dtype, kept: torch.dtype | None = None
+) -> None:
+    """Let the forward pass of `net` round everything as it will be served: see `FakeQuantized` and `RoundedOps`.
 
-    `kept`: of keys and values. `ConfigError` where that cannot be.
+    `ConfigError` where that cannot be.
     """
-    net = SeenNet.of(model)
     if kept is not None and net.spec.mla.rank:
         raise ConfigError(f"{net.name}: keeps latents instead of keys and values; leave --kv-cache-dtype out")
     net.ops = RoundedOps(scheme, group, kept)
     net.seen.values.append(FakeQuantized(net, scheme, group, dtype).value)
-    return net
