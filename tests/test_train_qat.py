@@ -148,5 +148,5 @@ def test_some_tensors_are_chosen(tmp_path: Path) -> None:
     assert set(tuned(net, ("*layers.1*norm*",))) == {
         f"model.layers.1.{n}_layernorm.weight" for n in ("input", "post_attention")
     }
-    with pytest.raises(ConfigError, match="--targets 'model.nothing' matches no tensor of"):
+    with pytest.raises(ConfigError, match=r"--targets 'model\.nothing' matches no tensor of"):
         tuned(net, ("model.nothing",))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from quire.compress.net import Net
-from quire.compress.prune.structured import drop_layers
+from quire.compress.prune.structured import BY_LAYER, drop_layers
 from quire.compress.write import write_folder
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import open_model
 from quire.model.disk.opened import Opened
 
@@ -47,11 +47,25 @@ def from_scratch(teacher: Net, changes: Mapping[str, Any], seed: int, out: Path,
     for name in changes:
         if name not in teacher.config:
             raise ConfigError(f"--student {name}: config.json of {teacher.name} has no such field; change one it has")
-    config = {**teacher.config, **changes}
+    config = {**teacher.config, **_kinds(teacher, changes), **changes}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        opened = open_model(folder, "dummy")
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        try:
+            opened = open_model(folder, "dummy")
+        except ModelError as error:
+            raise ConfigError(f"--student: {error.message.removeprefix(f'{path}: ')}", param="student") from None
     write_folder(out, _random(opened, seed), config, teacher.folder, dtype)
+
+
+def _kinds(teacher: Net, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists of one entry per layer, of the layers that `fewer_layers` would keep."""
+    layers, count = teacher.spec.layers, changes.get("num_hidden_layers")
+    if not isinstance(count, int) or not 1 <= count <= layers:
+        return {}
+    lists = {name: teacher.config.get(name) for name in BY_LAYER}
+    kept = spread_layers(layers, count)
+    return {n: [of[i] for i in kept] for n, of in lists.items() if isinstance(of, list) and len(of) == layers}
 
 
 def _random(opened: Opened, seed: int) -> dict[str, Tensor]:
