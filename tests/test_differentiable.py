@@ -1,4 +1,4 @@
-"""The differentiable backend: each op equals its definition on the op's own cases, writes nowhere, and has gradients."""
+"""The differentiable backend: each op equals its definition on its own cases, writes nowhere, and has gradients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from oracle import MODEL_OPS
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.cases import attention_case
@@ -91,8 +92,6 @@ def test_equals_the_definition_and_writes_nowhere(name: str) -> None:
 
 
 def test_no_op_that_a_decoder_calls_is_left_out() -> None:
-    from oracle import MODEL_OPS
-
     assert set(OPS) == MODEL_OPS
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,16 @@ from transformers import PreTrainedModel
 import test_encoder
 import test_mixtures
 import test_mla
-from oracle import backend, relative_error, write
+from oracle import backend, edit_config, relative_error, write
 from quire.compress.net import Net
+from quire.compress.roles import by_role
+from quire.compress.write import write_folder
 from quire.core.errors import ConfigError, ModelError
+from test_load_memory import LLAMA, PROCESS, SOURCE
 from test_model import TOLERANCE, VARIANTS, Paged, load
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+from load_memory import memory, write_zeros
 
 ALL = VARIANTS | test_mixtures.VARIANTS | test_mla.VARIANTS
 ENCODED = test_encoder.VARIANTS
@@ -99,8 +108,9 @@ def test_gradients_of_every_tensor_equal_transformers(variant: str, tmp_path: Pa
     assert error(loss, want_loss) <= TOLERANCE
     want = oracle_gradients(oracle, tmp_path / "gradients")
     assert set(want) == set(leaves)
-    # A bias of keys moves all scores of a query alike: what both have as its gradient is rounding.
-    least = 1e-5 * max(float(w.abs().max()) for w in want.values())
+    # A bias of keys without rope moves all scores of a query alike: what both have as its gradient is rounding, of
+    # which 2e-9 of the largest gradient was seen.
+    least = 1e-4 * max(float(w.abs().max()) for w in want.values())
     for name, w in want.items():
         grad = leaves[name].grad
         got = torch.zeros_like(w) if grad is None else grad
@@ -120,6 +130,22 @@ def test_layer_by_layer_is_the_whole(variant: str, tmp_path: Path) -> None:
         assert error(net.leave(x, delta), net.logits(tokens)) <= 1e-6
 
 
+def test_layers_that_read_the_keys_of_another(tmp_path: Path) -> None:
+    write(tmp_path, "qwen3", num_hidden_layers=4, head_dim=16)
+    edit_config(tmp_path, num_kv_shared_layers=2)
+    tokens = random_tokens(1, 19)
+    (want,) = Paged(load(tmp_path, backend("reference")), tokens.tolist()).run([[19]])
+    net = Net.open(str(tmp_path))
+    leaves = net.require_grad(True)
+    logits = net.logits(tokens)
+    assert error(logits[0], want) <= TOLERANCE
+    logits.square().sum().backward()
+    unread = {f"model.layers.{i}.self_attn.{p}.weight" for i in (2, 3) for p in ("k_proj", "v_proj", "k_norm")}
+    assert {name for name, leaf in leaves.items() if leaf.grad is None} == unread
+    with pytest.raises(ModelError, match="layer 2 reads what layer 1 made"):
+        net.layer(2)
+
+
 def test_a_layer_reads_its_own_tensors_as_they_are_now_and_is_freed(tmp_path: Path) -> None:
     write(tmp_path, "llama")
     net, x = Net.open(str(tmp_path)), torch.randn(1, 5, 64)
@@ -136,6 +162,31 @@ def test_a_layer_reads_its_own_tensors_as_they_are_now_and_is_freed(tmp_path: Pa
     gone = weakref.ref(layer.qkv.weight.plain)
     del layer
     assert gone() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_walking_and_writing_take_the_memory_of_a_layer(tmp_path: Path) -> None:
+    """Of 64 MiB in f32. 144, 49 and 40 MiB were measured: matrices that are fused are there twice for a moment."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 6}))
+    write_zeros(tmp_path)
+    net, layer = Net.open(str(tmp_path)), 2 * SOURCE["llama"] / LLAMA["num_hidden_layers"]
+
+    def peak(run: Callable[[], object]) -> int:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
+        before = memory("VmRSS")
+        run()
+        return memory("VmHWM") - before
+
+    def walk() -> None:
+        x, delta = net.enter(random_tokens(2, 16)), None
+        for i in range(net.spec.layers):
+            x, delta = net.run_layer(i, x, delta)
+
+    with torch.no_grad():
+        walked, read = peak(walk), peak(lambda: [0 for _ in by_role(net)])
+        written = peak(lambda: write_folder(tmp_path / "out", net.tensors, net.config, tmp_path, torch.bfloat16))
+    assert walked <= 2 * layer + PROCESS
+    assert max(read, written) <= layer + PROCESS
 
 
 def seen_by(net: Net, run: Any) -> dict[tuple[str, int | None, int | None], Tensor]:

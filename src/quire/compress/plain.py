@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire.compress.released import Released
 from quire.core.dtypes import F32
+from quire.core.errors import ModelError
+from quire.gguf.vocab import special_ids
 from quire.model.disk.checkpoint import Checkpoint, Source, TensorInfo
 from quire.model.disk.claim import Place, claim, disk_shape, slots
 from quire.model.disk.gguf import GgufModel
+from quire.model.disk.hf_config import read_json
 from quire.model.disk.opened import Opened
 from quire.model.disk.rewrite import Rewritten
 from quire.model.disk.stacked import Stacked
@@ -42,25 +46,36 @@ class Plain:
 
 
 def as_plain(opened: Opened) -> Plain:
-    """`opened` as it is where it is plain, dequantized where it is not. Made-up weights stay where they come from."""
+    """`opened` as it is where it is plain, dequantized where it is not."""
     if opened.folder.is_file():
         gguf = GgufModel.open(opened.folder)
-        raw = gguf.config()
+        raw = gguf.config() | {"pad_token_id": special_ids(gguf.file).get("pad_token")}
         spec, family, config = read_spec(raw, str(opened.folder))
         return _dequantized(replace(opened, config=config), spec, family, raw)
-    raw = {k: v for k, v in opened.config.raw.items() if k != "quantization_config"}
+    raw = read_json(opened.folder / "config.json")
     if opened.scheme is DENSE:
-        base = Checkpoint(opened.folder)
-        return Plain(opened, base, dict(opened.config.raw))
+        return Plain(opened, Checkpoint(opened.folder), raw)
+    raw.pop("quantization_config", None)
     return _dequantized(opened, opened.spec, replace(opened.family, stacks={}), raw)
 
 
 def _dequantized(opened: Opened, spec: ModelSpec, family: Family, raw: dict[str, Any]) -> Plain:
-    family = replace(family, rewrites=())
+    """The tensors as `spec` and `family` have them. `raw`: their config.json, which is told which biases there are."""
     source = Dequantized(opened, spec, family)
-    found = claim(source.infos, spec, family, family.required_parts(opened.config), DENSE)
-    made = replace(opened, spec=spec, family=family, source=source, scheme=DENSE, claim=found, dtype=F32)
-    return Plain(made, source, raw)
+    pieces = sorted(source.present & set(opened.family.stacks))
+    if pieces:
+        raise ModelError(
+            f"{opened.folder}: {pieces[0]} lies in pieces, which are not taken out of a quantized model; "
+            "use the unquantized one"
+        )
+    for flag, parts in family.flags.items():
+        if set(parts) <= source.present:
+            raw = raw | {flag: True}
+    base = Released(source, family.rewrites)
+    seen = Rewritten(base, family.rewrites)
+    found = claim(seen.infos, spec, family, family.required_parts(opened.config), DENSE)
+    made = replace(opened, spec=spec, family=family, source=seen, scheme=DENSE, claim=found, dtype=F32)
+    return Plain(made, base, raw)
 
 
 @dataclass(frozen=True)
@@ -79,18 +94,23 @@ class Dequantized:
         self._reader = Reader(opened, differentiable(), Form(torch.float32), Share(), None)
         self._spec, self._family = spec, family
         self.infos: dict[str, TensorInfo] = {}
+        self.present = set[str]()
+        """Roles and biases ("q.bias") that there are."""
         self._slots: dict[str, _Slot] = {}
         file = opened.folder.name
         for holder, role, place, base in slots(spec, family):
-            parts = {part for one in FUSED.get(holder, (holder,)) for part in self._found(one, place)}
+            held = {one: self._found(one, place) for one in FUSED.get(holder, (holder,))}
+            parts = {part for found in held.values() for part in found}
             if not parts:
                 continue
+            for one, found in (*held.items(), (holder, parts)):
+                self.present |= {one, f"{one}.bias"} if "bias" in found else {one}
             shapes = {"weight": disk_shape(role, spec, family), "bias": role.shape(spec)[:1]}
             for part in ("weight", *(("bias",) if "bias" in parts else ())):
                 self.infos[f"{base}.{part}"] = TensorInfo(F32, shapes[part], file)
                 self._slots[f"{base}.{part}"] = _Slot(holder, place, part)
 
-    def _found(self, role: str, place: Place) -> Iterable[str]:
+    def _found(self, role: str, place: Place) -> Mapping[str, str]:
         found = self._reader.opened.claim
         return found.get(found.holder(role, *place), *place)
 
@@ -131,11 +151,9 @@ class Dequantized:
 
     def read_ahead(self, names: Iterable[str]) -> None:
         """Have the system read what the tensors `names` are made of."""
-        found = self._reader.opened.claim
         for slot in (self._slots[name] for name in names):
             for role in FUSED.get(slot.holder, (slot.holder,)):
-                parts = found.get(found.holder(role, *slot.place), *slot.place)
-                self._reader.opened.source.read_ahead(parts.values())
+                self._reader.opened.source.read_ahead(self._found(role, slot.place).values())
 
     def give_back(self) -> None:
         """Give back the memory of what was read; tensors handed out stay valid."""

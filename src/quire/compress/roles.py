@@ -26,6 +26,7 @@ def by_role(net: Net) -> Iterator[RoleMatrix]:
         if DISK_ROLES[holder].kind == "linear":
             for role in FUSED.get(holder, (holder,)):
                 yield role, place.layer, place.expert, reader.matrix((role,), place.layer, place.expert)[0].dequantize()
+        net.tensors.source.give_back()
 
 
 def get_role(net: Net, role: str, layer: int | None, expert: int | None = None) -> Tensor:

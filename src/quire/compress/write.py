@@ -136,9 +136,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
         write_json(folder / "model.safetensors.index.json", index)
 
 
-def _kind(
-    tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype | None
-) -> tuple[torch.dtype, tuple[int, ...]]:
+def _kind(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype | None) -> tuple[torch.dtype, tuple[int, ...]]:
     """The dtype that a tensor is written in, and its shape; of a `Net`'s tensors it is not read for that."""
     if isinstance(tensors, Tensors) and tensors.is_floating_point(name):
         return dtype or tensors.dtype, tensors.shape(name)
@@ -161,3 +159,6 @@ def _write_shard(
     for name, (kind, _) in shard.items():
         data = tensors[name].detach().to(kind).contiguous()
         file.write(data.reshape(-1).view(torch.uint8).numpy().data)
+        del data
+        if isinstance(tensors, Tensors):
+            tensors.source.give_back()

@@ -25,7 +25,6 @@ from quire.ops.rowwise import layernorm
 from quire.ops.weights import Packed, Stored, Weight
 
 
-
 @dataclass(frozen=True)
 class Site:
     """Which matrices of a model a packed one holds, from top to bottom."""

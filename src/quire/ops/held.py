@@ -45,7 +45,7 @@ class Held(KVCache):
 
 @dataclass(frozen=True)
 class Span:
-    """Rows begin..end that read the slots `keys` [m] int64: by `order` row i the first m - n + 1 + i of them, or all."""
+    """n rows begin..end that read the slots `keys` [m] int64: by `order` row i the first m - n + 1 + i, or all."""
 
     begin: int
     end: int

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Tensors whose whole name matches `pattern`, and the name to see them under, a template of `re.Match.expand`.
+    r"""Tensors whose whole name matches `pattern`, and the name to see them under, a template of `re.Match.expand`.
 
     `stacked`: the first axis are experts, whose number takes the place of {} in `name`. `transposed`: the matrices are
     [k, n] on disk. `parts`: what takes the place of the next {}; each is the same number of rows, one part below the
     other or, `alternating`, row by row in turn.
+
+    `release`: the family's own files have this form, called by this template of \1; "": they have that of `name`.
     """
 
     pattern: str
@@ -33,6 +35,7 @@ class Rewrite:
     transposed: bool = False
     parts: tuple[str, ...] = ()
     alternating: bool = False
+    release: str = ""
 
     def rows(self, height: int) -> list[tuple[str, slice | None]]:
         """The parts of `height` rows, each with its rows; one without a name when they are not parted."""

@@ -26,15 +26,30 @@ MIXTRAL_WRITTEN = (
 )  # fmt: skip
 """For families whose release calls the block, its router and its matrices otherwise than the modules do."""
 GPT_OSS_WRITTEN = (
-    Rewrite(r"(.*\.self_attn\.sinks)", r"\1.weight"),
+    Rewrite(r"(.*\.self_attn\.sinks)", r"\1.weight", release=r"\1"),
     *(
-        Rewrite(rf"(.*\.mlp\.experts)\.{matrix}{ending}", rf"\1.{{}}.{own}.{part}", True, turned, names, bool(names))
+        Rewrite(
+            rf"(.*\.mlp\.experts)\.{matrix}{ending}",
+            rf"\1.{{}}.{own}.{part}",
+            True,
+            turned,
+            names,
+            bool(names),
+            rf"\1.{matrix}{ending}" if "(" not in ending else "",
+        )
         for matrix, own, names in (("gate_up_proj", "{}", GATE_UP), ("down_proj", "down_proj", ()))
         for ending, part, turned in (("", "weight", True), ("_bias", "bias", False), ("_(blocks|scales)", r"\2", False))
     ),
 )
 """Stacked and turned in the release, where gate and up take rows in turn."""
-CORRECTION = Rewrite(r"(.*\.mlp)\.gate\.e_score_correction_bias", r"\1.gate_correction.weight")
+CORRECTION = Rewrite(
+    r"(.*\.mlp)\.gate\.e_score_correction_bias",
+    r"\1.gate_correction.weight",
+    release=r"\1.gate.e_score_correction_bias",
+)
 ERNIE_CORRECTION = Rewrite(
-    r"(.*\.mlp)\.(?:gate\.)?moe_statics\.e_score_correction_bias", r"\1.gate_correction.weight", True
+    r"(.*\.mlp)\.(?:gate\.)?moe_statics\.e_score_correction_bias",
+    r"\1.gate_correction.weight",
+    stacked=True,
+    release=r"\1.moe_statics.e_score_correction_bias",
 )
