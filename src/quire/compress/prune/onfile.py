@@ -113,12 +113,13 @@ class OnFile:
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Both as they came, once they were found to be a checkpoint of `want`; else `ModelError` with the reason."""
         try:
-            got = OnFile.of(tensors, raw).spec
+            got = read_spec(raw, WHERE)[0]
         except ModelError as error:
             raise self.refuse(f"no config.json of the family says what is left ({error.message})") from None
         other = [f.name for f in fields(ModelSpec) if getattr(got, f.name) != getattr(want, f.name)]
         if other:
             raise self.refuse(f"no config.json of the family says what is left: {', '.join(other)} would change")
+        OnFile.of(tensors, raw)
         return tensors, raw
 
     def refuse(self, reason: str) -> ModelError:

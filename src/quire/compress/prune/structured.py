@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Made = tuple[dict[str, "Tensor"], dict[str, Any]]
 """(tensors, config) of the smaller checkpoint; tensors that kept their shape are those that came."""
 
-BY_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")
+BY_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "attention_layers")
 """Fields of config.json that are lists of one entry per layer."""
 
 
@@ -99,6 +99,8 @@ def drop_heads(
     model = OnFile.of(tensors, config)
     spec = model.spec
     _has_field(model, "head_dim", "the size of its heads")
+    if any(model.config.child(rope).has("short_factor") for rope in ("rope_parameters", "rope_scaling")):
+        _has_field(model, "short_factor", "the factors of its rope")
     if spec.mla.rank:
         raise model.refuse("heads over latents cannot be dropped")
     if model.claim.get("q_row_norm", 0):
@@ -147,7 +149,7 @@ def _take(model: OnFile, made: dict[str, Tensor], role: str, layer: int, index: 
 
 def _has_field(model: OnFile, field: str, what: str) -> None:
     if model.spec.family in DERIVED[field]:
-        raise model.refuse(f"its code computes {what} from other sizes and reads no {field}")
+        raise model.refuse(f"its code computes {what} from other sizes and takes no other {field}")
 
 
 def _each_layer(model: OnFile, keep: Sequence[Iterable[int]], count: int, what: str) -> list[list[int]]:
@@ -181,18 +183,22 @@ def _lists(model: OnFile, kept: list[int]) -> dict[str, Any]:
         value = model.raw.get(name)
         if isinstance(value, list) and len(value) == spec.layers:
             lists[name] = [value[i] for i in kept]
-    if "layer_types" not in lists and len(set(spec.windows)) > 1:
+    if "layer_types" not in lists and "attention_types" not in model.raw and len(set(spec.windows)) > 1:
         kinds = layer_kinds(model.config, spec.layers)
         lists["layer_types"] = [kinds[i] for i in kept]
+    if "attention_types" in model.raw:
+        lists["attention_types"] = [[["local" if spec.windows[i] else "global" for i in kept], 1]]
     return lists
 
 
 def _sparse_fields(model: OnFile, kept: list[int]) -> dict[str, Any]:
-    """The fields that say which layers have no experts, for the layers that stay."""
+    """The fields that say which layers have experts, for the layers that stay."""
     plain = [new for new, old in enumerate(kept) if not model.spec.is_sparse(old)]
-    changed: dict[str, Any] = {}
+    sparse = [new for new, old in enumerate(kept) if model.spec.is_sparse(old)]
+    if sparse and "moe_layer_interval" in model.raw:
+        return {"moe_layer_interval": 1, "moe_layer_start_index": sparse[0], "moe_layer_end_index": sparse[-1]}
     if model.raw.get("first_k_dense_replace") is not None:
-        changed["first_k_dense_replace"] = len(plain)
-    elif model.raw.get("decoder_sparse_step") is not None:
-        changed = {"decoder_sparse_step": 1, "mlp_only_layers": plain}
-    return changed
+        return {"first_k_dense_replace": len(plain)}
+    if model.raw.get("decoder_sparse_step") is not None:
+        return {"decoder_sparse_step": 1, "mlp_only_layers": plain}
+    return {}

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 DERIVED = {
     "head_dim": frozenset(
-        {"gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox", "opt", "bloom", "falcon", "mpt", "stablelm"}
+        {"gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox", "opt", "bloom", "falcon", "mpt", "stablelm", "helium"}
     ),
     "intermediate_size": frozenset({"bloom", "mpt"}),
+    "short_factor": frozenset({"phi3"}),
 }
-"""Field -> the families that have none of it: hidden_size / num_attention_heads, and a multiple of hidden_size."""
+"""Field -> the families that have none of it, or no other than the usual one.
+
+`head_dim` is hidden_size / num_attention_heads, `intermediate_size` a multiple of hidden_size, and the length of the
+rope's `short_factor` is checked against the former quotient.
+"""
