@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,22 @@ def test_what_has_no_numbers_stops_it(tmp_path: Path) -> None:
         run.learner.parameters()["slope"].fill_(float("nan"))
     with pytest.raises(ConfigError, match="the loss is nan at step 1"):
         run.go(lambda step, loss: None)
+
+
+def test_a_full_disk_leaves_the_state_before(tmp_path: Path) -> None:
+    run, soft, hard = learned(tmp_path, False), *resource.getrlimit(resource.RLIMIT_FSIZE)
+    run.save()
+    state = (tmp_path / "state.safetensors").read_bytes()
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+        with pytest.raises(ConfigError, match=r"state\.part cannot be written: .*; make room there, or give another"):
+            run.save()
+        with pytest.raises(ConfigError, match=r"state\.moments cannot be written: .*; make room there"):
+            learned(tmp_path, True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "state.safetensors").read_bytes() == state
+    assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
 
 
 def test_every_pass_reads_all_rows_in_an_order_of_its_own() -> None:

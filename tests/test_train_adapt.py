@@ -49,6 +49,11 @@ def adapted(folder: Path, targets: tuple[str, ...], seed: int = 0) -> tuple[Seen
     return net, lora
 
 
+def logits_of(net: SeenNet, tokens: list[int]) -> Tensor:
+    """Of every place."""
+    return net.run(torch.tensor([tokens]), torch.ones(len(tokens), dtype=torch.bool))[0]
+
+
 def gradients(net: SeenNet, parameters: dict[str, Tensor], checkpointing: bool = False) -> dict[str, Tensor]:
     for p in parameters.values():
         p.grad = None
@@ -83,7 +88,7 @@ def test_it_begins_as_the_model_and_learns_its_rows(tmp_path: Path) -> None:
     lora = LoRA(net, chosen(net, ("*",)), 4, 8.0, 0)
     net.seen.values.append(lora.value)
     with torch.no_grad():
-        assert relative_error(net.run(torch.tensor([ROWS[0].tokens]))[0][0], logits(oracle, ROWS[0].tokens)) < 1e-5
+        assert relative_error(logits_of(net, ROWS[0].tokens), logits(oracle, ROWS[0].tokens)) < 1e-5
     learner = NetLearner(net, lora.parameters, OfText(), ROWS[:2], 2, 0)
     run = Run(learner, Pace(60, 0.02), Plan(60), tmp_path / "state.safetensors")
     run.go(lambda step, loss: None)
@@ -98,7 +103,7 @@ def test_what_is_written_is_served_and_merged_alike(family: str, tmp_path: Path)
     lora.write(folder, "m")
     want = logits(merged_by_hand(oracle, folder, 1.5), tokens)
     with torch.no_grad():
-        assert relative_error(net.run(torch.tensor([tokens]))[0][0], want) < TOLERANCE
+        assert relative_error(logits_of(net, tokens), want) < TOLERANCE
     config = flat_config(model=str(tmp_path / "m"), enable_lora=True, lora_modules=(f"one={folder}",))
     for name in BACKENDS:
         (got,) = run_adapted(load_model(config, backend(name)), [tokens], ["one"], [[19]])

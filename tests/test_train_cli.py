@@ -96,7 +96,7 @@ FEW = ("--steps", 3, "--batch", 2, "--length", 48, "--rate", 0.01)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_command_trains_and_what_it_writes_is_served(method: str, model: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = train(model, out, "--data", text, *FEW, "--method", method, "--rank", 4, "--checkpointing", "--paged")
+    result = train(model, out, "--data", text, *FEW, "--method", method, "--checkpointing", "--paged")
     assert result.exit_code == 0, result.output or result.exception
     assert f"{out}: {method}, 3 steps, loss " in result.output and not work_folder(out).exists()
     params = SamplingParams(max_tokens=4, temperature=0.0)
@@ -173,7 +173,11 @@ def test_ctrl_c_leaves_a_state_and_no_traceback(
 
 @pytest.mark.parametrize(
     "more",
-    [("--loss", "js", "--hidden", 0.5), ("--loss", "reverse-kl", "--top", 8, "--temperature", 2), ("--share", 0.5)],
+    [
+        ("--loss", "js", "--hidden", 0.5),
+        ("--loss", "reverse-kl", "--top", 8, "--temperature", 2),
+        ("--share", 0.5, "--temperature", 2),
+    ],
 )
 def test_a_student_learns_of_a_teacher(more: tuple[object, ...], model: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -227,8 +231,16 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "steps": (("--data", "x", "--steps", 0), "--steps 0 must be at least 1"),
     "share": (("--data", "x", "--share", 2), r"--share 2.0 must lie in \[0, 1\]"),
     "alpha": (("--data", "x", "--alpha", 0), "--alpha and --temperature must be more than 0"),
-    "hidden": (("--data", "x", "--hidden", 1), "--hidden needs --teacher MODEL"),
-    "text": (("--data", "x", "--loss", "text"), "--loss text needs --teacher MODEL"),
+    "hidden": (("--data", "x", "--hidden", 1), "--hidden has no effect: there is no --teacher MODEL; leave it out"),
+    "text": (("--data", "x", "--loss", "text"), "--loss has no effect: there is no --teacher MODEL"),
+    "bits": (("--data", "x", "--bits", 8), "--bits has no effect: --method lora has none"),
+    "rank": (("--data", "x", "--method", "full", "--rank", 8), "--rank has no effect: --method full has none"),
+    "written": (("--data", "x", "--teacher", "t", "--max-tokens", 8), "--max-tokens has no effect: the teacher of"),
+    "probabilities": (
+        ("--data", "x", "--teacher", "t", "--loss", "text", "--top", 8),
+        "--top has no effect: --loss text",
+    ),
+    "merged": (("--merge", "x", "--steps", 8), "--steps has no effect: --merge trains nothing; leave it out"),
     "top": (("--data", "x", "--teacher", "t", "--top", 2, "--hidden", 1), "--top keeps no hidden states"),
     "both": (("--data", "x", "--layers", 1, "--student", "a=1"), "--layers and --student are two ways to begin"),
     "new": (("--data", "x", "--layers", 1), "--method lora needs MODEL as it is; give --method full"),
@@ -267,6 +279,15 @@ def test_a_file_of_garbage_says_where(line: str, model: Path, tmp_path: Path) ->
     result = train(model, tmp_path / "out", "--data", path)
     where = "" if "nothing to learn" in GARBAGE[line] else "line 2: .*"
     assert re.search(where + GARBAGE[line], str(result.exception)), result.exception
+
+
+def test_what_another_run_left_is_not_taken(model: Path, text: Path, tmp_path: Path) -> None:
+    def quiet(*_: object) -> None:
+        pass
+
+    for layers in (1, 2):
+        job = prepare(str(model), tmp_path / "out", options(text, layers=layers, method="full"), quiet)
+        assert job.net.spec.layers == layers and job.run.step == 0
 
 
 def test_what_is_there_is_not_written_over(model: Path, text: Path, tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -135,6 +137,9 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         total = sum(p.numel() for p in self._parameters.values())
+        with whole_or_nothing(path), path.open("wb") as file:
+            # Pages of a file with holes that find no room on the disk would end the process by a signal.
+            os.posix_fallocate(file.fileno(), 0, len(MOMENTS) * total * torch.float32.itemsize)
         pages, at = torch.from_file(str(path), shared=True, size=len(MOMENTS) * total, dtype=torch.float32), 0
         path.unlink()  # it is there as long as it is mapped
         for p in self._parameters.values():
@@ -146,8 +151,19 @@ class Run:
 
 
 def write_whole(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
-    """A safetensors file that is whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A safetensors file that is whole or not there; `ConfigError` where it cannot be written."""
     part = path.with_suffix(".part")
-    save_file(tensors, str(part), about)
-    part.replace(path)
+    with whole_or_nothing(part):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, str(part), about)
+        part.replace(path)
+
+
+@contextmanager
+def whole_or_nothing(path: Path) -> Iterator[None]:
+    """Removes `path` and says in one line why, where it cannot be written."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        path.unlink(missing_ok=True)
+        raise ConfigError(f"{path} cannot be written: {error}; make room there, or give another folder") from None

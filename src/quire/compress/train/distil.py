@@ -76,7 +76,7 @@ class Teacher(Protocol):
     """Who knows better."""
 
     def wanted(self, batch: Batch, temperature: float) -> tuple[Wanted, Mapping[int, Tensor]]:
-        """What it says at the places of `batch` that are learned, and its stream [B, L, h] past the layers it gives."""
+        """What it says at the N places of `batch` that are learned, and its stream [N, h] past the layers it gives."""
         ...
 
 
@@ -89,8 +89,8 @@ class NetTeacher:
     @torch.no_grad()
     def wanted(self, batch: Batch, temperature: float) -> tuple[Wanted, Mapping[int, Tensor]]:
         """As `Teacher`."""
-        logits, hidden = self._net.run(batch.tokens, wanted=self._layers)
-        return Wanted((logits.flatten(0, 1)[learned(batch)] / temperature).log_softmax(-1)), hidden
+        logits, hidden = self._net.run(batch.tokens, learned(batch), wanted=self._layers)
+        return Wanted((logits / temperature).log_softmax(-1)), hidden
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,10 @@ class Hidden:
                 self.parameters[f"projection.{i}"] = matrix.requires_grad_()
 
     def loss(self, ours: Mapping[int, Tensor], theirs: Mapping[int, Tensor], batch: Batch) -> Tensor:
-        """Squares of what is missed, beside the mean square of the teacher's row, the mean over layers."""
+        """Of streams [N, h]: squares of what is missed, beside the mean square of the teacher's row; the mean of layers."""
         total = torch.zeros(())
         for i, j in self.pairs.items():
-            x, wanted = (h.flatten(0, 1)[learned(batch)] for h in (ours[i], theirs[j]))
-            matrix = self.parameters.get(f"projection.{i}")
+            x, wanted, matrix = ours[i], theirs[j], self.parameters.get(f"projection.{i}")
             missed = (x if matrix is None else x @ matrix.t()) - wanted
             total = total + weighted(missed.square().mean(-1) / wanted.square().mean(-1), batch)
         return total / len(self.pairs)
@@ -198,12 +197,13 @@ class OfTeacher:
     def loss(self, net: SeenNet, batch: Batch, checkpointing: bool) -> Tensor:
         """As `Objective`. `ConfigError` where the teacher has another vocabulary."""
         said, theirs = self.teacher.wanted(batch, self.temperature)
-        logits, ours = net.run(batch.tokens, checkpointing, () if self.hidden is None else self.hidden.pairs)
+        layers = () if self.hidden is None else tuple(self.hidden.pairs)
+        logits, ours = net.run(batch.tokens, learned(batch), checkpointing, layers)
         if said.ids is None and said.logs.shape[-1] != logits.shape[-1]:
             raise ConfigError(
                 f"--teacher: has {said.logs.shape[-1]} tokens, {net.name} {logits.shape[-1]}; they need one vocabulary"
             )
-        divergence = said.divergence(logits.flatten(0, 1)[learned(batch)], self.kind, self.temperature)
+        divergence = said.divergence(logits, self.kind, self.temperature)
         total = self.share * weighted(divergence, batch)
         if self.share < 1:
             total = total + (1 - self.share) * of_text(logits, batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,6 +54,7 @@ class Plan:
 
     options: Mapping[str, Any]
     model: str
+    teacher: str
     rows: str
 
 
@@ -80,6 +82,12 @@ class Job:
 def work_folder(out: Path) -> Path:
     """Where a run that is to become `out` keeps its state."""
     return out.absolute().parent / f"{out.name}.training"
+
+
+def _named(work: Path, what: str, model: str, *facts: object) -> Path:
+    """Where what is made of `model` and `facts` is kept, so that what others made is not taken for it."""
+    found = hashlib.blake2b(f"{sampled_digest(resolve(model))} {facts}".encode(), digest_size=8)
+    return work / f"{what}-{found.hexdigest()}"
 
 
 def dtype_of(net: Net) -> torch.dtype:
@@ -124,7 +132,8 @@ def prepare(model: str, out: Path, options: TrainOptions, tell: Tell) -> Job:
         parameters |= objective.hidden.parameters
     learner = NetLearner(net, parameters, objective, rows, options.batch, options.seed, options.checkpointing)
     kept = {k: v for k, v in msgspec.to_builtins(options).items() if k not in SAME_RESULT}
-    plan = Plan(kept, sampled_digest(source), digest_of(rows))
+    taught = "" if options.teacher is None else sampled_digest(resolve(options.teacher))
+    plan = Plan(kept, sampled_digest(source), taught, digest_of(rows))
     run = Run(learner, Pace(options.steps, options.highest), plan, work / "state.safetensors", options.paged)
     run.resume()
     return Job(run, net, adapter, tuple(_notes(texts, rows, parameters.values())), model, out)
@@ -138,7 +147,7 @@ def _notes(texts: Texts, rows: Sequence[Row], parameters: Iterable[Tensor]) -> I
 
 def _begin(model: str, options: TrainOptions, work: Path) -> Path:
     """The folder of the student that a run begins with; it is written once."""
-    folder = work / "student"
+    folder = _named(work, "student", model, options.layers, options.student, options.seed)
     if not folder.exists():
         teacher = SeenNet.of(model)
         if options.layers:
@@ -186,7 +195,7 @@ def _objective(net: SeenNet, rows: Sequence[Row], options: TrainOptions, work: P
         hidden = Hidden(net, teacher, options.seed)
     said: Teacher = NetTeacher(teacher, () if hidden is None else tuple(set(hidden.pairs.values())))
     if options.top:
-        folder = work / "teacher"
+        folder = _named(work, "teacher", options.teacher, options.top, options.temperature, digest_of(rows))
         keep(
             teacher, rows, folder, options.top, options.temperature,
             lambda done: tell("rows of the teacher", done, len(rows)),
@@ -197,9 +206,10 @@ def _objective(net: SeenNet, rows: Sequence[Row], options: TrainOptions, work: P
 
 def _answers(options: TrainOptions, data: Sequence[Path], work: Path, tell: Tell) -> Path:
     """The file of what the teacher writes for the prompts in `data`."""
-    out = work / "answers.jsonl"
+    prompts = [prompt for path in data for prompt in read_prompts(path)]
+    asked = prompts, options.temperature, options.seed, options.max_tokens, options.rationales > 0
+    out = _named(work, "answers", options.teacher or "", *asked).with_suffix(".jsonl")
     if not out.is_file():
-        prompts = [prompt for path in data for prompt in read_prompts(path)]
         params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
         with LLM(options.teacher or "") as llm:
             write_answers(

@@ -25,13 +25,12 @@ class OfText:
 
     def loss(self, net: SeenNet, batch: Batch, checkpointing: bool) -> Tensor:
         """As `Objective`."""
-        return of_text(net.run(batch.tokens, checkpointing)[0], batch)
+        return of_text(net.run(batch.tokens, learned(batch), checkpointing)[0], batch)
 
 
 def of_text(logits: Tensor, batch: Batch) -> Tensor:
-    """The loss of `OfText` from logits [B, L, V]."""
-    losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=UNREAD, reduction="none")
-    return weighted(losses[learned(batch)], batch)
+    """The loss of `OfText` from logits [N, V] of the places that are learned."""
+    return weighted(F.cross_entropy(logits, batch.targets.flatten()[learned(batch)], reduction="none"), batch)
 
 
 def learned(batch: Batch) -> Tensor:
@@ -40,6 +39,6 @@ def learned(batch: Batch) -> Tensor:
 
 
 def weighted(losses: Tensor, batch: Batch) -> Tensor:
-    """The mean of `losses` [places that are learned] by the weights of their rows."""
+    """The mean of `losses` [N] of the places that are learned by the weights of their rows."""
     weights = batch.weights[:, None].expand_as(batch.targets).flatten()[learned(batch)]
     return torch.dot(losses, weights) / weights.sum()

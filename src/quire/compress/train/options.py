@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -15,6 +16,14 @@ BITS = ("4", "8", "fp8")
 KEPT = ("auto", "int8", "fp8")
 RATES = {"lora": 2e-4, "qlora": 2e-4, "qat": 2e-5, "full": 2e-5}
 """Of Adam at its highest, where none is given: as QLoRA's authors chose for adapters, and a tenth of it for all."""
+
+OF_METHODS = {
+    "rank": ("lora", "qlora"), "alpha": ("lora", "qlora"), "bits": ("qat",), "group_size": ("qat",),
+    "kv_cache_dtype": ("qat",),
+}  # fmt: skip
+"""Options that some methods alone read."""
+OF_TEACHERS = ("share", "hidden", "top")
+"""Options that only a teacher's probabilities give a meaning."""
 
 
 class TrainOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,9 +99,13 @@ class TrainOptions(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.share <= 1:
             raise ConfigError(f"--share {self.share} must lie in [0, 1]", param="share")
         if self.merge is not None:
+            self._only("--merge trains nothing", [n for n in self.__struct_fields__ if n != "merge"])
             return
         if not self.data:
             raise ConfigError("--data FILE is needed: text to learn from; or --merge ADAPTER", param="data")
+        for name, methods in OF_METHODS.items():
+            if self.method not in methods:
+                self._only(f"--method {self.method} has none", [name])
         self._validate_teacher()
         if self.layers and self.student:
             raise ConfigError("--layers and --student are two ways to begin; give one", param="student")
@@ -101,16 +114,24 @@ class TrainOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def _validate_teacher(self) -> None:
         if self.teacher is None:
-            for name in ("hidden", "top"):
-                if getattr(self, name):
-                    raise ConfigError(f"--{name} needs --teacher MODEL", param=name)
-            if self.loss == "text":
-                raise ConfigError("--loss text needs --teacher MODEL, which writes it", param="loss")
-        elif self.top and self.hidden:
+            self._only("there is no --teacher MODEL", [*OF_TEACHERS, "loss", "temperature", "max_tokens"])
+        elif self.loss == "text":
+            self._only("--loss text learns what the teacher writes", list(OF_TEACHERS))
+        else:
+            self._only(f"the teacher of --loss {self.loss} writes nothing", ["max_tokens"])
+        if self.top and self.hidden:
             raise ConfigError("--top keeps no hidden states; leave out --top or --hidden", param="top")
-        elif self.loss == "text" and (self.top or self.hidden):
-            raise ConfigError("--loss text learns what the teacher writes; leave out --top and --hidden", param="loss")
+
+    def _only(self, why: str, names: Sequence[str]) -> None:
+        """Refuse options `names` that were given and would have no effect."""
+        for name in names:
+            if getattr(self, name) != getattr(PLAIN, name):
+                raise ConfigError(f"--{name.replace('_', '-')} has no effect: {why}; leave it out", param=name)
 
     def _at_least(self, name: str, least: int) -> None:
         if not getattr(self, name) >= least:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least {least}", param=name)
+
+
+PLAIN = TrainOptions()
+"""What they are where nothing is given."""

@@ -79,9 +79,10 @@ class SeenNet(Net):
         return cls(as_plain(open_model(model)))
 
     def run(
-        self, tokens: Tensor, checkpointing: bool = False, wanted: Collection[int] = ()
+        self, tokens: Tensor, rows: Tensor, checkpointing: bool = False, wanted: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """tokens int [B, L] -> logits f32 [B, L, V], and the stream f32 [B, L, h] past each of the layers `wanted`.
+        """tokens int [B, L] -> logits f32 [N, V] of the places `rows` bool [B * L], and the stream f32 [N, h] there
+        past each of the layers `wanted`.
 
         `checkpointing`: a layer is made and run anew for its gradients (Chen et al. 2016), so what is kept of it is the
         stream alone, and the dense weights of one layer are there at a time.
@@ -94,9 +95,10 @@ class SeenNet(Net):
             else:
                 x, delta = self.run_layer(i, x, delta)
             if i in wanted:
-                hidden[i] = x + delta
+                hidden[i] = (x + delta).flatten(0, 1)[rows]
         assert delta is not None
-        return self.leave(x, delta), hidden
+        x, delta = (t.flatten(0, 1)[rows][None] for t in (x, delta))
+        return self.leave(x, delta)[0], hidden
 
 
 @dataclass(frozen=True)
