@@ -174,7 +174,7 @@ class Hidden:
                 self.parameters[f"projection.{i}"] = matrix.requires_grad_()
 
     def loss(self, ours: Mapping[int, Tensor], theirs: Mapping[int, Tensor], batch: Batch) -> Tensor:
-        """Of streams [N, h]: squares of what is missed, beside the mean square of the teacher's row; the mean of layers."""
+        """Of streams [N, h]: squares of what is missed beside that of the teacher's row, the mean over layers."""
         total = torch.zeros(())
         for i, j in self.pairs.items():
             x, wanted, matrix = ours[i], theirs[j], self.parameters.get(f"projection.{i}")
