@@ -281,6 +281,19 @@ def test_a_file_of_garbage_says_where(line: str, model: Path, tmp_path: Path) ->
     assert re.search(where + GARBAGE[line], str(result.exception)), result.exception
 
 
+@pytest.mark.parametrize(
+    "more", [(), ("--paged",), ("--layers", 1, "--method", "full"), ("--teacher", "{model}", "--top", 2)]
+)
+def test_a_place_that_cannot_be_written_is_named(
+    more: tuple[object, ...], model: Path, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    words = (str(w).format(model=model) for w in more)
+    result = train(model, tmp_path / "file" / "out", "--data", text, *FEW[:4], "--length", 48, *words)
+    assert isinstance(result.exception, ConfigError), result.exception
+    assert re.search(r"/file\S* cannot be written: .*(give another|nothing of it was kept)", str(result.exception))
+
+
 def test_what_another_run_left_is_not_taken(model: Path, text: Path, tmp_path: Path) -> None:
     def quiet(*_: object) -> None:
         pass

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -134,12 +134,12 @@ class Run:
             state[kind] = value
 
     def _page_moments(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
         total = sum(p.numel() for p in self._parameters.values())
-        with whole_or_nothing(path), path.open("wb") as file:
-            # Pages of a file with holes that find no room on the disk would end the process by a signal.
-            os.posix_fallocate(file.fileno(), 0, len(MOMENTS) * total * torch.float32.itemsize)
+        with whole_or_nothing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                # Pages of a file with holes that find no room on the disk would end the process by a signal.
+                os.posix_fallocate(file.fileno(), 0, len(MOMENTS) * total * torch.float32.itemsize)
         pages, at = torch.from_file(str(path), shared=True, size=len(MOMENTS) * total, dtype=torch.float32), 0
         path.unlink()  # it is there as long as it is mapped
         for p in self._parameters.values():
@@ -165,5 +165,6 @@ def whole_or_nothing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # nor is there anything to remove where its folder cannot be made
+            path.unlink()
         raise ConfigError(f"{path} cannot be written: {error}; make room there, or give another folder") from None

@@ -111,6 +111,16 @@ def prepare(model: str, out: Path, options: TrainOptions, tell: Tell) -> Job:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already; give another place or remove it")
+    try:
+        return _prepare(model, out, options, tell)
+    except OSError as error:
+        where = error.filename or work_folder(out)
+        raise ConfigError(
+            f"{where} cannot be written: {error.strerror}; make room there, or give another OUT"
+        ) from None
+
+
+def _prepare(model: str, out: Path, options: TrainOptions, tell: Tell) -> Job:
     work, source = work_folder(out), resolve(model)
     begun = str(_begin(model, options, work)) if options.new else model
     tokenizer = Tokenizer.from_folder(source)
