@@ -250,6 +250,9 @@ def test_what_cannot_be_set_or_learnt_from_is_refused(tmp_path: Path) -> None:
         net.set("model.norm.weight", torch.zeros(63))
     with pytest.raises(ModelError, match="nothing is not a tensor"):
         net.decoder(requires_grad=["nothing"])
+    for run in (net.logits, net.enter):
+        with pytest.raises(ConfigError, match="has 128 positions, 129 tokens were given"):
+            run(random_tokens(1, 129))
     with pytest.raises(ConfigError, match="nothing to learn from"):
         net.loss(tokens, torch.full_like(tokens, -100))
 

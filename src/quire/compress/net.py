@@ -22,7 +22,7 @@ from quire.model.describe import open_model
 from quire.model.disk.checkpoint import resolve
 from quire.model.families.rope import shared_tables
 from quire.model.load.builders import BLOCKS, load_decoder, load_layer
-from quire.model.load.encoder import backward_bias, load_encoder
+from quire.model.load.encoder import load_encoder
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
@@ -115,7 +115,8 @@ class Net:
     def logits(self, tokens: Tensor, encoded: Tensor | None = None, decoder: Decoder | None = None) -> Tensor:
         """Logits f32 [B, L, V] of tokens int [B, L]; `encoded` int [B, E]: what an encoder reads beside each.
 
-        `decoder`: one that was made before, for several calls with the same values.
+        `decoder`: one that was made before, for several calls with the same values. `ConfigError` for more tokens than
+        the model has positions, and for an encoder's tokens that are missing or too many.
         """
         rows = torch.arange(tokens.numel(), dtype=torch.int32)
         return self._run(tokens, encoded, decoder, rows).view(*tokens.shape, -1)
@@ -135,6 +136,7 @@ class Net:
     def _run(self, tokens: Tensor, encoded: Tensor | None, decoder: Decoder | None, rows: Tensor) -> Tensor:
         if (encoded is not None) != bool(self.spec.encoder.layers):
             raise ConfigError(f"{self.name}: `encoded` is for models with an encoder, which need it")
+        self._check_length(tokens)
         decoder = self.decoder() if decoder is None else decoder
         own = {i: Held.of(self._layout()) for i in self.spec.own_layers}
         caches = [own[self.spec.kv_layer(i)] for i in range(self.spec.layers)]
@@ -149,6 +151,11 @@ class Net:
         """The encoder beside `decoder`, for models that have one."""
         return load_encoder(self.reader(), decoder.embed, self._ropes[self.spec.rope[0]])
 
+    def _check_length(self, tokens: Tensor) -> None:
+        if tokens.shape[1] > self.spec.max_position:
+            most = self.spec.max_position
+            raise ConfigError(f"{self.name} has {most} positions, {tokens.shape[1]} tokens were given; cut the text")
+
     def _layout(self) -> KVLayout:
         spec = self.spec
         if spec.mla.rank:
@@ -157,6 +164,7 @@ class Net:
 
     def enter(self, tokens: Tensor) -> Tensor:
         """The stream before the first layer, f32 [B, L, h], of tokens int [B, L]."""
+        self._check_length(tokens)
         part = load_decoder(self.reader(Share(layers=range(0))), self._ropes)
         return part.enter(flat(tokens)).view(*tokens.shape, -1)
 
@@ -170,7 +178,7 @@ class Net:
             raise ModelError(f"{self.name}: layer {index} reads what {other} made; run the model as a whole")
         reader = self.reader()
         with reader.part(index):
-            return load_layer(reader, index, self._ropes[self.spec.rope[index]], backward_bias(reader))
+            return load_layer(reader, index, self._ropes[self.spec.rope[index]], None)
 
     def run_layer(
         self, index: int, x: Tensor, delta: Tensor | None, layer: Layer | None = None

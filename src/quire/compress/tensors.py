@@ -41,6 +41,9 @@ class Tensors(MutableMapping[str, Tensor]):
     def __delitem__(self, name: str) -> None:
         self._set.pop(name, None)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.source.infos  # a mapping's own would read the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.source.infos)
 
