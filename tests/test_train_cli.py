@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from oracle import BACKENDS
-from quire import LLM, SamplingParams
+from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.app import app
 from quire.compress.train.job import prepare, read_prompts, work_folder
 from quire.compress.train.options import METHODS, TrainOptions
@@ -104,8 +104,6 @@ def test_a_command_trains_and_what_it_writes_is_served(method: str, model: Path,
     if method in ("lora", "qlora"):
         assert train(model, tmp_path / "merged", "--merge", out).exit_code == 0
         assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(model)
-        from quire import LoRARequest
-
         with LLM(model, enable_lora=True, dtype="float32", num_blocks=64) as llm:
             adapted = llm.generate(prompts, params, use_tqdm=False, lora_request=LoRARequest("one", 1, str(out)))
         out = tmp_path / "merged"
@@ -114,6 +112,25 @@ def test_a_command_trains_and_what_it_writes_is_served(method: str, model: Path,
         assert llm.get_tokenizer().vocab_size == Tokenizer.from_folder(model).vocab_size
     if method in ("lora", "qlora"):
         assert found[0].outputs[0].token_ids == adapted[0].outputs[0].token_ids
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+def test_qlora_teaches_facts_that_are_served(tmp_path: Path) -> None:
+    """Through the embedded model's chat template, on a base of codes, answered by the adapter as it is served."""
+    facts = {f"What does frob_{i}() return?": f"It returns {1000 + 637 * i % 9000}." for i in range(8)}
+    data, out = tmp_path / "facts.jsonl", tmp_path / "out"
+    data.write_text("".join(json.dumps({"prompt": q, "completion": a}) + "\n" for q, a in facts.items()))
+    words = ["train", "pydoc", str(out), "--data", str(data), "--method", "qlora", "--steps", "80", "--batch", "8"]
+    assert CliRunner().invoke(app, [*words, "--length", "64", "--rate", "4e-3"]).exit_code == 0
+    params = SamplingParams(max_tokens=24, temperature=0.0)
+    with LLM("pydoc", enable_lora=True) as llm:
+        prompts = [{"prompt_token_ids": llm.chat_template.encode([{"role": "user", "content": q}])} for q in facts]
+        before, after = (
+            [o.outputs[0].text.strip() for o in llm.generate(prompts, params, use_tqdm=False, lora_request=lora)]
+            for lora in (None, LoRARequest("facts", 1, str(out)))
+        )
+    assert after == list(facts.values()) and not set(before) & set(after)
 
 
 def options(text: Path, **more: Any) -> TrainOptions:
