@@ -81,6 +81,7 @@ def test_what_has_no_numbers_stops_it(tmp_path: Path) -> None:
         run.learner.parameters()["slope"].fill_(float("nan"))
     with pytest.raises(ConfigError, match="the loss is nan at step 1"):
         run.go(lambda step, loss: None)
+    assert not learned(tmp_path, False).resume(), "nothing goes on from weights that are none"
 
 
 def test_a_full_disk_leaves_the_state_before(tmp_path: Path) -> None:

@@ -72,7 +72,10 @@ class Run:
             self._page_moments(state.with_suffix(".moments"))
 
     def go(self, tell: Callable[[int, float], None]) -> None:
-        """All steps that are left; `tell(step, loss)` after each. State is kept now and then, and if it is stopped."""
+        """All steps that are left; `tell(step, loss)` after each. State is kept now and then, and if it is stopped.
+
+        But not of a run whose loss is no number any more: it goes on from the state before.
+        """
         saved = time.monotonic()
         try:
             while self.step < self.pace.steps:
@@ -80,8 +83,12 @@ class Run:
                 if time.monotonic() - saved > SAVE_SECONDS:
                     self.save()
                     saved = time.monotonic()
-        finally:
+        except ConfigError:
+            raise
+        except BaseException:
             self.save()
+            raise
+        self.save()
 
     def _one(self) -> float:
         """A step; its loss."""
