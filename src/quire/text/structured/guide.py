@@ -1,0 +1,262 @@
+"""What a sequence may say next so that it follows its grammar, and so that it comes to an end in time.
+
+Each guide keeps a *completion*: tokens with which what was said so far would be complete, never more than there are
+tokens left. A token that was drawn is taken if there is again such a completion behind it; if not it is refused and
+another is drawn, and when no token is left over, only the completion's next one may come. So a text is complete and
+valid within `max_tokens`, whatever the model wants.
+
+All of it is a function of the tokens said, the grammar and `max_tokens`: not of time, nor of what else runs, nor of
+tokens that were refused or guessed. So a guide can be made again from the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from quire.core.errors import BadRequest, EngineFailure
+from quire.text.structured.search import LATER, LIMITS, byte_tokenizer, shortest
+from quire.text.structured.vocabulary import Vocabulary
+
+Mask = NDArray[np.int32]
+TAILS = 4
+"""Tokens that may have been left out of a completion by what was said instead of them."""
+
+
+class _Stand(NamedTuple):
+    """Where a sequence stands after a token: it is complete with `tokens` from `start` on. `over`: it can only end."""
+
+    tokens: tuple[int, ...]
+    start: int
+    over: bool
+    accepts: bool
+
+    @property
+    def need(self) -> int:
+        """How many tokens that is."""
+        return len(self.tokens) - self.start
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        return self.tokens[self.start :]
+
+
+class Grammar:
+    """A grammar made ready for a vocabulary; guides of it are copies, each for one sequence and one thread at a time.
+
+    `BadRequest` when it does not compile, which an edge that checked it knows before.
+    """
+
+    def __init__(self, text: str, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._by_token = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
+        self._bytes = byte_tokenizer(list(vocabulary.special))
+        self._by_byte = LLMatcher(self._bytes, text, log_level=0, limits=LIMITS)
+        for matcher in (self._by_token, self._by_byte):
+            if matcher.is_error():
+                raise BadRequest(f"structured_outputs: {matcher.get_error()[:300]}", param="structured_outputs")
+
+    def matchers(self) -> tuple[LLMatcher, LLMatcher]:
+        """Of tokens and of bytes, at the beginning."""
+        return self._by_token.deep_copy(), self._by_byte.deep_copy()
+
+
+class Guide:
+    """Of one sequence, which may have `most` tokens and ends by one of `ends`; `completion` is one of the empty text.
+
+    `path` are the tokens it has read: those said, and perhaps some of a draft behind them.
+    """
+
+    def __init__(self, grammar: Grammar, most: int, ends: Iterable[int], completion: Sequence[int]) -> None:
+        self._grammar, self._vocabulary = grammar, grammar.vocabulary
+        self._most, self._ends = most, frozenset(ends)
+        self._by_token, self._by_byte = grammar.matchers()
+        self._spelled = [0]  # byte tokens up to each token of the path, as far as the matcher of bytes may have read
+        self._read = 0
+        self.path: list[int] = []
+        accepts = self._by_token.is_accepting()
+        self._stands = [_Stand(tuple(completion), 0, self._by_token.is_stopped(), accepts)]
+        self._empty = np.array([0], np.int32)
+
+    # ------------------------------------------------------------------------------------------------- along the path
+
+    def go(self, tokens: Sequence[int]) -> int:
+        """Stand behind `tokens`, as far as they follow the grammar and can be completed; returns how many that are."""
+        same = next((i for i, (a, b) in enumerate(zip(self.path, tokens, strict=False)) if a != b), None)
+        same = min(len(self.path), len(tokens)) if same is None else same
+        self._back(same)
+        for token in tokens[same:]:
+            if not self._take(token):
+                break
+        return len(self.path)
+
+    def may(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` the grammar allows behind the path."""
+        return int(self._by_token.validate_tokens(list(tokens))) if tokens else 0
+
+    def takes(self, token: int) -> bool:
+        """Read a token that was drawn, unless what is left does not suffice to complete the text behind it.
+
+        An end is not read: where it may come is said by the mask.
+        """
+        stand = self._stands[-1]
+        return token in self._ends or stand.over or self._take(token)
+
+    def complete(self, made: int) -> bool:
+        """Whether nothing may follow the first `made` tokens but an end."""
+        return made < len(self._stands) and self._stands[made].over
+
+    @property
+    def completion(self) -> tuple[int, ...]:
+        """Tokens that complete the text here."""
+        return self._stands[-1].rest
+
+    # ------------------------------------------------------------------------------------------------------- of a row
+
+    def mask(self, bits: Mask) -> None:
+        """Set the bits, [words] of 32 ids each, of all tokens that may come next; the rest is 0.
+
+        Where nothing but an end may come and the model has none, all may: the sequence has ended already.
+        """
+        stand = self._stands[-1]
+        if stand.over:
+            bits[:] = 0 if self._ends else -1
+        elif self._left <= stand.need:
+            bits[:] = 0
+            self._set(bits, stand.rest[:1])
+            return
+        else:
+            self._by_token.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            if self._by_token.is_error():
+                self._restore()
+                bits[:] = 0
+                self._set(bits, stand.rest[:1])
+        if stand.accepts:
+            self._set(bits, self._ends)
+        else:
+            for token in self._ends:
+                bits[token >> 5] &= ~np.int32(np.uint32(1 << (token & 31)).astype(np.int32))
+
+    @property
+    def only(self) -> list[int]:
+        """The tokens that complete the text, of which one must come when others are refused too often."""
+        stand = self._stands[-1]
+        return list(stand.rest[:1]) or sorted(self._ends)
+
+    def forced(self) -> list[int]:
+        """Tokens that must follow, as the tokenizer would write them; none where that is not known."""
+        stand = self._stands[-1]
+        if stand.over:
+            return []
+        if self._left <= stand.need:
+            return list(stand.rest)
+        return list(self._by_token.compute_ff_tokens())
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    @property
+    def _left(self) -> int:
+        return self._most - len(self.path)
+
+    @staticmethod
+    def _set(bits: Mask, tokens: Iterable[int]) -> None:
+        view = bits.view(np.uint32)
+        for token in tokens:
+            view[token >> 5] |= np.uint32(1 << (token & 31))
+
+    def _take(self, token: int) -> bool:
+        stand = self._stands[-1]
+        if stand.over or not self._left or not self._by_token.try_consume_tokens([token]):
+            self._restore()
+            return False
+        self.path.append(token)
+        found = self._behind(token, stand)
+        if found is None or self._by_token.is_error():
+            self.path.pop()
+            if not self._restore():
+                self._by_token.rollback(1)
+            return False
+        self._stands.append(found)
+        return True
+
+    def _behind(self, token: int, stand: _Stand) -> _Stand | None:
+        """Where the sequence stands after `token`, which was read; None: it could not be completed in time."""
+        over = self._by_token.is_stopped()
+        if over or self._by_token.is_accepting():
+            return _Stand((), 0, over, True)
+        if stand.need and token == stand.tokens[stand.start]:
+            return _Stand(stand.tokens, stand.start + 1, False, False)
+        found = self._tail(token, stand)
+        if found is None or found.need > self._left:
+            found = self._searched()
+        return found if found is not None and found.need <= self._left else None
+
+    def _tail(self, token: int, stand: _Stand) -> _Stand | None:
+        """What is left of the completion before, where that completes the text still."""
+        end = [self._vocabulary.end]
+        for start in range(stand.start, min(stand.start + TAILS, len(stand.tokens))):
+            tokens = list(stand.tokens[start:])
+            if self._by_token.validate_tokens(tokens + end) == len(tokens) + 1:
+                return _Stand(stand.tokens, start, False, False)
+        said = self._vocabulary.spelled(token)
+        spelled = [b for t in stand.rest[: len(said)] for b in self._vocabulary.spelled(t)]
+        if spelled[: len(said)] == said:
+            spelled = [b for t in stand.rest for b in self._vocabulary.spelled(t)]
+            return self._proven(spelled[len(said) :])
+        return None
+
+    def _searched(self) -> _Stand | None:
+        """A completion found anew."""
+        if not self._catch_up():
+            return None
+        end = 256 + len(self._vocabulary.special)
+        spelled = shortest(self._by_byte, end, LATER, self._vocabulary.usable)
+        if self._by_byte.is_error():
+            self._by_byte = self._grammar.matchers()[1]
+            self._read = 0
+        return None if spelled is None else self._proven(spelled)
+
+    def _proven(self, spelled: list[int]) -> _Stand | None:
+        """These bytes in tokens, if they complete the text."""
+        tokens = self._vocabulary.fewest(spelled)
+        if tokens is None or self._by_token.validate_tokens([*tokens, self._vocabulary.end]) != len(tokens) + 1:
+            return None
+        return _Stand(tuple(tokens), 0, False, False)
+
+    def _catch_up(self) -> bool:
+        """Have the matcher of bytes read the path."""
+        more = [b for token in self.path[self._read :] for b in self._vocabulary.spelled(token)]
+        if not self._by_byte.consume_tokens(more):
+            self._by_byte, self._read = self._grammar.matchers()[1], 0
+            return False
+        for token in self.path[self._read :]:
+            self._spelled.append(self._spelled[-1] + len(self._vocabulary.spelled(token)))
+        self._read = len(self.path)
+        return True
+
+    def _back(self, length: int) -> None:
+        """Stand behind the first `length` tokens of the path."""
+        gone = len(self.path) - length
+        if gone:
+            self._by_token.rollback(gone)
+            del self.path[length:], self._stands[length + 1 :]
+        if self._read > length:
+            self._unread(length)
+
+    def _unread(self, length: int) -> None:
+        self._by_byte.rollback(self._spelled[self._read] - self._spelled[length])
+        del self._spelled[length + 1 :]
+        self._read = length
+
+    def _restore(self) -> bool:
+        """Whether the matcher of tokens had given up, on a token that was not taken say, and is as it was before."""
+        if not self._by_token.is_error():
+            return False
+        self._by_token = self._grammar.matchers()[0]
+        if not self._by_token.consume_tokens(self.path):
+            raise EngineFailure("structured_outputs: the grammar's matcher does not read again what it had read")
+        return True

@@ -1,0 +1,245 @@
+"""Short completions of a grammar, byte by byte: how a text that has begun can be brought to an end.
+
+llguidance says what may come next and not how far the end is, so that is searched, over a vocabulary of single bytes,
+whose masks take microseconds. The search dives: of the bytes that may follow it takes the one that most likely leads to
+the end, to the end. Then it does the same from the places where it had a choice, those with the fewest departures from
+its preference first (limited discrepancy search, Harvey and Ginsberg 1995), bounded by the best end found so far. What
+it finds is a completion, and mostly a shortest one. It depends on the grammar and the text alone.
+
+The process that checks grammars (`helper`) uses this file, so it needs nothing but llguidance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+LIMITS = LLParserLimits(max_lexer_states=50_000, step_max_items=50_000, verbose_errors=False)
+"""Of every matcher, in items and states and never in seconds, so that they hold or not on every machine alike."""
+MANY = 48
+"""More bytes than this may follow within free text alone: a quote ends it there, and elsewhere it begins one."""
+PATIENCE = 8
+"""How often the same choice is made in the same place, where without that no end was found."""
+CHOICES = 8
+"""Most bytes that are tried in one place."""
+_CLOSERS, _JOINERS, _SPACES = b"}])>", b",:", b" \t\r\n"
+_QUOTE = 0x22
+_LATE, _LAST = b"[{(<.", b"\\+-"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How far a search goes: dives of at most `longest` bytes, each bound in turn, and `steps` of choice in all.
+
+    `more`: steps after the first completion, to find a shorter one.
+    """
+
+    longest: tuple[int, ...]
+    steps: int
+    more: int
+
+
+FIRST = Effort((256, 4096, 32768), 2000, 400)
+"""Before a request is taken: what it finds is what `max_tokens` is held against."""
+LATER = Effort((256, 4096, 32768), 1000, 24)
+"""While tokens are drawn."""
+
+
+class Plain:
+    """What llguidance asks of a tokenizer: the bytes of each id; ids in `special` are names that no text spells."""
+
+    def __init__(self, tokens: Sequence[bytes], special: Iterable[int], eos: int) -> None:
+        self.tokens, self.special_token_ids = list(tokens), list(special)
+        self.eos_token_id, self.bos_token_id = eos, None
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The longest tokens first; only texts that a grammar forces are read so."""
+        data, found, at = text.encode() if isinstance(text, str) else text, list[int](), 0
+        while at < len(data):
+            size = next((n for n in range(min(self.longest, len(data) - at), 0, -1) if data[at : at + n] in self.ids), 0)
+            if not size:
+                return found
+            found.append(self.ids[data[at : at + size]])
+            at += size
+        return found
+
+    @property
+    def ids(self) -> dict[bytes, int]:
+        """Bytes -> the id of the token that spells them."""
+        if not hasattr(self, "_ids"):
+            special = set(self.special_token_ids)
+            self._ids = {b: i for i, b in reversed(list(enumerate(self.tokens))) if b and i not in special}
+        return self._ids
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        if not hasattr(self, "_longest"):
+            self._longest = max(map(len, self.ids), default=0)
+        return self._longest
+
+
+def byte_tokenizer(special: Sequence[str]) -> LLTokenizer:
+    """256 tokens of a byte each, then `special` ones, then the end."""
+    names = [name.encode() for name in special]
+    end = 256 + len(names)
+    tokens = [bytes([i]) if i not in _NEVER else b"" for i in range(256)]
+    plain = Plain([*tokens, *names, b"<the end>"], range(256, end + 1), end)
+    return LLTokenizer(TokenizerWrapper(plain), n_vocab=end + 1, eos_token=end, slices=[])
+
+
+_NEVER = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
+"""Bytes that no UTF-8 has."""
+
+
+def shortest(matcher: LLMatcher, end: int, effort: Effort, usable: frozenset[int] | None = None) -> list[int] | None:
+    """Byte tokens that complete what `matcher`, over a `byte_tokenizer` whose end is `end`, has read; None: none found.
+
+    `usable`: bytes that the model's vocabulary can spell. The matcher is left as it was, unless it is in error.
+    """
+    return _Search(matcher, end, usable).run(effort)
+
+
+class _Search:
+    def __init__(self, matcher: LLMatcher, end: int, usable: frozenset[int] | None) -> None:
+        self.matcher, self.end, self.usable = matcher, end, usable
+        self.path: list[int] = []
+        self.best: list[int] | None = None
+        self.steps = 0
+        self.cut = False
+        self.patience = 1 << 30
+
+    def run(self, effort: Effort) -> list[int] | None:
+        for longest in effort.longest:
+            for self.patience in (1 << 30, PATIENCE):
+                cut = self._try(longest, effort)
+                if self.best is not None or not cut:
+                    break
+            if self.best is not None or not cut:
+                break
+        self._go([])
+        return None if self.matcher.is_error() else self.best
+
+    def _try(self, longest: int, effort: Effort) -> bool:
+        """Look for completions of at most `longest` bytes; whether a way was cut off."""
+        self.cut, left = False, effort.steps
+        waiting = deque[tuple[list[int], bytes]]([([], b"")])
+        while waiting and left > 0 and not self.matcher.is_error():
+            begun, had = self.steps, self.best is not None
+            prefix, before = waiting.popleft()
+            bound = longest if self.best is None else len(self.best) - 1
+            if len(prefix) <= bound:
+                waiting.extend(self._dive(prefix, before, bound, left))
+            left -= self.steps - begun + 1
+            if self.best is not None and not had:
+                left = min(left, effort.more)
+        return self.cut
+
+    def _dive(
+        self, prefix: list[int], before: bytes, bound: int, left: int
+    ) -> Iterator[tuple[list[int], bytes]]:
+        """Follow the first choice from `prefix` to an end of at most `bound` bytes; the other choices on the way."""
+        others: list[tuple[list[int], bytes]] = []
+        if not self._go(prefix):
+            return iter(others)
+        path, begun, taken = list(prefix), self.steps, Counter[tuple[bytes, int]]()
+        while not self.matcher.is_accepting():
+            forced = self._forced()
+            if len(path) + len(forced) >= bound or self.steps - begun > left:
+                self.cut = True
+                return iter(others)
+            if forced:
+                path += forced
+                if not self._go(path):
+                    break
+                before = b""
+                continue
+            self.steps += 1
+            may = self._may()
+            ranked = _ranked(may, before, self.end, self.usable)
+            if not ranked:
+                return iter(others)
+            choice = ranked[0]
+            if self.patience <= PATIENCE:  # it turned in a circle before
+                choice = min(ranked, key=lambda byte: taken[may, byte] // self.patience)
+                taken[may, choice] += 1
+            others += [([*path, byte], may) for byte in ranked if byte != choice]
+            path.append(choice)
+            before = may
+            if not self._go(path):
+                break
+        if self.matcher.is_accepting() and not self.matcher.is_error():
+            self.best = path
+        return iter(others)
+
+    def _go(self, path: list[int]) -> bool:
+        """Have the matcher read `path`; False where it does not take it, or gave up."""
+        same = 0
+        for a, b in zip(self.path, path, strict=False):
+            if a != b:
+                break
+            same += 1
+        if same < len(self.path):
+            self.matcher.rollback(len(self.path) - same)
+        taken = self.matcher.try_consume_tokens(path[same:]) if same < len(path) else 0
+        self.path = path[: same + taken]
+        return same + taken == len(path) and not self.matcher.is_error()
+
+    def _forced(self) -> list[int]:
+        """Bytes that must follow."""
+        forced = list(self.matcher.compute_ff_bytes())
+        return forced if self.usable is None or self.usable.issuperset(forced) else []
+
+    def _may(self) -> bytes:
+        """What may follow, byte tokens and special ones, as bits."""
+        return bytes(self.matcher.compute_bitmask())
+
+
+@lru_cache(4096)
+def _ranked(may: bytes, before: bytes, end: int, usable: frozenset[int] | None) -> tuple[int, ...]:
+    """The likeliest ways to an end first: what closes, what goes on, what was not possible `before`, what is short.
+
+    In free text, where nearly everything may follow, a quote ends it and the rest is no better than any letter.
+    """
+    found, old = _listed(may, end), set(_listed(before, end))
+    if usable is not None:
+        found = [i for i in found if i >= 256 or i in usable]
+    if len(found) > len(_SPACES) and set(_SPACES) <= set(found):  # as JSON has them, where they mean nothing
+        found = [i for i in found if i not in _SPACES]
+    free = len(found) > MANY
+
+    def rank(byte: int) -> tuple[int, int, int]:
+        stale = int(byte in old)
+        letter, digit = byte < 128 and chr(byte).isalpha(), 0x30 <= byte < 0x3A
+        if free:
+            return (-1 if byte == _QUOTE else stale), (2 if letter else 3 if digit else 5 if byte in _LATE else 4), byte
+        if byte in _CLOSERS or byte in _JOINERS:
+            return -1, int(byte in _JOINERS), byte
+        if byte in _SPACES:
+            return 2, 0, byte
+        if byte in _LAST:
+            return 1, 9, byte
+        if digit:
+            return stale, 0, -byte
+        return stale, 1 if byte == _QUOTE else 4 if byte in _LATE else 3 if letter else 2, byte
+
+    ranked = sorted(found, key=rank)
+    if len(ranked) > CHOICES:  # letters and digits stand for each other where there are many
+        kept, kinds = list[int](), dict[tuple[int, int], int]()
+        for byte in ranked:
+            kind = rank(byte)[:2]
+            kinds[kind] = kinds.get(kind, 0) + 1
+            if kinds[kind] <= 2:
+                kept.append(byte)
+        ranked = kept[:CHOICES]
+    return tuple(ranked)
+
+
+def _listed(bits: bytes, end: int) -> list[int]:
+    """The numbers of the bits that are set, below `end`."""
+    number = int.from_bytes(bits, "little")
+    return [i for i in range(end) if number >> i & 1] if number else []
