@@ -10,6 +10,7 @@ from quire.core.version import VERSION as __version__
 if TYPE_CHECKING:
     from quire.core.errors import QuireError as QuireError
     from quire.core.params import SamplingParams as SamplingParams
+    from quire.core.structured import StructuredOutputsParams as StructuredOutputsParams
     from quire.engine.beam import BeamSearchOutput as BeamSearchOutput
     from quire.engine.beam import BeamSearchParams as BeamSearchParams
     from quire.engine.llm import LLM as LLM
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "QuireError": "quire.core.errors",
     "SamplingParams": "quire.core.params",
+    "StructuredOutputsParams": "quire.core.structured",
     "BeamSearchOutput": "quire.engine.beam",
     "BeamSearchParams": "quire.engine.beam",
     "LLM": "quire.engine.llm",

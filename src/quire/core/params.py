@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
+from quire.core.structured import StructuredOutputsParams, structured
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
@@ -68,7 +69,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         """Accept what callers write: one stop string, lists, None for nothing, string keys in `logit_bias`."""
@@ -76,6 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             "stop": (self.stop,) if isinstance(self.stop, str) else _tuple(self.stop or ()),
             "stop_token_ids": _tuple(self.stop_token_ids or ()),
             "bad_words": _tuple(self.bad_words or ()),
+            "structured_outputs": structured(self.structured_outputs),
             "allowed_token_ids": None if self.allowed_token_ids is None else _tuple(self.allowed_token_ids),
         }
         if any(isinstance(token, str) for token in self.logit_bias or ()):
@@ -135,7 +137,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _require(
                 all(0 <= t < vocab_size for t in ids), name, f"token ids must lie in [0, {vocab_size}) for this model"
             )
-        _require(self.structured_outputs is None, "structured_outputs", "constrained decoding is not built yet")
+        if self.structured_outputs is not None:
+            self._check_structured()
+
+    def _check_structured(self) -> None:
+        """What cannot be had beside a grammar, which says alone where a text ends and what may stand in it."""
+        asked = self.structured_outputs
+        _require(isinstance(asked, StructuredOutputsParams), "structured_outputs", "must be an object")
+        assert asked is not None and asked.kind
+        beside = "cannot be had with structured outputs, whose grammar"
+        _require(not self.min_tokens, "min_tokens", f"{beside} says where the text ends; leave it out")
+        _require(not self.ignore_eos, "ignore_eos", f"{beside} says where the text ends; leave it out")
+        _require(not self.stop, "stop", f"{beside} a stop string could cut in half; leave it out")
+        _require(not self.bad_words, "bad_words", f"{beside} may need these words; leave it out")
+        _require(self.allowed_token_ids is None, "allowed_token_ids", f"{beside} may need other tokens; leave it out")
 
 
 _SCALARS: dict[str, tuple[type, bool]] = {

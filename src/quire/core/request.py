@@ -47,6 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `tenant` and `weight` are for the policy that shares the machine fairly among tenants. `arrival` is in seconds of
     `time.monotonic`. `opening`: set by an engine whose model has an encoder. `told`: what an
     engine that died had put out of each sequence, None of one that had ended; this one goes on behind it.
+    `grammar`: of llguidance, that the output follows, "" for none; `completion`: tokens that are a short text of it.
     `explain`: whether the first output is to say where its prefix was not found, and why.
     """
 
@@ -65,12 +66,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     opening: Opening | None = None
     told: tuple[tuple[int, ...] | None, ...] = ()
     explain: Explain = "no"
+    grammar: str = ""
+    completion: tuple[int, ...] = ()
 
     def edits_logits(self, made: int) -> bool:
         """Whether the token after `made` generated ones is drawn from changed logits."""
         params = self.params
         return bool(
-            params.repetition_penalty != 1.0
+            self.grammar
+            or params.repetition_penalty != 1.0
             or params.presence_penalty
             or params.frequency_penalty
             or params.logit_bias

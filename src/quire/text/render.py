@@ -9,14 +9,8 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import importlib.util
 import json
 import os
-import signal
-import socket
-import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -24,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import Unavailable
+from quire.text.bounded import MAX_REPLY, WALL_SECONDS, BoundedProcess, Large, Program, Spent
+from quire.text.bounded import Ended as _Ended
 
 PROCESSES = 2
 """Most that render at once: while one works off its budget of CPU time, another serves."""
-WALL_SECONDS = 10.0
-"""Time for an answer, a start included: many times the budgets of CPU time, as processors may be shared."""
 COMPILE_SECONDS, RENDER_SECONDS = 1.0, 0.25
 """CPU time of one compilation, and of one rendering beside that for what it is given."""
 SECONDS_PER_BYTE, MOST_SECONDS = 1e-6, 2.0
@@ -44,17 +38,10 @@ MEMORY, SHARE = 64 << 20, 24
 and text at up to four bytes a character, in several copies."""
 MAX_FRAME = 32 << 20
 """Longest message to a process, in bytes."""
-MAX_REPLY = 256 << 20
-"""Longest message from a process, in bytes."""
 MAX_TEMPLATES = 64
 """Templates a process keeps compiled before another takes its place."""
-HEAD = struct.Struct("!Id")
-"""Of a message to a process: its length, and seconds of CPU time."""
-_NO_START = "the process that renders chat templates does not start"
+_NAME = "the process that renders chat templates"
 _SCRIPT = Path(__file__).with_name("sandbox.py")
-_START = (
-    "import os, runpy, sys; sys.path += sys.argv[2].split(os.pathsep); runpy.run_path(sys.argv[1], run_name='__main__')"
-)
 
 
 class RenderError(Exception):
@@ -67,45 +54,13 @@ class RenderError(Exception):
         self.kind = kind
 
 
-class _Ended(Exception):
-    """A process is gone; not by its bound of CPU time, as `code` says."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__()
-        self.code = code
-
-
-class _Process:
-    """One process and the socket to it."""
+class _Process(BoundedProcess):
+    """One process, and the keys of the templates that it has compiled."""
 
     def __init__(self) -> None:
         """It is ready then; `Unavailable` when it does not start."""
-        ours, theirs = socket.socketpair()
-        specs = (importlib.util.find_spec(name) for name in ("jinja2", "markupsafe"))
-        folders = {str(Path(spec.origin).parent.parent) for spec in specs if spec is not None and spec.origin}
-        command = [sys.executable, "-I", "-S", "-c", _START, str(_SCRIPT), os.pathsep.join(sorted(folders))]
-        command += map(str, (MEMORY, SHARE, MAX_FRAME))
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                start_new_session=True,  # Ctrl-C is for the one that started it
-            )
-        except OSError as error:
-            ours.close()
-            raise Unavailable(f"{_NO_START}: {error.strerror}") from None
-        finally:
-            theirs.close()
-        self._socket = ours
+        super().__init__(Program(_NAME, _SCRIPT, ("jinja2", "markupsafe"), (MEMORY, SHARE, MAX_FRAME)))
         self.known: set[str] = set()
-        try:
-            self._read_frame(time.monotonic() + WALL_SECONDS)
-        except OSError:  # a timeout is one
-            self.close()
-            raise Unavailable(f"{_NO_START}: it ended with code {self._process.returncode}") from None
 
     def ask(self, job: Mapping[str, Any], seconds: float) -> str:
         """The text for `job`, for which it has `seconds` of CPU time, and some for each byte of values.
@@ -117,51 +72,19 @@ class _Process:
             raise RenderError("large", f"{len(data)} bytes are more than the {MAX_FRAME} that a template may be given")
         if "values" in job:
             seconds = min(seconds + SECONDS_PER_BYTE * len(data), MOST_SECONDS)
-        end = time.monotonic() + WALL_SECONDS
         try:
-            self._socket.settimeout(WALL_SECONDS)
-            self._socket.sendall(HEAD.pack(len(data), seconds) + data)
-            reply = json.loads(self._read_frame(end).decode("utf-8", "surrogatepass"))
+            reply = self.exchange(data, seconds)
         except TimeoutError:
             raise Unavailable(f"no chat template was rendered within {WALL_SECONDS:g} s; the machine is busy") from None
-        except OSError:
-            self.close()
-            if self._process.returncode == -signal.SIGPROF:
-                raise RenderError("limit", f"it takes more than {seconds:.2g} s of CPU time") from None
-            raise _Ended(self._process.returncode) from None
+        except Large:
+            raise RenderError("limit", f"its text has more than {MAX_REPLY >> 20} MiB") from None
+        except Spent:
+            raise RenderError("limit", f"it takes more than {seconds:.2g} s of CPU time") from None
         if "text" in reply:
             return str(reply["text"])
         if reply["kind"] == "memory":
             raise RenderError("limit", f"it takes more than {MEMORY >> 20} MiB of memory")
         raise RenderError(str(reply["kind"]), str(reply["error"]))
-
-    def _read_frame(self, end: float) -> bytes:
-        """A message, whole by `end`; an `OSError` when it does not come."""
-        size = int.from_bytes(self._read(4, end), "big")
-        if size > MAX_REPLY:
-            raise RenderError("limit", f"its text has more than {MAX_REPLY >> 20} MiB")
-        return self._read(size, end)
-
-    def _read(self, size: int, end: float) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            self._socket.settimeout(max(end - time.monotonic(), 0.001))
-            part = self._socket.recv(min(size - len(data), 1 << 20))
-            if not part:
-                raise ConnectionResetError
-            data += part
-        return bytes(data)
-
-    def close(self) -> None:
-        """End the process at once."""
-        self._socket.close()
-        self._process.kill()
-        self._process.wait()
-
-    def forget(self) -> None:
-        """In a fork of the process that started this one: leave it to that."""
-        self._socket.close()
-        self._process.returncode = 0
 
 
 class Renderer:
@@ -234,7 +157,7 @@ class Renderer:
 
     def _start(self) -> _Process:
         if time.monotonic() < self._start_again:
-            raise Unavailable(f"{_NO_START}; in a second it is tried again")
+            raise Unavailable(f"{_NAME} does not start; in a second it is tried again")
         try:
             process = _Process()
         except Unavailable:

@@ -22,7 +22,7 @@ LIMITS = LLParserLimits(max_lexer_states=50_000, step_max_items=50_000, verbose_
 """Of every matcher, in items and states and never in seconds, so that they hold or not on every machine alike."""
 MANY = 48
 """More bytes than this may follow within free text alone: a quote ends it there, and elsewhere it begins one."""
-PATIENCE = 8
+PATIENCE = 3
 """How often the same choice is made in the same place, where without that no end was found."""
 CHOICES = 8
 """Most bytes that are tried in one place."""
@@ -60,7 +60,9 @@ class Plain:
         """The longest tokens first; only texts that a grammar forces are read so."""
         data, found, at = text.encode() if isinstance(text, str) else text, list[int](), 0
         while at < len(data):
-            size = next((n for n in range(min(self.longest, len(data) - at), 0, -1) if data[at : at + n] in self.ids), 0)
+            size = next(
+                (n for n in range(min(self.longest, len(data) - at), 0, -1) if data[at : at + n] in self.ids), 0
+            )
             if not size:
                 return found
             found.append(self.ids[data[at : at + size]])
@@ -139,9 +141,7 @@ class _Search:
                 left = min(left, effort.more)
         return self.cut
 
-    def _dive(
-        self, prefix: list[int], before: bytes, bound: int, left: int
-    ) -> Iterator[tuple[list[int], bytes]]:
+    def _dive(self, prefix: list[int], before: bytes, bound: int, left: int) -> Iterator[tuple[list[int], bytes]]:
         """Follow the first choice from `prefix` to an end of at most `bound` bytes; the other choices on the way."""
         others: list[tuple[list[int], bytes]] = []
         if not self._go(prefix):
@@ -160,7 +160,7 @@ class _Search:
                 continue
             self.steps += 1
             may = self._may()
-            ranked = _ranked(may, before, self.end, self.usable)
+            ranked = _ranked(may, before, self.end, self.usable, self.patience <= PATIENCE)
             if not ranked:
                 return iter(others)
             choice = ranked[0]
@@ -200,10 +200,11 @@ class _Search:
 
 
 @lru_cache(4096)
-def _ranked(may: bytes, before: bytes, end: int, usable: frozenset[int] | None) -> tuple[int, ...]:
+def _ranked(may: bytes, before: bytes, end: int, usable: frozenset[int] | None, wide: bool) -> tuple[int, ...]:
     """The likeliest ways to an end first: what closes, what goes on, what was not possible `before`, what is short.
 
     In free text, where nearly everything may follow, a quote ends it and the rest is no better than any letter.
+    `wide`: all of them, and not some for their kind.
     """
     found, old = _listed(may, end), set(_listed(before, end))
     if usable is not None:
@@ -228,7 +229,7 @@ def _ranked(may: bytes, before: bytes, end: int, usable: frozenset[int] | None) 
         return stale, 1 if byte == _QUOTE else 4 if byte in _LATE else 3 if letter else 2, byte
 
     ranked = sorted(found, key=rank)
-    if len(ranked) > CHOICES:  # letters and digits stand for each other where there are many
+    if len(ranked) > CHOICES and not wide:  # letters and digits stand for each other where there are many
         kept, kinds = list[int](), dict[tuple[int, int], int]()
         for byte in ranked:
             kind = rank(byte)[:2]

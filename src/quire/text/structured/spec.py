@@ -1,0 +1,95 @@
+"""What is asked for -> one grammar as llguidance takes it. The process that checks grammars runs this."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from llguidance import LLMatcher, StructTag
+from llguidance.gbnf_to_lark import any_to_lark
+
+
+class NotOffered(ValueError):
+    """What is asked for cannot be had; the message says why."""
+
+
+def grammar_of(kind: str, value: Any, options: Mapping[str, Any], special: Collection[str]) -> str:
+    """The grammar of `value`, which is a `kind` of `quire.core.structured`; `NotOffered` when it is none.
+
+    `options`: about spaces and names of JSON. `special`: tokens of the model that no text spells.
+    """
+    if kind == "json_object":
+        return _json({"type": "object"}, options)
+    if kind == "json":
+        return _json(_read(value), options)
+    if kind == "regex":
+        return str(LLMatcher.grammar_from_regex(value))
+    if kind == "choice":
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+        return str(LLMatcher.grammar_from_lark(f"start: {texts}"))
+    if kind == "grammar":
+        try:
+            return str(LLMatcher.grammar_from_lark(any_to_lark(value)))
+        except Exception as error:
+            raise NotOffered(f"it cannot be read as Lark or as GBNF: {error}") from None
+    return _tags(_read(value), options, special)
+
+
+def _read(value: Any) -> Any:
+    """JSON that was given as text, or as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise NotOffered(f"it is not JSON: {error}") from None
+
+
+def _json(schema: Any, options: Mapping[str, Any]) -> str:
+    if options.get("disable_additional_properties"):
+        schema = _closed(schema)
+    asked: dict[str, Any] = {}
+    if options.get("disable_any_whitespace"):
+        asked["whitespace_flexible"] = False
+    if options.get("whitespace_pattern") is not None:
+        asked["whitespace_pattern"] = options["whitespace_pattern"]
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=asked))
+
+
+def _closed(schema: Any) -> Any:
+    """`schema` with objects that have no other names than it lists, where it does not say."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: _closed(each) for name, each in schema.items()}
+    if "properties" in made and not {"additionalProperties", "patternProperties"} & made.keys():
+        made["additionalProperties"] = False
+    return made
+
+
+def _tags(value: Any, options: Mapping[str, Any], special: Collection[str]) -> str:
+    """Free text in which what begins like one of some structures goes on like it (vLLM's and SGLang's form)."""
+    if not isinstance(value, dict) or not {"structures", "triggers"} <= value.keys():
+        raise NotOffered('give {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}')
+    triggers, tags = value["triggers"], []
+    if not isinstance(triggers, list) or not all(isinstance(each, str) and each for each in triggers):
+        raise NotOffered("triggers: must be a list of texts")
+    if not isinstance(value["structures"], list) or not value["structures"]:
+        raise NotOffered("structures: must be a list of one at least")
+    for place, each in enumerate(value["structures"]):
+        texts = [each.get(name) for name in ("begin", "end")] if isinstance(each, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise NotOffered(f"structures[{place}]: must have begin and end, which are texts, and a schema")
+        trigger = next((t for t in triggers if texts[0].startswith(t)), None)  # type: ignore[union-attr]
+        if trigger is None:
+            raise NotOffered(f"structures[{place}]: no trigger is how it begins")
+        schema = _read(each.get("schema", {}))
+        if options.get("disable_additional_properties"):
+            schema = _closed(schema)
+        tags.append(StructTag(trigger=trigger, begin=texts[0], grammar=schema, end=texts[1]))
+    apart = [t for t in triggers if t in special]
+    if apart and len(apart) != len(triggers):
+        raise NotOffered(f"triggers: {apart[0]!r} is a token of the model and others are text; give either")
+    return str(StructTag.to_grammar(tags, assume_special=bool(apart)))
