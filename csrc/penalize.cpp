@@ -26,8 +26,9 @@ struct Edit {
     const int32_t* counts;
     int64_t seen_count;
     double repetition, frequency, presence;
+    const uint32_t* mask;  // a bit for each id, or null; words for all of them
 };
-static_assert(sizeof(Edit) == 14 * 8);
+static_assert(sizeof(Edit) == 15 * 8);
 
 void check_ids(const int32_t* ids, int64_t count, int64_t n) {
     for (int64_t i = 0; i < count; ++i)
@@ -40,7 +41,22 @@ void allow_only(float* x, int64_t n, const int32_t* ids, int64_t count, float* s
     for (int64_t i = 0; i < count; ++i) x[ids[i]] = saved[i];
 }
 
+// Nearly all words are full or empty, within strings or between them: only others are looked at bit by bit.
+void allow_bits(float* x, int64_t n, const uint32_t* mask) {
+    for (int64_t begin = 0; begin < n; begin += 32) {
+        const uint32_t word = mask[begin / 32];
+        const int64_t count = std::min<int64_t>(32, n - begin);
+        if (word == UINT32_MAX) continue;
+        for (int64_t i = 0; i < count; ++i) {
+            float& logit = x[begin + i];
+            const bool hidden = !(word >> i & 1) && logit < kInf;
+            logit = hidden ? -kInf : logit;
+        }
+    }
+}
+
 void apply(float* x, int64_t n, const Edit& e, float* saved) {
+    if (e.mask) allow_bits(x, n, e.mask);
     if (e.allowed) allow_only(x, n, e.allowed, e.allowed_count, saved);
     for (int64_t i = 0; i < e.banned_count; ++i)
         if (x[e.banned[i]] < kInf) x[e.banned[i]] = -kInf;

@@ -53,8 +53,9 @@ SCORE = np.dtype([("logsumexp", "f8"), ("logprob", "f4"), ("rank", "i4"), ("flag
 
 @dataclass(slots=True)
 class RowEdits:
-    """Changes to the logits of one row, in the order of the fields (None: no such change).
+    """Changes to the logits of one row (None: no such change), in this order.
 
+    `mask` [>= V / 32], bit i % 32 of word i / 32 for id i: ids whose bit is 0 become -inf.
     `allowed` [a]: every other id becomes -inf. `banned` [b]: these become -inf. `bias` (ids [m], values [m]): added.
     `seen` (ids [s], counts [s]): the distinct ids of prompt and output, and how often each occurs in the output:
     positive logits are divided by `repetition`, others multiplied by it (Keskar et al. 2019), then frequency * count
@@ -69,6 +70,7 @@ class RowEdits:
     repetition: float = 1.0
     frequency: float = 0.0
     presence: float = 0.0
+    mask: Ints | None = None
 
 
 @op(tolerance=1e-6)
@@ -77,9 +79,12 @@ def penalize(logits: Tensor, edits: Sequence[RowEdits]) -> None:
     for edit in edits:
         x = logits[edit.row].numpy()
         hidden = np.zeros(len(x), bool)
+        if edit.mask is not None:
+            hidden |= np.unpackbits(edit.mask.view(np.uint8), bitorder="little")[: len(x)] == 0
         if edit.allowed is not None:
-            hidden[:] = True
-            hidden[edit.allowed] = False
+            others = np.ones(len(x), bool)
+            others[edit.allowed] = False
+            hidden |= others
         if edit.banned is not None:
             hidden[edit.banned] = True
         x[hidden & (x < np.inf)] = -np.inf
@@ -225,6 +230,15 @@ def _penalize_cases(generator: torch.Generator) -> Iterator[Case]:
                 RowEdits(0, allowed=ids[0], banned=ids[1]),
                 RowEdits(1, bias=(ids[2], np.linspace(-9, 9, 5, dtype=np.float32))),
                 RowEdits(3, ids[0], ids[1], (ids[2], np.ones(5, np.float32)), (ids[3], counts), 1.3, 0.5, -0.7),
+            ],
+        }
+        words = torch.randint(-(2**31), 2**31, (2, vocab // 32 + 2), generator=generator).numpy().astype(np.int32)
+        words[:, ::3] = [[0], [-1]]
+        yield {
+            "logits": torch.randn((3, vocab), generator=generator),
+            "edits": [
+                RowEdits(2, mask=words[0]),
+                RowEdits(0, ids[0], ids[1], (ids[2], np.ones(5, np.float32)), mask=words[1]),
             ],
         }
 

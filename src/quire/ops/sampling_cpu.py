@@ -14,7 +14,7 @@ from quire.ops.cpu import F32, Cpu, check
 from quire.ops.op import impl
 from quire.ops.sampling import DRAW, QUERY, SCORE, Floats, Found, Ints, Records, RowEdits, with_drawn
 
-_EDIT = struct.Struct("=11q3d")
+_EDIT = struct.Struct("=11q3dq")
 
 
 def _address(array: NDArray[Any], dtype: Any) -> int:
@@ -34,6 +34,13 @@ def _pair(pair: tuple[NDArray[Any], NDArray[Any]] | None, dtype: Any) -> tuple[i
     return _address(ids, np.int32), _address(values, dtype), len(ids)
 
 
+def _words(mask: Ints | None, vocab: int) -> int:
+    """The address of a mask, 0 for none."""
+    if mask is not None and len(mask) * 32 < vocab:
+        raise ValueError(f"penalize: a mask of {len(mask)} words for {vocab} ids")
+    return 0 if mask is None else _address(mask, np.int32)
+
+
 def _ids(ids: Ints | None) -> tuple[int, int]:
     return (0, 0) if ids is None else (_address(ids, np.int32), len(ids))
 
@@ -48,7 +55,7 @@ def penalize(cpu: Cpu, logits: Tensor, edits: Sequence[RowEdits]) -> None:
     for i, e in enumerate(edits):
         _EDIT.pack_into(
             packed, i * _EDIT.size, e.row, *_ids(e.allowed), *_ids(e.banned), *_pair(e.bias, np.float32),
-            *_pair(e.seen, np.int32), e.repetition, e.frequency, e.presence,
+            *_pair(e.seen, np.int32), e.repetition, e.frequency, e.presence, _words(e.mask, vocab),
         )  # fmt: skip
     if edits:
         records = np.frombuffer(packed, np.uint8)

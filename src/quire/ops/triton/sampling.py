@@ -17,6 +17,8 @@ BLOCK = 2048
 """Numbers of a row that a program takes at a time, 4 for each thread of 16 warps: more would not fit into registers."""
 INTERPRETED_BLOCK = 8192
 EDIT_BLOCK = 1024
+HEAD = 14
+"""Numbers of an edit before the lists of all."""
 
 
 def _logits(logits: Tensor, what: str) -> int:
@@ -66,19 +68,21 @@ def penalize(gpu: Gpu, logits: Tensor, edits: Sequence[RowEdits]) -> None:
         raise ValueError("penalize: two edits of one row")
     if not edits:
         return
+    if any(e.mask is not None and len(e.mask) * 32 < vocab for e in edits):
+        raise ValueError(f"penalize: a mask has too few words for {vocab} ids")
     data = gpu.upload(_packed(edits))
     saved = gpu.empty(sum(0 if e.allowed is None else len(e.allowed) for e in edits) + 1)
     numbers = data.view(torch.float32)
-    kernels.penalize_kernel[len(edits),](logits, data, numbers, saved, vocab, EDIT_BLOCK, num_warps=8)
+    kernels.penalize_kernel[len(edits),](logits, data, numbers, saved, vocab, HEAD, EDIT_BLOCK, num_warps=8)
 
 
 def _packed(edits: Sequence[RowEdits]) -> Ints:
-    """All edits as one array: 13 numbers each (see the kernel), then their lists; floats as their bits."""
-    heads, used, spare = np.zeros((len(edits), 13), np.int32), 13 * len(edits), 0
+    """All edits as one array: 14 numbers each (see the kernel), then their lists; floats as their bits."""
+    heads, used, spare = np.zeros((len(edits), HEAD), np.int32), HEAD * len(edits), 0
     lists: list[Ints] = []
     for head, e in zip(heads, edits, strict=True):
         head[0], head[9] = e.row, spare
-        head[10:] = np.array((e.repetition, e.frequency, e.presence), np.float32).view(np.int32)
+        head[10:13] = np.array((e.repetition, e.frequency, e.presence), np.float32).view(np.int32)
         parts = [
             () if e.allowed is None else (e.allowed,),
             () if e.banned is None else (e.banned,),
@@ -89,5 +93,9 @@ def _packed(edits: Sequence[RowEdits]) -> Ints:
             head[1 + 2 * i], head[2 + 2 * i] = used, len(part[0]) if part else -1 if i == 0 else 0
             lists += part
             used += sum(len(p) for p in part)
+        head[13] = -1 if e.mask is None else used
+        if e.mask is not None:
+            lists.append(e.mask)
+            used += len(e.mask)
         spare += 0 if e.allowed is None else len(e.allowed)
     return np.concatenate((heads.ravel(), *lists))

@@ -232,14 +232,21 @@ def _hide(at, ids, kept):
 
 
 @triton.jit
-def penalize_kernel(logits, data, numbers, saved, vocab, BLOCK: tl.constexpr):
-    """A program per edit of a row. `data` int32 starts with 13 numbers per edit, `numbers` is the same as float32.
+def penalize_kernel(logits, data, numbers, saved, vocab, HEAD: tl.constexpr, BLOCK: tl.constexpr):
+    """A program per edit of a row. `data` int32 starts with HEAD numbers per edit, `numbers` is the same as float32.
 
     These are: row; where each list begins and its length: allowed (-1: all), banned, bias (its values follow its ids),
-    seen (its counts follow); place in `saved`, which holds allowed logits meanwhile; three penalties as float32.
+    seen (its counts follow); place in `saved`, which holds allowed logits meanwhile; three penalties as float32; where a mask begins (-1: none).
     """
-    head, at_id = data + tl.program_id(0) * 13, tl.arange(0, BLOCK)
+    head, at_id = data + tl.program_id(0) * HEAD, tl.arange(0, BLOCK)
     at = logits + tl.load(head).to(tl.int64) * vocab
+    mask = tl.load(head + 13)
+    if mask >= 0:
+        for start in range(0, vocab, BLOCK):
+            ids = start + at_id
+            word = tl.load(data + mask + ids // 32, mask=ids < vocab, other=-1)
+            _hide(at, ids, (ids < vocab) & (((word >> (ids % 32)) & 1) == 0))
+        tl.debug_barrier()
     allowed, count, spare = data + tl.load(head + 1), tl.load(head + 2), saved + tl.load(head + 9)
     if count >= 0:
         for start in range(0, count, BLOCK):
@@ -267,7 +274,7 @@ def penalize_kernel(logits, data, numbers, saved, vocab, BLOCK: tl.constexpr):
         value = tl.load(numbers + begin + count + start + at_id, mask=kept, other=0.0)
         tl.store(at + ids, tl.load(at + ids, mask=kept, other=0.0) + value, mask=kept)
     tl.debug_barrier()
-    _penalize_seen(at, data, tl.load(head + 7), tl.load(head + 8), numbers + tl.program_id(0) * 13 + 10, BLOCK)
+    _penalize_seen(at, data, tl.load(head + 7), tl.load(head + 8), numbers + tl.program_id(0) * HEAD + 10, BLOCK)
 
 
 @triton.jit
