@@ -13,7 +13,8 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.sequence import Sequence, Status
 from quire.ops.backend import Ops, select
-from quire.sample.sampler import NO_TOKEN, NUMERICS, LogitRow, RowResult, Sampler
+from quire.sample.rows import LogitRow
+from quire.sample.sampler import NO_TOKEN, NUMERICS, RowResult, Sampler
 
 VOCAB = 50
 native = select(DeviceConfig(device="cpu", threads=2))

@@ -23,7 +23,8 @@ from quire.core.speculation import TreeForm, parse_speculation
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KVCache, KVLayout
 from quire.run.builder import ancestors
-from quire.sample.sampler import LogitRow, Sampler
+from quire.sample.rows import LogitRow
+from quire.sample.sampler import Sampler
 from quire.sched.growth import moves
 from quire.speculate.cost import _chances
 from quire.speculate.ngram import NGram

@@ -73,8 +73,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the token after `made` generated ones is drawn from changed logits."""
         params = self.params
         return bool(
-            self.grammar
-            or params.repetition_penalty != 1.0
+            params.repetition_penalty != 1.0
             or params.presence_penalty
             or params.frequency_penalty
             or params.logit_bias
@@ -106,6 +105,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     """New tokens of one of a request's `n` sequences since the last `Output`; the last one has a `finish_reason`.
 
+    `complete`: what ended it is that its grammar has no more; the last token is part of the text then, and no end.
     `drafted`: tokens that were guessed ahead for the sequence so far, of which `accepted` were kept; `preemptions` of
     it so far, and `restarts` of engines since it was submitted. `timing` comes with the first token and with the end,
     `miss` with the first token where that was asked for. `error_kind` names the class of an error
@@ -119,6 +119,7 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
+    complete: bool = False
     cached_tokens: int = 0
     drafted: int = 0
     accepted: int = 0

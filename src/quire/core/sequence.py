@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Protocol
 
 from quire.core.request import FinishReason, Miss, Request, TokenLogprob
 
@@ -19,6 +20,18 @@ class Status(IntEnum):
     WAITING = 1
     RUNNING = 2
     FINISHED = 3
+
+
+class Guide(Protocol):
+    """What a sequence may say next, so that it follows its request's grammar (`quire.text.structured`)."""
+
+    def complete(self, made: int) -> bool:
+        """Whether nothing may follow the first `made` tokens of the output but an end."""
+        ...
+
+    def anew(self) -> Guide:
+        """One of the same grammar that stands at the beginning."""
+        ...
 
 
 class Sequence:
@@ -41,6 +54,8 @@ class Sequence:
 
     `recalled`: how often its blocks were looked for in a store, at most once before each time that it runs.
 
+    `guide`: of a request with a grammar, once it is ready; until then the sequence does not enter the queue.
+
     `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too. `steps`: how
     many of them have a part of it.
     """
@@ -58,6 +73,7 @@ class Sequence:
         "finish_reason",
         "first_scheduled",
         "first_token",
+        "guide",
         "in_flight",
         "index",
         "keys",
@@ -96,6 +112,7 @@ class Sequence:
         self.draftable = True
         self.drafted = self.accepted = 0
         self.lookup: object = None
+        self.guide: Guide | None = None
         self.acceptance = (0.0, 0.0)
         self.computed = 0
         self.in_flight = self.steps = 0

@@ -18,6 +18,7 @@ from quire.engine.failures import told_plainly
 from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.experts import expert_counts
 from quire.engine.loop.facts import engine_info
+from quire.engine.loop.guiding import Guiding
 from quire.engine.loop.planning import Plan, make_plan
 from quire.engine.loop.portable import Portable
 from quire.engine.loop.tiering import tiering_of
@@ -87,6 +88,7 @@ class Engine:
         parallel = self.config.parallel
         portions = Portions(parallel.pipeline_parallel_size, parallel.steps_under_way)
         self.scheduler = Scheduler(plan.limits, tables, self.max_model_len, portions)
+        self.guiding = Guiding(self.config.model, str(self.model.folder), self.model.spec.vocab_size, self.scheduler)
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
         if tiering is not None:
@@ -167,6 +169,7 @@ class Engine:
         """One iteration: schedule, execute, update."""
         if self.tiering is not None:
             self.tiering.wait()
+        self.guiding.wait()
         started = time.perf_counter()
         drafting = self.under_way.launch()
         step = self.under_way.take()

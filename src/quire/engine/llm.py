@@ -18,7 +18,7 @@ from quire.engine.life.progress import counting_bar, loading_bar
 from quire.engine.local import LocalEngine
 from quire.engine.loop.outputs import RequestBuilder, RequestOutput
 from quire.engine.options import engine_config
-from quire.engine.requests import Seeds, check_size, ids_of_words, make_request, room, sampling_defaults
+from quire.engine.requests import Seeds, check_size, ids_of_words, make_request, room, sampling_defaults, with_grammar
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hub import hub_beside
 from quire.text.template import ChatTemplate
@@ -243,7 +243,8 @@ class LLM:
 
     def _builder(self, prompt: Prompt, params: SamplingParams, priority: int, adapter: str) -> RequestBuilder:
         text, ids = self._tokens(prompt)
-        tokenizer = self.get_tokenizer() if params.detokenize or params.bad_words else None
+        shaped = params.structured_outputs is not None
+        tokenizer = self.get_tokenizer() if params.detokenize or params.bad_words or shaped else None
         request = make_request(
             self.info,
             ids,
@@ -254,6 +255,8 @@ class LLM:
             priority=priority,
             adapter=adapter,
         )
+        if shaped:
+            request = with_grammar(self.info, self.get_tokenizer(), request)
         return RequestBuilder(request, text, tokenizer)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:

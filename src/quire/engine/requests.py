@@ -14,6 +14,8 @@ from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.client import EngineInfo
+from quire.text.structured.reader import READER
+from quire.text.structured.vocabulary import vocabulary_of
 from quire.text.tokenizer import Tokenizer
 
 MAX_BAD_WORDS = 256
@@ -112,6 +114,26 @@ def make_request(
         priority=priority,
         adapter=adapter,
     )
+
+
+def with_grammar(info: EngineInfo, tokenizer: Tokenizer, request: Request) -> Request:
+    """`request` with the grammar of its structured outputs, and one text of it, which says how short it can be.
+
+    `BadRequest` naming the field when there is no such grammar, or `max_tokens` cannot hold any text of it.
+    """
+    params = request.params
+    if params.structured_outputs is None:
+        return request
+    ends = (*request.eos_token_ids, *params.stop_token_ids)
+    read = READER.read(params.structured_outputs, ends, vocabulary_of(tokenizer, info.vocab_size))
+    need = len(read.completion)
+    if params.max_tokens is not None and params.max_tokens < need:
+        raise BadRequest(
+            f"max_tokens: {params.max_tokens} tokens cannot hold what structured_outputs ask for; {need} are needed",
+            param="max_tokens",
+        )
+    params = msgspec.structs.replace(params, structured_outputs=None)
+    return msgspec.structs.replace(request, params=params, grammar=read.grammar, completion=read.completion)
 
 
 def ids_of_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

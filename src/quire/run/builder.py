@@ -11,7 +11,7 @@ from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
 from quire.model.load.adapters import Adapters
 from quire.run.arrays import Arrays
-from quire.sample.sampler import LogitRow
+from quire.sample.rows import LogitRow
 
 
 class Shape(NamedTuple):

@@ -18,7 +18,9 @@ from quire.run.builder import BatchBuilder
 from quire.run.caches import Caches
 from quire.run.ranks import Ranks
 from quire.run.step import Step
-from quire.sample.sampler import NUMERICS, Drawn, LogitRow, Sampler
+from quire.sample.constrained import Masks
+from quire.sample.rows import LogitRow
+from quire.sample.sampler import NUMERICS, Drawn, Sampler
 
 
 class Underway:
@@ -58,6 +60,7 @@ class Runner:
         self.step = made(model, ops, kv, limits, self.caches.part(0), capture, taps)
         self.builder = BatchBuilder(self.step.arrays, self.caches.block_size, model.adapters)
         self.sampler = Sampler(ops, model.spec.vocab_size)
+        self.sampler.masks = self._masks = Masks(model.spec.vocab_size)
         self.numeric_errors = 0
 
     def forward(self, plan: StepPlan) -> Underway:
@@ -69,6 +72,7 @@ class Runner:
             if chunk.start < chunk.seq.encoded:
                 self.step.encode(*self.builder.encoded(chunk.seq))
         shape, rows = self.builder.fill(plan.chunks)
+        self._masks.begin(rows)
         return Underway(plan, rows, self.step.pieces(shape))
 
     def sample(self, step: Underway) -> Underway:
@@ -78,7 +82,8 @@ class Runner:
         at, step.sampled = 0, True
         for logits in step.logits:
             if step.rows:
-                step.drawn.append(self.sampler(logits, step.rows[at : at + len(logits)]))
+                whole = len(logits) == len(step.rows)
+                step.drawn.append(self.sampler(logits, step.rows if whole else step.rows[at : at + len(logits)]))
                 at += len(logits)
         self.step.arrays.keep_drawn([piece.tokens for piece in step.drawn if piece.tokens is not None])
         self.builder.drew(step.rows)

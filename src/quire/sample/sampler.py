@@ -17,7 +17,9 @@ from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence, Status
 from quire.ops.philox import noise
 from quire.ops.sampling import DRAW, GREEDY_BELOW, NOTHING_ALLOWED, PACK_DRAW, QUERY, SCORE, Found, Records, RowEdits
+from quire.sample.constrained import Masks, settle
 from quire.sample.edits import History
+from quire.sample.rows import LogitRow
 
 NUMERICS = NumericError(
     "the model's logits are not finite numbers (NaN or infinity); the weights or their number format are at fault"
@@ -40,19 +42,6 @@ class SamplingOps(Protocol):
     ) -> tuple[Found, Found, Found]: ...
 
     def fetch(self, found: Rows[Found]) -> Callable[[], list[NDArray[Any]]]: ...
-
-
-class LogitRow(NamedTuple):
-    """One row of logits: it predicts the token at index `position` of `seq.tokens`.
-
-    With a `target` (the prompt token known to stand there) the row is only scored, for `prompt_logprobs`. A row of the
-    draft's `node` predicts what follows it and the drafted tokens before.
-    """
-
-    seq: Sequence
-    position: int
-    target: int | None = None
-    node: int = -1
 
 
 class RowResult(NamedTuple):
@@ -140,6 +129,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._histories: dict[Sequence, History] = {}
         self._history_limit = 64
+        self.masks: Masks | None = None
         self._reserve(64)
 
     def _reserve(self, rows: int) -> None:
@@ -185,6 +175,7 @@ class Sampler:
         if len(rows) > len(self._draws):
             self._reserve(2 * len(rows))
         edits: list[RowEdits] = []
+        masks = {} if self.masks is None else self.masks.of(rows)
         wishes = Wishes([], set(), [], [])
         for row, (seq, position, target, node) in enumerate(rows):
             params = seq.request.params
@@ -205,9 +196,10 @@ class Sampler:
                 params.min_p,
             )
             wishes.drawn.append(row)
-            edited = seq.request.edits_logits(position - seq.prompt_len)
+            edited = seq.request.edits_logits(position - seq.prompt_len) or row in masks
             if edited:
                 edits.append(self._history(seq).edits(row, position, node))
+                edits[-1].mask = masks.get(row)
                 wishes.edited.add(row)
             if params.logprobs is None or not scores:
                 continue
@@ -215,9 +207,9 @@ class Sampler:
                 wishes.kept.append(Query(row, len(wishes.kept), -1 - place, params.logprobs))
             else:
                 wishes.scored.append(Query(row, row, -1 - place, params.logprobs))
-        return Drawn(len(rows), wishes, self._run(logits, edits, wishes), self._ops)
+        return Drawn(len(rows), wishes, self._run(logits, edits, wishes, rows if masks else ()), self._ops)
 
-    def _run(self, logits: Tensor, edits: list[RowEdits], wishes: Wishes) -> list[Found]:
+    def _run(self, logits: Tensor, edits: list[RowEdits], wishes: Wishes, guided: Rows[LogitRow] = ()) -> list[Found]:
         """Edit, draw, then score what was asked for; edited rows that want log-probabilities are kept aside."""
         kept = logits[[query.row for query in wishes.kept]] if wishes.kept else logits
         if edits:
@@ -225,12 +217,31 @@ class Sampler:
         found: list[Found] = []
         if wishes.drawn:
             found += self._ops.sample(logits, self._draws[: len(wishes.drawn)])
+        if guided:
+            self._settle(logits, guided, wishes, found)
         drawn = found[0] if found else None
         for source, queries in ((logits, wishes.scored), (kept, wishes.kept)):
             if queries:
                 records = np.array([(q.at, q.token) for q in queries], QUERY)
                 found += self._ops.top_logprobs(source, records, max(q.k for q in queries), drawn)
         return found
+
+    def _settle(self, logits: Tensor, rows: Rows[LogitRow], wishes: Wishes, found: list[Found]) -> None:
+        """Have the guides of `rows` take what was drawn, which waits for the device; what is refused is drawn again."""
+        tokens, flags = found
+        places = {row: place for place, row in enumerate(wishes.drawn)}
+        given = [-1] * len(rows)
+        for row, token in zip(wishes.drawn, self._ops.fetch([tokens])()[0].tolist(), strict=True):
+            given[row] = token
+
+        def redraw(edits: list[RowEdits], again: list[int]) -> list[int]:
+            self._ops.penalize(logits, edits)
+            where = [places[row] for row in again]
+            more = self._ops.sample(logits, self._draws[where])
+            tokens[where], flags[where] = more
+            return [int(token) for token in self._ops.fetch([more[0]])()[0].tolist()]
+
+        settle(rows, given, redraw)
 
     def _history(self, seq: Sequence) -> History:
         """The sequence's history; those of finished sequences are dropped when the table has doubled."""

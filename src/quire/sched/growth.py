@@ -27,6 +27,7 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longes
         output.tokens.append(token)
         reason = _end_reason(seq, token, longest)
         if reason is not None:
+            output.complete = reason == "stop" and _complete(seq)
             break
     if output.tokens:
         seq.last_token = now
@@ -87,7 +88,14 @@ def _end_reason(seq: Sequence, token: int, longest: int) -> FinishReason | None:
             return "stop"
         if not params.ignore_eos and token in seq.request.eos_token_ids:
             return "stop"
+    if _complete(seq):
+        return "stop"
     return "length" if full(seq, len(seq.tokens), longest) else None
+
+
+def _complete(seq: Sequence) -> bool:
+    """Whether nothing may follow by its grammar."""
+    return seq.guide is not None and seq.guide.complete(len(seq.tokens) - seq.prompt_len)
 
 
 def ended(seq: Sequence, error: QuireError | None = None) -> Output:

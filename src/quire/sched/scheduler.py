@@ -18,6 +18,7 @@ from quire.sched.admission import Admission
 from quire.sched.growth import append, begun, ended, full, moves, orphans, timing
 from quire.sched.pace import Pace
 from quire.sched.policy import POLICIES
+from quire.sched.readying import Readying
 from quire.sched.recall import Recall
 from quire.sched.shares import Portions, decodes, rows_of, shares
 from quire.sched.upkeep import Upkeep
@@ -43,9 +44,9 @@ class Scheduler:
         self._closed = False
         self.pace = Pace(config.target_itl_ms / 1000)
         self.recall = Recall(tables, config.max_num_seqs)
+        self.readying = Readying(self.waiting)
+        self._refused: list[Output] = []
         self._admission = Admission(config, tables, self.running, self.waiting, self.policy)
-
-    # ---------------------------------------------------------------------------------------------------- requests
 
     def add(self, request: Request) -> None:
         """Queue a request; BadRequest if it could never run."""
@@ -60,7 +61,7 @@ class Scheduler:
         self.policy.joins(request, (each[0].request for each in self.requests.values()))
         self.requests[request.id] = siblings
         for seq in begun(siblings):
-            self.waiting.push(seq)
+            self.readying.enter(seq, siblings)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or one of its sequences, at any moment between steps and free what it holds."""
@@ -69,14 +70,12 @@ class Scheduler:
             if seq.status is not Status.FINISHED:
                 self._finish(seq, "abort")
         for seq in orphans(siblings):
-            self.waiting.push(seq)
+            self.readying.enter(seq, siblings)
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence is not finished."""
-        return bool(self.running or len(self.waiting) or len(self.recall))
-
-    # ---------------------------------------------------------------------------------------------------- plan
+        return bool(self.running or len(self.waiting) or len(self.recall) or len(self.readying))
 
     def may_plan_ahead(self) -> bool:
         """Whether `plan` may be called before the last plan is committed: the next step without its tokens' values.
@@ -103,6 +102,8 @@ class Scheduler:
         self._closed = self._closed and bool(self.running)
         for seq in () if any(s.steps for s in self.running) else self.recall.returned():  # it takes blocks
             self.waiting.push(seq)
+        for seq, error in self.readying.returned():
+            self._refused += self._fail(seq, error)
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         preempted: list[Sequence] = []
@@ -208,7 +209,7 @@ class Scheduler:
         if seq.status is Status.RUNNING:
             self.running.remove(seq)
             self._closed = True  # a static batch takes no more once the first of it has left
-        elif seq.status is Status.WAITING and not self.recall.drop(seq):
+        elif seq.status is Status.WAITING and not self.recall.drop(seq) and not self.readying.drop(seq):
             self.waiting.remove(seq)
         self.tables.release(seq)
 
@@ -218,15 +219,14 @@ class Scheduler:
         if all(s.status is Status.FINISHED for s in self.requests[seq.request.id]):
             del self.requests[seq.request.id]
 
-    # ---------------------------------------------------------------------------------------------------- commit
-
     def commit(self, plan: StepPlan, results: list[ChunkResult]) -> list[Output]:
         """Append what the runner found, publish full blocks, fork siblings, end what is done.
 
         Results of what ended meanwhile, by a token that was not known when this step was planned, are dropped.
         """
         now = time.monotonic()
-        outputs = [ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
+        outputs, self._refused = self._refused, []
+        outputs += [ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
         for chunk, result in zip(plan.chunks, results, strict=True):
             seq = chunk.seq
             seq.steps -= 1
@@ -264,7 +264,7 @@ class Scheduler:
             if child.status is Status.PENDING:
                 self.tables.fork(parent, child)
                 child.status = Status.WAITING
-                self.waiting.push(child)
+                self.readying.enter(child, (parent,))
 
     def _fail(self, seq: Sequence, error: QuireError) -> list[Output]:
         """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""

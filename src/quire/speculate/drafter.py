@@ -20,7 +20,8 @@ from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.run.builder import BatchBuilder
 from quire.run.step import Step
-from quire.sample.sampler import LogitRow, Sampler
+from quire.sample.rows import LogitRow
+from quire.sample.sampler import Sampler
 from quire.speculate.tree import Candidates, grow_trees
 
 

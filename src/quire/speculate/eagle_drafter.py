@@ -18,7 +18,7 @@ from quire.model.net.linear import Linear
 from quire.model.net.tapped import picked
 from quire.run.builder import Shape, ancestors
 from quire.run.step import Step
-from quire.sample.sampler import LogitRow
+from quire.sample.rows import LogitRow
 from quire.speculate.drafter import ModelDrafter
 from quire.speculate.eagle_decoder import EagleDecoder
 from quire.speculate.head_file import spread

@@ -27,7 +27,8 @@ from quire.model.net.linear import Linear
 from quire.model.net.tapped import Taps, picked
 from quire.ops.backend import Ops
 from quire.run.step import Step
-from quire.sample.sampler import LogitRow, Sampler
+from quire.sample.rows import LogitRow
+from quire.sample.sampler import Sampler
 from quire.speculate.head_file import HeadFile, spread
 from quire.speculate.tree import Candidates, grow_trees
 

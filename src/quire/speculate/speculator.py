@@ -12,6 +12,7 @@ from quire.run.caches import Caches
 from quire.sched.drafts import room_for_drafts, undrafted
 from quire.sched.scheduler import Scheduler
 from quire.speculate.cost import CostModel
+from quire.speculate.grammars import cut, forced
 from quire.speculate.proposer import Proposer
 
 
@@ -60,7 +61,11 @@ class Speculator:
         limits, before = room_for_drafts(scheduler, wanted)
         self._caches.prepare(before)
         proposer.computed(before, follow=False)
-        proposer.propose(seqs, limits)
+        known = {} if proposer.passes else forced(seqs, limits)
+        proposer.propose(seqs, [0 if seq in known else limit for seq, limit in zip(seqs, limits, strict=True)])
+        for seq in seqs:
+            seq.draft = known.get(seq, seq.draft)
+            cut(seq)
         if proposer.passes and max(limits) > 0:
             self._cost.drafted(len(seqs), proposer.seconds / min(asked.tokens, max(limits)))
         elif asked.adaptive and not proposer.passes:

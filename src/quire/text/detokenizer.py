@@ -177,7 +177,7 @@ class OutputText:
     """One sequence's text as the engine's outputs come; none where there is no `tokenizer`.
 
     The engine knows no stop strings: its "stop" means that the last token ended the text, and is no part of it unless
-    that was asked for.
+    that was asked for, or a grammar ended with it.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
@@ -189,7 +189,7 @@ class OutputText:
         if self._stream is None:
             return Growth("", len(output.tokens), output.finish_reason, output.stop_token)
         shown, last, text, used = output.tokens, output.finish_reason is not None, "", 0
-        if output.finish_reason == "stop" and not self._params.include_stop_str_in_output:
+        if output.finish_reason == "stop" and not (self._params.include_stop_str_in_output or output.complete):
             shown = shown[:-1]
         parts = [[token] for token in shown] if self._params.stop else [shown]
         for i, part in enumerate(parts or [[]], 1):

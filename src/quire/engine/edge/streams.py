@@ -46,7 +46,7 @@ def _merge(old: Output, new: Output) -> None:
     if new.prompt_logprobs is not None:
         old.prompt_logprobs = [*(old.prompt_logprobs or ()), *new.prompt_logprobs]
     old.finish_reason = new.finish_reason
-    old.stop_token = new.stop_token
+    old.stop_token, old.complete = new.stop_token, new.complete
     old.cached_tokens = max(old.cached_tokens, new.cached_tokens)
     old.drafted, old.accepted = max(old.drafted, new.drafted), max(old.accepted, new.accepted)
     old.preemptions, old.restarts = new.preemptions, new.restarts

@@ -236,7 +236,8 @@ def penalize_kernel(logits, data, numbers, saved, vocab, HEAD: tl.constexpr, BLO
     """A program per edit of a row. `data` int32 starts with HEAD numbers per edit, `numbers` is the same as float32.
 
     These are: row; where each list begins and its length: allowed (-1: all), banned, bias (its values follow its ids),
-    seen (its counts follow); place in `saved`, which holds allowed logits meanwhile; three penalties as float32; where a mask begins (-1: none).
+    seen (its counts follow); place in `saved`, which holds allowed logits meanwhile; three penalties as float32;
+    where a mask begins (-1: none).
     """
     head, at_id = data + tl.program_id(0) * HEAD, tl.arange(0, BLOCK)
     at = logits + tl.load(head).to(tl.int64) * vocab

@@ -73,26 +73,48 @@ class Guide:
 
     def __init__(self, grammar: Grammar, most: int, ends: Iterable[int], completion: Sequence[int]) -> None:
         self._grammar, self._vocabulary = grammar, grammar.vocabulary
-        self._most, self._ends = most, frozenset(ends)
+        self._most, self._ends, self._first = most, frozenset(ends), tuple(completion)
         self._by_token, self._by_byte = grammar.matchers()
         self._spelled = [0]  # byte tokens up to each token of the path, as far as the matcher of bytes may have read
         self._read = 0
         self.path: list[int] = []
+        self._list: list[int] | None = None
+        self._known = 0
         accepts = self._by_token.is_accepting()
         self._stands = [_Stand(tuple(completion), 0, self._by_token.is_stopped(), accepts)]
-        self._empty = np.array([0], np.int32)
+
+    def anew(self) -> Guide:
+        """One of the same grammar that stands at the beginning."""
+        return Guide(self._grammar, self._most, self._ends, self._first)
 
     # ------------------------------------------------------------------------------------------------- along the path
 
-    def go(self, tokens: Sequence[int]) -> int:
-        """Stand behind `tokens`, as far as they follow the grammar and can be completed; returns how many that are."""
-        same = next((i for i, (a, b) in enumerate(zip(self.path, tokens, strict=False)) if a != b), None)
-        same = min(len(self.path), len(tokens)) if same is None else same
+    def follow(self, tokens: list[int], start: int, drafted: Sequence[int] = ()) -> bool:
+        """Stand behind `tokens` from `start` on and `drafted`; whether all of that is taken.
+
+        `tokens` is one list that only grows, of which what was compared once is not looked at again.
+        """
+        if tokens is not self._list:
+            self._list, self._known = tokens, 0
+        made = len(tokens) - start
+        same = min(self._known, len(self.path))
+        while same < min(made, len(self.path)) and self.path[same] == tokens[start + same]:
+            same += 1
+        if same < made:
+            self._back(same)
+            for token in tokens[start + same :]:
+                if not self._take(token):
+                    return False
+            self._known = same = made
+        self._known = same
+        for token in drafted:
+            if same == len(self.path) or self.path[same] != token:
+                self._back(same)
+                if not self._take(token):
+                    return False
+            same += 1
         self._back(same)
-        for token in tokens[same:]:
-            if not self._take(token):
-                break
-        return len(self.path)
+        return True
 
     def may(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` the grammar allows behind the path."""
@@ -223,7 +245,9 @@ class Guide:
     def _proven(self, spelled: list[int]) -> _Stand | None:
         """These bytes in tokens, if they complete the text."""
         tokens = self._vocabulary.fewest(spelled)
-        if tokens is None or self._by_token.validate_tokens([*tokens, self._vocabulary.end]) != len(tokens) + 1:
+        if tokens is None or not self._ends.isdisjoint(tokens):
+            return None
+        if self._by_token.validate_tokens([*tokens, self._vocabulary.end]) != len(tokens) + 1:
             return None
         return _Stand(tuple(tokens), 0, False, False)
 

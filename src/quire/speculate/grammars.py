@@ -1,0 +1,35 @@
+"""Drafts of sequences whose output follows a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+from quire.core.sequence import Sequence
+from quire.text.structured.guide import Guide
+
+
+def forced(seqs: Rows[Sequence], limits: Rows[int]) -> dict[Sequence, list[int]]:
+    """Tokens that a grammar leaves no choice about, at most as many as `limits` says: a draft that nobody guesses.
+
+    A model that drafts would miss them in its own cache, so this is for those that look drafts up.
+    """
+    found: dict[Sequence, list[int]] = {}
+    for seq, limit in zip(seqs, limits, strict=True):
+        guide = seq.guide
+        if limit > 0 and isinstance(guide, Guide) and guide.follow(seq.tokens, seq.prompt_len):
+            tokens = guide.forced()[:limit]
+            if tokens:
+                found[seq] = tokens
+    return found
+
+
+def cut(seq: Sequence) -> None:
+    """Leave out of a draft what the grammar refuses, and all that follows it: its rows would give nothing."""
+    guide = seq.guide
+    if not seq.draft or not isinstance(guide, Guide) or not guide.follow(seq.tokens, seq.prompt_len):
+        return
+    if not seq.parents:
+        seq.prune(list(range(guide.may(seq.draft))))
+        return
+    branches = (seq.branch(node) for node in range(len(seq.draft)))
+    seq.prune([way[-1] for way in branches if guide.may([seq.draft[node] for node in way]) == len(way)])
