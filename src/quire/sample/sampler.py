@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -228,7 +228,7 @@ class Sampler:
 
     def _settle(self, logits: Tensor, rows: Rows[LogitRow], wishes: Wishes, found: list[Found]) -> None:
         """Have the guides of `rows` take what was drawn, which waits for the device; what is refused is drawn again."""
-        tokens, flags = found
+        tokens, flags = cast("list[Any]", found)
         places = {row: place for place, row in enumerate(wishes.drawn)}
         given = [-1] * len(rows)
         for row, token in zip(wishes.drawn, self._ops.fetch([tokens])()[0].tolist(), strict=True):

@@ -11,21 +11,12 @@ import msgspec
 
 from quire.core.errors import BadRequest
 
-_CONSTRAINED = "constrained decoding is not built yet"
 _TOOLS = "tool calling is not built yet"
 _BEAM = "beam search is not offered over HTTP"
 _MEDIA = "this server reads and writes text only"
 _REASONING = "control over reasoning is not built yet"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "response_format": (({"type": "text"},), _CONSTRAINED),
-    "structured_outputs": ((), _CONSTRAINED),
-    "guided_json": ((), _CONSTRAINED),
-    "guided_regex": ((), _CONSTRAINED),
-    "guided_choice": ((), _CONSTRAINED),
-    "guided_grammar": ((), _CONSTRAINED),
-    "guided_decoding_backend": ((), _CONSTRAINED),
-    "guided_whitespace_pattern": ((), _CONSTRAINED),
     "use_beam_search": ((False,), _BEAM),
     "length_penalty": ((1, 1.0), _BEAM),
     "early_stopping": ((False,), _BEAM),

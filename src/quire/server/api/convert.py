@@ -14,6 +14,7 @@ from quire.core.request import Explain, Request, random_id
 from quire.engine.client import EngineInfo
 from quire.engine.requests import ids_of_words, make_request, room
 from quire.server.api.protocol import SamplingFields
+from quire.server.api.shapes import shape_of, with_grammars
 from quire.server.http.body import off_loop, read_struct
 from quire.server.keys import Tenant
 from quire.server.service import Service
@@ -27,7 +28,7 @@ MAX_NAME = 256
 _SHARED = tuple(
     name
     for name in SamplingParams.__struct_fields__
-    if name in SamplingFields.__struct_fields__ and name != "max_tokens"
+    if name in SamplingFields.__struct_fields__ and name not in ("max_tokens", "structured_outputs")
 )
 
 
@@ -73,7 +74,8 @@ def sampling_params(
         given["top_k"] = min(body.top_k, vocab_size)  # more is the same as all, and might not fit the engine's integers
     if body.prompt_logprobs is not None and body.stream:
         raise BadRequest("prompt_logprobs: not offered with stream", param="prompt_logprobs")
-    return SamplingParams(**(defaults | given | {"max_tokens": max_tokens, "logprobs": logprobs}))
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": shape_of(body)}
+    return SamplingParams(**(defaults | given))
 
 
 def _check_fields(body: SamplingFields, scheduling_policy: str) -> None:
@@ -139,7 +141,7 @@ async def build_requests(
         "weight": tenant.weight,
         "explain": explain,
     }
-    made = [msgspec.structs.replace(r, **own) for r in requests]
+    made = await with_grammars(service, body, [msgspec.structs.replace(r, **own) for r in requests])
     name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
     _check_scored(made, shown, service.options.max_prompt_logprobs, name)
     return made

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from quire.core.errors import Unavailable
+from quire.core.errors import BadRequest, Unavailable
 from quire.core.structured import StructuredOutputsParams, refusal
 from quire.text.bounded import BoundedProcess, Ended, Large, Program, Spent
 from quire.text.structured.vocabulary import Vocabulary
@@ -43,7 +43,8 @@ class Reader:
     def __init__(self) -> None:
         self._process: BoundedProcess | None = None
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[bytes, int], Read] = OrderedDict()
+        self._keeping = threading.Lock()
+        self._kept: OrderedDict[tuple[bytes, int], Read | BadRequest] = OrderedDict()
 
     def read(self, asked: StructuredOutputsParams, ends: Iterable[int], vocabulary: Vocabulary) -> Read:
         """The grammar of what is `asked`; `BadRequest` naming the field and the place when there is none.
@@ -57,17 +58,36 @@ class Reader:
         if size > MAX_BYTES:
             raise refusal(f"{size} bytes are more than the {MAX_BYTES} that a grammar may have", kind)
         ends = frozenset(ends)
-        key = (text.encode("utf-8", "surrogatepass"), hash((id(vocabulary), ends)))
-        with self._lock:
-            if (found := self._kept.get(key)) is not None:
+        key = (text.encode("utf-8", "surrogatepass"), hash((vocabulary.number, ends)))
+        if (known := self._known(key)) is None:
+            with self._lock:
+                if (known := self._known(key)) is None:
+                    known = self._keep(key, self._found(kind, value, asked, ends, vocabulary))
+        if isinstance(known, BadRequest):
+            raise BadRequest(known.message, param=known.param)
+        return known
+
+    def _known(self, key: tuple[bytes, int]) -> Read | BadRequest | None:
+        """What was found before, so that whoever asks for nonsense again costs nobody anything."""
+        with self._keeping:
+            if key in self._kept:
                 self._kept.move_to_end(key)
-                return found
-            reply = self._ask(kind, value, asked, vocabulary)
-            found = _spelled(kind, reply, ends, vocabulary)
+            return self._kept.get(key)
+
+    def _keep(self, key: tuple[bytes, int], found: Read | BadRequest) -> Read | BadRequest:
+        with self._keeping:
             self._kept[key] = found
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-            return found
+        return found
+
+    def _found(
+        self, kind: str, value: Any, asked: StructuredOutputsParams, ends: frozenset[int], vocabulary: Vocabulary
+    ) -> Read | BadRequest:
+        try:
+            return _spelled(kind, self._ask(kind, value, asked, vocabulary), ends, vocabulary)
+        except BadRequest as error:
+            return error
 
     def _ask(self, kind: str, value: Any, asked: StructuredOutputsParams, vocabulary: Vocabulary) -> dict[str, Any]:
         job = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from functools import cached_property
 from threading import Lock
@@ -15,15 +16,19 @@ LONGEST = 32
 """Bytes of a token that completions are spelled with; longer ones are runs of spaces and of signs."""
 
 
+_NUMBERS = itertools.count()
+
+
 class Vocabulary:
     """What a tokenizer's tokens spell; `special` names those that no text does. Safe to share between threads.
 
     `size`: ids of the model, of which the tokenizer may lack some. One more, `end`, stands for the end of a text, as
-    which tokens these are differs from request to request.
+    which tokens these are differs from request to request. `number`: no other vocabulary of this process has it.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self.size = self.end = size
+        self.number = next(_NUMBERS)
         self.special = dict(sorted(tokenizer.special.items()))
         hidden = set(self.special.values())
         spelled = (b"" if i in hidden else tokenizer.id_to_bytes(i) for i in range(size))

@@ -1,0 +1,110 @@
+"""The shape that a body asks of its answer, by any of the names there are for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from quire.core.errors import BadRequest
+from quire.core.request import Request
+from quire.core.structured import KINDS, StructuredOutputsParams, structured
+from quire.engine.requests import with_grammar
+from quire.server.api.protocol import SamplingFields
+from quire.server.service import Service
+
+_GUIDED = ("json", "regex", "choice", "grammar")
+_BACKENDS = ("auto", "guidance")
+_READING = ThreadPoolExecutor(2, "quire-grammars")
+
+
+def shape_of(body: SamplingFields) -> StructuredOutputsParams | None:
+    """What `response_format`, `structured_outputs` or a `guided_` field asks for; None: any text will do.
+
+    `BadRequest` when several do, or one asks for what is no shape.
+    """
+    found = _asked(body)
+    if not found:
+        if body.guided_whitespace_pattern is not None:
+            raise BadRequest("guided_whitespace_pattern: needs guided_json", param="guided_whitespace_pattern")
+        return None
+    if len(found) > 1:
+        field = found[1][0]
+        raise BadRequest(f"{field}: {found[0][0]} asks for a shape already; give one", param=field)
+    field, value = found[0]
+    if not isinstance(value, dict):
+        raise BadRequest(f"{field}: must be an object", param=field)
+    with named(body):
+        shape = structured(value)
+        assert isinstance(shape, StructuredOutputsParams) and shape.kind
+    return shape
+
+
+def _asked(body: SamplingFields) -> list[tuple[str, Any]]:
+    """Fields that ask for a shape, each with what it would be as `structured_outputs`."""
+    backend = body.guided_decoding_backend
+    if backend is not None and backend not in _BACKENDS:
+        message = f"guided_decoding_backend: grammars are read by guidance here, not by {str(backend)[:40]!r}"
+        raise BadRequest(f"{message}; leave it out", param="guided_decoding_backend")
+    spaces = {} if body.guided_whitespace_pattern is None else {"whitespace_pattern": body.guided_whitespace_pattern}
+    found = [(f"guided_{kind}", {kind: value} | spaces) for kind in _GUIDED
+             if (value := getattr(body, f"guided_{kind}")) is not None]  # fmt: skip
+    if body.structured_outputs is not None:
+        found.insert(0, ("structured_outputs", body.structured_outputs))
+    if body.response_format is not None and (made := _format(body.response_format)) is not None:
+        found.insert(0, ("response_format", made))
+    return found
+
+
+def _format(value: Any) -> dict[str, Any] | None:
+    """OpenAI's `response_format`, and vLLM's structural tags in it; None: text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "json_schema":
+        inner = value.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        if schema is None:
+            param = "response_format.json_schema.schema"
+            raise BadRequest(f"{param}: required, and missing", param=param)
+        return {"json": schema}
+    if kind == "structural_tag":
+        return {"structural_tag": {name: item for name, item in value.items() if name != "type"}}
+    raise BadRequest(
+        "response_format: its type must be text, json_object, json_schema or structural_tag", param="response_format"
+    )
+
+
+@contextlib.contextmanager
+def named(body: SamplingFields) -> Iterator[None]:
+    """Errors about a shape name the field of `body` that asked for it."""
+    try:
+        yield
+    except BadRequest as error:
+        param = error.param or ""
+        if param.split(".")[0] != "structured_outputs":
+            raise
+        own = _own_name(body, param.removeprefix("structured_outputs").lstrip("."))
+        message = error.message.removeprefix(param).lstrip(": ")
+        raise BadRequest(f"{own}: {message}", param=own) from None
+
+
+def _own_name(body: SamplingFields, kind: str) -> str:
+    if body.response_format is not None and _format(body.response_format) is not None:
+        return "response_format.json_schema.schema" if kind == "json" else "response_format"
+    if body.structured_outputs is None and kind in KINDS:
+        return f"guided_{kind}"
+    return f"structured_outputs.{kind}" if kind else "structured_outputs"
+
+
+async def with_grammars(service: Service, body: SamplingFields, requests: list[Request]) -> list[Request]:
+    """`requests` with the grammar of what they ask, read off the event loop."""
+    if all(request.params.structured_outputs is None for request in requests):
+        return requests
+    loop, info, tokenizer = asyncio.get_running_loop(), service.engine.info, service.tokenizer
+    with named(body):
+        return [await loop.run_in_executor(_READING, with_grammar, info, tokenizer, each) for each in requests]
