@@ -256,7 +256,7 @@ class LLM:
             adapter=adapter,
         )
         if shaped:
-            request = with_grammar(self.info, self.get_tokenizer(), request)
+            request = with_grammar(self.info.vocab_size, self.get_tokenizer(), request)
         return RequestBuilder(request, text, tokenizer)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:

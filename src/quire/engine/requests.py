@@ -116,7 +116,7 @@ def make_request(
     )
 
 
-def with_grammar(info: EngineInfo, tokenizer: Tokenizer, request: Request) -> Request:
+def with_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request) -> Request:
     """`request` with the grammar of its structured outputs, and one text of it, which says how short it can be.
 
     `BadRequest` naming the field when there is no such grammar, or `max_tokens` cannot hold any text of it.
@@ -125,7 +125,7 @@ def with_grammar(info: EngineInfo, tokenizer: Tokenizer, request: Request) -> Re
     if params.structured_outputs is None:
         return request
     ends = (*request.eos_token_ids, *params.stop_token_ids)
-    read = READER.read(params.structured_outputs, ends, vocabulary_of(tokenizer, info.vocab_size))
+    read = READER.read(params.structured_outputs, ends, vocabulary_of(tokenizer, vocab_size))
     need = len(read.completion)
     if params.max_tokens is not None and params.max_tokens < need:
         raise BadRequest(

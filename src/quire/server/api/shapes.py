@@ -105,6 +105,6 @@ async def with_grammars(service: Service, body: SamplingFields, requests: list[R
     """`requests` with the grammar of what they ask, read off the event loop."""
     if all(request.params.structured_outputs is None for request in requests):
         return requests
-    loop, info, tokenizer = asyncio.get_running_loop(), service.engine.info, service.tokenizer
+    loop, size, tokenizer = asyncio.get_running_loop(), service.engine.info.vocab_size, service.tokenizer
     with named(body):
-        return [await loop.run_in_executor(_READING, with_grammar, info, tokenizer, each) for each in requests]
+        return [await loop.run_in_executor(_READING, with_grammar, size, tokenizer, each) for each in requests]

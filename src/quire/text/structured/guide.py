@@ -74,6 +74,7 @@ class Guide:
     def __init__(self, grammar: Grammar, most: int, ends: Iterable[int], completion: Sequence[int]) -> None:
         self._grammar, self._vocabulary = grammar, grammar.vocabulary
         self._most, self._ends, self._first = most, frozenset(ends), tuple(completion)
+        self._usable = self._vocabulary.usable(self._ends)
         self._by_token, self._by_byte = grammar.matchers()
         self._spelled = [0]  # byte tokens up to each token of the path, as far as the matcher of bytes may have read
         self._read = 0
@@ -236,7 +237,7 @@ class Guide:
         if not self._catch_up():
             return None
         end = 256 + len(self._vocabulary.special)
-        spelled = shortest(self._by_byte, end, LATER, self._vocabulary.usable)
+        spelled = shortest(self._by_byte, end, LATER, self._usable)
         if self._by_byte.is_error():
             self._by_byte = self._grammar.matchers()[1]
             self._read = 0
@@ -244,10 +245,8 @@ class Guide:
 
     def _proven(self, spelled: list[int]) -> _Stand | None:
         """These bytes in tokens, if they complete the text."""
-        tokens = self._vocabulary.fewest(spelled)
-        if tokens is None or not self._ends.isdisjoint(tokens):
-            return None
-        if self._by_token.validate_tokens([*tokens, self._vocabulary.end]) != len(tokens) + 1:
+        tokens = self._vocabulary.fewest(spelled, self._ends)
+        if tokens is None or self._by_token.validate_tokens([*tokens, self._vocabulary.end]) != len(tokens) + 1:
             return None
         return _Stand(tuple(tokens), 0, False, False)
 

@@ -53,7 +53,10 @@ class Reader:
         """
         kind = asked.kind
         value = getattr(asked, kind)
-        text = json.dumps([kind, value, _options(asked)], ensure_ascii=False)
+        try:
+            text = json.dumps([kind, value, _options(asked)], ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise refusal(f"it cannot be written as JSON: {error}", kind) from None
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > MAX_BYTES:
             raise refusal(f"{size} bytes are more than the {MAX_BYTES} that a grammar may have", kind)
@@ -85,22 +88,21 @@ class Reader:
         self, kind: str, value: Any, asked: StructuredOutputsParams, ends: frozenset[int], vocabulary: Vocabulary
     ) -> Read | BadRequest:
         try:
-            return _spelled(kind, self._ask(kind, value, asked, vocabulary), ends, vocabulary)
+            return _spelled(kind, self._ask(kind, value, asked, ends, vocabulary), ends, vocabulary)
         except BadRequest as error:
             return error
 
-    def _ask(self, kind: str, value: Any, asked: StructuredOutputsParams, vocabulary: Vocabulary) -> dict[str, Any]:
+    def _ask(
+        self, kind: str, value: Any, asked: StructuredOutputsParams, ends: frozenset[int], vocabulary: Vocabulary
+    ) -> dict[str, Any]:
         job = {
             "kind": kind,
             "value": value,
             "options": _options(asked),
             "special": list(vocabulary.special),
-            "usable": sorted(vocabulary.usable),
+            "usable": sorted(vocabulary.usable(ends)),
         }
-        try:
-            data = json.dumps(job).encode()
-        except (ValueError, RecursionError):
-            raise refusal("it is nested too deeply", kind) from None
+        data = json.dumps(job).encode()
         process = self._process or BoundedProcess(_PROGRAM)
         self._process = None
         try:
@@ -140,8 +142,8 @@ def _spelled(kind: str, reply: dict[str, Any], ends: frozenset[int], vocabulary:
         raise refusal(reply["error"], kind)
     if reply["completion"] is None:
         raise refusal("no text of it was found, so it is not known to end; make it simpler", kind)
-    tokens = vocabulary.fewest(reply["completion"])
-    if tokens is None or not ends.isdisjoint(tokens):
+    tokens = vocabulary.fewest(reply["completion"], ends)
+    if tokens is None:
         raise refusal("this model's vocabulary cannot spell it", kind)
     return Read(reply["grammar"], tuple(tokens))
 

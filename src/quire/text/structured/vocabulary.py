@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Collection
 from functools import cached_property
 from threading import Lock
 
@@ -34,7 +35,6 @@ class Vocabulary:
         spelled = (b"" if i in hidden else tokenizer.id_to_bytes(i) for i in range(size))
         self._tokens: list[bytes] = list(spelled)
         self._ids = {piece: i for i, piece in reversed(list(enumerate(self._tokens))) if 0 < len(piece) <= LONGEST}
-        self.usable = frozenset(piece[0] for piece in self._ids if len(piece) == 1)
         self._numbers = {256 + place: i for place, i in enumerate(self.special.values())}
         self._bytes = {i: byte for byte, i in self._numbers.items()}
         self._lock = Lock()
@@ -56,8 +56,12 @@ class Vocabulary:
         """Byte tokens (`byte_tokenizer` of `special`) of a token."""
         return [self._bytes[token]] if token in self._bytes else list(self._tokens[token])
 
-    def fewest(self, spelled: list[int]) -> list[int] | None:
-        """The fewest tokens for these byte tokens; None where the vocabulary lacks some. O(LONGEST) a byte."""
+    def usable(self, ends: Collection[int] = ()) -> frozenset[int]:
+        """Bytes that a token spells which is none of `ends`: of these any text can be made."""
+        return frozenset(piece[0] for piece, token in self._ids.items() if len(piece) == 1 and token not in ends)
+
+    def fewest(self, spelled: list[int], ends: Collection[int] = ()) -> list[int] | None:
+        """The fewest tokens but `ends` for these byte tokens; None where there are none. O(LONGEST) a byte."""
         count = len(spelled)
         best: list[tuple[int, int, int]] = [(0, -1, 0)] + [(1 << 30, -1, 0)] * count  # tokens, the last one, its size
         data = bytes(b if b < 256 else 0xFF for b in spelled)  # no token has this byte
@@ -70,7 +74,7 @@ class Vocabulary:
                 continue
             for size in range(1, min(LONGEST, count - at) + 1):
                 token = self._ids.get(data[at : at + size])
-                if token is not None and cost < best[at + size][0]:
+                if token is not None and cost < best[at + size][0] and token not in ends:
                     best[at + size] = (cost, token, size)
         if best[count][0] >= 1 << 29:
             return None
