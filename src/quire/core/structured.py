@@ -63,4 +63,5 @@ def structured(value: Any) -> Any:
     try:
         return msgspec.convert(value, StructuredOutputsParams)
     except msgspec.ValidationError as error:
-        raise refusal(str(error)) from None
+        reason, _, place = str(error).partition(" - at `$.")
+        raise refusal(reason, place.rstrip("`")) from None
