@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
@@ -33,6 +32,31 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"choice": ["yes", "no", "it depends on how you look at it"]},
     {"grammar": 'start: "(" start ")" | /[0-9]+/ ("+" | "-") /[0-9]+/'},
 )
+SHAPELESS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"response_format": {"type": "yaml"}}, "response_format"),
+    ({"response_format": "text"}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+    ({"response_format": {"type": "json_object"}, "stop": "}"}, "stop"),
+    ({"response_format": {"type": "json_object"}, "min_tokens": 2, "max_tokens": 9}, "min_tokens"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": "a{50}"}, "max_tokens": 3}, "max_tokens"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    ({"structured_outputs": "a"}, "structured_outputs"),
+    ({"guided_json": {"type": "x"}}, "guided_json"),
+    ({"guided_json": 5}, "guided_json"),
+    ({"guided_regex": "(a"}, "guided_regex"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": "a"}, "guided_choice"),
+    ({"guided_grammar": "start: b"}, "guided_grammar"),
+    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+)
+"""Fields of bodies that ask for what is no shape, or for one that cannot be had, and the field that the error names."""
 
 
 @cache
@@ -69,6 +93,3 @@ def shaped_requests(count: int, seed: int = 3, **more: Any) -> list[Request]:
         request = Request(id=f"s{i}", prompt=prompt, params=params, seed=i, arrival=0.0, eos_token_ids=(4,), **more)
         made.append(shaped(request))
     return made
-
-
-__all__ = ["BadRequest", "needed", "shaped", "shaped_requests", "tokenizer"]

@@ -12,6 +12,7 @@ import pytest
 
 from live_server import LiveServer, live
 from quire.server.api.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeText
+from shaped import SHAPELESS
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -81,28 +82,7 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"request_id": "a\nb"}, "request_id"),
     ({"request_id": "a" * 257}, "request_id"),
     ({"model": 5}, "model"),
-    ({"response_format": {"type": "yaml"}}, "response_format"),
-    ({"response_format": "text"}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
-        "response_format.json_schema.schema",
-    ),
-    ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
-    ({"response_format": {"type": "json_object"}, "stop": "}"}, "stop"),
-    ({"response_format": {"type": "json_object"}, "min_tokens": 2, "max_tokens": 9}, "min_tokens"),
-    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
-    ({"structured_outputs": {"regex": "a{50}"}, "max_tokens": 3}, "max_tokens"),
-    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
-    ({"structured_outputs": "a"}, "structured_outputs"),
-    ({"guided_json": {"type": "x"}}, "guided_json"),
-    ({"guided_json": 5}, "guided_json"),
-    ({"guided_regex": "(a"}, "guided_regex"),
-    ({"guided_choice": []}, "guided_choice"),
-    ({"guided_choice": "a"}, "guided_choice"),
-    ({"guided_grammar": "start: b"}, "guided_grammar"),
-    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
-    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    *SHAPELESS,
     ({"use_beam_search": True}, "use_beam_search"),
     ({"length_penalty": 0.5}, "length_penalty"),
     ({"logits_processors": ["os.system"]}, "logits_processors"),

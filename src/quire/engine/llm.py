@@ -225,8 +225,7 @@ class LLM:
     ) -> list[RequestBuilder]:
         """Check everything and make the requests."""
         items = _prompt_list(prompts)
-        if params is None:
-            params = self.get_default_sampling_params()
+        params = self.get_default_sampling_params() if params is None else params
         each = [params] * len(items) if isinstance(params, SamplingParams) else list(params)
         ranks = [0] * len(items) if priority is None else list(priority)
         adapters = [lora] * len(items) if lora is None or isinstance(lora, LoRARequest) else list(lora)
@@ -243,8 +242,8 @@ class LLM:
 
     def _builder(self, prompt: Prompt, params: SamplingParams, priority: int, adapter: str) -> RequestBuilder:
         text, ids = self._tokens(prompt)
-        shaped = params.structured_outputs is not None
-        tokenizer = self.get_tokenizer() if params.detokenize or params.bad_words or shaped else None
+        reads = params.detokenize or params.bad_words or params.structured_outputs is not None
+        tokenizer = self.get_tokenizer() if reads else None
         request = make_request(
             self.info,
             ids,
@@ -255,8 +254,8 @@ class LLM:
             priority=priority,
             adapter=adapter,
         )
-        if shaped:
-            request = with_grammar(self.info.vocab_size, self.get_tokenizer(), request)
+        if tokenizer is not None:
+            request = with_grammar(self.info.vocab_size, tokenizer, request)
         return RequestBuilder(request, text, tokenizer)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
