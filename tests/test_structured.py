@@ -118,7 +118,7 @@ COMPLETIONS = [
     ({"regex": "x{30}y|x{3}z"}, b"xxxz"),
     ({"regex": "[a-z]+@[a-z]+\\.com"}, b"a@a.com"),
     ({"json_object": True}, b"{}"),
-    ({"json": {"type": "integer", "minimum": 1000}}, b"9090"),
+    ({"json": {"type": "integer", "minimum": 1000}}, b"1000"),
     ({"json": {"type": "array", "minItems": 4, "items": {"type": "null"}}}, b"[null,null,null,null]"),
     ({"json": {"enum": ["a long one", "b", "another"]}}, b'"b"'),
     ({"choice": ["perhaps", "no"]}, b"no"),

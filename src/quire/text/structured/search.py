@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -106,6 +107,15 @@ def shortest(matcher: LLMatcher, end: int, effort: Effort, usable: frozenset[int
     return _Search(matcher, end, usable).run(effort)
 
 
+class _Way(NamedTuple):
+    """The first `size` bytes of a path and another one behind them, of those that could follow; what could before."""
+
+    path: list[int]
+    size: int
+    byte: int | None
+    before: bytes
+
+
 class _Search:
     def __init__(self, matcher: LLMatcher, end: int, usable: frozenset[int] | None) -> None:
         self.matcher, self.end, self.usable = matcher, end, usable
@@ -113,11 +123,12 @@ class _Search:
         self.best: list[int] | None = None
         self.steps = 0
         self.cut = False
-        self.patience = 1 << 30
+        self.patience = 0
 
     def run(self, effort: Effort) -> list[int] | None:
-        for longest in effort.longest:
-            for self.patience in (1 << 30, PATIENCE):
+        """The best completion there is within `effort`."""
+        for self.patience in (0, PATIENCE):
+            for longest in effort.longest:
                 cut = self._try(longest, effort)
                 if self.best is not None or not cut:
                     break
@@ -129,65 +140,59 @@ class _Search:
     def _try(self, longest: int, effort: Effort) -> bool:
         """Look for completions of at most `longest` bytes; whether a way was cut off."""
         self.cut, left = False, effort.steps
-        waiting = deque[tuple[list[int], bytes]]([([], b"")])
+        waiting = deque([_Way([], 0, None, b"")])
         while waiting and left > 0 and not self.matcher.is_error():
             begun, had = self.steps, self.best is not None
-            prefix, before = waiting.popleft()
+            way = waiting.popleft()
             bound = longest if self.best is None else len(self.best) - 1
-            if len(prefix) <= bound:
-                waiting.extend(self._dive(prefix, before, bound, left))
+            if way.size < bound:
+                waiting.extend(self._dive(way, bound, left))
             left -= self.steps - begun + 1
             if self.best is not None and not had:
                 left = min(left, effort.more)
         return self.cut
 
-    def _dive(self, prefix: list[int], before: bytes, bound: int, left: int) -> Iterator[tuple[list[int], bytes]]:
-        """Follow the first choice from `prefix` to an end of at most `bound` bytes; the other choices on the way."""
-        others: list[tuple[list[int], bytes]] = []
-        if not self._go(prefix):
-            return iter(others)
-        path, begun, taken = list(prefix), self.steps, Counter[tuple[bytes, int]]()
-        while not self.matcher.is_accepting():
+    def _dive(self, way: _Way, bound: int, left: int) -> Iterator[_Way]:
+        """Follow the first choice from `way` to an end of at most `bound` bytes; the other choices on the way."""
+        others: list[tuple[int, int, bytes]] = []
+        going = self._go(way.path[: way.size]) and (way.byte is None or self._read([way.byte]))
+        before, begun, taken = way.before, self.steps, Counter[tuple[bytes, int]]()
+        while going and not self.matcher.is_accepting():
             forced = self._forced()
-            if len(path) + len(forced) >= bound or self.steps - begun > left:
-                self.cut = True
-                return iter(others)
-            if forced:
-                path += forced
-                if not self._go(path):
+            if len(self.path) + len(forced) >= bound or self.steps - begun > left:
+                self.cut, going = True, False
+            elif forced:
+                before, going = b"", self._read(forced)
+            else:
+                self.steps += 1
+                may = self._may()
+                ranked = _ranked(may, before, self.end, self.usable, bool(self.patience))
+                if not ranked:
                     break
-                before = b""
-                continue
-            self.steps += 1
-            may = self._may()
-            ranked = _ranked(may, before, self.end, self.usable, self.patience <= PATIENCE)
-            if not ranked:
-                return iter(others)
-            choice = ranked[0]
-            if self.patience <= PATIENCE:  # it turned in a circle before
-                choice = min(ranked, key=lambda byte: taken[may, byte] // self.patience)
-                taken[may, choice] += 1
-            others += [([*path, byte], may) for byte in ranked if byte != choice]
-            path.append(choice)
-            before = may
-            if not self._go(path):
-                break
-        if self.matcher.is_accepting() and not self.matcher.is_error():
+                choice = ranked[0]
+                if self.patience:  # it turned in a circle before
+                    choice = min(ranked, key=lambda byte: taken[may, byte] // self.patience)
+                    taken[may, choice] += 1
+                others += [(len(self.path), byte, may) for byte in ranked if byte != choice]
+                before, going = may, self._read([choice])
+        path = list(self.path)
+        if going and self.matcher.is_accepting():
             self.best = path
-        return iter(others)
+        return (_Way(path, size, byte, may) for size, byte, may in others)
 
     def _go(self, path: list[int]) -> bool:
-        """Have the matcher read `path`; False where it does not take it, or gave up."""
-        same = 0
-        for a, b in zip(self.path, path, strict=False):
-            if a != b:
-                break
-            same += 1
+        """Have the matcher stand behind `path`; False where it does not take it, or gave up."""
+        size = min(len(self.path), len(path))
+        same = size if self.path[:size] == path[:size] else next(i for i in range(size) if self.path[i] != path[i])
         if same < len(self.path):
             self.matcher.rollback(len(self.path) - same)
-        taken = self.matcher.try_consume_tokens(path[same:]) if same < len(path) else 0
-        self.path = path[: same + taken]
-        return same + taken == len(path) and not self.matcher.is_error()
+            del self.path[same:]
+        return self._read(path[same:])
+
+    def _read(self, more: list[int]) -> bool:
+        taken = self.matcher.try_consume_tokens(more) if more else 0
+        self.path += more[:taken]
+        return taken == len(more) and not self.matcher.is_error()
 
     def _forced(self) -> list[int]:
         """Bytes that must follow."""
@@ -225,7 +230,11 @@ def _ranked(may: bytes, before: bytes, end: int, usable: frozenset[int] | None, 
         if byte in _LAST:
             return 1, 9, byte
         if digit:
-            return stale, 0, -byte
+            return (
+                stale,
+                0,
+                -byte if byte > 0x31 else -0x100 if byte == 0x31 else 0,
+            )  # 11:11:11 is a time, 23:59:60 is none
         return stale, 1 if byte == _QUOTE else 4 if byte in _LATE else 3 if letter else 2, byte
 
     ranked = sorted(found, key=rank)
