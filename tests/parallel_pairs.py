@@ -24,6 +24,7 @@ from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.core.speculation import HEADS
 from quire.engine.local import LocalEngine
+from shaped import shaped_requests
 from test_adapter_kinds import LINEARS
 from test_bit_equality import Answer
 from test_encoder import VARIANTS as ENCODERS
@@ -71,6 +72,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "experts, ngram": {"model": "experts", "speculative_config": METHODS["ngram"]},
     "latents": {"model": "latents"},
     "T5": {"model": "encoder"},
+    "structured": {},
+    "structured, ngram": {"speculative_config": METHODS["ngram"]},
     "ngram": {"speculative_config": METHODS["ngram"]},
     "suffix": {"speculative_config": METHODS["suffix"]},
     "suffix tree": {"speculative_config": METHODS["suffix_tree"]},
@@ -153,6 +156,8 @@ def options_of(feature: str, folders: Folders) -> dict[str, Any]:
 
 def asked_of(feature: str) -> list[Request]:
     """A few requests that this feature can serve."""
+    if feature.startswith("structured"):
+        return shaped_requests(9)
     tiny = FEATURES[feature].get("model", PYDOC) != PYDOC
     requests = requests_of(99 if tiny else 6144, "a" if "LoRA" in feature else "")
     return [r for r in requests if feature != "T5" or r.params.prompt_logprobs is None][:9]

@@ -16,6 +16,7 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.local import LocalEngine
+from shaped import PERSON, shaped
 from turns import reports
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -26,6 +27,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "several": {"temperature": 1.0, "n": 3},
     "penalized": {"temperature": 0.8, "repetition_penalty": 1.3, "presence_penalty": 0.5, "logprobs": 0},
     "scored": {"temperature": 0.0, "prompt_logprobs": 1},
+    "shaped": {"temperature": 1.5, "structured_outputs": {"json": PERSON}, "n": 2, "logprobs": 0},
     "bounded": {"temperature": 0.7, "min_tokens": 10, "logit_bias": {9: 2.0}, "stop_token_ids": (70, 300)},
 }
 Found = dict[tuple[str, int], tuple[list[int], list[Any], str | None]]
@@ -37,7 +39,8 @@ def requests() -> list[Request]:
     for i, (name, params) in enumerate(PARAMS.items()):
         prompt = tuple(rng.randrange(8, 6000) for _ in range(20 + 9 * i))
         asked = SamplingParams(max_tokens=24, **params)
-        found.append(Request(id=name, prompt=prompt, params=asked, seed=i, arrival=0.0, eos_token_ids=(4,)))
+        made = Request(id=name, prompt=prompt, params=asked, seed=i, arrival=0.0, eos_token_ids=(4,))
+        found.append(shaped(made))
     return found
 
 

@@ -29,6 +29,8 @@ CHOICES = 8
 """Most bytes that are tried in one place."""
 _CLOSERS, _JOINERS, _SPACES = b"}])>", b",:", b" \t\r\n"
 _QUOTE = 0x22
+_DIGITS = b"1987654320"
+"""Ones first: 1111-11-11T11:11:11Z is a time everywhere, 23:59:60 only where leap seconds are known."""
 _LATE, _LAST = b"[{(<.", b"\\+-"
 
 
@@ -230,11 +232,7 @@ def _ranked(may: bytes, before: bytes, end: int, usable: frozenset[int] | None, 
         if byte in _LAST:
             return 1, 9, byte
         if digit:
-            return (
-                stale,
-                0,
-                -byte if byte > 0x31 else -0x100 if byte == 0x31 else 0,
-            )  # 11:11:11 is a time, 23:59:60 is none
+            return stale, 0, _DIGITS.index(byte)
         return stale, 1 if byte == _QUOTE else 4 if byte in _LATE else 3 if letter else 2, byte
 
     ranked = sorted(found, key=rank)
