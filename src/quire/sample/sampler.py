@@ -237,9 +237,10 @@ class Sampler:
         def redraw(edits: list[RowEdits], again: list[int]) -> list[int]:
             self._ops.penalize(logits, edits)
             where = [places[row] for row in again]
-            more = self._ops.sample(logits, self._draws[where])
+            more = cast("list[Any]", self._ops.sample(logits, self._draws[where]))
+            known: list[int] = self._ops.fetch(more[:1])()[0].tolist()
             tokens[where], flags[where] = more
-            return [int(token) for token in self._ops.fetch([more[0]])()[0].tolist()]
+            return known
 
         settle(rows, given, redraw)
 

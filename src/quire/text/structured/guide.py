@@ -82,7 +82,7 @@ class Guide:
         self._list: list[int] | None = None
         self._known = 0
         accepts = self._by_token.is_accepting()
-        self._stands = [_Stand(tuple(completion), 0, self._by_token.is_stopped(), accepts)]
+        self._stands = [_Stand(tuple(completion), 0, self._over(accepts), accepts)]
 
     def anew(self) -> Guide:
         """One of the same grammar that stands at the beginning."""
@@ -181,6 +181,10 @@ class Guide:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
+    def _over(self, accepts: bool) -> bool:
+        """Whether only an end may follow here; without a token for that, a text ends where it first is complete."""
+        return bool(self._by_token.is_stopped() or (accepts and not self._ends))
+
     @property
     def _left(self) -> int:
         return self._most - len(self.path)
@@ -208,9 +212,11 @@ class Guide:
 
     def _behind(self, token: int, stand: _Stand) -> _Stand | None:
         """Where the sequence stands after `token`, which was read; None: it could not be completed in time."""
-        over = self._by_token.is_stopped()
-        if over or self._by_token.is_accepting():
-            return _Stand((), 0, over, True)
+        accepts = self._by_token.is_accepting()
+        if self._over(accepts):
+            return _Stand((), 0, True, True)
+        if accepts:
+            return _Stand((), 0, False, True)
         if stand.need and token == stand.tokens[stand.start]:
             return _Stand(stand.tokens, stand.start + 1, False, False)
         found = self._tail(token, stand)

@@ -228,7 +228,7 @@ def _ranked(may: bytes, before: bytes, end: int, usable: frozenset[int] | None, 
         if byte in _CLOSERS or byte in _JOINERS:
             return -1, int(byte in _JOINERS), byte
         if byte in _SPACES:
-            return 2, 0, byte
+            return stale, 6, byte
         if byte in _LAST:
             return 1, 9, byte
         if digit:
