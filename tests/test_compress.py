@@ -198,7 +198,7 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([], "give one of --recipe FILE, --quantize METHOD and --prune METHOD"),
+        ([], "give one of --recipe FILE, --quantize METHOD, --prune METHOD and --frontier FILE"),
         (["--quantize", "rtn", "--prune", "wanda"], "give one of"),
         (["--quantize", "rounding"], "'rounding' is not one of"),
         (["--quantize", "rtn", "--set", "bits"], "NAME=VALUE is needed"),
@@ -206,6 +206,8 @@ def test_the_command(tmp_path: Path) -> None:
         (["--quantize", "rtn", "--set", "bits=5"], "one of 2, 3, 4, 8 is needed"),
         (["--prune", "wanda", "--set", "sparsity=0.5", "--set", "calibration.files=nowhere.txt"], "nowhere.txt"),
         (["--recipe", "nowhere.toml"], "nowhere.toml"),
+        (["--frontier", "nowhere.toml"], "nowhere.toml"),
+        (["--frontier", "a.toml", "--quantize", "rtn"], "--frontier stands alone"),
     ],
 )
 def test_what_cannot_be_is_one_line(words: list[str], reason: str, tmp_path: Path) -> None:

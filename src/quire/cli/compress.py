@@ -20,6 +20,14 @@ def compress(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or hub name; pydoc is the embedded model.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a run that stopped goes on.")],
     recipe: Annotated[Path | None, typer.Option(help="A file of stages, RECIPE.toml.")] = None,
+    frontier: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RECIPE.toml",
+            help="In place of one recipe: try these, each in a folder of OUT, and draw quality against size and speed; "
+            "several.",
+        ),
+    ] = None,
     quantize: Annotated[str | None, typer.Option(help="In place of a recipe: quantize by this method.")] = None,
     prune: Annotated[str | None, typer.Option(help="In place of a recipe: prune by this method.")] = None,
     set_: Annotated[
@@ -39,15 +47,22 @@ def compress(
     from quire.compress.progress import units_bar
     from quire.compress.recipe import read_recipe
 
+    source = "" if source == "pydoc" else source
+    if frontier:
+        if recipe is not None or quantize is not None or prune is not None or not passport:
+            raise ConfigError("--frontier stands alone: it measures all of its recipes", param="frontier")
+        _sweep(source, out, frontier, restart)
+        return
     short = {kind: method for kind, method in zip(SHORT, (quantize, prune), strict=True) if method is not None}
     if (recipe is None) != (len(short) == 1):
-        raise ConfigError("give one of --recipe FILE, --quantize METHOD and --prune METHOD", param="recipe")
+        raise ConfigError(
+            "give one of --recipe FILE, --quantize METHOD, --prune METHOD and --frontier FILE", param="recipe"
+        )
     if recipe is not None:
         asked = read_recipe(recipe)
     else:
         (kind, method), *_ = short.items()
         asked = _of_flags(kind, method, set_ or [])
-    source = "" if source == "pydoc" else source
     from quire.compress import pipeline
     from quire.model.describe import open_model
 
@@ -56,6 +71,23 @@ def compress(
         pipeline.compress(source, out, asked, tell, restart=restart, passport=passport)
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
     print(f"{out}: {size / 2**20:.1f} MiB")
+
+
+def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:
+    """Try the recipes of `files`, and draw them."""
+    from quire.compress.progress import units_bar
+    from quire.compress.recipe import read_recipe
+    from quire.compress.sweep import sweep
+    from quire.model.describe import open_model
+
+    recipes = {path.stem: read_recipe(path) for path in files}
+    if len(recipes) < len(files):
+        raise ConfigError("--frontier: two files have one name, by which a recipe is drawn", param="frontier")
+    layers = open_model(source).spec.layers
+    stages = sum(len(recipe.stages) for name, recipe in recipes.items() if not (out / name).exists())
+    with units_bar(layers * stages) as tell:
+        drawn = sweep(source, out, recipes, tell, restart=restart)
+    print("\n".join(map(str, drawn)))
 
 
 def _of_flags(kind: str, method: str, words: list[str]) -> Recipe:
