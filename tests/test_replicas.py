@@ -180,6 +180,29 @@ def test_whatever_dies_nothing_is_lost_and_nothing_comes_twice(seed: int) -> Non
     edge.finish()
 
 
+def test_nobody_reads_an_engine_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge, late = Edge(), list[object]()
+    poll, close = SupervisedEngine.poll, SupervisedEngine.close
+    closed: set[int] = set()
+
+    def watched(engine: SupervisedEngine, timeout: float) -> Any:
+        found = poll(engine, timeout)
+        late.extend([engine] * (id(engine) in closed))
+        return found
+
+    def closing(engine: SupervisedEngine) -> None:
+        closed.add(id(engine))
+        close(engine)
+
+    monkeypatch.setattr(SupervisedEngine, "poll", watched)
+    monkeypatch.setattr(SupervisedEngine, "close", closing)
+    edge.submit(request("a", 50))
+    edge.poll(3)
+    edge.client.close()
+    time.sleep(0.3)
+    assert closed and not late
+
+
 def test_numbers_are_those_of_all() -> None:
     both = total([Stats(running=2, steps=3, waste=0.5, accepted_per_pos=(4, 1)), Stats(running=1, steps=4, waste=0.1)])
     assert (both.running, both.steps, both.accepted_per_pos) == (3, 7, (4, 1)) and both.waste == pytest.approx(0.3)
