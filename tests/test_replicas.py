@@ -94,13 +94,12 @@ def test_replicas_share_the_requests() -> None:
 
 
 def test_requests_of_a_dead_one_go_on_elsewhere_before_it_is_back() -> None:
-    edge = Edge(end=EngineKilled, pause=1.0)
+    edge = Edge(end=EngineKilled, pause=30.0)
     edge.submit(*(request(f"r{i}", 40, n=1 + i % 2) for i in range(12)))
     edge.poll(20)
-    began = time.monotonic()
     edge.engines[1][0].dead = True
     edge.finish()
-    assert time.monotonic() - began < 1.0, "nobody waited for the replica that is started again"
+    assert len(edge.engines[1]) == 1, "nobody waited for the replica that is started again"
 
 
 def test_a_replica_that_died_too_often_is_left_out_and_the_last_ends_it_all() -> None:
