@@ -30,6 +30,7 @@ UNITS = native.units() if native else []
 ROWS = (*range(1, 18), 40, 130, 512)
 SHAPES = [(16, 128), (70, 384), (33, 1152)]
 """A block, blocks that are not full, and more columns than are expanded at a time."""
+FIELDS = [field[0] for field in Matrix._fields_]
 MODELS: list[dict[str, Any]] = [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}]
 MASKS: list[Any] = ["2:4", 0.0, 0.5, 0.9, 1.0]
 
@@ -242,6 +243,8 @@ def test_auto_takes_what_has_enough_zeros_where_the_processor_expands() -> None:
             kept = torch.rand(64, 256, generator=generator(1)) >= share
             found = ops.pack(replace(weight, codes=codes * kept))
             assert found.kind == (expected if ops.cpu.native.module.expands() else kind), (kind, share)
+    few = pruned(cases.random_weight(generator(), "int4", 64, 256, 32), "2:4")
+    assert ops.pack(few).kind == "int4" and ops_of("auto").pack(few).kind == "sparse_int4"
     assert ops_of("auto", "off").pack(Weight("bf16", torch.zeros(16, 64).bfloat16())).kind == "bf16"
 
 
@@ -292,7 +295,7 @@ def test_descriptors_of_too_few_columns_are_refused() -> None:
     ops = ops_of("portable")
     assert ops.cpu is not None and set(SPARSE.values()) <= set(KINDS)
     _, sparse = both(ops, cases.random_weight(generator(), "bf16", 16, 64))
-    w = Matrix(**{name: getattr(sparse.handle, name) for name, _ in Matrix._fields_} | {"k": 48})
+    w = Matrix(**{name: getattr(sparse.handle, name) for name in FIELDS} | {"k": 48})
     x, out = torch.zeros(1, 48), torch.zeros(1, 16)
     with pytest.raises(ValueError, match="columns"):
         ops.cpu.call("linear", out.data_ptr(), x.data_ptr(), w.at, 0, 1)
