@@ -18,8 +18,9 @@ SPARSE = {"bf16": "sparse_bf16", "int8": "sparse_int8", "int4": "sparse_int4"}
 LEAST_ZEROS = {"bf16": 0.35, "int8": 0.45}
 """Share of zeros from which "auto" keeps a matrix without them, for one row at a time: `benchmarks/sparse.py`.
 
-One thread of a Zen 4, 8192 x 2048, groups of 32, a row: int8 1.02 times as fast with 40 % of zeros, 1.20 with 50, 1.31 in
-2:4; bf16 1.19 with 40 %, 1.37 in 2:4. int4 0.96 in 2:4, so "auto" leaves it as it is. 16 rows are slower in all kinds.
+One thread of a Zen 4, 8192 x 2048, groups of 32, a row: int8 1.02 times as fast with 40 % of zeros, 1.20 with 50, 1.31
+in 2:4; bf16 1.19 with 40 %, 1.37 in 2:4. int4 0.96 in 2:4, so "auto" leaves it as it is. 16 rows are slower in all
+kinds.
 """
 COLUMNS, SLACK, LINE = 32, 64, 64
 """Columns of a chunk, bytes that readers may read past a block, and what blocks are multiples of; csrc/sparse.h."""
