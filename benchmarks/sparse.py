@@ -103,9 +103,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "results" / "sparse.json")
     args = parser.parse_args()
     ops, rows = select(DeviceConfig(device="cpu", isa=args.isa, threads=args.threads, sparse="on")), list[Row]()
+    n, k = args.shape
     for kind in args.only:
         for zeros in args.zeros:
-            weight = pruned(kind, *args.shape, args.group, zeros)
+            weight = pruned(kind, n, k, args.group, zeros)
             for row in measure(ops, weight, zeros, args.rows, args.rounds):
                 rows.append(row)
                 print(
