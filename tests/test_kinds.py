@@ -13,6 +13,7 @@ from quire.ops.cpu import ACTIVATION_NUMBERS, fuses_mlp
 from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
 from quire.ops.matrix import Matrix, take_apart
 from quire.ops.pack import narrow_bf16
+from quire.ops.pack_sparse import SPARSE
 from quire.ops.weights import Packed
 from test_ops import UNITS_HERE, generator, ops_of
 
@@ -29,6 +30,14 @@ def packed_as(ops: Ops, name: str, n: int, k: int, group: int = 0) -> Packed:
         assert ops.cpu is not None
         found = narrow_bf16(ops.cpu, cases.random_weight(generator(), "bf16", n, k))
         assert found is not None
+        return found
+    if name in SPARSE.values():
+        assert ops.cpu is not None
+        kept, ops.cpu.sparse = ops.cpu.sparse, "on"
+        dense = name.removeprefix("sparse_")
+        found = ops.pack(cases.random_weight(generator(), dense, n, k, group or max(KINDS[name].groups, default=1)))
+        ops.cpu.sparse = kept
+        assert found.kind == name
         return found
     return ops.pack(cases.random_weight(generator(), name, n, k, group or max(KINDS[name].groups, default=1)))
 

@@ -11,7 +11,9 @@ enum class WeightKind {
 // Whether it is a kind of matrix, with one digit everywhere.
 constexpr bool is_plain(WeightKind kind) { return static_cast<int64_t>(kind) < kKindCount; }
 
-constexpr bool is_bf16(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kBf12; }
+constexpr bool is_bf16(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kBf12 || kind == WeightKind::kSparse16; }
+// Without its zeros, see sparse.h.
+constexpr bool is_sparse(WeightKind kind) { return kind == WeightKind::kSparse16 || kind == WeightKind::kSparse8 || kind == WeightKind::kSparse4; }
 // Products with f32 activations, of f32 numbers or of bf16 ones.
 constexpr bool reads_floats(WeightKind kind) { return kind == WeightKind::kF32 || kind == WeightKind::kBf16Floats; }
 constexpr bool is_float(WeightKind kind) { return reads_floats(kind) || is_bf16(kind); }

@@ -1,0 +1,68 @@
+"""Packed matrices without their zeros: a bit for each number and the numbers that are not zero (layout: csrc/sparse.h).
+
+Products have the bits of the dense kind's, for the zeros come back in registers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.ops.arena import huge_bytes
+from quire.ops.cpu import Cpu
+from quire.ops.kinds import NUMBERS
+from quire.ops.matrix import LANES, assemble, take_apart
+from quire.ops.weights import Packed
+
+SPARSE = {"bf16": "sparse_bf16", "int8": "sparse_int8", "int4": "sparse_int4"}
+"""Kind -> the same without its zeros."""
+LEAST_ZEROS = {"bf16": 0.35, "int8": 0.45}
+"""Share of zeros from which "auto" keeps a matrix without them, for one row at a time: `benchmarks/sparse.py`.
+
+One thread of a Zen 4, 8192 x 2048, groups of 32, a row: int8 1.02 times as fast with 40 % of zeros, 1.20 with 50, 1.31
+in 2:4; bf16 1.19 with 40 %, 1.37 in 2:4. int4 0.96 in 2:4, so "auto" leaves it as it is. 16 rows are slower in all
+kinds.
+"""
+COLUMNS, SLACK, LINE = 32, 64, 64
+"""Columns of a chunk, bytes that readers may read past a block, and what blocks are multiples of; csrc/sparse.h."""
+
+
+def without_zeros(cpu: Cpu, packed: Packed) -> Packed:
+    """`packed`, dense, without its zeros where `--sparse` and their share have it so, else as it is."""
+    if cpu.sparse == "off" or (cpu.sparse == "auto" and not cpu.native.module.expands()):
+        return packed
+    least = LEAST_ZEROS.get(packed.kind) if cpu.sparse == "auto" else 0.0
+    found = None if least is None else sieved(cpu, packed, least)
+    return packed if found is None else found
+
+
+def sieved(cpu: Cpu, packed: Packed, least: float = 0.0) -> Packed | None:
+    """A dense matrix without its zeros; None where their share is below `least`, or no kind holds it.
+
+    There is one for whole chunks of 32 columns, and of integers for 8-bit activations in groups of 32 and more whose
+    zeros are codes of 0: zeros of groups and minimums would be numbers again.
+    """
+    numbers, parts = take_apart(packed)
+    (n, k), blocks = (packed.n, packed.k), -(-packed.n // LANES)
+    plain = numbers.activation_bits == 8 and not {"zeros", "mins"} & parts.keys()
+    if packed.kind not in SPARSE or k % COLUMNS or not plain or 0 < packed.group < COLUMNS:
+        return None
+    kind, kept, longest = SPARSE[packed.kind], torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    dense, size = parts["codes"], (blocks, k, NUMBERS[kind])
+    cpu.call("count_sparse", kept.data_ptr(), longest.data_ptr(), dense.data_ptr(), *size)
+    if 1 - kept.item() / (n * k) < least:
+        return None
+    step = -(-int(longest.item() + SLACK) // LINE) * LINE
+    data = huge_bytes(cpu.native, blocks * step)
+    cpu.call("pack_sparse", data.data_ptr(), dense.data_ptr(), *size, step)
+    return assemble(kind, (n, k), packed.group, numbers, {**parts, "codes": data})
+
+
+def holds_blocks(cpu: Cpu, packed: Packed) -> bool:
+    """Whether every block of a matrix without zeros ends where the next one begins, as its bits say."""
+    fits, w = torch.zeros(1, dtype=torch.int64), packed.handle
+    step: int = w.code_step
+    if step < SLACK or packed.k % COLUMNS:
+        return False
+    codes = take_apart(packed)[1]["codes"]
+    cpu.call("check_sparse", fits.data_ptr(), codes.data_ptr(), -(-packed.n // LANES), packed.k, w.kind, step)
+    return bool(fits.item())
