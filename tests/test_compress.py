@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from quire.compress.net import Net
 from quire.compress.pipeline import compress
 from quire.compress.prune.patterns import Pattern, sparsity_of
 from quire.compress.recipe import Recipe, recipe_of
+from quire.compress.stages import METHODS
+from quire.compress.works import WORKS
 from quire.compress.write import write_folder
 from quire.core.errors import ConfigError
 from test_speculation import PYDOC
@@ -126,6 +129,45 @@ def test_stages_follow_each_other_and_a_run_goes_on_where_it_was(tmp_path: Path)
     for path in whole.iterdir():
         assert path.read_bytes() == (tmp_path / "cut" / path.name).read_bytes()
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_every_method_of_a_recipe_is_run() -> None:
+    assert {(kind, method) for kind, methods in METHODS.items() for method in methods} == set(WORKS)
+
+
+LEARNS = {"steps": 3, "batch": 2, "length": 32, "data": ["text"]}
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [{"kind": "prune", "method": "wanda", "pattern": "2:4"}, {"kind": "recover", "method": "full"}],
+        [{"kind": "recover", "method": "lora", "rank": 2}],
+        [{"kind": "train", "method": "lora", "rank": 2}, {"kind": "merge", "method": "lora"}],
+        [{"kind": "train", "method": "qat", "group_size": 32}],
+        [{"kind": "distil", "method": "logits", "student": {"layers": 2}}],
+        [{"kind": "prune", "method": "structured", "layers": 3}, {"kind": "distil", "method": "hidden"}],
+    ],
+)
+def test_stages_that_learn(stages: list[dict[str, object]], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text((Path(sysconfig.get_paths()["stdlib"]) / "bisect.py").read_text())
+    known = {"recover", "train", "distil"}
+    asked = [stage | (LEARNS | {"data": [str(text)]} if stage["kind"] in known else {}) for stage in stages]
+    out = made(tmp_path / "out", *asked)
+    assert logits(out).isfinite().all()
+    if stages[0].get("pattern"):
+        assert Pattern(2, 4).holds(Net.open(str(out)).tensors["model.layers.1.mlp.up_proj.weight"])
+    if "student" in stages[0]:
+        assert Net.open(str(out)).spec.layers == 2
+    assert not list(tmp_path.glob("out.*"))
+
+
+def test_an_adapter_is_a_result_too(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("import os\n" * 200)
+    stage = {"kind": "train", "method": "lora", "rank": 2} | LEARNS | {"data": [str(tmp_path / "text.txt")]}
+    out = made(tmp_path / "out", stage)
+    assert (out / "adapter_config.json").is_file() and not (out / "config.json").exists()
 
 
 def test_a_gguf_file_is_written(tmp_path: Path) -> None:

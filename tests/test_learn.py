@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,23 @@ def test_what_has_no_numbers_stops_it(tmp_path: Path) -> None:
         run.learner.parameters()["slope"].fill_(float("nan"))
     with pytest.raises(ConfigError, match="the loss is nan at step 1"):
         run.go(lambda step, loss: None)
+    assert not learned(tmp_path, False).resume(), "nothing goes on from weights that are none"
+
+
+def test_a_full_disk_leaves_the_state_before(tmp_path: Path) -> None:
+    run, soft, hard = learned(tmp_path, False), *resource.getrlimit(resource.RLIMIT_FSIZE)
+    run.save()
+    state = (tmp_path / "state.safetensors").read_bytes()
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
+        with pytest.raises(ConfigError, match=r"state\.part cannot be written: .*; make room there, or give another"):
+            run.save()
+        with pytest.raises(ConfigError, match=r"state\.moments cannot be written: .*; make room there"):
+            learned(tmp_path, True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "state.safetensors").read_bytes() == state
+    assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
 
 
 def test_every_pass_reads_all_rows_in_an_order_of_its_own() -> None:
@@ -91,7 +109,7 @@ def test_every_pass_reads_all_rows_in_an_order_of_its_own() -> None:
 
 
 def test_moments_that_do_not_fit_on_the_disk_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"bytes do not fit: .*; free some"):
+    with pytest.raises(ConfigError, match=r"cannot be written: .*; make room there"):
         mapped(tmp_path / "x", 1 << 50)
     assert not list(tmp_path.iterdir())
     pages = mapped(tmp_path / "y", 10)

@@ -16,6 +16,7 @@ from quire.cli.inspect import inspect
 from quire.cli.replay import replay
 from quire.cli.serve import serve
 from quire.cli.talk import chat, generate
+from quire.cli.train import train
 from quire.cli.train_heads import train_heads
 
 app = typer.Typer(
@@ -53,5 +54,6 @@ app.command("eval")(evaluate)
 app.command("inspect")(inspect)
 app.command("doctor")(doctor)
 app.command("compress")(compress)
+app.command("train")(train)
 app.command("train-heads")(train_heads)
 app.command("demo")(demo)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from quire.bench.quality import heldout_texts
 from quire.compress.calibrate import Rows, calibration_rows
 from quire.compress.context import Context
+from quire.compress.learned import ADAPTER
 from quire.compress.measure import passport_of
 from quire.compress.passport import write_passport
 from quire.compress.recipe import Recipe
@@ -23,7 +24,6 @@ from quire.compress.resume import Work, code_digest
 from quire.compress.stages import Stage
 from quire.compress.works import WORKS
 from quire.core.config import EngineConfig, ModelConfig
-from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
 from quire.model.disk.checkpoint import EMBEDDED, resolve
 from quire.text.template import ChatTemplate
@@ -66,7 +66,7 @@ def compress(
                 context = Context(number, model, target, source, recipe, work, rows, tell, spilled)
                 run_stage(context, stage)
                 model = str(target)
-            if passport:
+            if passport and not (Path(model) / ADAPTER).exists():
                 measure(source, Path(model), out.name, recipe, rows().digest)
         work.finish(lambda made: _take(Path(model), made))
 
@@ -76,14 +76,11 @@ def run_stage(context: Context, stage: Stage) -> None:
     work, number = context.work, context.number
     if work.done(number, WRITTEN):
         return
-    run = WORKS.get((stage.kind, stage.method))
-    if run is None:
-        raise ConfigError(f"stage {number + 1}: {stage.kind} {stage.method} cannot be run yet", param="recipe")
     shutil.rmtree(context.target, ignore_errors=True)
-    run(context, stage)
+    WORKS[stage.kind, stage.method](context, stage)
     work.keep(number, WRITTEN, {})
     work.drop(number)
-    if number:
+    if number and not (context.target / ADAPTER).exists():  # an adapter is nothing without the model
         shutil.rmtree(context.model, ignore_errors=True)
 
 

@@ -117,12 +117,6 @@ class Gguf(Stage, frozen=True, kw_only=True):
     )
 
 
-class KvScales(Stage, frozen=True, kw_only=True):
-    """Scales of keys and values, from what calibration shows of them."""
-
-    dtype: Literal["fp8", "int8"] = "fp8"
-
-
 class Prune(OfMatrices, frozen=True, kw_only=True):
     """Zeros in matrices: a share of each, or so many of every few neighbours in a row."""
 
@@ -206,13 +200,11 @@ class Lora(Training, frozen=True, kw_only=True):
 
     rank: Count = 16
     alpha: Positive = 32.0
-    dropout: Share = 0.0
 
 
 class Qlora(Lora, frozen=True, kw_only=True):
     """Dettmers et al. 2023: the base is NF4. `paged`: the optimizer's state lies in a mapped file."""
 
-    double_quantization: bool = True
     paged: bool = False
 
 
@@ -242,7 +234,6 @@ METHODS: dict[str, dict[str, type[Stage]]] = {
         "mxfp4": Mxfp4,
         "mixed": Mixed,
         "gguf": Gguf,
-        "kv_scales": KvScales,
     },
     "prune": {"magnitude": Prune, "wanda": Prune, "sparsegpt": SparseGpt, "structured": Structured},
     "distil": {"logits": DistilLogits, "hidden": Distil, "text": DistilText},

@@ -18,6 +18,7 @@ from quire.compress.layouts.bitsandbytes import BitsAndBytes
 from quire.compress.layouts.compressed import CompressedTensors
 from quire.compress.layouts.gguf import write_gguf
 from quire.compress.layouts.registry import LAYOUTS
+from quire.compress.learned import learn, merge
 from quire.compress.matrices import Matrix
 from quire.compress.mixed_bits import changes_of
 from quire.compress.net import Net
@@ -210,5 +211,9 @@ WORKS: dict[tuple[str, str], Run] = {
     ("prune", "wanda"): prune_wanda,
     ("prune", "sparsegpt"): prune_sparsegpt,
     ("prune", "structured"): take_out,
+    **{("distil", method): learn for method in ("logits", "hidden", "text")},
+    **{("train", method): learn for method in ("full", "lora", "qlora", "qat")},
+    **{("recover", method): learn for method in ("full", "lora")},
+    ("merge", "lora"): merge,
 }
 """(kind, method) of a stage -> what runs it."""

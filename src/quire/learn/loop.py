@@ -6,13 +6,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -71,7 +72,10 @@ class Run:
             self._page_moments(state.with_suffix(".moments"))
 
     def go(self, tell: Callable[[int, float], None]) -> None:
-        """All steps that are left; `tell(step, loss)` after each. State is kept now and then, and if it is stopped."""
+        """All steps that are left; `tell(step, loss)` after each. State is kept now and then, and if it is stopped.
+
+        But not of a run whose loss is no number any more: it goes on from the state before.
+        """
         saved = time.monotonic()
         try:
             while self.step < self.pace.steps:
@@ -79,8 +83,12 @@ class Run:
                 if time.monotonic() - saved > SAVE_SECONDS:
                     self.save()
                     saved = time.monotonic()
-        finally:
+        except ConfigError:
+            raise
+        except BaseException:
             self.save()
+            raise
+        self.save()
 
     def _one(self) -> float:
         """A step; its loss."""
@@ -148,23 +156,31 @@ def mapped(path: Path, count: int) -> Tensor:
 
     `ConfigError` where the disk has no room for them: without it the first write to one would end the process.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    try:
+    with whole_or_nothing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, 4 * count)
-        return torch.from_file(str(path), shared=True, size=count, dtype=torch.float32)
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: {4 * count:,} bytes do not fit: {error.strerror}; free some, or name another disk"
-        ) from None
-    finally:
-        path.unlink(missing_ok=True)
+        pages = torch.from_file(str(path), shared=True, size=count, dtype=torch.float32)
+        path.unlink()
+    return pages
 
 
 def write_whole(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
-    """A safetensors file that is whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A safetensors file that is whole or not there; `ConfigError` where it cannot be written."""
     part = path.with_suffix(".part")
-    save_file(tensors, str(part), about)
-    part.replace(path)
+    with whole_or_nothing(part):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, str(part), about)
+        part.replace(path)
+
+
+@contextmanager
+def whole_or_nothing(path: Path) -> Iterator[None]:
+    """Removes `path` and says in one line why, where it cannot be written."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):  # nor is there anything to remove where its folder cannot be made
+            path.unlink()
+        raise ConfigError(f"{path} cannot be written: {error}; make room there, or give another folder") from None

@@ -69,7 +69,7 @@ def read_adapter(folder: Path, opened: Opened, taken: Iterable[tuple[str, int]],
     file = HfConfig(read_json(folder / "adapter_config.json"), str(folder / "adapter_config.json"))
     config = read_adapter_config(file, opened.spec.vocab_size)
     _check_ranks(config, max_rank)
-    return _Reader(folder, opened, config).read({_module(opened, *place): place for place in taken})
+    return _Reader(folder, opened, config).read({module_of(opened, *place): place for place in taken})
 
 
 def _check_ranks(config: AdapterConfig, most: int) -> None:
@@ -78,7 +78,7 @@ def _check_ranks(config: AdapterConfig, most: int) -> None:
             raise ConfigError(f"{config.file.where}: {name}: is {rank}; --max-lora-rank {most} must be at least that")
 
 
-def _module(opened: Opened, role: str, layer: int | None = None) -> str:
+def module_of(opened: Opened, role: str, layer: int | None = None) -> str:
     """The name of a module as PEFT knows it."""
     family = opened.family
     name = family.names[role] if layer is None else family.names["layer"].format(layer) + family.names[role]
@@ -94,7 +94,7 @@ class _Reader:
 
     def read(self, known: Mapping[str, tuple[str, int]]) -> AdapterFile:
         """`known`: modules that may be adapted -> role or fused matrix, and layer."""
-        tables = {_module(self.opened, role): role for role in ("embed", "head")}
+        tables = {module_of(self.opened, role): role for role in ("embed", "head")}
         matrices: dict[tuple[str, int], LowRank] = {}
         changes: dict[str, TableChange] = {"embed": TableChange(), "head": TableChange()}
         found = adapter_parts(self.tensors, self.config)

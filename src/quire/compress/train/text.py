@@ -1,0 +1,156 @@
+"""Rows to learn from: plain text whole, and of answers to prompts what was answered only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import BadRequest, ConfigError
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+UNREAD = -100
+"""A target of no loss, as torch's cross entropy has it."""
+EXPLAIN = "Explain step by step: "
+"""Before a prompt whose rationale is learned. Answers have no prefix (the paper has one for both tasks), so that the
+model that is served needs none."""
+FORMS = 'needs "text", "prompt" and "completion", or "messages"'
+
+
+@dataclass(frozen=True)
+class Row:
+    """`tokens`, of which those from place `start` on are learned. `weight` of their loss beside that of others."""
+
+    tokens: list[int]
+    start: int = 1
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows side by side, the short ones filled with zeros.
+
+    tokens [B, L] int64; targets [B, L] int64: the token that is to follow, or `UNREAD`; weights [B] f32; `rows`: their
+    numbers among all.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    weights: Tensor
+    rows: tuple[int, ...] = ()
+
+
+def batch_of(rows: Sequence[tuple[int, Row]]) -> Batch:
+    """Rows with their numbers as one batch."""
+    length = max(len(row.tokens) for _, row in rows)
+    tokens = torch.zeros((len(rows), length), dtype=torch.int64)
+    targets = torch.full((len(rows), length), UNREAD)
+    for i, (_, row) in enumerate(rows):
+        ids, start = torch.tensor(row.tokens), max(1, row.start)
+        tokens[i, : len(ids)] = ids
+        targets[i, start - 1 : len(ids) - 1] = ids[start:]
+    weights = torch.tensor([row.weight for _, row in rows])
+    return Batch(tokens, targets, weights, tuple(number for number, _ in rows))
+
+
+class Texts:
+    """Files as rows of at most `length` tokens. `rationales`: the weight of explanations that files have, 0: unread.
+
+    `cut`: rows that had more tokens, of which the first are kept; `left_out`: of those, rows with nothing to learn in
+    what would be kept.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, length: int, rationales: float = 0.0
+    ) -> None:
+        self._tokenizer, self._template, self._length, self._rationales = tokenizer, template, length, rationales
+        self.cut = self.left_out = 0
+
+    def read(self, path: Path) -> list[Row]:
+        """Rows of a text file, or of a .jsonl file of texts, prompts with completions, or messages.
+
+        `ConfigError` names the file, the line and what is wrong with it.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--data {path}: cannot be read as UTF-8 text: {error}", param="data") from None
+        if path.suffix != ".jsonl":
+            return self.of_text(text)
+        rows: list[Row] = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                rows += self._of_line(line, f"--data {path}, line {number}")
+        return rows
+
+    def of_text(self, text: str) -> list[Row]:
+        """Rows of `length` tokens, each but the first of them learned; the last may be shorter."""
+        tokens = self._tokenizer.encode(text)
+        cuts = (tokens[at : at + self._length] for at in range(0, len(tokens), self._length))
+        return [Row(cut) for cut in cuts if len(cut) > 1]
+
+    def of_messages(self, messages: Sequence[Mapping[str, Any]], weight: float = 1.0) -> list[Row]:
+        """A row for each message of the assistant, after those before it as the model's template has them."""
+        if self._template is None:
+            raise BadRequest("messages need a model with a chat template; give prompts and completions")
+        rows = []
+        for i, message in enumerate(messages):
+            if not isinstance(message, Mapping) or message.get("role") != "assistant" or i == 0:
+                continue
+            before = self._template.encode(messages[:i])
+            whole = self._template.encode(messages[: i + 1], add_generation_prompt=False)
+            if whole[: len(before)] != before or len(whole) == len(before):
+                raise BadRequest("the chat template does not put an answer after what asks for it; use plain prompts")
+            rows.append(Row(whole, len(before), weight))
+        return self._fitted(rows)
+
+    def of_answer(self, prompt: str, completion: str, weight: float = 1.0) -> list[Row]:
+        """The row of a prompt and its answer: through the template where there is one, else text after text."""
+        if self._template is not None:
+            chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+            return self.of_messages(chat, weight)
+        before = self._tokenizer.encode(prompt)
+        answer = self._tokenizer.encode(completion, add_special_tokens=False)
+        end = [] if self._tokenizer.eos_id is None else [self._tokenizer.eos_id]
+        return self._fitted([Row(before + answer + end, len(before), weight)])
+
+    def _fitted(self, rows: list[Row]) -> list[Row]:
+        kept = []
+        for row in rows:
+            self.cut += len(row.tokens) > self._length
+            if max(1, row.start) >= min(len(row.tokens), self._length):
+                self.left_out += 1
+            else:
+                kept.append(Row(row.tokens[: self._length], row.start, row.weight))
+        return kept
+
+    def _of_line(self, line: str, where: str) -> list[Row]:
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{where}: is not JSON ({error})", param="data") from None
+        try:
+            return list(self._of_entry(entry))
+        except BadRequest as error:
+            raise ConfigError(f"{where}: {error.message}", param="data") from None
+
+    def _of_entry(self, entry: object) -> Iterator[Row]:
+        if not isinstance(entry, dict):
+            raise BadRequest(f"is not an object; {FORMS}")
+        if isinstance(entry.get("text"), str):
+            yield from self.of_text(entry["text"])
+        elif isinstance(entry.get("messages"), list):
+            yield from self.of_messages(entry["messages"])
+        elif isinstance(entry.get("prompt"), str) and isinstance(entry.get("completion"), str):
+            yield from self.of_answer(entry["prompt"], entry["completion"])
+            rationale = entry.get("rationale")
+            if self._rationales > 0 and isinstance(rationale, str) and rationale:
+                yield from self.of_answer(EXPLAIN + entry["prompt"], rationale, self._rationales)
+        else:
+            raise BadRequest(f"{FORMS}, has {', '.join(sorted(entry)) or 'nothing'}")
