@@ -157,9 +157,10 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     sparse: Annotated[
         str,
         about(
-            "Keep weights of which many are zero without the zeros (cpu): auto = where that is faster, off, on.", SPARSE
+            "Keep weights of which many are zero without these (cpu): auto = where one sequence is faster so, off, on.",
+            SPARSE,
         ),
-    ] = "auto"
+    ] = "off"
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
