@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def test_a_full_disk_leaves_nothing_and_is_one_line(tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(writing.os, "fsync", full)
+        patched.setattr(os, "fsync", full)
         with pytest.raises(ConfigError, match=r"^.*/out cannot be written: the disk is full.*nothing of it was kept$"):
             write_folder(tmp_path / "out", {"a": torch.ones(9)}, {}, source, torch.float32)
     assert left(tmp_path) == {"in"}

@@ -167,7 +167,7 @@ class Work:
                 self._append(Unit(-1, "made", "", "", {}))
             if self.made.exists():
                 self.made.rename(self.out)
-                _sync(self.out.parent)
+                sync(self.out.parent)
             self._clear()
             self.folder.rmdir()
 
@@ -216,12 +216,12 @@ def _becoming(path: Path) -> Iterator[Path]:
     part = path.with_name(path.name + ".tmp")
     try:
         yield part
-        _sync(part)
+        sync(part)
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -234,10 +234,11 @@ def sync_tree(folder: Path) -> None:
     """Everything below `folder`, on the disk."""
     for path in [*folder.rglob("*"), folder]:
         if not path.is_symlink():
-            _sync(path)
+            sync(path)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """A file or folder, on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from quire.compress.resume import sync, sync_tree
 from quire.compress.tensors import Tensors
 from quire.core.errors import ConfigError
 from quire.text.gguf import read_tokenizer
@@ -65,10 +65,9 @@ def whole_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         yield unfinished
-        for path in (*unfinished.rglob("*"), unfinished):
-            _sync(path)
+        sync_tree(unfinished)
         unfinished.rename(out)
-        _sync(out.parent)
+        sync(out.parent)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {_reason(error)}; nothing of it was kept") from error
     finally:
@@ -78,14 +77,6 @@ def whole_folder(out: Path) -> Iterator[Path]:
 def _reason(error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "the disk is full, free some space" if full else error.strerror or str(error)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
