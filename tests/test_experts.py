@@ -14,7 +14,7 @@ from quire.ops import cases
 from quire.ops.backend import Ops
 from quire.ops.kinds import KINDS, SUPER_KINDS
 from quire.ops.moe import Between, Choices, Grouped, padded_rows, sort_by_expert
-from quire.ops.pack_sparse import SPARSE
+from quire.ops.pack_sparse import SPARSE, TWO_OF_FOUR
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
 from test_ops import UNITS_HERE, generator, ops_of, pytestmark
@@ -164,7 +164,7 @@ def _pruned(weight: Weight) -> Weight:
 
 
 def test_every_kind_is_tried() -> None:
-    assert {kind for kind, _ in FORMS} | {"bf12", *SPARSE.values()} == set(KINDS)
+    assert {kind for kind, _ in FORMS} | {"bf12", *SPARSE.values(), *TWO_OF_FOUR.values()} == set(KINDS)
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)

@@ -22,7 +22,7 @@ from quire.ops.kinds import KINDS
 from quire.ops.matrix import Matrix, take_apart
 from quire.ops.native import load_native
 from quire.ops.pack import pack_dense
-from quire.ops.pack_sparse import LEAST_ZEROS, SPARSE, holds_blocks, without_zeros
+from quire.ops.pack_sparse import LEAST_ZEROS, SPARSE, TWO_OF_FOUR, holds_blocks, two_of_four, without_zeros
 from quire.ops.weights import Packed, PackedTable, Weight
 
 native = load_native()
@@ -299,3 +299,63 @@ def test_descriptors_of_too_few_columns_are_refused() -> None:
     x, out = torch.zeros(1, 48), torch.zeros(1, 16)
     with pytest.raises(ValueError, match="columns"):
         ops.cpu.call("linear", out.data_ptr(), x.data_ptr(), w.at, 0, 1)
+
+
+def halved(ops: Ops, weight: Weight, fewer: bool = True) -> tuple[Packed, Packed]:
+    """The weight with two of each four columns at random, in some rows fewer, dense and as its kind of 2:4."""
+    n, k = weight.shape
+    kept = torch.rand(n, k // 4, 4, generator=generator(7)).argsort(-1).argsort(-1).view(n, k) < 2
+    if fewer:
+        kept &= (torch.arange(n) % 3 > 0)[:, None] | (torch.rand(n, k, generator=generator(8)) < 0.5)
+    assert ops.cpu is not None
+    dense = pack_dense(ops.cpu, replace(weight, codes=torch.where(kept, weight.codes, torch.zeros_like(weight.codes))))
+    found = two_of_four(ops.cpu, dense)
+    assert found is not None and found.kind == TWO_OF_FOUR[dense.kind]
+    return dense, found
+
+
+@pytest.mark.parametrize("isa", UNITS)
+@pytest.mark.parametrize("kind", TWO_OF_FOUR)
+def test_two_of_four_have_the_bits_of_the_dense_kind(kind: str, isa: str) -> None:
+    ops = ops_of(isa)
+    for n, k in SHAPES:
+        for group in (32, 64, 128) if kind != "bf16" else (0,):
+            weight = cases.random_weight(generator(n), kind, n, k, group or 32)
+            dense, sparse = halved(ops, weight)
+            for m in ROWS if (n, group) in ((70, 32), (70, 0)) else (1, 3, 9, 40):
+                x, bias = cases.normal(generator(m), m, k), cases.normal(generator(m), n)
+                ops.begin_step()
+                expected, found = ops.linear(x, dense, bias), ops.linear(x, sparse, bias)
+                if same(isa, kind):
+                    assert torch.equal(bits(expected), bits(found)), (n, k, group, m)
+                else:
+                    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("isa", UNITS)
+@pytest.mark.parametrize("kind", TWO_OF_FOUR)
+def test_two_of_four_in_a_gated_mlp_and_as_a_table(kind: str, isa: str) -> None:
+    ops, hidden, inner = ops_of(isa), 256, 320
+    up = halved(ops, cases.random_weight(generator(), kind, 2 * inner, hidden, 32))
+    down = halved(ops, cases.random_weight(generator(1), kind, hidden, inner, 32))
+    for m in (1, 3, 9, 17, 200) if same(isa, kind) else ():
+        x = cases.normal(generator(m), m, hidden)
+        ops.begin_step()
+        expected, found = (ops.gated_mlp(x, up[i], None, down[i], None, "silu") for i in (0, 1))
+        assert torch.equal(bits(expected), bits(found)), m
+    ids = torch.arange(hidden, dtype=torch.int32)
+    expected, found = (ops.embedding(ids, PackedTable(w, rounded=False)) for w in down)
+    assert torch.equal(bits(expected), bits(found))
+
+
+def test_two_of_four_take_a_half_and_two_bits_each() -> None:
+    """Bytes a weight, and that three of four are refused."""
+    ops = ops_of("portable")
+    assert ops.cpu is not None
+    for kind, expected in (("bf16", 1.125), ("int8", 0.625), ("int4", 0.375)):
+        weight = cases.random_weight(generator(), kind, 64, 256, 128)
+        dense, sparse = halved(ops, weight, fewer=False)
+        assert take_apart(sparse)[1]["codes"].numel() == 64 * 256 * expected
+        codes = torch.where(torch.arange(256) % 4 < 3, torch.ones_like(weight.codes), torch.zeros_like(weight.codes))
+        assert two_of_four(ops.cpu, pack_dense(ops.cpu, replace(weight, codes=codes))) is None
+        assert dense.nbytes > sparse.nbytes

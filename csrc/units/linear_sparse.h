@@ -5,7 +5,8 @@
 #pragma once
 
 constexpr WeightKind dense_of(WeightKind kind) {
-    return kind == WeightKind::kSparse8 ? WeightKind::kInt8 : kind == WeightKind::kSparse4 ? WeightKind::kInt4 : WeightKind::kBf16;
+    if (kind == WeightKind::kSparse8 || kind == WeightKind::kTwoOfFour8) return WeightKind::kInt8;
+    return kind == WeightKind::kSparse4 || kind == WeightKind::kTwoOfFour4 ? WeightKind::kInt4 : WeightKind::kBf16;
 }
 
 // Columns of a register of the dense kind.
@@ -14,7 +15,7 @@ constexpr int columns_of_register(WeightKind kind) { return kKindFacts[static_ca
 // The weights of a block, register by register: chunks, and in a chunk the registers of its columns.
 template <WeightKind kKind>
 struct SparseStream {
-    static constexpr int kRegisters = kKind == WeightKind::kSparse4 ? 2 : 1;  // that one of the dense layout becomes
+    static constexpr int kRegisters = dense_of(kKind) == WeightKind::kInt4 ? 2 : 1;  // that one of the dense layout becomes
     const char *masks = nullptr, *at;
     Expander expander;
 
@@ -25,12 +26,12 @@ struct SparseStream {
     }
     // Those of the next register of the dense layout: bf16 numbers, int8 codes + 128, or int4 codes + 8 of its low and high halves.
     __attribute__((always_inline)) void next(U (&out)[kRegisters]) {
-        if constexpr (kKind == WeightKind::kSparse16) {
+        if constexpr (dense_of(kKind) == WeightKind::kBf16) {
             const uint32_t mask = word(masks);
             out[0] = expander.halves(mask, at);
             masks += 4;
             at += 2 * __builtin_popcount(mask);
-        } else if constexpr (kKind == WeightKind::kSparse8) {
+        } else if constexpr (dense_of(kKind) == WeightKind::kInt8) {
             const uint64_t mask = bits(0);
             out[0] = xor_u(expander.bytes(mask, at), set1_u(0x80808080u));
             masks += 8;
@@ -60,6 +61,62 @@ struct SparseStream {
     }
 };
 
+// A chunk of a matrix of 2:4 as the dense kind has it.
+template <WeightKind kKind>
+[[gnu::noinline]] void put_zeros_back(char* wide, const char* chunk) {
+    constexpr WeightKind kDense = dense_of(kKind);
+    constexpr int kEach = kDense == WeightKind::kBf16 ? 2 : 4, kPieces = kDense == WeightKind::kBf16 ? 8 : 4;
+    const char* numbers = chunk + kPlaces;
+    std::memset(wide, kDense == WeightKind::kInt8 ? 0x80 : kDense == WeightKind::kInt4 ? 0x88 : 0, static_cast<size_t>(kSparseColumns / columns_of_register(kKind) * 64));
+    for (int at = 0; at < 16 * kEach; ++at) {
+        for (int piece = 0; piece < kPieces; ++piece) {
+            if constexpr (kDense == WeightKind::kBf16) {
+                uint16_t places;
+                std::memcpy(&places, chunk + 2 * at, 2);
+                const int place = places >> (2 * piece) & 3;
+                // A zero of a row that has fewer than two lies where there is none.
+                std::memcpy(wide + piece * 128 + place / 2 * 64 + at / 2 * 4 + place % 2 * 2, numbers + piece * 64 + 2 * at, 2);
+            } else {
+                const int place = static_cast<uint8_t>(chunk[at]) >> (2 * piece) & 3, later = at % 4 / 2;
+                if constexpr (kDense == WeightKind::kInt8) {
+                    wide[piece * 128 + later * 64 + at / 4 * 4 + place] = static_cast<char>(numbers[piece * 64 + at] ^ 0x80);
+                } else {
+                    const int code = (static_cast<uint8_t>(numbers[piece / 2 * 64 + at]) >> (piece % 2 * 4) & 15) ^ 8;
+                    char& both = wide[piece * 64 + at / 4 * 4 + place];
+                    both = static_cast<char>(later ? (both & 15) | code << 4 : (both & 0xf0) | code);
+                }
+            }
+        }
+    }
+}
+
+// The zeros are back when a chunk begins.
+template <WeightKind kKind>
+    requires(is_two_of_four(kKind))
+struct SparseStream<kKind> {
+    static constexpr int kRegisters = dense_of(kKind) == WeightKind::kInt4 ? 2 : 1;
+    static constexpr int64_t kChunk = kKindFacts[static_cast<int64_t>(kKind)].bits * kSparseColumns * 2;
+    const char *at, *wide_at = nullptr;
+    alignas(64) char wide[kSparseColumns / columns_of_register(kKind) * 64];
+
+    explicit SparseStream(const char* block) : at(block) {}
+    __attribute__((always_inline)) void begin_chunk() {
+        put_zeros_back<kKind>(wide, at);
+        at += kChunk;
+        wide_at = wide;
+    }
+    __attribute__((always_inline)) void next(U (&out)[kRegisters]) {
+        const U both = load_u(wide_at);
+        wide_at += 64;
+        if constexpr (kRegisters == 2) out[0] = low_nibbles(both), out[1] = high_nibbles(both);
+        else out[0] = both;
+    }
+    __attribute__((always_inline)) void copy(char* to) {
+        store_u(to, load_u(wide_at));
+        wide_at += 64;
+    }
+};
+
 // NB blocks' streams, beginning with block `block`.
 template <WeightKind kKind, int NB>
 struct SparseStreams {
@@ -84,7 +141,7 @@ QUIRE_INLINE void ask_sparse(const SparseStreams<kKind, NB>& from, int64_t ahead
 // expand the weights (from the caches, Zen 4: 1.14 instead of 0.84 ns for a register of 64 codes).
 template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
 [[gnu::noinline]] void sparse_int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
-    constexpr bool kFour = kKind == WeightKind::kSparse4, kTwo = R == 1;
+    constexpr bool kFour = dense_of(kKind) == WeightKind::kInt4, kTwo = R == 1;
     constexpr int kStep = columns_of_register(kKind), kOffset = kFour ? 8 : kStart8;
     F acc[R][NB];
     load_tile<R, NB>(acc, part);
@@ -168,7 +225,7 @@ template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
 template <WeightKind kKind, int NB, int R, int kAbreast, bool kAlone>
 void sparse_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
     with_count<R, (kAbreast > 1 ? kAbreast / 2 : 1)>(rows, [&]<int kRows>() {
-        if constexpr (kKind == WeightKind::kSparse16) sparse_bf16_tile<kKind, kRows, NB, kAbreast, kAlone>(c, row, block, part);
+        if constexpr (dense_of(kKind) == WeightKind::kBf16) sparse_bf16_tile<kKind, kRows, NB, kAbreast, kAlone>(c, row, block, part);
         else sparse_int_tile<kKind, kRows, NB, kAbreast, kAlone>(c, row, block, part);
     });
 }
@@ -198,14 +255,14 @@ constexpr int64_t sparse_few() { return R > 2 * kTileRows ? R : 2 * kTileRows; }
 
 // Columns of NB blocks that are expanded at a time: of integers, whose sums of groups do not wait in memory, all.
 template <WeightKind kKind, int NB>
-QUIRE_INLINE int64_t sparse_columns(const LinearCall& c) { return kKind == WeightKind::kSparse16 ? bf12_columns(NB) : c.w.k; }
+QUIRE_INLINE int64_t sparse_columns(const LinearCall& c) { return dense_of(kKind) == WeightKind::kBf16 ? bf12_columns(NB) : c.w.k; }
 
 // Memory that a panel of `rows` rows needs.
 template <WeightKind kKind, int R, int NB>
 QUIRE_INLINE int64_t sparse_panel_bytes(const LinearCall& c, int64_t rows) {
     if (rows <= sparse_few<R>()) return 0;
     const int64_t wide = NB * sparse_columns<kKind, NB>(c) / columns_of_register(kKind) * 64;
-    return wide + (kKind == WeightKind::kSparse16 ? (rows + R - 1) / R * R * NB * 64 : 0);
+    return wide + (dense_of(kKind) == WeightKind::kBf16 ? (rows + R - 1) / R * R * NB * 64 : 0);
 }
 
 // Many rows: a part of the blocks' columns is expanded for all of them, then tiles of the dense kind multiply it.
@@ -234,11 +291,11 @@ void sparse_panel(const LinearCall& c, const Panel& p) {
             }
             LinearCall dense = c;
             // Tiles of integers find their block from the first one's.
-            if constexpr (kKind != WeightKind::kSparse16) dense.w.codes = wide - block * block_bytes;
+            if constexpr (dense_of(kKind) != WeightKind::kBf16) dense.w.codes = wide - block * block_bytes;
             for (int64_t t = 0; t < tiles; ++t) {
                 const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
                 Part part{begin / 2, end / 2, end == c.w.k, sums, t * tile_floats, t, tiles, wide, block_bytes};
-                if constexpr (kKind != WeightKind::kSparse16) part = {0, c.w.k, true, nullptr, 0, t, tiles};
+                if constexpr (dense_of(kKind) != WeightKind::kBf16) part = {0, c.w.k, true, nullptr, 0, t, tiles};
                 if (blocks == NB) {
                     tile_of<kDense, NB, R, kAbreast, kAlone>(dense, rows, row, block, part);
                 } else {

@@ -126,6 +126,12 @@ template <>
 void codes_of_row<Kind::kSparse8>(const Matrix& w, int64_t row, float* out) { sparse_codes_of_row<WeightKind::kSparse8>(w, row, out); }
 template <>
 void codes_of_row<Kind::kSparse4>(const Matrix& w, int64_t row, float* out) { sparse_codes_of_row<WeightKind::kSparse4>(w, row, out); }
+template <>
+void codes_of_row<Kind::kTwoOfFour16>(const Matrix& w, int64_t row, float* out) { sparse_codes_of_row<WeightKind::kTwoOfFour16>(w, row, out); }
+template <>
+void codes_of_row<Kind::kTwoOfFour8>(const Matrix& w, int64_t row, float* out) { sparse_codes_of_row<WeightKind::kTwoOfFour8>(w, row, out); }
+template <>
+void codes_of_row<Kind::kTwoOfFour4>(const Matrix& w, int64_t row, float* out) { sparse_codes_of_row<WeightKind::kTwoOfFour4>(w, row, out); }
 
 void scale_row(const Matrix& w, int64_t row, float* x) {
     const int64_t groups = w.k / w.group;

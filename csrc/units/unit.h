@@ -39,6 +39,7 @@ namespace {
 #include "linear_call.h"
 #include "linear_tiles.h"
 #include "linear_int.h"
+#include "linear_chosen.h"
 #include "linear_parts.h"
 #include "linear_bf12.h"
 #include "expand.h"

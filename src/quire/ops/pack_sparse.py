@@ -1,6 +1,8 @@
-"""Packed matrices without their zeros: a bit for each number and the numbers that are not zero (layout: csrc/sparse.h).
+"""Packed matrices without their zeros, in two layouts (csrc/sparse.h).
 
-Products have the bits of the dense kind's, for the zeros come back in registers.
+Where two of each four columns are zero (2:4), the others say in two bits which two they are, and units of AVX-512
+multiply them with the activations that these choose. Else a bit for each number says which are there, and the zeros
+come back in registers. Products have the bits of the dense kind's.
 """
 
 from __future__ import annotations
@@ -10,11 +12,15 @@ import torch
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
 from quire.ops.kinds import NUMBERS
-from quire.ops.matrix import LANES, assemble, take_apart
+from quire.ops.matrix import LANES, assemble, part_sizes, take_apart
 from quire.ops.weights import Packed
 
 SPARSE = {"bf16": "sparse_bf16", "int8": "sparse_int8", "int4": "sparse_int4"}
-"""Kind -> the same without its zeros."""
+"""Kind -> the same without its zeros, wherever they are."""
+TWO_OF_FOUR = {"bf16": "sparse24_bf16", "int8": "sparse24_int8", "int4": "sparse24_int4"}
+"""Kind -> the same of two of each four columns."""
+CHOOSING = ("amx", "avx512", "avx512vnni")
+"""Units in which weights choose their activations."""
 LEAST_ZEROS = {"bf16": 0.35, "int8": 0.45}
 """Share of zeros from which "auto" keeps a matrix without them, for one row at a time: `benchmarks/sparse.py`.
 
@@ -28,7 +34,12 @@ COLUMNS, SLACK, LINE = 32, 64, 64
 
 def without_zeros(cpu: Cpu, packed: Packed) -> Packed:
     """`packed`, dense, without its zeros where `--sparse` and their share have it so, else as it is."""
-    if cpu.sparse == "off" or (cpu.sparse == "auto" and not cpu.native.module.expands()):
+    if cpu.sparse == "off":
+        return packed
+    chosen = two_of_four(cpu, packed) if cpu.native.isa in CHOOSING else None
+    if chosen is not None:
+        return chosen
+    if cpu.sparse == "auto" and not cpu.native.module.expands():
         return packed
     least = LEAST_ZEROS.get(packed.kind) if cpu.sparse == "auto" else 0.0
     found = None if least is None else sieved(cpu, packed, least)
@@ -43,8 +54,7 @@ def sieved(cpu: Cpu, packed: Packed, least: float = 0.0) -> Packed | None:
     """
     numbers, parts = take_apart(packed)
     (n, k), blocks = (packed.n, packed.k), -(-packed.n // LANES)
-    plain = numbers.activation_bits == 8 and not {"zeros", "mins"} & parts.keys()
-    if packed.kind not in SPARSE or k % COLUMNS or not plain or 0 < packed.group < COLUMNS:
+    if not _can_be(packed):
         return None
     kind, kept, longest = SPARSE[packed.kind], torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     dense, size = parts["codes"], (blocks, k, NUMBERS[kind])
@@ -55,6 +65,28 @@ def sieved(cpu: Cpu, packed: Packed, least: float = 0.0) -> Packed | None:
     data = huge_bytes(cpu.native, blocks * step)
     cpu.call("pack_sparse", data.data_ptr(), dense.data_ptr(), *size, step)
     return assemble(kind, (n, k), packed.group, numbers, {**parts, "codes": data})
+
+
+def two_of_four(cpu: Cpu, packed: Packed) -> Packed | None:
+    """A dense matrix as its two of each four columns; None where some row has more, or no kind holds it (`sieved`)."""
+    if not _can_be(packed):
+        return None
+    numbers, parts = take_apart(packed)
+    kind, (n, k), fits = TWO_OF_FOUR[packed.kind], (packed.n, packed.k), torch.zeros(1, dtype=torch.int64)
+    of_dense = (fits.data_ptr(), parts["codes"].data_ptr(), -(-n // LANES), k, NUMBERS[kind])
+    cpu.call("pack_sparse24", 0, *of_dense)
+    if not fits.item():
+        return None
+    data = huge_bytes(cpu.native, part_sizes(kind, (n, k), packed.group, numbers.wide)["codes"][0])
+    cpu.call("pack_sparse24", data.data_ptr(), *of_dense)
+    return assemble(kind, (n, k), packed.group, numbers, {**parts, "codes": data})
+
+
+def _can_be(packed: Packed) -> bool:
+    """Whether there is a kind without zeros of what else the dense matrix is."""
+    numbers, parts = take_apart(packed)
+    plain = numbers.activation_bits == 8 and not {"zeros", "mins"} & parts.keys()
+    return packed.kind in SPARSE and packed.k % COLUMNS == 0 and plain and not 0 < packed.group < COLUMNS
 
 
 def holds_blocks(cpu: Cpu, packed: Packed) -> bool:

@@ -41,7 +41,7 @@ from quire.ops.cpu import Cpu
 from quire.ops.kinds import KINDS, SUPER_KINDS
 from quire.ops.matrix import LANES, Numbers, assemble, part_sizes, take_apart
 from quire.ops.pack import PLAIN, narrow_bf16, pack_dense
-from quire.ops.pack_sparse import SPARSE, holds_blocks, sieved
+from quire.ops.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks, sieved, two_of_four
 from quire.ops.weights import MOST, SUPER, Packed, Weight
 from quire.quant.base import Quantizer
 from quire.quant.registry import laid_out
@@ -156,6 +156,8 @@ class PackedCache:
                 raise Damaged(f"the order of a matrix of shape {shape} is no permutation")
         numbers = Numbers(entry.wide, entry.activation_bits)
         packed = assemble(entry.kind, (entry.n, entry.k), entry.group, numbers, parts)
+        if entry.kind in TWO_OF_FOUR.values() and entry.activation_bits != 8:
+            raise Damaged(f"a {entry.kind} matrix of shape {shape} has activations of {entry.activation_bits} bits")
         if sparse and not (entry.activation_bits == 8 and holds_blocks(self._cpu, packed)):
             raise Damaged(f"a {entry.kind} matrix of shape {shape} has blocks that do not end where they should")
         return Kept(packed, None if offsets is None else offsets.view(torch.float32))
@@ -246,9 +248,10 @@ def _layout(cpu: Cpu, target: Quantizer | None) -> str:
     codes = (numbers * 7).round().to(torch.int8)
     made = [_in_super_blocks(codes, *form) for form in SUPER_KINDS]
     made += [q.quantize(numbers, 32).weight for q in ((target, target.head) if target else ())]
-    for weight in (*_samples(), *made):
+    two = torch.arange(256) % 4 < 2
+    for weight in (*_samples(), *(replace(w, codes=torch.where(two, w.codes, 0)) for w in _samples()), *made):
         packed = pack_dense(cpu, weight)
-        for each in (packed, sieved(cpu, packed)):
+        for each in (packed, sieved(cpu, packed), two_of_four(cpu, packed)):
             for part in take_apart(each)[1].values() if each is not None else ():
                 found.update(part.numpy().data)
     narrowed = narrow_bf16(cpu, Weight("bf16", numbers.bfloat16()))
