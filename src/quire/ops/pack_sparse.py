@@ -25,7 +25,7 @@ LEAST_ZEROS = {"bf16": 0.35, "int8": 0.45}
 """Share of zeros from which "auto" keeps a matrix without them, for one row at a time: `benchmarks/sparse.py`.
 
 One thread of a Zen 4, 8192 x 2048, groups of 32, a row: int8 1.02 times as fast with 40 % of zeros, 1.20 with 50; bf16
-1.19 with 40 %. Not int4, which was 0.96 times as fast without half of its numbers. 16 rows are slower in all kinds. "auto"
+1.19 with 40 %. Not int4, which was 0.96 times as fast without half of its numbers. 16 rows are slower in all. "auto"
 takes what is 2:4 wherever a unit has it choose (two threads, 1, 16 and 512 rows: bf16 1.58, 1.32, 1.45 times as fast;
 int8 1.57, 0.98, 0.95; int4 1.27, 0.95, 0.93).
 """
