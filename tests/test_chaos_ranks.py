@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ import httpx
 import pytest
 
 from live_server import wait_until
+from oracle import write
+from quire.model.disk.checkpoint import EMBEDDED
 from test_chaos import FULL, STREAMS, Chaos, Load, Pauses, metric, pytestmark, restarts, served, wait_for_more
 from test_server_death import children
 
@@ -22,8 +25,9 @@ LAYOUTS = {
     "stages 2": ["--pipeline-parallel-size", "2"],
     "stages 2 of tensor 2": ["--pipeline-parallel-size", "2", "--tensor-parallel-size", "2"],
     "context 2": ["--context-parallel-size", "2"],
+    "experts 2": ["--tensor-parallel-size", "2", "--enable-expert-parallel"],
 }
-"""Flags of the engines whose ranks end."""
+"""Flags of the engines whose ranks end; the embedded model has no experts, so a mixture with its words stands in."""
 SLOW = pytest.mark.slow
 
 
@@ -43,10 +47,22 @@ def end_one(server: Chaos, rng: random.Random, how: signal.Signals) -> list[int]
     return group
 
 
+def mixture(folder: Path) -> Path:
+    """A random model of experts that speaks the embedded model's words."""
+    write(
+        folder, "olmoe", vocab_size=6144, max_position_embeddings=1024, num_experts=6, num_experts_per_tok=2,
+        bos_token_id=None, eos_token_id=4, pad_token_id=4,
+    )  # fmt: skip
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED / name, folder)
+    return folder
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=SLOW)])
 @pytest.mark.parametrize("layout", ["tensor 2", *(pytest.param(each, marks=SLOW) for each in [*LAYOUTS][1:])])
-def test_ranks_that_are_ended_lose_nothing(layout: str, how: signal.Signals) -> None:
-    server = Chaos(*LAYOUTS[layout], "--watchdog-timeout", "2", "--threads", "1")
+def test_ranks_that_are_ended_lose_nothing(layout: str, how: signal.Signals, tmp_path: Path) -> None:
+    model = [str(mixture(tmp_path))] if layout == "experts 2" else []
+    server = Chaos(*model, *LAYOUTS[layout], "--watchdog-timeout", "2", "--threads", "1")
     rng = random.Random(layout)
     with served(server) as (client, asked, alone):
         load, pauses = Load(client, asked), Pauses()

@@ -75,9 +75,11 @@ def test_adapters_come_and_go(server: LiveServer, tmp_path: Path) -> None:
     assert empty in server.http.get("/metrics").text
     with server.http.stream(
         "POST", "/v1/completions",
-        json={"prompt": ["x"] * 60, "model": "mine", "max_tokens": 200, "ignore_eos": True, "stream": True},
+        # Four have room in 64 blocks to their end; where one is preempted, the adapter is one that waits as well.
+        json={"prompt": ["x"] * 4, "model": "mine", "max_tokens": 200, "ignore_eos": True, "stream": True},
     ) as stream:  # fmt: skip
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # kept: without it the connection is closed, and the requests are aborted
+        next(lines)
         assert (
             empty.replace('running_lora_adapters=""', 'running_lora_adapters="mine"')
             in server.http.get("/metrics").text

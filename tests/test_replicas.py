@@ -94,13 +94,12 @@ def test_replicas_share_the_requests() -> None:
 
 
 def test_requests_of_a_dead_one_go_on_elsewhere_before_it_is_back() -> None:
-    edge = Edge(end=EngineKilled, pause=1.0)
+    edge = Edge(end=EngineKilled, pause=30.0)
     edge.submit(*(request(f"r{i}", 40, n=1 + i % 2) for i in range(12)))
     edge.poll(20)
-    began = time.monotonic()
     edge.engines[1][0].dead = True
     edge.finish()
-    assert time.monotonic() - began < 1.0, "nobody waited for the replica that is started again"
+    assert len(edge.engines[1]) == 1, "nobody waited for the replica that is started again"
 
 
 def test_a_replica_that_died_too_often_is_left_out_and_the_last_ends_it_all() -> None:
@@ -178,6 +177,29 @@ def test_whatever_dies_nothing_is_lost_and_nothing_comes_twice(seed: int) -> Non
             del edge.live[gone]
             edge.ends = {key: end for key, end in edge.ends.items() if key[0] != gone}
     edge.finish()
+
+
+def test_nobody_reads_an_engine_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge, late = Edge(), list[object]()
+    poll, close = SupervisedEngine.poll, SupervisedEngine.close
+    closed: set[int] = set()
+
+    def watched(engine: SupervisedEngine, timeout: float) -> Any:
+        found = poll(engine, timeout)
+        late.extend([engine] * (id(engine) in closed))
+        return found
+
+    def closing(engine: SupervisedEngine) -> None:
+        closed.add(id(engine))
+        close(engine)
+
+    monkeypatch.setattr(SupervisedEngine, "poll", watched)
+    monkeypatch.setattr(SupervisedEngine, "close", closing)
+    edge.submit(request("a", 50))
+    edge.poll(3)
+    edge.client.close()
+    time.sleep(0.3)
+    assert closed and not late
 
 
 def test_numbers_are_those_of_all() -> None:

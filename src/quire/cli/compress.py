@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
+from quire.cli.flags import pick, with_flags
 from quire.core.errors import ConfigError
+from quire.core.option import about
 
 if TYPE_CHECKING:
     from quire.compress.recipe import Recipe
@@ -16,49 +20,87 @@ SHORT = ("quantize", "prune")
 """Kinds of stages that have a flag of their own."""
 
 
+class Flags(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done, by names of the command line."""
+
+    recipe: Annotated[str | None, about("A file of stages, RECIPE.toml.")] = None
+    frontier: Annotated[
+        tuple[str, ...],
+        about(
+            "In place of one recipe: a file of stages, each tried in a folder of OUT; quality is drawn against size "
+            "and speed. May be given several times."
+        ),
+    ] = ()
+    quantize: Annotated[str | None, about("In place of a recipe: quantize by this method.")] = None
+    prune: Annotated[str | None, about("In place of a recipe: prune by this method.")] = None
+    set: Annotated[
+        tuple[str, ...],
+        about(
+            "NAME=VALUE, an option of that method (bits=4), or of a table (calibration.samples=64). May be given "
+            "several times."
+        ),
+    ] = ()
+    passport: Annotated[bool, about("Measure OUT beside SOURCE, and write what it cost to quire.json.")] = True
+    restart: Annotated[bool, about("Begin anew where another run was stopped.")] = False
+
+
+@with_flags({"Compression": Flags}, model_argument=False)
 def compress(
+    options: dict[str, Any],
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or hub name; pydoc is the embedded model.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a run that stopped goes on.")],
-    recipe: Annotated[Path | None, typer.Option(help="A file of stages, RECIPE.toml.")] = None,
-    quantize: Annotated[str | None, typer.Option(help="In place of a recipe: quantize by this method.")] = None,
-    prune: Annotated[str | None, typer.Option(help="In place of a recipe: prune by this method.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="An option of it (bits=4), or of a table (calibration.samples=64); several.",
-        ),
-    ] = None,
-    passport: Annotated[
-        bool, typer.Option(help="Measure OUT beside SOURCE, and write what it cost to quire.json.")
-    ] = True,
-    restart: Annotated[bool, typer.Option(help="Begin anew where another run was stopped.")] = False,
 ) -> None:
     """Make SOURCE smaller, and write it to OUT."""
     from quire.compress.progress import units_bar
     from quire.compress.recipe import read_recipe
 
-    short = {kind: method for kind, method in zip(SHORT, (quantize, prune), strict=True) if method is not None}
-    if (recipe is None) != (len(short) == 1):
-        raise ConfigError("give one of --recipe FILE, --quantize METHOD and --prune METHOD", param="recipe")
-    if recipe is not None:
-        asked = read_recipe(recipe)
+    given = pick(options, Flags)
+    source = "" if source == "pydoc" else source
+    if given.frontier:
+        if (given.recipe, given.quantize, given.prune) != (None, None, None) or given.set or not given.passport:
+            raise ConfigError("--frontier stands alone: it measures all of its recipes", param="frontier")
+        _sweep(source, out, [Path(name) for name in given.frontier], given.restart)
+        return
+    short = {
+        kind: method for kind, method in zip(SHORT, (given.quantize, given.prune), strict=True) if method is not None
+    }
+    if (given.recipe is None) != (len(short) == 1):
+        raise ConfigError(
+            "give one of --recipe FILE, --quantize METHOD, --prune METHOD and --frontier FILE", param="recipe"
+        )
+    if given.recipe is not None:
+        asked = read_recipe(Path(given.recipe))
     else:
         (kind, method), *_ = short.items()
-        asked = _of_flags(kind, method, set_ or [])
-    source = "" if source == "pydoc" else source
+        asked = _of_flags(kind, method, given.set)
     from quire.compress import pipeline
     from quire.model.describe import open_model
 
     layers = open_model(source).spec.layers
     with units_bar(len(asked.stages) * layers) as tell:
-        pipeline.compress(source, out, asked, tell, restart=restart, passport=passport)
+        pipeline.compress(source, out, asked, tell, restart=given.restart, passport=given.passport)
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
     print(f"{out}: {size / 2**20:.1f} MiB")
 
 
-def _of_flags(kind: str, method: str, words: list[str]) -> Recipe:
+def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:
+    """Try the recipes of `files`, and draw them."""
+    from quire.compress.progress import units_bar
+    from quire.compress.recipe import read_recipe
+    from quire.compress.sweep import sweep
+    from quire.model.describe import open_model
+
+    recipes = {path.stem: read_recipe(path) for path in files}
+    if len(recipes) < len(files):
+        raise ConfigError("--frontier: two files have one name, by which a recipe is drawn", param="frontier")
+    layers = open_model(source).spec.layers
+    stages = sum(len(recipe.stages) for name, recipe in recipes.items() if not (out / name).exists())
+    with units_bar(layers * stages) as tell:
+        drawn = sweep(source, out, recipes, tell, restart=restart)
+    print("\n".join(map(str, drawn)))
+
+
+def _of_flags(kind: str, method: str, words: Sequence[str]) -> Recipe:
     """The recipe of one stage."""
     import tomllib
 

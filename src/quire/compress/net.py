@@ -6,7 +6,7 @@ gradients flow to the tensors as they are named on disk, and a model is written 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -72,6 +72,7 @@ class Net:
         self.spec, self.folder, self.name = self.opened.spec, self.opened.folder, self.opened.name
         self.ops = differentiable()
         self._ropes = shared_tables(self.spec.rope, self.spec.max_position)
+        self._watching: list[Callable[[Tensor, Tensor], None]] = []
 
     @classmethod
     def open(cls, model: str, dtype: torch.dtype = torch.float32) -> Net:
@@ -194,7 +195,10 @@ class Net:
         else:
             rows, h = layer.attn_norm.add(ops, rows, delta.flatten(0, 1))
         batch = flat(torch.zeros(shape[:2], dtype=torch.int32))
-        rows, added = BLOCKS[self.spec.join](ops, layer, rows, h, batch, Held.of(self._layout()), None)
+        cache = Held.of(self._layout())
+        rows, added = BLOCKS[self.spec.join](ops, layer, rows, h, batch, cache, None)
+        for watching in self._watching:
+            watching(*cache.rows()[1:])
         return rows.view(shape), added.view(shape)
 
     def leave(self, x: Tensor, delta: Tensor) -> Tensor:
@@ -216,6 +220,15 @@ class Net:
             yield
         finally:
             self.ops.observers.remove(callback)
+
+    @contextmanager
+    def watch_cache(self, callback: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+        """While it is open `callback(keys, values)`, f32 [T, kv heads, head] each, sees what `run_layer` caches."""
+        self._watching.append(callback)
+        try:
+            yield
+        finally:
+            self._watching.remove(callback)
 
 
 def flat(tokens: Tensor, rows: Tensor | None = None) -> Batch:

@@ -42,7 +42,13 @@ class OfMatrices(Stage, frozen=True, kw_only=True):
     ignore: Names = ("lm_head*",)
 
 
-class Rtn(OfMatrices, frozen=True, kw_only=True):
+class WithCache(OfMatrices, frozen=True, kw_only=True):
+    """`kv`: keys and values are to be cached in this format, at a scale for each layer that the text shows."""
+
+    kv: Literal["none", "fp8", "int8"] = "none"
+
+
+class Rtn(WithCache, frozen=True, kw_only=True):
     """Rounding to the nearest code."""
 
     bits: Literal[2, 3, 4, 8] = 4
@@ -66,7 +72,7 @@ class Awq(Rtn, frozen=True, kw_only=True):
     clip: bool = True
 
 
-class SmoothQuant(OfMatrices, frozen=True, kw_only=True):
+class SmoothQuant(WithCache, frozen=True, kw_only=True):
     """Xiao et al. 2022, to int8 weights and activations. `alpha`: share of the difficulty that goes to weights."""
 
     alpha: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.5
@@ -78,7 +84,7 @@ class LlmInt8(OfMatrices, frozen=True, kw_only=True):
     threshold: Positive = 6.0
 
 
-class Fp8(OfMatrices, frozen=True, kw_only=True):
+class Fp8(WithCache, frozen=True, kw_only=True):
     """E4M3. `scales`: of activations, static (calibrated) or dynamic (a token's), or block (dynamic, and weights' by
     blocks of 128 x 128)."""
 
@@ -92,11 +98,11 @@ class Nf4(OfMatrices, frozen=True, kw_only=True):
     double_quantization: bool = True
 
 
-class Mxfp4(OfMatrices, frozen=True, kw_only=True):
+class Mxfp4(WithCache, frozen=True, kw_only=True):
     """OCP microscaling formats 1.0: E2M1 codes, a power of two for 32 of them."""
 
 
-class Mixed(OfMatrices, frozen=True, kw_only=True):
+class Mixed(WithCache, frozen=True, kw_only=True):
     """Bits by sensitivity: layers get those of `choices` that cost least KL within `bits_per_weight` on average."""
 
     bits_per_weight: Positive

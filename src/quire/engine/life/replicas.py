@@ -25,6 +25,8 @@ from quire.engine.life.supervised import SupervisedEngine
 logger = logging.getLogger("quire.engine")
 
 POLL_SECONDS = 0.1
+READER_SECONDS = 5.0
+"""How long a thread that reads reports may take to see that all is over; it looks every `POLL_SECONDS`."""
 Make = Callable[[int, Callable[[], object]], SupervisedEngine]
 """Makes the replica of that number, which calls the second argument when its engine has died."""
 
@@ -55,8 +57,11 @@ class ReplicatedEngine:
         self._changes: dict[str, list[AdapterChanged]] = {}
         self._alive = set(range(count))
         self._closing, self._renewing = threading.Event(), threading.Lock()
-        for i in range(count):
-            threading.Thread(target=self._read, args=(i,), name=f"quire-replica-{i}", daemon=True).start()
+        self._readers = [
+            threading.Thread(target=self._read, args=(i,), name=f"quire-replica-{i}", daemon=True) for i in range(count)
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def _make(self, count: int, make: Make, together: bool) -> None:
         calls = [partial(make, i, partial(self._move, i)) for i in range(count)]
@@ -151,8 +156,11 @@ class ReplicatedEngine:
 
     def close(self) -> None:
         """End all of them."""
-        if hasattr(self, "_closing"):
+        if hasattr(self, "_readers"):
             self._closing.set()
+            for reader, replica in zip(self._readers, self._replicas, strict=True):
+                if replica.ready:  # a socket that is closed while another thread reads it ends that thread
+                    reader.join(READER_SECONDS)
         for replica in self._replicas:
             replica.close()
 
