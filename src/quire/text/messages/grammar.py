@@ -12,7 +12,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What stands around calls: `marker`, `begin` ... `end`, `closer`; `between` two, "" = each has a frame of its own."""
+    """What stands around calls: `marker`, `begin` ... `end`, `closer`; `between` two, "" = each has its own frame."""
 
     marker: str = ""
     begin: str = ""
@@ -22,9 +22,7 @@ class Frame:
     field: str = "arguments"
 
 
-def calls_grammar(
-    frame: Frame, tools: Tools, choice: str | None, parallel: bool, special: Mapping[str, int]
-) -> str:
+def calls_grammar(frame: Frame, tools: Tools, choice: str | None, parallel: bool, special: Mapping[str, int]) -> str:
     """One call of `choice`, else of any of `tools`; several where `parallel`. Markers in `special` are tokens by id."""
     functions = [tool["function"] for tool in tools if choice in (None, tool["function"]["name"])]
     objects = [f"%json {json.dumps(_schema(function, frame.field))}" for function in functions]
@@ -35,7 +33,9 @@ def calls_grammar(
             (_terminal(frame.end, special), _terminal(frame.closer, special)),
         )
     )
-    one, more = ("call", f'({_terminal(frame.between, special)} call)*') if frame.between else ("framed", '("\\n" framed)*')
+    one, more = (
+        ("call", f"({_terminal(frame.between, special)} call)*") if frame.between else ("framed", '("\\n" framed)*')
+    )
     several = f"{one} {more}" if parallel else one
     start = f"{begin} {several} {end}" if frame.between else several
     lines = [f"start: {start.strip()}", "call: " + " | ".join(f"call{i}" for i in range(len(objects)))]

@@ -57,11 +57,9 @@ def _message(source: Source, reasoning: ReasoningFormat | None, tools: ToolForma
         return
     if tools.bare:
         source.hold()
-        yield from attempt(source, _bare(source, tools))
-        yield from source.closed(*tools.closers)
+        yield from attempt(source, _bare(source, tools), tools.closers)
     while opener := (yield from source.content_until(tools.openers)):
-        yield from attempt(source, tools.body(source, opener))
-        yield from source.closed(*tools.closers)
+        yield from attempt(source, tools.body(source, opener), tools.closers)
 
 
 def _bare(source: Source, tools: ToolFormat) -> Steps[None]:

@@ -124,8 +124,11 @@ class Source:
                 self._space = space
                 return
 
-    def until(self, markers: Sequence[str], sink: Sink) -> Steps[str]:
-        """Give `sink` the text before the first of `markers`; that marker, taken, or "" at the end of the text."""
+    def until(self, markers: Sequence[str], sink: Sink, half: bool = True) -> Steps[str]:
+        """Give `sink` the text before the first of `markers`; that marker, taken, or "" at the end of the text.
+
+        `half`: the beginning of a marker at the end of the text is text.
+        """
         pattern, starts, longest = _compiled(tuple(markers))
         while True:
             found = pattern.search(self.text, self.at) if markers else None
@@ -133,7 +136,7 @@ class Source:
                 sink(self.take(found.start() - self.at))
                 return self.take(len(found[0]))
             end = len(self.text)
-            if not self.ended and markers:
+            if markers and not (self.ended and half):
                 end -= _overlap(self.text[max(self.at, end - longest + 1) :], markers, starts)
             if end > self.at:
                 sink(self.take(end - self.at))
@@ -221,13 +224,15 @@ def _compiled(markers: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str]
     return pattern, frozenset(m[0] for m in markers), max(map(len, markers), default=1)
 
 
-def attempt(source: Source, body: Steps[None]) -> Steps[None]:
-    """Read calls; what is none of what was held becomes content."""
+def attempt(source: Source, body: Steps[None], closers: Sequence[str]) -> Steps[None]:
+    """Read calls and what closes them; what is none of what was held becomes content."""
     try:
         yield from body
-        source.release()
     except Malformed:
         source.give_back()
+        return
+    source.release()
+    yield from source.closed(*closers)
 
 
 def _overlap(tail: str, markers: Sequence[str], starts: frozenset[str]) -> int:

@@ -19,9 +19,10 @@ Body = Callable[[Source, str], Steps[None]]
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A row. `bare`: what a message begins with that calls without a marker. `frame`: how calls are forced, if they can be.
+    """A row. `bare`: what a message begins with that calls without a marker. `frame`: how calls are forced.
 
     `text_arguments`: its templates write a call's arguments as they are, others want them as an object.
+    `inner`: markers within calls.
     """
 
     name: str
@@ -31,6 +32,12 @@ class ToolFormat:
     bare: str = ""
     frame: Frame | None = None
     text_arguments: bool = False
+    inner: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Strings that are no text where they are special tokens."""
+        return frozenset((*self.openers, *self.closers, *self.inner))
 
     def grammar(self, tools: Tools, choice: str | None, parallel: bool, special: Mapping[str, int]) -> dict[str, Any]:
         """`structured_outputs` that force calls: of the function `choice`, or of any of `tools`, several if `parallel`.
@@ -70,8 +77,10 @@ def _mistral(source: Source, _: str) -> Steps[None]:
     yield from json_calls.arguments(source, name.strip())
 
 
-_CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
-_CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+_CALLS, _CALL, _SEP, _CALL_END, _CALLS_END = (
+    f"<\uff5ctool\u2581{name}\uff5c>"
+    for name in ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
+)
 
 
 def _deepseek_v3(source: Source, opener: str) -> Steps[None]:
@@ -111,12 +120,16 @@ TOOLS = {
         ToolFormat("qwen3_coder", ("<tool_call>", "<function="), _XML[1:], qwen3_coder),
         ToolFormat("llama3_json", ("<|python_tag|>",), (), _llama3, "{", Frame(field="parameters", between="; ")),
         ToolFormat("pythonic", ("<|python_start|>",), ("<|python_end|>",), pythonic, "["),
-        ToolFormat("mistral", ("[TOOL_CALLS]",), (), _mistral, frame=Frame("[TOOL_CALLS]", "[", "]", between=", ")),
-        ToolFormat("deepseek_v3", (_CALLS, _CALL), (_CALL_END, _CALLS_END), _deepseek_v3, text_arguments=True),
-        ToolFormat("deepseek_v31", (_CALLS, _CALL), (_CALL_END, _CALLS_END), _deepseek_v31, text_arguments=True),
+        ToolFormat("mistral", ("[TOOL_CALLS]",), (), _mistral, frame=Frame("[TOOL_CALLS]", "[", "]", between=", "),
+                   inner=("[ARGS]", "[CALL_ID]")),
+        ToolFormat("deepseek_v3", (_CALLS, _CALL), (_CALL_END, _CALLS_END), _deepseek_v3,
+                   text_arguments=True, inner=(_SEP,)),
+        ToolFormat("deepseek_v31", (_CALLS, _CALL), (_CALL_END, _CALLS_END), _deepseek_v31,
+                   text_arguments=True, inner=(_SEP,)),
         ToolFormat("granite", ("<|tool_call|>", "<tool_call>"), ("</tool_call>", "<|end_of_text|>"), _json,
                    frame=Frame("<|tool_call|>", "[", "]", between=", ")),
-        ToolFormat("glm4", _XML[:1], _XML[1:], glm4),
+        ToolFormat("glm4", _XML[:1], _XML[1:], glm4,
+                   inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
         ToolFormat(HARMONY, harmony.MARKERS, (), _harmony),
     )
 }  # fmt: skip

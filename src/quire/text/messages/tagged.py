@@ -29,7 +29,7 @@ class Members:
             source.release()
             self._key(key)
             source.arguments('"')
-            if not (yield from source.until(closers, self._characters)):
+            if not (yield from source.until(closers, self._characters, half=False)):
                 raise Malformed
             source.arguments('"')
         else:

@@ -1,4 +1,4 @@
-"""JSON as it comes: only what is a beginning of valid JSON (RFC 8259) is passed on, an escape or a number when whole."""
+"""JSON as it comes: what is passed on is a beginning of valid JSON (RFC 8259); escapes and numbers are when whole."""
 
 from __future__ import annotations
 
