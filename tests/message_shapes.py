@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +57,7 @@ def value(rng: random.Random, depth: int = 0) -> Any:
 def call(rng: random.Random) -> tuple[str, dict[str, Any]]:
     """A function and arguments of the types that it declares."""
     name = rng.choice(list(SCHEMAS))
-    draw = {
+    draw: dict[str, Callable[[], Any]] = {
         "string": lambda: rng.choice(WORDS),
         "integer": lambda: rng.randrange(-9, 99),
         "number": lambda: rng.choice([0, 2.5, -1e-3]),
