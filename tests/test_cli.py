@@ -80,7 +80,7 @@ def test_help_names_every_option(run: Run, command: list[str], structs: list[typ
     for struct in structs:
         for field in msgspec.structs.fields(struct):
             assert f"--{field.name.replace('_', '-')}" in out
-    assert "--tool-call-parser" not in out, "what is not built is not offered"
+    assert "--decode-context-parallel-size" not in out, "what is not built is not offered"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,11 @@ def test_help_names_every_option(run: Run, command: list[str], structs: list[typ
         (["serve", "--ssl-certfile", __file__, "--ssl-keyfile", __file__], 2, ["--ssl-certfile", "PEM"]),
         (["serve", "--max-num-seq", "3"], 2, ["--max-num-seqs"]),
         (["serve", "--block-size", "3"], 2, ["--block-size 3", "power of two"]),
-        (["serve", "--tool-call-parser", "hermes"], 2, ["--tool-call-parser hermes", "not built"]),
+        (
+            ["serve", "--decode-context-parallel-size", "2"],
+            2,
+            ["--decode-context-parallel-size 2", "context_parallel_size"],
+        ),
         (["serve", "--lora-modules", "a=b"], 2, ["--lora-modules", "--enable-lora"]),
         (["serve", "a", "--model", "b"], 2, ["'a'", "'b'"]),
         (["serve", "--max-model-len", "long"], 2, ["--max-model-len", "auto"]),

@@ -51,7 +51,7 @@ def test_a_file_says_what_flags_say_and_the_command_line_wins(tmp_path: Path) ->
         ("max-num-seqs = 1\nmax_num_seqs = 2", ["given twice"]),
         ("port: 1", ["c.toml", "not TOML", "line 1"]),
         ('port = "many"', ["port", "int"]),
-        ('tool_call_parser = "hermes"', ["--tool-call-parser hermes", "not built"]),
+        ("decode_context_parallel_size = 2", ["--decode-context-parallel-size 2", "all phases"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_it_is_said(tmp_path: Path, text: str, words: list[str]) -> None:

@@ -17,16 +17,12 @@ KNOWN = tuple(name for section in SECTIONS.values() for name in section.__struct
 
 _ONE_DEVICE = "running on several devices is not built yet"
 _CONTEXT = "all phases of a sequence are split alike: use context_parallel_size"
-_TOOLS = "tool calling is not built yet"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "decode_context_parallel_size": ((1,), _CONTEXT),
     "prefill_context_parallel_size": ((1,), _CONTEXT),
     "trust_remote_code": ((True, False), "code from a model folder is never run"),
     "quantization_param_path": ((None,), "scales of the KV cache are not read from files"),
-    "enable_auto_tool_choice": ((False,), _TOOLS),
-    "tool_call_parser": ((None,), _TOOLS),
-    "reasoning_parser": ((None,), "splitting off reasoning is not built yet"),
 }
 """Each row: option, the values that ask for nothing, and why any other is refused."""
 

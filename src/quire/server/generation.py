@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from quire.core.request import Miss, Output, Request, TokenLogprob
 from quire.engine.edge.account import Timings, timings
 from quire.engine.edge.async_engine import AsyncEngine
-from quire.server.api.replies import CachedTokens, CacheReport, PredictedTokens, Usage
+from quire.server.api.replies import CachedTokens, CacheReport, CompletionTokens, Usage
 from quire.text.detokenizer import OutputText
 from quire.text.tokenizer import Tokenizer
 
@@ -45,9 +46,9 @@ class Piece:
 class _Choice:
     """The text state of one sequence."""
 
-    def __init__(self, number: int, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, number: int, request: Request, tokenizer: Tokenizer, shown: frozenset[int]) -> None:
         self.number = number
-        self._text = OutputText(tokenizer, request.params)
+        self._text = OutputText(tokenizer, request.params, shown)
         self.tokens = self.drafted = self.accepted = 0
         self.done = False
 
@@ -65,16 +66,25 @@ class Generation:
     """All choices of one HTTP request: `len(requests)` prompts times `n`, numbered prompt by prompt.
 
     Submits on construction, so that a full queue is refused before the first byte of a response; `close` must follow.
+    `each`: a piece has at most one token. `shown`: special tokens that are text.
     """
 
-    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, requests: Sequence[Request]) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        tokenizer: Tokenizer,
+        requests: Sequence[Request],
+        each: bool = False,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self.requests = requests
+        self._each = each
         self._stream = engine.submit(requests)
         self._choices: dict[tuple[str, int], _Choice] = {}
         for request in requests:
             for index in range(request.params.n):
                 key = (request.id, index)
-                self._choices[key] = _Choice(len(self._choices), request, tokenizer)
+                self._choices[key] = _Choice(len(self._choices), request, tokenizer, shown)
         self._cached = dict.fromkeys((r.id for r in requests), 0)
         self._misses: dict[str, Miss] = {}
 
@@ -86,6 +96,8 @@ class Generation:
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What is new, whenever there is something; ends after every choice's finish reason."""
         while outputs := await self._stream.next():
+            if self._each:
+                outputs = [part for output in outputs for part in _apart(output)]
             pieces = [self._push(output) for output in outputs]
             yield [piece for piece in pieces if piece is not None]
 
@@ -108,7 +120,7 @@ class Generation:
         used = {key[0] for key, c in self._choices.items() if choice in (None, c.number)}
         prompt = sum(len(r.prompt) for r in self.requests if r.id in used)
         written, drafted, accepted = (sum(getattr(c, name) for c in done) for name in ("tokens", "drafted", "accepted"))
-        guessed = PredictedTokens(accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted)
+        guessed = CompletionTokens(accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted)
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=written,
@@ -141,6 +153,18 @@ class Generation:
     def close(self) -> None:
         """Abort what has not finished; idempotent."""
         self._stream.close()
+
+
+def _apart(output: Output) -> list[Output]:
+    """One for each token; what is said once of all comes with the last."""
+    count = len(output.tokens)
+    if count < 2:
+        return [output]
+    parts = [
+        Output(request_id=output.request_id, index=output.index, tokens=[token], logprobs=output.logprobs[i : i + 1])
+        for i, token in enumerate(output.tokens[:-1])
+    ]
+    return [*parts, msgspec.structs.replace(output, tokens=output.tokens[-1:], logprobs=output.logprobs[count - 1 :])]
 
 
 @contextlib.asynccontextmanager

@@ -92,6 +92,17 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool, about("Let clients load and unload LoRA adapters from folders on this machine.")
     ] = False
 
+    tool_call_parser: Annotated[
+        str | None,
+        about("Format of the model's tool calls (hermes, mistral, ...); found in its chat template if not given."),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None, about("Format of the model's reasoning (deepseek_r1, qwen3, ...); found like that of tool calls.")
+    ] = None
+    enable_auto_tool_choice: Annotated[
+        bool, about("Do not start unless tool calls of the model can be read; they are wherever they can be.")
+    ] = False
+
     allow_reset_prefix_cache: Annotated[
         bool, about("Let clients empty the prefix cache by POST /reset_prefix_cache.")
     ] = False

@@ -20,6 +20,7 @@ from quire.server.http.exchange import Exchange, Watcher
 from quire.server.http.http_metrics import HttpMetrics
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
+from quire.server.speech import Formats, formats_of
 from quire.text.files import read_json
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class Service:
     def __post_init__(self) -> None:
         self.keys = Keys(self.options)
         self.http = HttpMetrics(self.engine.metrics.registry)
+        self.formats: Formats = formats_of(self.options, self.template, self.tokenizer)
         self.passport = read_json(Path(self.engine.info.folder) / "quire.json")
 
     def ended(self, exchange: Exchange) -> None:

@@ -11,10 +11,9 @@ import msgspec
 
 from quire.core.errors import BadRequest
 
-_TOOLS = "tool calling is not built yet"
+_TOOLS = "not built; name functions in tools, and choose by tool_choice"
 _BEAM = "beam search is not offered over HTTP"
 _MEDIA = "this server reads and writes text only"
-_REASONING = "control over reasoning is not built yet"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((False,), _BEAM),
@@ -25,16 +24,11 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "vllm_xargs": (({},), "there are no such extra arguments here"),
     "suffix": (("",), "filling in the middle is not built yet"),
     "prompt_embeds": ((), "prompts are text or token ids"),
-    "tools": (([],), _TOOLS),
-    "tool_choice": (("none", "auto"), _TOOLS),
+    "tool_choice": (("none", "auto"), "forced calls need constrained decoding, which is not built yet"),
     "functions": (([],), _TOOLS),
     "function_call": (("none", "auto"), _TOOLS),
-    "tool_calls": (([],), _TOOLS),
-    "tool_call_id": ((), _TOOLS),
     "documents": (([],), "retrieval is not built"),
     "chat_template": ((), "the template is the model's; requests cannot bring one"),
-    "reasoning_effort": ((), _REASONING),
-    "include_reasoning": ((True,), _REASONING),
     "verbosity": ((), "verbosity is not built"),
     "modalities": ((["text"],), _MEDIA),
     "audio": ((), _MEDIA),

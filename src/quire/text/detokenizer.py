@@ -28,16 +28,17 @@ class Detokenizer(Protocol):
 class ByteDetokenizer:
     """For byte-level tokenizers: concatenated bytes through an incremental UTF-8 decoder. Exact, O(1) per token."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, ids: Sequence[int]) -> str:
         """The characters that `ids` complete."""
-        tokenizer, skip = self._tokenizer, self._skip
+        tokenizer = self._tokenizer
         return self._decoder.decode(
-            b"".join(tokenizer.id_to_bytes(i) for i in ids if not (skip and tokenizer.is_special(i)))
+            b"".join(tokenizer.id_to_bytes(i) for i in _unskipped(tokenizer, ids, self._skip, self._shown))
         )
 
     def flush(self) -> str:
@@ -52,15 +53,22 @@ class WindowDetokenizer:
     space of SentencePiece) sees the same first token both times.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown = shown
         self._spaces = spaces_between_special_tokens
         self._window: list[int] = []
         self._read = 0
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, self._skip, self._spaces)
+        return self._tokenizer.decode(ids, self._skip and not self._shown, self._spaces)
 
     def _emit(self, end: int) -> str:
         """The text of the window's unread tokens up to `end`, which become the context of the next ones."""
@@ -74,9 +82,7 @@ class WindowDetokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that is certain now; a trailing U+FFFD may be half a character and waits."""
-        if self._skip:
-            ids = [i for i in ids if not self._tokenizer.is_special(i)]
-        self._window += ids
+        self._window += _unskipped(self._tokenizer, ids, self._skip, self._shown)
         end = len(self._window)
         if end == self._read:
             return ""
@@ -94,6 +100,10 @@ class WindowDetokenizer:
     def flush(self) -> str:
         """What is left, unfinished characters included."""
         return self._emit(len(self._window))
+
+
+def _unskipped(tokenizer: Tokenizer, ids: Sequence[int], skip: bool, shown: frozenset[int]) -> Sequence[int]:
+    return [i for i in ids if i in shown or not tokenizer.is_special(i)] if skip else ids
 
 
 class StopStrings:
@@ -133,12 +143,12 @@ class StopStrings:
 class TextStream:
     """The text of one sequence's output. Push its tokens, without the one that ended it unless that shall be shown."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, shown: frozenset[int] = frozenset()) -> None:
         skip = params.skip_special_tokens
         self._detokenizer: Detokenizer = (
-            ByteDetokenizer(tokenizer, skip)
+            ByteDetokenizer(tokenizer, skip, shown)
             if tokenizer.byte_level
-            else WindowDetokenizer(tokenizer, skip, params.spaces_between_special_tokens)
+            else WindowDetokenizer(tokenizer, skip, params.spaces_between_special_tokens, shown)
         )
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._unchecked = params.min_tokens
@@ -177,12 +187,15 @@ class OutputText:
     """One sequence's text as the engine's outputs come; none where there is no `tokenizer`.
 
     The engine knows no stop strings: its "stop" means that the last token ended the text, and is no part of it unless
-    that was asked for, or a grammar ended with it.
+    that was asked for, or a grammar ended with it. `shown`: special tokens that are text although others are skipped, as
+    markers of calls are.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, params: SamplingParams, shown: frozenset[int] = frozenset()
+    ) -> None:
         self._params = params
-        self._stream = None if tokenizer is None else TextStream(tokenizer, params)
+        self._stream = None if tokenizer is None else TextStream(tokenizer, params, shown)
 
     def push(self, output: Output) -> Growth:
         """With stop strings token by token, so that the end does not depend on how outputs were merged."""

@@ -6,6 +6,7 @@ it, so that only the template itself writes special tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,15 @@ class ChatTemplate:
                 RENDERER.compile(source)
             except RenderError as error:
                 raise ModelError(f"{origin}: template {name!r} does not compile: {error}") from None
+
+    @property
+    def source(self) -> str:
+        """What the templates say, one after the other."""
+        return "\n".join(self._sources.values())
+
+    def mentions(self, variable: str) -> bool:
+        """Whether a template can act on `variable`."""
+        return re.search(rf"\b{re.escape(variable)}\b", self.source) is not None
 
     @classmethod
     def from_folder(

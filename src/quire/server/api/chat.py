@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS
 from quire.core.request import Request as EngineRequest
+from quire.core.request import TokenLogprob
 from quire.server.api.convert import build_requests, read_body, sampling_params, token_limit
 from quire.server.api.prompts import encode_chat, truncate
 from quire.server.api.protocol import ChatCompletionRequest
@@ -21,15 +23,17 @@ from quire.server.api.replies import (
     ChatCompletionChunk,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
+    CompletionTokens,
     Usage,
 )
+from quire.server.api.said import ROLE, delta_of, message_of
+from quire.server.api.tools import Schemas, check_tools
 from quire.server.api.writer import Choices, State, Writer, respond
+from quire.server.assistant import Assistant
 from quire.server.generation import Generation, Piece
 from quire.server.keys import Tenant
 from quire.server.service import Service
-
-ROLE = "assistant"
+from quire.server.speech import Speech, inside_reasoning
 
 
 async def create_chat_completion(service: Service, request: Request) -> Response:
@@ -37,8 +41,9 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     arrival = time.monotonic()
     body = await read_body(service, request, ChatCompletionRequest)
     _check(body)
-    generation = await _submit(service, body, arrival, request.state.tenant)
-    return await respond(request, _Writer(service, body, generation))
+    schemas = check_tools(service, body.tools or ())
+    generation, speech = await _submit(service, body, schemas, arrival, request.state.tenant)
+    return await respond(request, _Writer(service, body, generation, speech))
 
 
 def _check(body: ChatCompletionRequest) -> None:
@@ -52,10 +57,20 @@ def _check(body: ChatCompletionRequest) -> None:
         raise BadRequest("max_tokens: differs from max_completion_tokens; give one", param="max_tokens")
 
 
-async def _submit(service: Service, body: ChatCompletionRequest, arrival: float, tenant: Tenant) -> Generation:
+async def _submit(
+    service: Service, body: ChatCompletionRequest, schemas: Schemas, arrival: float, tenant: Tenant
+) -> tuple[Generation, Speech]:
     with service.engine.reserve(max(1, body.n or 1), tenant.called(body.user), tenant.max_sequences):
         requests = await _requests(service, body, arrival, tenant)
-    return Generation(service.engine, service.tokenizer, requests)
+    formats = service.formats
+    speech = Speech(
+        formats,
+        schemas if schemas and body.tool_choice != "none" else None,
+        body.parallel_tool_calls is not False,
+        inside_reasoning(formats, service.tokenizer, requests[0].prompt),
+    )
+    shown = formats.shown if speech.reads else frozenset[int]()
+    return Generation(service.engine, service.tokenizer, requests, speech.reads, shown), speech
 
 
 async def _requests(
@@ -82,31 +97,57 @@ class _Writer(Writer[ChatCompletionRequest]):
 
     prefix = "chatcmpl"
 
-    def __init__(self, service: Service, body: ChatCompletionRequest, generation: Generation) -> None:
+    def __init__(self, service: Service, body: ChatCompletionRequest, generation: Generation, speech: Speech) -> None:
         super().__init__(service, body, generation, scored=bool(body.logprobs))
+        self._assistants = [Assistant(speech) for _ in range(generation.count)]
+        self.per_token |= speech.reads  # a token without text may be a marker
+        self._counts = speech.formats.reasoning is not None
+        self._reasons = body.include_reasoning is not False
         self._prompt_ids: list[int] | UnsetType = list(self.prompt(0)) if self.with_ids else UNSET
 
-    def part(self, state: State, piece: Piece) -> ChatChunkChoice:
+    def part(self, state: State, piece: Piece) -> ChatChunkChoice | None:
         """The role comes with a choice's first token: a first chunk is a first token."""
-        delta = ChatDelta(content=piece.text) if piece.text or not state.begun else ChatDelta()
+        said = self._assistants[piece.choice].push(piece)
+        delta = delta_of(said.deltas, self._reasons)
+        silent = delta == ChatDelta() and not said.logprobs and said.finish_reason is None and state.begun
+        if silent and not (self.with_ids and piece.tokens):
+            return None
         if not state.begun:
             delta.role = ROLE
+            if delta.content is UNSET and delta.reasoning_content is UNSET and delta.tool_calls is UNSET:
+                delta.content = ""
         return ChatChunkChoice(
             index=piece.choice,
             delta=delta,
-            logprobs=self._entries(piece),
-            finish_reason=piece.finish_reason,
+            logprobs=self._entries(said.logprobs),
+            finish_reason=said.finish_reason,
             stop_reason=UNSET if piece.finish_reason is None else piece.stop_reason,
             token_ids=piece.tokens if self.with_ids else UNSET,
         )
 
+    def add(self, pieces: list[Piece]) -> None:
+        """Collect for `reply`, as a message too."""
+        super().add(pieces)
+        for piece in pieces:
+            self._assistants[piece.choice].push(piece)
+
+    def usage(self) -> Usage:
+        """With the tokens of reasoning, where the model's can be told."""
+        usage = super().usage()
+        if self._counts:
+            details = usage.completion_tokens_details or CompletionTokens()
+            details.reasoning_tokens = sum(each.reasoning_tokens for each in self._assistants)
+            usage.completion_tokens_details = details
+        return usage
+
     def whole(self, state: State, piece: Piece) -> ChatChoice:
         """A finished answer."""
+        assistant = self._assistants[piece.choice]
         return ChatChoice(
             index=piece.choice,
-            message=ChatMessage(role=ROLE, content=piece.text),
-            logprobs=self._entries(piece),
-            finish_reason=piece.finish_reason,
+            message=message_of(assistant.message, self._reasons),
+            logprobs=self._entries(assistant.message.logprobs),
+            finish_reason=assistant.ended(piece.finish_reason),
             stop_reason=piece.stop_reason,
             token_ids=piece.tokens if self.with_ids else UNSET,
         )
@@ -123,5 +164,5 @@ class _Writer(Writer[ChatCompletionRequest]):
             **self.facts, choices=choices, usage=usage, prompt_token_ids=self._prompt_ids, prompt_logprobs=rows
         )
 
-    def _entries(self, piece: Piece) -> ChatLogprobs | None:
-        return self.logprobs.chat(piece.logprobs, self.body.top_logprobs or 0) if self.body.logprobs else None
+    def _entries(self, items: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+        return self.logprobs.chat(items, self.body.top_logprobs or 0) if self.body.logprobs else None

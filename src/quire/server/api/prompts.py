@@ -12,13 +12,14 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.engine.requests import check_size
-from quire.server.api.protocol import ChatBody, Message, Prompt
+from quire.server.api.protocol import ChatBody, ChatCompletionRequest, Message, Prompt
+from quire.server.api.tools import effort_kwargs, history_calls
 from quire.server.http.body import LARGE
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 from quire.text.render import PROCESSES
 
-TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "thinking_budget", "date_string"})
+TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "date_string"})
 """What `chat_template_kwargs` may set: plain switches of known templates, nothing that names a file or a function."""
 
 _CALL = 256  # bytes of text that take as long as a call of the tokenizer
@@ -91,17 +92,23 @@ async def encode_chat(service: Service, body: ChatBody, param: str | None) -> li
         raise BadRequest("messages: this model has no chat template; use /v1/completions", param="messages")
     if not body.messages:
         raise BadRequest("messages: must not be empty", param="messages")
-    messages = [_plain(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
+    as_text = service.formats.tools is not None and service.formats.tools.text_arguments
+    messages = [_plain(message, f"messages[{i}]", as_text) for i, message in enumerate(body.messages)]
     continued = bool(body.continue_final_message)
     generate = body.add_generation_prompt
     if continued and generate:
         raise BadRequest(
             "continue_final_message: excludes add_generation_prompt; set that to false", param="continue_final_message"
         )
-    kwargs = _template_kwargs(body.chat_template_kwargs or {})
+    kwargs = _template_kwargs(service, body.chat_template_kwargs or {})
+    tools = body.tools
+    if isinstance(body, ChatCompletionRequest):
+        kwargs = effort_kwargs(service, body.reasoning_effort) | kwargs
+        tools = None if body.tool_choice == "none" else tools
     render = partial(
         service.template.marked,
         messages,
+        tools,
         add_generation_prompt=not continued if generate is None else generate,
         continue_final_message=continued,
         **kwargs,
@@ -111,11 +118,13 @@ async def encode_chat(service: Service, body: ChatBody, param: str | None) -> li
     return (await encode_texts(service, [text], False, param))[0]
 
 
-def _plain(message: Message, where: str) -> dict[str, Any]:
-    """A message as the template sees it: only what was given."""
+def _plain(message: Message, where: str, as_text: bool) -> dict[str, Any]:
+    """A message as the template sees it: only what was given. `as_text`: arguments of calls are JSON in a string."""
     refuse_unbuilt(message, where=f"{where}.")
-    if message.role in ("tool", "function"):
-        raise BadRequest(f"{where}.role: tool calling is not built yet", param=f"{where}.role")
+    if message.tool_calls and message.role != "assistant":
+        raise BadRequest(f"{where}.tool_calls: only the assistant calls tools", param=f"{where}.tool_calls")
+    if message.tool_call_id is not None and message.role != "tool":
+        raise BadRequest(f"{where}.tool_call_id: only for the role 'tool'", param=f"{where}.tool_call_id")
     for i, part in enumerate(message.content if isinstance(message.content, list) else ()):
         at = f"{where}.content[{i}]"
         if part.get("type") != "text":
@@ -124,17 +133,25 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
             )
         if not isinstance(part.get("text"), str):
             raise BadRequest(f"{at}.text: required, a string", param=f"{at}.text")
-    if message.content is None:
+    if message.content is None and not message.tool_calls and message.reasoning_content is None:
         raise BadRequest(f"{where}.content: required", param=f"{where}.content")
     fields = msgspec.structs.asdict(message)
-    return {k: fields[k] for k in ("role", "content", "name", "reasoning_content") if fields[k] is not None}
+    names = ("role", "content", "name", "reasoning_content", "tool_call_id")
+    plain = {name: fields[name] for name in names if fields[name] is not None}
+    if message.content is None:
+        plain["content"] = ""
+    if message.tool_calls:
+        plain["tool_calls"] = history_calls(message, where, as_text)
+    return plain
 
 
-def _template_kwargs(given: dict[str, Any]) -> dict[str, Any]:
+def _template_kwargs(service: Service, given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         at = f"chat_template_kwargs.{name[:100]}"
         if name not in TEMPLATE_KWARGS:
             raise BadRequest(f"{at}: may not be set; allowed are {', '.join(sorted(TEMPLATE_KWARGS))}", param=at)
         if not isinstance(value, (str, int, float, bool)) or len(str(value)) > 256:
             raise BadRequest(f"{at}: must be a short string, a number or a boolean", param=at)
+        if service.template is not None and not service.template.mentions(name):
+            raise BadRequest(f"{at}: this model's chat template does not use it", param=at)
     return given

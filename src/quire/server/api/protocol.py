@@ -102,6 +102,22 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     prompt_embeds: Any = None
 
 
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a message of the history called; `arguments` is JSON, or the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One call of such a message."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: str | None = None
+    index: int | None = None
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One chat message; `content` is text or a list of text parts."""
 
@@ -109,8 +125,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
     function_call: Any = None
     refusal: Any = None
     audio: Any = None
@@ -125,7 +141,7 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_un
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Any = None
-    tools: Any = None
+    tools: list[dict[str, Any]] | None = None
     documents: Any = None
 
     max_completion_tokens: int | None = None
@@ -135,8 +151,8 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_un
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
-    reasoning_effort: Any = None
-    include_reasoning: Any = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
     verbosity: Any = None
     modalities: Any = None
     audio: Any = None
@@ -163,7 +179,7 @@ class TokenizeChat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Any = None
-    tools: Any = None
+    tools: list[dict[str, Any]] | None = None
     documents: Any = None
     model: str | None = None
     add_special_tokens: bool | None = None

@@ -21,11 +21,12 @@ class CachedTokens(msgspec.Struct, kw_only=True):
     cached_tokens: int
 
 
-class PredictedTokens(msgspec.Struct, kw_only=True):
-    """Tokens guessed ahead by speculative decoding: those that were kept and those that were not."""
+class CompletionTokens(msgspec.Struct, kw_only=True):
+    """Tokens guessed ahead that were kept, and that were not; tokens of reasoning."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
+    reasoning_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct, kw_only=True):
@@ -35,7 +36,7 @@ class Usage(msgspec.Struct, kw_only=True):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: PredictedTokens | UnsetType = UNSET
+    completion_tokens_details: CompletionTokens | UnsetType = UNSET
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,12 +124,30 @@ class ChatLogprobs(Parts, kw_only=True):
     refusal: None = None
 
 
+class FunctionPart(msgspec.Struct, kw_only=True):
+    """A function's name, and arguments as JSON; in a stream the name comes first and arguments piece by piece."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallPart(msgspec.Struct, kw_only=True):
+    """A call of a tool, or a piece of the one that has this index."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionPart
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """The assistant's answer."""
+    """The assistant's answer; content is null where it only calls tools or reasons."""
 
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallPart] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):
@@ -136,6 +155,8 @@ class ChatDelta(msgspec.Struct, kw_only=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallPart] | UnsetType = UNSET
 
 
 class ChatChoice(Parts, kw_only=True):

@@ -79,15 +79,15 @@ class Writer(ABC, Generic[Body]):
             "system_fingerprint": service.fingerprint,
         }
         self.prompt_logprobs: dict[int, list[TokenLogprob]] = {}
-        self._per_token = scored or self.with_ids
+        self.per_token = scored or self.with_ids
         self._states = [State() for _ in range(generation.count)]
         options = body.stream_options
         self._usage_at_end = bool(options and options.include_usage)
         self._usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
 
     @abstractmethod
-    def part(self, state: State, piece: Piece) -> msgspec.Struct:
-        """The choice of a chunk."""
+    def part(self, state: State, piece: Piece) -> msgspec.Struct | None:
+        """The choice of a chunk; None where the piece says nothing."""
 
     @abstractmethod
     def whole(self, state: State, piece: Piece) -> msgspec.Struct:
@@ -140,13 +140,15 @@ class Writer(ABC, Generic[Body]):
         events = []
         for piece in pieces:
             state = self._states[piece.choice]
-            said = piece.text or piece.finish_reason or (piece.tokens and self._per_token)
+            said = piece.text or piece.finish_reason or (piece.tokens and self.per_token)
             if not said and not self.opens(state):
+                continue
+            if (part := self.part(state, piece)) is None:
                 continue
             usage: Usage | UnsetType | None = None if self._usage_at_end else UNSET
             if self._usage_always:
                 usage = self.usage()
-            events.append(event(self.chunk_of([self.part(state, piece)], usage), large))
+            events.append(event(self.chunk_of([part], usage), large))
             state.begun = True
         return b"".join(events)
 

@@ -1,0 +1,80 @@
+"""Text of one message as it comes -> what a client is told of it."""
+
+from __future__ import annotations
+
+from quire.text.messages.harmony import harmony
+from quire.text.messages.reasoning import ReasoningFormat, read_reasoning
+from quire.text.messages.source import Delta, Malformed, Reading, Source, Steps, attempt
+from quire.text.messages.table import HARMONY, ToolFormat
+
+
+class Parser:
+    """`push` text, then `end` once; together their deltas are the message, however the text was cut.
+
+    Nothing raises: what is no call of the format is content. A call that breaks off keeps the arguments said so far, a
+    beginning of JSON, and what follows is content.
+    """
+
+    def __init__(self, reasoning: ReasoningFormat | None, tools: ToolFormat | None, reading: Reading) -> None:
+        self._source = Source(reading)
+        self._steps = _message(self._source, reasoning, tools if reading.schemas is not None else None)
+        self._run()
+
+    @property
+    def holding(self) -> bool:
+        """Whether it is open what the text read last is."""
+        return self._source.holding
+
+    def push(self, text: str) -> list[Delta]:
+        """More text."""
+        self._source.add(text)
+        return self._run()
+
+    def end(self) -> list[Delta]:
+        """No more text."""
+        self._source.ended = True
+        deltas = self._run()
+        self._source.finish()
+        return deltas + self._taken()
+
+    def _run(self) -> list[Delta]:
+        next(self._steps, None)
+        return self._taken()
+
+    def _taken(self) -> list[Delta]:
+        deltas, self._source.out = self._source.out, []
+        return _merged(deltas)
+
+
+def _message(source: Source, reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> Steps[None]:
+    if HARMONY in (reasoning and reasoning.name, tools and tools.name):
+        yield from harmony(source)
+        return
+    if reasoning is not None:
+        yield from read_reasoning(source, reasoning)
+    if tools is None:
+        yield from source.content_until(())
+        return
+    if tools.bare:
+        source.hold()
+        yield from attempt(source, _bare(source, tools), tools.closers)
+    while opener := (yield from source.content_until(tools.openers)):
+        yield from attempt(source, tools.body(source, opener), tools.closers)
+
+
+def _bare(source: Source, tools: ToolFormat) -> Steps[None]:
+    yield from source.space()
+    if (yield from source.ahead(1)) != tools.bare:
+        raise Malformed
+    yield from tools.body(source, "")
+
+
+def _merged(deltas: list[Delta]) -> list[Delta]:
+    """Neighbours of one kind as one."""
+    out: list[Delta] = []
+    for delta in deltas:
+        if out and delta.kind != "call" and (out[-1].kind, out[-1].index) == (delta.kind, delta.index):
+            out[-1] = Delta(delta.kind, out[-1].text + delta.text, delta.index)
+        else:
+            out.append(delta)
+    return out
