@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +18,11 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from oracle import BACKENDS, backend, edit_config, relative_error, write
 from quire import LLM, BeamSearchParams
-from quire.core.config import EngineConfig, flat_config
+from quire.core.config import flat_config
 from quire.core.errors import BadRequest, ConfigError, ModelError
 from quire.core.params import SamplingParams
 from quire.core.request import Opening, Request
 from quire.core.sequence import Sequence
-from quire.engine.client import StepReport
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.local import LocalEngine
 from quire.model.batch import Batch
@@ -40,6 +38,7 @@ from quire.ops.layout import KVLayout
 from quire.server.app import create_app
 from quire.server.options import ServerOptions
 from quire.text.tokenizer import Tokenizer as TextTokenizer
+from real_server import Shared
 from test_model import CUTS, Paged, assert_left_out, load, prompt
 from test_packed_cache import load as load_kept
 from turns import reports
@@ -347,29 +346,6 @@ def test_old_files_hold_copies_of_the_embedding(tmp_path: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
     with pytest.raises(ModelError, match=r"missing tensors: encoder\.block\.1\.layer\.0\.SelfAttention\.k\.weight"):
         load(tmp_path, backend("reference"))
-
-
-class Shared(LocalEngine):
-    """An engine that two threads call, the server's and its reader's: one at a time."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config)
-        self.lock = threading.Lock()
-
-    def submit(self, request: Request) -> None:
-        with self.lock:
-            super().submit(request)
-
-    def abort(self, request_id: str, index: int | None = None) -> None:
-        with self.lock:
-            super().abort(request_id, index)
-
-    def poll(self, timeout: float) -> StepReport | None:
-        with self.lock:
-            report = super().poll(timeout)
-        if report is None:
-            time.sleep(0.001)
-        return report
 
 
 def test_text_in_text_out_over_http(tmp_path: Path) -> None:

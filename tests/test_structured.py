@@ -49,14 +49,14 @@ def ready(shape: StructuredOutputsParams) -> tuple[Grammar, tuple[int, ...]]:
     return Grammar(read.grammar, vocabulary), read.completion
 
 
-def wander(guide: Guide, most: int, draw: np.random.Generator) -> list[int]:
+def wander(guide: Guide, most: int, draw: np.random.Generator, size: int = VOCAB) -> list[int]:
     """Tokens of a model that knows nothing: any that may come, each as likely as the other."""
     said: list[int] = []
-    bits = np.empty(VOCAB // 32 + 1, np.int32)
+    bits = np.empty(size // 32 + 1, np.int32)
     while len(said) < most and not guide.complete(len(said)):
         assert guide.follow(said, 0)
         guide.mask(bits)
-        may = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:VOCAB])
+        may = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:size])
         for _ in range(4):
             token = int(draw.choice(may))
             if guide.takes(token):

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import llguidance
 import pytest
 
 import live_server
@@ -17,7 +16,6 @@ from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Output
 from quire.text.detokenizer import OutputText
-from quire.text.messages.table import TOOLS as FORMATS
 from quire.text.template import ChatTemplate
 from stub_engine import StubEngine, stub_info
 
@@ -198,14 +196,3 @@ def test_special_tokens_that_are_markers_are_text() -> None:
     output = Output(request_id="r", tokens=[a, *word, b], finish_reason="length")
     assert OutputText(tokenizer, SamplingParams(), frozenset([a])).push(output).text == f"{first}word"
     assert OutputText(tokenizer, SamplingParams()).push(output).text == "word"
-
-
-@pytest.mark.parametrize("parallel", [False, True])
-def test_grammars_of_forced_calls_compile(parallel: bool) -> None:
-    forced = [row for row in FORMATS.values() if row.frame is not None]
-    assert {row.name for row in forced} >= {"hermes", "llama3_json", "mistral", "granite"}
-    for row in forced:
-        found = row.grammar(TOOLS, "weather", parallel, {})["grammar"]
-        assert not llguidance.LLMatcher.validate_grammar(llguidance.grammar_from("lark", found))
-    with pytest.raises(ConfigError, match="glm4 cannot be forced"):
-        FORMATS["glm4"].grammar(TOOLS, None, parallel, {})

@@ -116,8 +116,10 @@ def make_request(
     )
 
 
-def with_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request) -> Request:
+def with_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request, frame: str = "") -> Request:
     """`request` with the grammar of its structured outputs, and one text of it, which says how short it can be.
+
+    `frame`: what may stand around them (see `Reader.read`).
 
     `BadRequest` naming the field when there is no such grammar, or `max_tokens` cannot hold any text of it.
     """
@@ -125,11 +127,11 @@ def with_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request) -> Req
     if params.structured_outputs is None:
         return request
     ends = (*request.eos_token_ids, *params.stop_token_ids)
-    read = READER.read(params.structured_outputs, ends, vocabulary_of(tokenizer, vocab_size))
+    read = READER.read(params.structured_outputs, ends, vocabulary_of(tokenizer, vocab_size), frame)
     need = len(read.completion)
     if params.max_tokens is not None and params.max_tokens < need:
         raise BadRequest(
-            f"max_tokens: {params.max_tokens} tokens cannot hold what structured_outputs ask for; {need} are needed",
+            f"max_tokens: {params.max_tokens} tokens cannot hold any answer of the shape asked for; {need} are needed",
             param="max_tokens",
         )
     params = msgspec.structs.replace(params, structured_outputs=None)

@@ -46,7 +46,7 @@ class Assistant:
 
     def __init__(self, speech: Speech) -> None:
         self._parser = speech.parser()
-        self._parallel = speech.parallel
+        self._parallel, self._named = speech.parallel, bool(speech.choice)
         self._pending: list[TokenLogprob] = []
         self._tokens = 0
         self._last = ""
@@ -71,8 +71,8 @@ class Assistant:
         return said
 
     def ended(self, reason: str | None) -> str | None:
-        """Why the message ended: a stop behind calls is theirs."""
-        return "tool_calls" if reason == "stop" and self.message.calls else reason
+        """Why the message ended: a stop behind calls is theirs, but for OpenAI where a request names the function."""
+        return "tool_calls" if reason == "stop" and self.message.calls and not self._named else reason
 
     def _credit(self, piece: Piece, deltas: list[Delta]) -> list[TokenLogprob]:
         """Say whose the tokens are that wait; the content's log-probabilities."""

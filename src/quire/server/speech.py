@@ -47,12 +47,16 @@ def formats_of(options: ServerOptions, template: ChatTemplate | None, tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How the answers to one request are read. `schemas`: parameters by functions, None = calls are not read."""
+    """How the answers to one request are read. `schemas`: parameters by functions, None = calls are not read.
+
+    `inside`: see `inside_reasoning`. `choice`: the function that must be called, "" = any, None = none must.
+    """
 
     formats: Formats
     schemas: Mapping[str, Mapping[str, Any]] | None = None
     parallel: bool = True
     inside: bool | None = None
+    choice: str | None = None
 
     @property
     def reads(self) -> bool:

@@ -24,7 +24,6 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "vllm_xargs": (({},), "there are no such extra arguments here"),
     "suffix": (("",), "filling in the middle is not built yet"),
     "prompt_embeds": ((), "prompts are text or token ids"),
-    "tool_choice": (("none", "auto"), "forced calls need constrained decoding, which is not built yet"),
     "functions": (([],), _TOOLS),
     "function_call": (("none", "auto"), _TOOLS),
     "documents": (([],), "retrieval is not built"),

@@ -187,8 +187,8 @@ class OutputText:
     """One sequence's text as the engine's outputs come; none where there is no `tokenizer`.
 
     The engine knows no stop strings: its "stop" means that the last token ended the text, and is no part of it unless
-    that was asked for, or a grammar ended with it. `shown`: special tokens that are text although others are skipped, as
-    markers of calls are.
+    that was asked for, or a grammar ended with it. `shown`: special tokens that are text although others are skipped,
+    as markers of calls are.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from quire.server.api.replies import (
     Usage,
 )
 from quire.server.api.said import ROLE, delta_of, message_of
-from quire.server.api.tools import Schemas, check_tools
+from quire.server.api.tools import Calling, asked_of, calling_of
 from quire.server.api.writer import Choices, State, Writer, respond
 from quire.server.assistant import Assistant
 from quire.server.generation import Generation, Piece
@@ -41,8 +41,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     arrival = time.monotonic()
     body = await read_body(service, request, ChatCompletionRequest)
     _check(body)
-    schemas = check_tools(service, body.tools or ())
-    generation, speech = await _submit(service, body, schemas, arrival, request.state.tenant)
+    generation, speech = await _submit(service, body, calling_of(service, body), arrival, request.state.tenant)
     return await respond(request, _Writer(service, body, generation, speech))
 
 
@@ -58,38 +57,39 @@ def _check(body: ChatCompletionRequest) -> None:
 
 
 async def _submit(
-    service: Service, body: ChatCompletionRequest, schemas: Schemas, arrival: float, tenant: Tenant
+    service: Service, body: ChatCompletionRequest, calling: Calling, arrival: float, tenant: Tenant
 ) -> tuple[Generation, Speech]:
     with service.engine.reserve(max(1, body.n or 1), tenant.called(body.user), tenant.max_sequences):
-        requests = await _requests(service, body, arrival, tenant)
-    formats = service.formats
-    speech = Speech(
-        formats,
-        schemas if schemas and body.tool_choice != "none" else None,
-        body.parallel_tool_calls is not False,
-        inside_reasoning(formats, service.tokenizer, requests[0].prompt),
-    )
-    shown = formats.shown if speech.reads else frozenset[int]()
+        ids = await encode_chat(service, body, "messages" if body.truncate_prompt_tokens is None else None)
+        prompt = truncate(ids, body.truncate_prompt_tokens, service.engine.info.max_model_len)
+        inside = inside_reasoning(service.formats, service.tokenizer, prompt)
+        speech = Speech(service.formats, calling.schemas, body.parallel_tool_calls is not False, inside, calling.choice)
+        requests = await _requests(service, body, prompt, speech, arrival, tenant)
+    shown = service.formats.shown if speech.reads else frozenset[int]()
     return Generation(service.engine, service.tokenizer, requests, speech.reads, shown), speech
 
 
 async def _requests(
-    service: Service, body: ChatCompletionRequest, arrival: float, tenant: Tenant
+    service: Service,
+    body: ChatCompletionRequest,
+    prompt: list[int],
+    speech: Speech,
+    arrival: float,
+    tenant: Tenant,
 ) -> list[EngineRequest]:
-    info = service.engine.info
-    ids = await encode_chat(service, body, "messages" if body.truncate_prompt_tokens is None else None)
-    prompt = truncate(ids, body.truncate_prompt_tokens, info.max_model_len)
+    info, shape = service.engine.info, asked_of(service, body, speech)
     asked, name = body.max_completion_tokens, "max_completion_tokens"
     if asked is None:
         asked, name = body.max_tokens, "max_tokens"
     params = sampling_params(
         body,
         service.defaults,
+        shape,
         max_tokens=token_limit(info, len(prompt), "messages", asked, name, service.defaults.get("max_tokens")),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         vocab_size=info.vocab_size,
     )
-    return await build_requests(service, body, [prompt], [params], arrival, tenant)
+    return await build_requests(service, body, [prompt], [params], arrival, tenant, shape)
 
 
 class _Writer(Writer[ChatCompletionRequest]):

@@ -21,6 +21,7 @@ from quire.server.api.convert import (
 from quire.server.api.prompts import Prompts, encode_prompts, listed, truncate
 from quire.server.api.protocol import CompletionRequest
 from quire.server.api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
+from quire.server.api.shapes import Asked, shape_of
 from quire.server.api.writer import Choices, State, Writer, respond
 from quire.server.generation import Generation, Piece
 from quire.server.keys import Tenant
@@ -49,19 +50,19 @@ async def _requests(
     field = "prompt" if body.truncate_prompt_tokens is None else None
     prompts = await encode_prompts(service, given, body.add_special_tokens is not False, field)
     echo_only = bool(body.echo) and body.max_tokens == 0
-    params = []
+    params, shape = [], Asked(shape_of(body))
     for i, ids in enumerate(prompts):
         prompts[i] = ids = truncate(ids, body.truncate_prompt_tokens, info.max_model_len)
         asked = 1 if echo_only else body.max_tokens
         max_tokens = token_limit(info, len(ids), "prompt", asked, "max_tokens", COMPLETION_MAX_TOKENS)
         param = sampling_params(
-            body, service.defaults, max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=info.vocab_size
+            body, service.defaults, shape, max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=info.vocab_size
         )
         if body.echo and body.logprobs is not None:
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             param = msgspec.structs.replace(param, prompt_logprobs=wanted)
         params.append(param)
-    return await build_requests(service, body, prompts, params, arrival, tenant, shown=max(1, body.n or 1))
+    return await build_requests(service, body, prompts, params, arrival, tenant, shape, shown=max(1, body.n or 1))
 
 
 class _Writer(Writer[CompletionRequest]):

@@ -14,7 +14,7 @@ from quire.core.request import Explain, Request, random_id
 from quire.engine.client import EngineInfo
 from quire.engine.requests import ids_of_words, make_request, room
 from quire.server.api.protocol import SamplingFields
-from quire.server.api.shapes import shape_of, with_grammars
+from quire.server.api.shapes import Asked, with_grammars
 from quire.server.http.body import off_loop, read_struct
 from quire.server.keys import Tenant
 from quire.server.service import Service
@@ -64,7 +64,13 @@ def token_limit(
 
 
 def sampling_params(
-    body: SamplingFields, defaults: dict[str, Any], *, max_tokens: int, logprobs: int | None, vocab_size: int
+    body: SamplingFields,
+    defaults: dict[str, Any],
+    asked: Asked,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    vocab_size: int,
 ) -> SamplingParams:
     """The sampling part of a request, its ranges not checked yet; raises `BadRequest` naming the field."""
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -74,7 +80,7 @@ def sampling_params(
         given["top_k"] = min(body.top_k, vocab_size)  # more is the same as all, and might not fit the engine's integers
     if body.prompt_logprobs is not None and body.stream:
         raise BadRequest("prompt_logprobs: not offered with stream", param="prompt_logprobs")
-    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": shape_of(body)}
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": asked.shape}
     return SamplingParams(**(defaults | given))
 
 
@@ -108,12 +114,13 @@ async def build_requests(
     params: Sequence[SamplingParams],
     arrival: float,
     tenant: Tenant,
+    asked: Asked,
     shown: int = 1,
 ) -> list[Request]:
     """One engine request per prompt. Ids are drawn here, so a client's own id can never collide in the engine.
 
-    The salt of `tenant` begins that of the prefix cache, whatever the body's own `cache_salt`. `shown`: choices that
-    show their prompt.
+    The salt of `tenant` begins that of the prefix cache, whatever the body's own `cache_salt`. `asked`: what `params`
+    were made of. `shown`: choices that show their prompt.
     """
     info, words = service.engine.info, body.bad_words or ()
     banned = await off_loop(2 * sum(map(len, words)), ids_of_words, service.tokenizer, words)
@@ -141,7 +148,7 @@ async def build_requests(
         "weight": tenant.weight,
         "explain": explain,
     }
-    made = await with_grammars(service, body, [msgspec.structs.replace(r, **own) for r in requests])
+    made = await with_grammars(service, body, asked, [msgspec.structs.replace(r, **own) for r in requests])
     name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
     _check_scored(made, shown, service.options.max_prompt_logprobs, name)
     return made

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.core.errors import BadRequest
 from quire.core.request import Request
@@ -18,6 +18,17 @@ from quire.server.service import Service
 _GUIDED = ("json", "regex", "choice", "grammar")
 _BACKENDS = ("auto", "guidance")
 _READING = ThreadPoolExecutor(2, "quire-grammars")
+
+
+class Asked(NamedTuple):
+    """What shape an answer is to have, and the Lark that stands around it ("" = none, see `Reader.read`).
+
+    `param`: the field that asks for it, "" = one of those that `shape_of` reads.
+    """
+
+    shape: StructuredOutputsParams | None = None
+    frame: str = ""
+    param: str = ""
 
 
 def shape_of(body: SamplingFields) -> StructuredOutputsParams | None:
@@ -80,16 +91,19 @@ def _format(value: Any) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def named(body: SamplingFields) -> Iterator[None]:
-    """Errors about a shape name the field of `body` that asked for it."""
+def named(body: SamplingFields, param: str = "") -> Iterator[None]:
+    """Errors about a shape name the field of `body` that asked for it, which is `param` if that is given."""
     try:
         yield
     except BadRequest as error:
-        param = error.param or ""
-        if param.split(".")[0] != "structured_outputs":
+        told = error.param or ""
+        if told == "max_tokens" and getattr(body, "max_completion_tokens", None) is not None:
+            own = "max_completion_tokens"
+        elif told.split(".")[0] != "structured_outputs":
             raise
-        own = _own_name(body, param.removeprefix("structured_outputs").lstrip("."))
-        message = error.message.removeprefix(param).lstrip(": ")
+        else:
+            own = param or _own_name(body, told.removeprefix("structured_outputs").lstrip("."))
+        message = error.message.removeprefix(told).lstrip(": ")
         raise BadRequest(f"{own}: {message}", param=own) from None
 
 
@@ -101,10 +115,21 @@ def _own_name(body: SamplingFields, kind: str) -> str:
     return f"structured_outputs.{kind}" if kind else "structured_outputs"
 
 
-async def with_grammars(service: Service, body: SamplingFields, requests: list[Request]) -> list[Request]:
+async def with_grammars(service: Service, body: SamplingFields, asked: Asked, requests: list[Request]) -> list[Request]:
     """`requests` with the grammar of what they ask, read off the event loop."""
-    if all(request.params.structured_outputs is None for request in requests):
+    if asked.shape is None:
         return requests
-    loop, size, tokenizer = asyncio.get_running_loop(), service.engine.info.vocab_size, service.tokenizer
-    with named(body):
-        return [await loop.run_in_executor(_READING, with_grammar, size, tokenizer, each) for each in requests]
+    loop = asyncio.get_running_loop()
+    return [await loop.run_in_executor(_READING, _with_grammar, service, body, asked, each) for each in requests]
+
+
+def _with_grammar(service: Service, body: SamplingFields, asked: Asked, request: Request) -> Request:
+    size, tokenizer = service.engine.info.vocab_size, service.tokenizer
+    with named(body, asked.param):
+        try:
+            return with_grammar(size, tokenizer, request, asked.frame)
+        except BadRequest as error:
+            if not asked.frame or error.param == "max_tokens":
+                raise
+            with_grammar(size, tokenizer, request)  # where the shape is not at fault, what stands around it is: tools
+            raise BadRequest(f"tools: {error.message.partition(': ')[2]}", param="tools") from None

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.server.api.protocol import Message
+from quire.core.structured import StructuredOutputsParams
+from quire.server.api.protocol import ChatCompletionRequest, Message
+from quire.server.api.shapes import Asked, shape_of
 from quire.server.service import Service
+from quire.server.speech import Speech
+from quire.text.messages.written import Written
 
 Schemas = dict[str, Mapping[str, Any]]
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+
+class Calling(NamedTuple):
+    """What a request says of calls. `schemas`: parameters by functions, None = calls are not read.
+
+    `choice`: the function that must be called, "" = any, None = none must.
+    """
+
+    schemas: Schemas | None
+    choice: str | None
+
+
+def calling_of(service: Service, body: ChatCompletionRequest) -> Calling:
+    """Read and checked: `BadRequest` names what is wrong."""
+    schemas = check_tools(service, body.tools or ())
+    return Calling(schemas if schemas and body.tool_choice != "none" else None, _choice(body, schemas))
 
 
 def check_tools(service: Service, tools: Sequence[Mapping[str, Any]]) -> Schemas:
@@ -42,10 +62,49 @@ def check_tools(service: Service, tools: Sequence[Mapping[str, Any]]) -> Schemas
             )
         if name in found:
             raise BadRequest(f"{at}.function.name: {name!r} is there twice", param=f"{at}.function.name")
+        if not isinstance(function.get("strict"), bool | None):
+            raise BadRequest(f"{at}.function.strict: must be true or false", param=f"{at}.function.strict")
         if schema is not None and not isinstance(schema, dict):
             raise BadRequest(f"{at}.function.parameters: must be a JSON schema", param=f"{at}.function.parameters")
         found[name] = schema or {}
     return found
+
+
+def _choice(body: ChatCompletionRequest, schemas: Schemas) -> str | None:
+    choice = body.tool_choice
+    if choice in (None, "none", "auto"):
+        return None
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if choice != "required" and not isinstance(name, str):
+        told = """must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}"""
+        raise BadRequest(f"tool_choice: {told}", param="tool_choice")
+    if not schemas:
+        raise BadRequest("tool_choice: there are no tools to choose of; give tools", param="tool_choice")
+    if name is not None and name not in schemas:
+        raise BadRequest(f"tool_choice: {name[:64]!r} is none of tools", param="tool_choice")
+    return name or ""
+
+
+def asked_of(service: Service, body: ChatCompletionRequest, speech: Speech) -> Asked:
+    """The shape of an answer: calls that must be made, else what a field asks for, in whose place calls may come.
+
+    Arguments of calls that may be made are as their schemas say if a tool is `strict`.
+    """
+    formats, shape, tools = speech.formats, shape_of(body), body.tools if speech.schemas is not None else None
+    written = Written(formats.tools, formats.reasoning, speech.inside, frozenset(service.tokenizer.special))
+    if speech.choice is not None and tools:
+        if shape is not None and body.response_format is None:
+            raise BadRequest("tool_choice: another shape is asked for already; give one", param="tool_choice")
+        return _lark(written.forced(tools, speech.choice or None, speech.parallel))
+    if shape is None:
+        strict = any(tool["function"].get("strict") for tool in tools or ())
+        return _lark(written.free(tools or (), speech.parallel)) if strict else Asked()
+    return Asked(shape, written.around(tools or (), speech.parallel))
+
+
+def _lark(grammar: str) -> Asked:
+    return Asked(StructuredOutputsParams(grammar=grammar), param="tools")
 
 
 def history_calls(message: Message, where: str, as_text: bool) -> list[dict[str, Any]]:

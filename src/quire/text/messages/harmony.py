@@ -12,6 +12,9 @@ from quire.text.messages.source import Malformed, Sink, Source, Steps
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 MARKERS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+ANALYSIS, WORD, FINAL = (f"{CHANNEL}{name}{MESSAGE}" for name in ("analysis", "commentary", "final"))
+"""What reasoning, a word ahead of a call, and content begin with."""
+CALL = f"{CHANNEL}commentary to=functions."
 MAX_HEADER = 512
 _RECIPIENT = re.compile(r"(?:^|\s)to=functions\.([^\s<]+)")
 

@@ -8,6 +8,7 @@ import re
 import warnings
 
 from quire.text.messages.source import MAX_NAME, Malformed, Source, Steps
+from quire.text.messages.values import refuse
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
@@ -86,19 +87,16 @@ def _expression(source: Source) -> Steps[str]:
 
 
 def _json(text: str) -> str:
-    """A literal of Python, or of JSON, as JSON."""
+    """A literal of JSON, or of Python, as JSON; what is both is JSON, as two escapes differ."""
     text = text.strip()
     try:
-        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
-            value = {"true": True, "false": False, "null": None}[text] if text in _NAMES else ast.literal_eval(text)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        json.loads(text, parse_constant=refuse)
+        return text
+    except (ValueError, RecursionError):
         pass
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
+        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+            value = ast.literal_eval(text)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode().decode()
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # half a character is one
         raise Malformed from None
-    return text
-
-
-_NAMES = ("true", "false", "null")

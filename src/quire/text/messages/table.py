@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from quire.core.errors import ConfigError
 from quire.text.messages import harmony, json_calls
-from quire.text.messages.grammar import Frame, Tools, calls_grammar
+from quire.text.messages.grammar import Frame
+from quire.text.messages.members import Tags, keywords
 from quire.text.messages.pythonic import pythonic
 from quire.text.messages.reasoning import ReasoningFormat
 from quire.text.messages.source import MAX_NAME, Malformed, Source, Steps
@@ -19,7 +19,7 @@ Body = Callable[[Source, str], Steps[None]]
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A row. `bare`: what a message begins with that calls without a marker. `frame`: how calls are forced.
+    """A row. `frame`: how calls are written, `bare`: what a message begins with that calls without a marker.
 
     `text_arguments`: its templates write a call's arguments as they are, others want them as an object.
     `inner`: markers within calls.
@@ -29,8 +29,8 @@ class ToolFormat:
     openers: tuple[str, ...]
     closers: tuple[str, ...]
     body: Body
+    frame: Frame
     bare: str = ""
-    frame: Frame | None = None
     text_arguments: bool = False
     inner: tuple[str, ...] = ()
 
@@ -38,15 +38,6 @@ class ToolFormat:
     def markers(self) -> frozenset[str]:
         """Strings that are no text where they are special tokens."""
         return frozenset((*self.openers, *self.closers, *self.inner))
-
-    def grammar(self, tools: Tools, choice: str | None, parallel: bool, special: Mapping[str, int]) -> dict[str, Any]:
-        """`structured_outputs` that force calls: of the function `choice`, or of any of `tools`, several if `parallel`.
-
-        `special`: ids of the tokenizer's special tokens. `ConfigError` where calls of this format cannot be forced.
-        """
-        if self.frame is None:
-            raise ConfigError(f"tool calls of the format {self.name} cannot be forced", param="tool_choice")
-        return {"grammar": calls_grammar(self.frame, tools, choice, parallel, special)}
 
 
 def _json(source: Source, _: str) -> Steps[None]:
@@ -110,27 +101,39 @@ def _harmony(source: Source, _: str) -> Steps[None]:
     raise Malformed  # harmony is read as a whole
 
 
+_NAMED = '{"name": "NAME", "arguments": '
 _XML = ("<tool_call>", "</tool_call>")
 HARMONY = "openai"
 
 TOOLS = {
     row.name: row
     for row in (
-        ToolFormat("hermes", _XML[:1], _XML[1:], _json, frame=Frame("<tool_call>", "\n", "\n", "</tool_call>")),
-        ToolFormat("qwen3_coder", ("<tool_call>", "<function="), _XML[1:], qwen3_coder),
-        ToolFormat("llama3_json", ("<|python_tag|>",), (), _llama3, "{", Frame(field="parameters", between="; ")),
-        ToolFormat("pythonic", ("<|python_start|>",), ("<|python_end|>",), pythonic, "["),
-        ToolFormat("mistral", ("[TOOL_CALLS]",), (), _mistral, frame=Frame("[TOOL_CALLS]", "[", "]", between=", "),
+        ToolFormat("hermes", _XML[:1], _XML[1:], _json,
+                   Frame("\n" + _NAMED, "}\n</tool_call>", "<tool_call>", between="\n", each=True)),
+        ToolFormat("qwen3_coder", ("<tool_call>", "<function="), _XML[1:], qwen3_coder,
+                   Frame("\n<function=NAME>\n", "</function>\n</tool_call>", "<tool_call>", between="\n", each=True,
+                         arguments=Tags("<parameter=KEY>\n", "\n</parameter>", "\n", "</parameter>"))),
+        ToolFormat("llama3_json", ("<|python_tag|>",), (), _llama3,
+                   Frame('{"name": "NAME", "parameters": ', "}", between="; "), "{"),
+        ToolFormat("pythonic", ("<|python_start|>",), ("<|python_end|>",), pythonic,
+                   Frame("NAME(", ")", begin="[", end="]", between=", ", arguments=keywords), "["),
+        ToolFormat("mistral", ("[TOOL_CALLS]",), (), _mistral,
+                   Frame(_NAMED, "}", "[TOOL_CALLS]", "[", "]", ", "),
                    inner=("[ARGS]", "[CALL_ID]")),
         ToolFormat("deepseek_v3", (_CALLS, _CALL), (_CALL_END, _CALLS_END), _deepseek_v3,
+                   Frame(f"{_CALL}function{_SEP}NAME\n```json\n", f"\n```{_CALL_END}", _CALLS, "", _CALLS_END, "\n"),
                    text_arguments=True, inner=(_SEP,)),
         ToolFormat("deepseek_v31", (_CALLS, _CALL), (_CALL_END, _CALLS_END), _deepseek_v31,
+                   Frame(f"{_CALL}NAME{_SEP}", _CALL_END, _CALLS, "", _CALLS_END),
                    text_arguments=True, inner=(_SEP,)),
         ToolFormat("granite", ("<|tool_call|>", "<tool_call>"), ("</tool_call>", "<|end_of_text|>"), _json,
-                   frame=Frame("<|tool_call|>", "[", "]", between=", ")),
+                   Frame(_NAMED, "}", "<|tool_call|>", "[", "]", ", ")),
         ToolFormat("glm4", _XML[:1], _XML[1:], glm4,
+                   Frame("NAME\n", "</tool_call>", "<tool_call>", between="\n", each=True,
+                         arguments=Tags("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>", "\n", "</arg_value>")),
                    inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
-        ToolFormat(HARMONY, harmony.MARKERS, (), _harmony),
+        ToolFormat(HARMONY, harmony.MARKERS, (), _harmony,
+                   Frame("NAME <|constrain|>json<|message|>", opener=harmony.CALL, alone=True)),
     )
 }  # fmt: skip
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
 from quire.text.messages.source import MAX_NAME, Malformed, Source, Steps
+from quire.text.messages.values import refuse
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
@@ -24,7 +25,7 @@ class Members:
     def member(self, key: str, closers: tuple[str, ...]) -> Steps[None]:
         """One member up to one of `closers`: strings stream, other values are passed on when they are whole."""
         source = self._source
-        types = _types(self._properties.get(key))
+        types = types_of(self._properties.get(key))
         if types == {"string"}:
             source.release()
             self._key(key)
@@ -94,7 +95,7 @@ def _properties(schema: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _types(schema: Any) -> set[str]:
+def types_of(schema: Any) -> set[str]:
     """The types that a value may have; none where its schema does not say."""
     found = schema.get("type") if isinstance(schema, dict) else None
     return {found} if isinstance(found, str) else {t for t in found or () if isinstance(t, str)}
@@ -107,14 +108,10 @@ def _value(text: str, types: set[str]) -> str:
         return _json(text)
     plain = _PYTHON.get(plain, plain)
     try:
-        json.loads(plain, parse_constant=_refuse)
+        json.loads(plain, parse_constant=refuse)
     except (ValueError, RecursionError):
         return _json(text)
     return plain
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)  # NaN and Infinity are no JSON
 
 
 def _json(text: str) -> str:

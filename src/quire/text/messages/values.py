@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import NoReturn
 
 from quire.text.messages.source import Malformed, Sink, Source, Steps
 
@@ -103,3 +104,8 @@ def _atom(source: Source, sink: Sink) -> Steps[None]:
     if not _VALID.fullmatch(found[0]):
         raise Malformed
     sink(source.take(size))
+
+
+def refuse(constant: str) -> NoReturn:
+    """NaN and Infinity, which Python's reader of JSON takes, are none: `ValueError`."""
+    raise ValueError(constant)

@@ -19,7 +19,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from quire.core.errors import BadRequest, EngineFailure
-from quire.text.structured.search import LATER, LIMITS, byte_tokenizer, shortest
+from quire.text.structured.search import LATER, LIMITS, byte_tokenizer, hints_of, shortest
 from quire.text.structured.vocabulary import Vocabulary
 
 Mask = NDArray[np.int32]
@@ -52,7 +52,7 @@ class Grammar:
     """
 
     def __init__(self, text: str, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
+        self.vocabulary, self.hints = vocabulary, hints_of(text)
         self._by_token = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
         self._bytes = byte_tokenizer(list(vocabulary.special))
         self._by_byte = LLMatcher(self._bytes, text, log_level=0, limits=LIMITS)
@@ -243,7 +243,7 @@ class Guide:
         if not self._catch_up():
             return None
         end = 256 + len(self._vocabulary.special)
-        spelled = shortest(self._by_byte, end, LATER, self._usable)
+        spelled = shortest(self._by_byte, end, LATER, self._usable, self._grammar.hints)
         if self._by_byte.is_error():
             self._by_byte = self._grammar.matchers()[1]
             self._read = 0

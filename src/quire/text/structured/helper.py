@@ -17,8 +17,8 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from quire.text.structured.search import FIRST, LIMITS, byte_tokenizer, shortest
-from quire.text.structured.spec import NotOffered, grammar_of
+from quire.text.structured.search import FIRST, LIMITS, byte_tokenizer, hints_of, shortest
+from quire.text.structured.spec import NotOffered, grammar_of, within
 
 HEAD = struct.Struct("!Id")
 MESSAGE = 400
@@ -30,13 +30,13 @@ def read(job: dict[str, Any]) -> dict[str, Any]:
     none was found). Or {"error"}."""
     special = job["special"]
     try:
-        grammar = grammar_of(job["kind"], job["value"], job["options"], special)
+        grammar = within(job["frame"], grammar_of(job["kind"], job["value"], job["options"], special))
         matcher = LLMatcher(byte_tokenizer(special), grammar, log_level=0, limits=LIMITS)
     except (NotOffered, ValueError, RecursionError) as error:
         return {"error": str(error)[:MESSAGE] or type(error).__name__}
     if matcher.is_error():
         return {"error": matcher.get_error()[:MESSAGE]}
-    completion = shortest(matcher, 256 + len(special), FIRST, frozenset(job["usable"]))
+    completion = shortest(matcher, 256 + len(special), FIRST, frozenset(job["usable"]), hints_of(grammar))
     return {"grammar": grammar, "completion": completion}
 
 
@@ -44,7 +44,8 @@ def main(memory: int) -> None:
     """Answer jobs until the socket ends."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    read({"kind": "json_object", "value": True, "options": {}, "special": [], "usable": list(range(256))})
+    rest = {"options": {}, "frame": "", "special": [], "usable": list(range(256))}
+    read({"kind": "json_object", "value": True, **rest})
     at_rest = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     for name, most in (
         ("RLIMIT_AS", at_rest + memory), ("RLIMIT_NOFILE", 0), ("RLIMIT_NPROC", 0), ("RLIMIT_FSIZE", 0),

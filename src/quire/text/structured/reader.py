@@ -46,15 +46,18 @@ class Reader:
         self._keeping = threading.Lock()
         self._kept: OrderedDict[tuple[bytes, int], Read | BadRequest] = OrderedDict()
 
-    def read(self, asked: StructuredOutputsParams, ends: Iterable[int], vocabulary: Vocabulary) -> Read:
+    def read(
+        self, asked: StructuredOutputsParams, ends: Iterable[int], vocabulary: Vocabulary, frame: str = ""
+    ) -> Read:
         """The grammar of what is `asked`; `BadRequest` naming the field and the place when there is none.
 
-        `ends`: tokens that end a text, and so can be no part of it.
+        `ends`: tokens that end a text, and so can be no part of it. `frame`: Lark in which the answer that is asked for
+        is `@answer`, "" = it is all.
         """
         kind = asked.kind
-        value = getattr(asked, kind)
+        job = {"kind": kind, "value": getattr(asked, kind), "options": _options(asked), "frame": frame}
         try:
-            text = json.dumps([kind, value, _options(asked)], ensure_ascii=False)
+            text = json.dumps(job, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise refusal(f"it cannot be written as JSON: {error}", kind) from None
         size = len(text.encode("utf-8", "surrogatepass"))
@@ -65,7 +68,7 @@ class Reader:
         if (known := self._known(key)) is None:
             with self._lock:
                 if (known := self._known(key)) is None:
-                    known = self._keep(key, self._found(kind, value, asked, ends, vocabulary))
+                    known = self._keep(key, self._found(job, ends, vocabulary))
         if isinstance(known, BadRequest):
             raise BadRequest(known.message, param=known.param)
         return known
@@ -84,24 +87,15 @@ class Reader:
                 self._kept.popitem(last=False)
         return found
 
-    def _found(
-        self, kind: str, value: Any, asked: StructuredOutputsParams, ends: frozenset[int], vocabulary: Vocabulary
-    ) -> Read | BadRequest:
+    def _found(self, job: dict[str, Any], ends: frozenset[int], vocabulary: Vocabulary) -> Read | BadRequest:
         try:
-            return _spelled(kind, self._ask(kind, value, asked, ends, vocabulary), ends, vocabulary)
+            return _spelled(job["kind"], self._ask(job, ends, vocabulary), ends, vocabulary)
         except BadRequest as error:
             return error
 
-    def _ask(
-        self, kind: str, value: Any, asked: StructuredOutputsParams, ends: frozenset[int], vocabulary: Vocabulary
-    ) -> dict[str, Any]:
-        job = {
-            "kind": kind,
-            "value": value,
-            "options": _options(asked),
-            "special": list(vocabulary.special),
-            "usable": sorted(vocabulary.usable(ends)),
-        }
+    def _ask(self, job: dict[str, Any], ends: frozenset[int], vocabulary: Vocabulary) -> dict[str, Any]:
+        kind = job["kind"]
+        job = job | {"special": list(vocabulary.special), "usable": sorted(vocabulary.usable(ends))}
         data = json.dumps(job).encode()
         process = self._process or BoundedProcess(_PROGRAM)
         self._process = None

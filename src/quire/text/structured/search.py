@@ -4,13 +4,16 @@ llguidance says what may come next and not how far the end is, so that is search
 whose masks take microseconds. The search dives: of the bytes that may follow it takes the one that most likely leads to
 the end, to the end. Then it does the same from the places where it had a choice, those with the fewest departures from
 its preference first (limited discrepancy search, Harvey and Ginsberg 1995), bounded by the best end found so far. What
-it finds is a completion, and mostly a shortest one. It depends on the grammar and the text alone.
+it finds is a completion, and mostly a shortest one. It depends on the grammar and the text alone. In free text, where
+any byte leads on and none to the end, texts that the grammar itself writes out are tried (`hints_of`).
 
 The process that checks grammars (`helper`) uses this file, so it needs nothing but llguidance.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,11 +30,13 @@ PATIENCE = 3
 """How often the same choice is made in the same place, where without that no end was found."""
 CHOICES = 8
 """Most bytes that are tried in one place."""
-_CLOSERS, _JOINERS, _SPACES = b"}])>", b",:", b" \t\r\n"
+HINTS = 32
+"""Most texts of a grammar that are tried in one place."""
+_CLOSERS, _JOINERS, _SPACES = frozenset(b"}])>"), frozenset(b",:"), frozenset(b" \t\r\n")
 _QUOTE = 0x22
 _DIGITS = b"1987654320"
 """Ones first: 1111-11-11T11:11:11Z is a time everywhere, 23:59:60 only where leap seconds are known."""
-_LATE, _LAST = b"[{(<.", b"\\+-"
+_LATE, _LAST = frozenset(b"[{(<."), frozenset(b"\\+-")
 
 
 @dataclass(frozen=True)
@@ -88,25 +93,58 @@ class Plain:
         return self._longest
 
 
+def token_name(token: str) -> str:
+    """What a special token is called in Lark, which has names for those alone that look like tags."""
+    return token if _TAG.fullmatch(token) else f"<|{_NO_NAME.sub('_', token)}|>"
+
+
 def byte_tokenizer(special: Sequence[str]) -> LLTokenizer:
     """256 tokens of a byte each, then `special` ones, then the end."""
-    names = [name.encode() for name in special]
+    names = [token_name(name).encode() for name in special]
     end = 256 + len(names)
     tokens = [bytes([i]) if i not in _NEVER else b"" for i in range(256)]
     plain = Plain([*tokens, *names, b"<the end>"], range(256, end + 1), end)
     return LLTokenizer(TokenizerWrapper(plain), n_vocab=end + 1, eos_token=end, slices=[])
 
 
+_TAG, _NO_NAME = re.compile(r"<[^<>\s\[\]]+>"), re.compile(r"[<>\s]")
 _NEVER = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
 """Bytes that no UTF-8 has."""
 
 
-def shortest(matcher: LLMatcher, end: int, effort: Effort, usable: frozenset[int] | None = None) -> list[int] | None:
+def hints_of(grammar: str) -> tuple[bytes, ...]:
+    """Texts in quotes of a grammar's Lark, those of terminals first, as these say where free text ends."""
+    made = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    lines = [line for each in made for line in (each.get("lark_grammar") or "").splitlines() if "%json" not in line]
+    lines.sort(key=lambda line: not _TERMINAL.match(line))
+    found = dict.fromkeys(text for line in lines for text in _QUOTED.findall(line))
+    return tuple(text.encode("utf-8", "surrogatepass") for text in map(_unquoted, list(found)[:HINTS]) if text)
+
+
+_TERMINAL, _QUOTED = re.compile(r"\s*[A-Z_][A-Z0-9_]*\s*(\[[^\]]*\]\s*)?:"), re.compile(r'"(?:[^"\\]|\\.){1,64}"')
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return ""
+
+
+def shortest(
+    matcher: LLMatcher,
+    end: int,
+    effort: Effort,
+    usable: frozenset[int] | None = None,
+    hints: tuple[bytes, ...] = (),
+) -> list[int] | None:
     """Byte tokens that complete what `matcher`, over a `byte_tokenizer` whose end is `end`, has read; None: none found.
 
-    `usable`: bytes that the model's vocabulary can spell. The matcher is left as it was, unless it is in error.
+    `usable`: bytes that the model's vocabulary can spell; `hints`: of the grammar. The matcher is left as it was,
+    unless it is in error.
     """
-    return _Search(matcher, end, usable).run(effort)
+    spelled = tuple(hint for hint in hints if usable is None or usable.issuperset(hint))
+    return _Search(matcher, end, usable, spelled).run(effort)
 
 
 class _Way(NamedTuple):
@@ -119,8 +157,8 @@ class _Way(NamedTuple):
 
 
 class _Search:
-    def __init__(self, matcher: LLMatcher, end: int, usable: frozenset[int] | None) -> None:
-        self.matcher, self.end, self.usable = matcher, end, usable
+    def __init__(self, matcher: LLMatcher, end: int, usable: frozenset[int] | None, hints: tuple[bytes, ...]) -> None:
+        self.matcher, self.end, self.usable, self.hints = matcher, end, usable, hints
         self.path: list[int] = []
         self.best: list[int] | None = None
         self.steps = 0
@@ -167,20 +205,35 @@ class _Search:
                 before, going = b"", self._read(forced)
             else:
                 self.steps += 1
-                may = self._may()
+                may, place = self._may(), len(self.path)
                 ranked = _ranked(may, before, self.end, self.usable, bool(self.patience))
                 if not ranked:
                     break
+                if self.hints and self._hinted(may, bound):
+                    others += [(place, byte, may) for byte in ranked]
+                    before = b""
+                    continue
                 choice = ranked[0]
                 if self.patience:  # it turned in a circle before
                     choice = min(ranked, key=lambda byte: taken[may, byte] // self.patience)
                     taken[may, choice] += 1
-                others += [(len(self.path), byte, may) for byte in ranked if byte != choice]
+                others += [(place, byte, may) for byte in ranked if byte != choice]
                 before, going = may, self._read([choice])
         path = list(self.path)
         if going and self.matcher.is_accepting():
             self.best = path
         return (_Way(path, size, byte, may) for size, byte, may in others)
+
+    def _hinted(self, may: bytes, bound: int) -> bool:
+        """Read a hint that leads out of free text; whether there is one."""
+        if int.from_bytes(may, "little").bit_count() <= MANY:
+            return False
+        for hint in self.hints:
+            if len(self.path) + len(hint) < bound and self.matcher.validate_tokens(list(hint)) == len(hint):
+                if self._read(list(hint)) and (self.matcher.is_accepting() or self._may() != may):
+                    return True
+                self._go(self.path[: len(self.path) - len(hint)])
+        return False
 
     def _go(self, path: list[int]) -> bool:
         """Have the matcher stand behind `path`; False where it does not take it, or gave up."""
@@ -197,8 +250,8 @@ class _Search:
         return taken == len(more) and not self.matcher.is_error()
 
     def _forced(self) -> list[int]:
-        """Bytes that must follow."""
-        forced = list(self.matcher.compute_ff_bytes())
+        """Bytes that must follow, as far as no special token is among them, before whose name llguidance has a 0xFF."""
+        forced = list(bytes(self.matcher.compute_ff_bytes()).partition(b"\xff")[0])
         return forced if self.usable is None or self.usable.issuperset(forced) else []
 
     def _may(self) -> bytes:
@@ -216,7 +269,7 @@ def _ranked(may: bytes, before: bytes, end: int, usable: frozenset[int] | None, 
     found, old = _listed(may, end), set(_listed(before, end))
     if usable is not None:
         found = [i for i in found if i >= 256 or i in usable]
-    if len(found) > len(_SPACES) and set(_SPACES) <= set(found):  # as JSON has them, where they mean nothing
+    if len(found) > len(_SPACES) and set(found) >= _SPACES:  # as JSON has them, where they mean nothing
         found = [i for i in found if i not in _SPACES]
     free = len(found) > MANY
 
@@ -224,7 +277,8 @@ def _ranked(may: bytes, before: bytes, end: int, usable: frozenset[int] | None, 
         stale = int(byte in old)
         letter, digit = byte < 128 and chr(byte).isalpha(), 0x30 <= byte < 0x3A
         if free:
-            return (-1 if byte == _QUOTE else stale), (2 if letter else 3 if digit else 5 if byte in _LATE else 4), byte
+            first = -2 if byte >= 256 else -1 if byte == _QUOTE else stale
+            return first, 2 if letter else 3 if digit else 5 if byte in _LATE else 4, byte
         if byte in _CLOSERS or byte in _JOINERS:
             return -1, int(byte in _JOINERS), byte
         if byte in _SPACES:

@@ -9,6 +9,9 @@ from typing import Any
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
+LARK = "%llguidance {}\n"
+"""What grammars begin with that are Lark for certain; others are looked at, as they may be GBNF."""
+
 
 class NotOffered(ValueError):
     """What is asked for cannot be had; the message says why."""
@@ -29,11 +32,21 @@ def grammar_of(kind: str, value: Any, options: Mapping[str, Any], special: Colle
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
         return str(LLMatcher.grammar_from_lark(f"start: {texts}"))
     if kind == "grammar":
+        if value.startswith(LARK):
+            return str(LLMatcher.grammar_from_lark(value))
         try:
             return str(LLMatcher.grammar_from_lark(any_to_lark(value)))
         except Exception as error:
             raise NotOffered(f"it cannot be read as Lark or as GBNF: {error}") from None
     return _tags(_read(value), options, special)
+
+
+def within(frame: str, grammar: str) -> str:
+    """`grammar` as `@answer` of the Lark `frame`; "" = by itself."""
+    if not frame:
+        return grammar
+    inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    return json.dumps({"grammars": [{"lark_grammar": frame}, {**inner[0], "name": "answer"}, *inner[1:]]})
 
 
 def _read(value: Any) -> Any:

@@ -10,7 +10,7 @@ from threading import Lock
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from quire.text.structured.search import Plain
+from quire.text.structured.search import Plain, token_name
 from quire.text.tokenizer import Tokenizer
 
 LONGEST = 32
@@ -47,7 +47,7 @@ class Vocabulary:
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        names = {i: name.encode() for name, i in self.special.items() if i < self.size}
+        names = {i: token_name(name).encode() for name, i in self.special.items() if i < self.size}
         tokens = [names.get(i, piece) for i, piece in enumerate(self._tokens)]
         plain = Plain([*tokens, b"<the end>"], [*names, self.end], self.end)
         return LLTokenizer(TokenizerWrapper(plain), n_vocab=self.size + 1, eos_token=self.end)
