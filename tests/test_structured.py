@@ -383,3 +383,14 @@ def test_an_abort_ends_what_waits_for_its_grammar() -> None:
     engine.abort(request.id)
     assert not engine.engine.has_work
     engine.engine.check()
+
+
+@needs_native
+def test_a_text_that_could_outgrow_the_cache_is_refused() -> None:
+    engine = engine_of(block_size=4, num_blocks=16)
+    for most, refused in ((60, False), (90, True)):
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(json=PERSON), max_tokens=most)
+        engine.submit(shaped(Request(id=str(most), prompt=(5, 6), params=params, seed=1, arrival=0.0)))
+        report = engine.poll(0)
+        errors = [out.error for out in (report.outputs if report else ()) if out.error]
+        assert bool(errors) == refused and all("max_tokens" in str(error) for error in errors)

@@ -42,6 +42,13 @@ class Admission:
         if tables.sizes.footprint(length + 1) > tables.pool.num_blocks:
             capacity = tables.sizes.capacity(tables.pool.num_blocks, longest)
             raise ContextTooLong(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
+        most = seq.request.params.max_tokens or 1
+        if seq.request.grammar and tables.sizes.footprint(length + most - 1) > tables.pool.num_blocks:
+            capacity = tables.sizes.capacity(tables.pool.num_blocks, longest)
+            raise ContextTooLong(  # a text that outgrew the cache would end in the middle
+                f"max_tokens: {length} prompt tokens and {most} more, but the KV cache holds {capacity}",
+                param="max_tokens",
+            )
 
     def fits(self, seq: Sequence) -> bool:
         """Whether the whole rest of a waiting sequence has room now, and each table of a running one to grow."""
