@@ -111,7 +111,7 @@ def read(row: str, reasoning: str | None, inside: bool | None, text: str) -> tup
 @pytest.mark.parametrize("name", TOOLS)
 def test_forced_calls_are_whole_and_valid(name: str, vocabulary: Words) -> None:
     draw = random.Random(name)
-    for seed in range(6):
+    for seed in range(4):
         reasoning, inside = draw.choice([(None, None), ("qwen3", None), ("deepseek_r1", True), ("granite", True)])
         if name == "openai":
             reasoning, inside = "openai", None
@@ -131,7 +131,7 @@ def test_answers_in_whose_place_calls_may_come(name: str, vocabulary: Words) -> 
     reasoning = "openai" if name == "openai" else None
     written = Written(TOOLS[name], REASONING.get(reasoning or ""), None, set(vocabulary[0].special))
     kinds = set()
-    for seed in range(6):
+    for seed in range(4):
         text = said(written.around(ASKED, False), 20, seed, vocabulary, {"json": PERSON})
         content, _, calls = read(name, reasoning, None, text)
         kinds.add(bool(calls))

@@ -24,7 +24,6 @@ from quire.engine.local import LocalEngine
 from quire.engine.loop import guiding
 from quire.text.structured.guide import Grammar, Guide
 from quire.text.structured.reader import READER
-from quire.text.structured.search import FIRST, LATER, byte_tokenizer, shortest
 from quire.text.structured.vocabulary import vocabulary_of
 from random_schemas import random_schema
 from shaped import PERSON, PYDOC, SHAPES, VOCAB, needed, shaped, shaped_requests, tokenizer
@@ -115,37 +114,6 @@ def test_drafts_leave_no_trace() -> None:
     assert guide.follow(said, 0)
 
 
-COMPLETIONS = [
-    ({"regex": "(ab)*c"}, b"c"),
-    ({"regex": "a{100}|b"}, b"b"),
-    ({"regex": "x{30}y|x{3}z"}, b"xxxz"),
-    ({"regex": "[a-z]+@[a-z]+\\.com"}, b"a@a.com"),
-    ({"json_object": True}, b"{}"),
-    ({"json": {"type": "integer", "minimum": 1000}}, b"1000"),
-    ({"json": {"type": "array", "minItems": 4, "items": {"type": "null"}}}, b"[null,null,null,null]"),
-    ({"json": {"enum": ["a long one", "b", "another"]}}, b'"b"'),
-    ({"choice": ["perhaps", "no"]}, b"no"),
-]
-
-
-@pytest.mark.parametrize(("shape", "text"), COMPLETIONS, ids=str)
-def test_completions_are_short(shape: dict[str, Any], text: bytes) -> None:
-    grammar, completion = ready(StructuredOutputsParams(**shape))
-    found = b"".join(map(tokenizer().id_to_bytes, completion))
-    assert len(found) == len(text) and (found == text or found.isdigit())
-    matcher = grammar.matchers()[1]
-    spelled = shortest(matcher, 256 + len(tokenizer().special), LATER)
-    assert spelled is not None and len(spelled) == len(text)
-
-
-def test_fewest_tokens() -> None:
-    vocabulary = vocabulary_of(tokenizer(), VOCAB)
-    for text in ("hello world", '{"a": [1, 2, 3]}', "größe \u20ac", ""):
-        found = vocabulary.fewest(list(text.encode()))
-        assert found is not None and tokenizer().decode(found) == text
-        assert len(found) <= len(tokenizer().encode(text, add_special_tokens=False))
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json": '{"type":'}, "line 1 column 9"),
     ({"json": {"type": "nothing"}}, "Invalid type: nothing"),
@@ -211,16 +179,6 @@ def test_special_tokens_of_a_structural_tag_are_those_of_the_model() -> None:
     assert guide.takes(tokenizer().special["<|user|>"])
     text = b"".join(map(tokenizer().id_to_bytes, guide.completion)).decode()
     assert text.endswith("<|end|>") and jsonschema.validate(json.loads(text.removesuffix("<|end|>")), PERSON) is None
-
-
-def test_the_byte_matcher_is_left_as_it_was() -> None:
-    grammar, _ = ready(StructuredOutputsParams(json=PERSON))
-    matcher = grammar.matchers()[1]
-    assert matcher.consume_tokens(list(b'{"name": "x'))
-    before = matcher.compute_bitmask()
-    assert shortest(matcher, 256 + len(tokenizer().special), FIRST) is not None
-    assert matcher.compute_bitmask() == before
-    assert byte_tokenizer([]).vocab_size == 257
 
 
 # ------------------------------------------------------------------------------------------------------ with a model
