@@ -258,6 +258,18 @@ def test_an_answer_of_a_shape_or_a_strict_call(server: LiveServer) -> None:
     assert reply.status_code == 200 and server.service.engine.metrics is not None
 
 
+@needs_native
+def test_an_answer_of_a_shape_behind_reasoning(server: LiveServer) -> None:
+    server.service.formats = formats_of(ServerOptions(reasoning_parser="deepseek_r1"), None, server.tokenizer)
+    body = {"messages": [{"role": "user", "content": "hi"}], "guided_json": PERSON, "temperature": 1.5}
+    for seed in range(4):
+        reply = server.post("/v1/chat/completions", {**body, "max_tokens": 30 + 9 * seed, "seed": seed}).json()
+        message, usage = reply["choices"][0]["message"], reply["usage"]
+        jsonschema.validate(json.loads(message["content"]), PERSON)
+        assert message["reasoning_content"]
+        assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < usage["completion_tokens"] <= 30 + 9 * seed
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "some"}, "tool_choice", "must be"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "must be"),
