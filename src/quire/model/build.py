@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import Dtype
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
+from quire.core.pooling import Pooling
 from quire.core.progress import LoadProgress
 from quire.model.batch import Forward
 from quire.model.borrowed.found import Borrowed, find_borrowed
@@ -23,6 +25,7 @@ from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.hub import hub_of
 from quire.model.disk.opened import Opened
+from quire.model.disk.pooling import CLASSIFIER
 from quire.model.families.rope import Rope, shared_tables
 from quire.model.load.adapters import Adapters, parse_modules
 from quire.model.load.builders import load_decoder
@@ -58,7 +61,7 @@ class Model:
 
     `quantization`: the format of its matrices, "none" for plain numbers.
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
-    `writing`: the packed cache that is being written. `span`: the layers of one stage, None: all. `place`: where this
+    `classifier` [labels, hidden] f32 on the host, of a model of classes. `writing`: the packed cache that is being written. `span`: the layers of one stage, None: all. `place`: where this
     process is among those that run the model.
     """
 
@@ -82,6 +85,8 @@ class Model:
     writing: Writing | None = None
     place: Place = ALONE
     span: range | None = None
+    pooling: Pooling = Pooling()
+    classifier: Tensor | None = None
 
     @property
     def own(self) -> range:
@@ -155,7 +160,21 @@ def load_model(
         writing=None if reader.cache is None else reader.cache.keep(),
         place=place,
         span=share.layers,
+        pooling=opened.pooling,
+        classifier=_classifier(opened),
     )
+
+
+def _classifier(opened: Opened) -> Tensor | None:
+    """The matrix of a model of classes. `ModelError` when it is missing or has another shape."""
+    if not opened.pooling.labels or CLASSIFIER not in opened.source.infos:
+        if opened.pooling.labels:
+            raise ModelError(f"{opened.folder}: {CLASSIFIER} is missing, which makes classes of the last token's row")
+        return None
+    shape, want = opened.source.infos[CLASSIFIER].shape, (opened.pooling.width, opened.spec.hidden)
+    if shape != want:
+        raise ModelError(f"{opened.folder}: {CLASSIFIER} is {list(shape)}, the config asks for {list(want)}")
+    return opened.source.tensor(CLASSIFIER).float().clone()
 
 
 def _reader(
@@ -221,6 +240,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         generation_defaults=generation.sampling,
         folder=found.folder,
         notes=(*found.notes, *notes),
+        pooling=Pooling(refused="this model runs by the code of transformers, which keeps no hidden rows here"),
     )
 
 
