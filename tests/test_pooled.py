@@ -12,9 +12,16 @@ import torch
 from transformers import Qwen2ForSequenceClassification, Qwen3Model
 
 import quire
-from oracle import random_model, write
+from oracle import edit_config, logits, random_model, write
 from quire.core.errors import BadRequest, ModelError
+from quire.core.plan import Chunk
+from quire.core.pooling import PoolingKind
+from quire.core.request import Request
+from quire.core.sequence import Sequence
 from quire.engine.pooled import PoolingParams, embedding, pooled_request, vector_of
+from quire.sched.pooled import gather, rows_wanted
+from quire.text.tokenizer import Tokenizer
+from tiny_model import write_tiny
 
 PROMPTS = [[5, 9, 2, 7, 1, 3], [8], [4, 4, 6, 1, 2, 3, 9, 9, 2, 5, 7, 3, 1, 8, 6, 2, 4, 5, 1, 1, 3, 2, 2]]
 
@@ -22,7 +29,9 @@ PROMPTS = [[5, 9, 2, 7, 1, 3], [8], [4, 4, 6, 1, 2, 3, 9, 9, 2, 5, 7, 3, 1, 8, 6
 def said(folder: Path, pooling: dict[str, Any] | None, normalize: bool) -> None:
     """Write sentence-transformers' files."""
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if normalize else [])]
-    modules = [{"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"} for i, (path, kind) in enumerate(kinds)]
+    modules = [
+        {"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"} for i, (path, kind) in enumerate(kinds)
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     if pooling is not None:
@@ -32,7 +41,8 @@ def said(folder: Path, pooling: dict[str, Any] | None, normalize: bool) -> None:
 def hidden(model: Any, tokens: list[int]) -> torch.Tensor:
     """transformers' rows after the last norm [T, hidden]."""
     with torch.no_grad():
-        return model(torch.tensor([tokens])).last_hidden_state[0]
+        rows: torch.Tensor = model(torch.tensor([tokens])).last_hidden_state[0]
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +74,7 @@ def llm_of(folder: Path | str, **options: Any) -> quire.LLM:
 def test_vectors_are_transformers_hidden_rows(
     stack: tuple[Path, Any], tmp_path: Path, said_to_be: dict[str, Any] | None, normalize: bool, want: Any
 ) -> None:
-    folder, model = stack
+    model = stack[1]
     model.save_pretrained(tmp_path)
     if said_to_be is not None:
         said(tmp_path, said_to_be, normalize)
@@ -96,6 +106,22 @@ def test_company_chunks_and_preemption_change_no_bit(stack: tuple[Path, Any], tm
         alone = [llm.embed([p], use_tqdm=False)[0].outputs.embedding for p in prompts]
     with llm_of(tmp_path, max_num_batched_tokens=7, max_num_seqs=4, enable_prefix_caching=False) as llm:
         assert [each.outputs.embedding for each in llm.embed(prompts, use_tqdm=False)] == alone
+
+
+@pytest.mark.parametrize("kind", ["mean", "cls", "last"])
+def test_rows_that_come_again_count_once(kind: PoolingKind) -> None:
+    """As after a preemption: chunks begin again at 0, with other ends."""
+    rows = np.random.default_rng(0).standard_normal((12, 8)).astype(np.float32)
+    want = {"mean": rows.astype(np.float64).mean(0).astype(np.float32), "cls": rows[0], "last": rows[-1]}[kind]
+    params = quire.SamplingParams(max_tokens=1)
+    request = Request(id="a", prompt=tuple(range(12)), params=params, seed=0, arrival=0.0, pooling=kind)
+    seq, found = Sequence(request), b""
+    for start, end in ((0, 5), (5, 9), (0, 7), (7, 8), (8, 12)):
+        seq.computed = start
+        count = rows_wanted(seq, end - start) or 1
+        assert not found
+        found = gather(Chunk(seq, start, end - start, count), rows[end - count : end])
+    assert np.allclose(np.frombuffer(found, np.float32), want, rtol=1e-6)
 
 
 def test_texts_are_the_same_beside_vectors(tmp_path: Path) -> None:
@@ -144,6 +170,19 @@ def test_classes_are_transformers_and_score_pairs(tmp_path: Path) -> None:
             llm.embed(PROMPTS)
 
 
+def test_a_reranker_by_the_logits_of_yes_and_no(tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    names = Tokenizer.from_folder(tmp_path)
+    model = write(tmp_path, "llama", vocab_size=names.vocab_size)
+    edit_config(tmp_path, classifier_from_token=["n", "y"])
+    no, yes = (names.encode(text, add_special_tokens=False)[0] for text in "ny")
+    rows = [logits(model, prompt)[-1] for prompt in PROMPTS]
+    want = [float(torch.sigmoid(row[yes] - row[no])) for row in rows]
+    with llm_of(tmp_path) as llm:
+        assert llm.info.pooling.generates
+        assert [float(e.outputs.data[0]) for e in llm.encode(PROMPTS, use_tqdm=False)] == pytest.approx(want, rel=1e-5)
+
+
 def test_vectors_are_cut_and_scored(stack: tuple[Path, Any]) -> None:
     with llm_of(stack[0]) as llm:
         whole, cut = (llm.embed([PROMPTS[0]], PoolingParams(dimensions=n), use_tqdm=False)[0].outputs.embedding
@@ -171,6 +210,12 @@ def test_what_cannot_be_is_refused_with_the_reason(stack: tuple[Path, Any], tmp_
     (tmp_path / "1_Pooling" / "config.json").unlink()
     with pytest.raises(ModelError, match="finish the download"):
         llm_of(tmp_path)
+    (tmp_path / "modules.json").unlink()
+    edit_config(tmp_path, use_bidirectional_attention=True)
+    with pytest.raises(ModelError, match="behind a token"):
+        llm_of(tmp_path)
+    with quire.LLM(device="cpu", num_blocks=16, enable_lora=True) as llm, pytest.raises(BadRequest, match="lora"):
+        llm.embed([[1, 2, 3]])
     drafts = {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}
     with quire.LLM(device="cpu", num_blocks=16, **drafts) as llm, pytest.raises(BadRequest, match="speculative"):
         llm.embed([[1, 2, 3]])

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 PoolingKind = Literal["last", "mean", "cls"]
-"""Which rows of what the head would read make the vector: that of the last token, the mean of all, that of the first."""
+"""Which rows of what the head would read make the vector: that of the last token, the mean of all, or the first."""
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,3 +27,6 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     several: bool = False
     generates: bool = True
     refused: str = ""
+
+
+NO_VECTORS = Pooling(refused="nothing says how")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,9 @@ from quire.core.params import SamplingParams
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request, random_id
 from quire.engine.client import EngineInfo
-from quire.engine.local import LocalEngine
+
+if TYPE_CHECKING:
+    from quire.engine.local import LocalEngine
 
 Vector = NDArray[np.float32]
 _ONE = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
@@ -50,7 +52,9 @@ def pooled_request(info: EngineInfo, prompt: Sequence[int], param: str = "prompt
     if not prompt:
         raise BadRequest(f"{param}: must have at least one token", param=param)
     if len(prompt) > info.max_model_len:
-        raise ContextTooLong(f"{param}: has {len(prompt)} tokens, but this model reads {info.max_model_len}", param=param)
+        raise ContextTooLong(
+            f"{param}: has {len(prompt)} tokens, but this model reads {info.max_model_len}", param=param
+        )
     strange = next((t for t in prompt if type(t) is not int or not 0 <= t < info.vocab_size), None)
     if strange is not None:
         raise BadRequest(f"{param}: token id {strange} is not in [0, {info.vocab_size})", param=param)
@@ -100,7 +104,9 @@ def relevance(pooling: Pooling, logits: Vector) -> float:
 def check_scores(pooling: Pooling) -> None:
     """`BadRequest` for a model whose classes say nothing of how well two texts fit."""
     if len(pooling.labels) > 2:
-        raise BadRequest(f"this model tells {len(pooling.labels)} classes apart, none of which scores a pair; use encode")
+        raise BadRequest(
+            f"this model tells {len(pooling.labels)} classes apart, none of which scores a pair; use encode"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,9 @@ class PoolingCalls:
         params = pooling_params or PoolingParams()
         params.validate(self.info.pooling)
         requests = [pooled_request(self.info, self._tokens(prompt)[1]) for prompt in listed(prompts)]
-        return [_answer(r, o, PoolingOutput(self._shown(vector_of(o), params))) for r, o in self._pool(requests, use_tqdm)]
+        return [
+            _answer(r, o, PoolingOutput(self._shown(vector_of(o), params))) for r, o in self._pool(requests, use_tqdm)
+        ]
 
     def embed(
         self, prompts: Any, pooling_params: PoolingParams | None = None, use_tqdm: bool = True
@@ -187,7 +195,9 @@ class PoolingCalls:
         left, right = listed(text_1), listed(text_2)
         check_scores(self.info.pooling)
         if len(left) not in (1, len(right)) or not right:
-            raise BadRequest(f"text_1: has {len(left)} texts for {len(right)} of text_2; give one, or one each", param="text_1")
+            raise BadRequest(
+                f"text_1: has {len(left)} texts for {len(right)} of text_2; give one, or one each", param="text_1"
+            )
         pairs = list(zip(left * (len(right) if len(left) == 1 else 1), right, strict=True))
         if self.info.pooling.labels:
             both = [[*self._tokens(one)[1], *self._tokens(other)[1]] for one, other in pairs]

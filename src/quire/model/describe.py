@@ -82,7 +82,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     else:
         source = gguf.source()
     family = family.named_as(source.infos)
-    alone = headless(config, family.names.get("head", ""), source.infos)
+    alone = not spec.tied_head and headless(config, family.names.get("head", ""), source.infos)
     if alone:
         spec = replace(spec, tied_head=True)  # there is a matrix to stand in its place, which no request uses
     if classifies(config):

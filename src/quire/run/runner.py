@@ -14,6 +14,7 @@ from quire.core.sequence import Sequence, Status
 from quire.model.build import Model
 from quire.model.net.tapped import Taps, picked
 from quire.ops.backend import Ops
+from quire.ops.runtime import Fetched
 from quire.run.budget import KVPlan
 from quire.run.builder import BatchBuilder, Shape
 from quire.run.caches import Caches
@@ -27,14 +28,14 @@ from quire.sample.sampler import NUMERICS, Drawn, Sampler
 class Underway:
     """A step whose forward pass was launched; `drawn` is there once it is sampled. `logits` and `drawn` in pieces.
 
-    `hidden` [n, width]: what the head would read of the rows `pooled`, which get no logits.
+    `hidden`: what the head would read of the rows `pooled`, which get no logits, [n, width] f32 on its way to the host.
     """
 
     def __init__(self, plan: StepPlan, rows: list[LogitRow], logits: Iterable[Tensor]) -> None:
         self.plan, self.rows, self.logits = plan, rows, logits
         self.drawn: list[Drawn] = []
         self.pooled: list[LogitRow] = []
-        self.hidden: Tensor | None = None
+        self.hidden: Fetched | None = None
         self.sampled = False
 
 
@@ -68,6 +69,7 @@ class Runner:
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.sampler.masks = self._masks = Masks(model.spec.vocab_size)
         self.numeric_errors = 0
+        self._fetch = ops.fetch
 
     def forward(self, plan: StepPlan) -> Underway:
         """Wipe, copy and compute what `plan` says. Tokens that are not known yet are those that the last step draws."""
@@ -90,7 +92,7 @@ class Runner:
         for i, row in enumerate(rows):
             (others if row.seq.request.pooling is None else pooled).append(i)
         step = Underway(plan, [rows[i] for i in others], self.step.scores(whole, others) if others else ())
-        step.pooled, step.hidden = [rows[i] for i in pooled], picked(whole.h, pooled)
+        step.pooled, step.hidden = [rows[i] for i in pooled], self._fetch([picked(whole.h, pooled).float()])
         return step
 
     def sample(self, step: Underway) -> Underway:
@@ -119,10 +121,10 @@ class Runner:
         return found
 
     def _add_hidden(
-        self, chunks: tuple[Chunk, ...], rows: list[LogitRow], hidden: Tensor, found: list[ChunkResult]
+        self, chunks: tuple[Chunk, ...], rows: list[LogitRow], hidden: Fetched, found: list[ChunkResult]
     ) -> None:
         """Give each pooled request its rows, which are checked as logits are."""
-        values, at = hidden.float().cpu().numpy(), 0
+        values, at = hidden()[0], 0
         for chunk, result in zip(chunks, found, strict=True):
             count = sum(row.seq is chunk.seq for row in rows)
             if not count:

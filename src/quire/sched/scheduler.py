@@ -182,9 +182,7 @@ class Scheduler:
         scores = seq.request.params.prompt_logprobs is not None and seq.index == 0
         if scores and len(seq.prompt_logprobs) < seq.prompt_len - 1:
             logits = count
-        if seq.request.pooling is not None:
-            logits = max(logits, rows_wanted(seq, count))
-        chunk = Chunk(seq, seq.computed, count, logits)
+        chunk = Chunk(seq, seq.computed, count, max(logits, rows_wanted(seq, count)))
         seq.computed += count
         seq.in_flight, seq.steps = seq.in_flight + draws, seq.steps + 1
         self.policy.served(seq, count)

@@ -17,8 +17,11 @@ HEADS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 CLASSIFIES = "ForSequenceClassification"
 CLASSIFIER = "score.weight"
 """The matrix [labels, hidden] of such a model of a decoder's family, which reads the last token's row."""
+BY_TOKENS = "classifier_from_token"
+"""Field of config.json, as vLLM spells it: the tokens of "no" and "yes" by whose logits a reranker answers."""
 BOTH_WAYS = ("use_bidirectional_attention", "is_bidirectional")
 MAX_BYTES = 1 << 20
+FLAG = "pooling_mode_"
 KINDS: dict[str, PoolingKind] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean",
                                  "lasttoken": "last", "last_token": "last"}  # fmt: skip
 
@@ -30,8 +33,8 @@ def headless(config: HfConfig, head: str, tensors: Collection[str]) -> bool:
 
 
 def classifies(config: HfConfig) -> bool:
-    """Whether the architecture ends in a matrix of classes."""
-    return any(name.endswith(CLASSIFIES) for name in config.texts("architectures"))
+    """Whether the architecture ends in a matrix of classes, or the head stands for one."""
+    return bool(config.texts(BY_TOKENS)) or any(name.endswith(CLASSIFIES) for name in config.texts("architectures"))
 
 
 def read_pooling(folder: Path, config: HfConfig, width: int, generates: bool) -> Pooling:
@@ -51,6 +54,10 @@ def read_pooling(folder: Path, config: HfConfig, width: int, generates: bool) ->
 
 
 def _classes(config: HfConfig, made: Pooling) -> Pooling:
+    if tokens := config.texts(BY_TOKENS):
+        if len(tokens) != 2:
+            raise config.fail(BY_TOKENS, f"names {len(tokens)} tokens, needs those of no and yes")
+        return msgspec.structs.replace(made, kind="last", width=1, normalize=False, labels=tokens[1:], several=True)
     named = config.raw.get("id2label")
     labels = named if isinstance(named, dict) else {}
     count = len(labels) or config.integer("num_labels", 2, high=1 << 16)
@@ -93,9 +100,8 @@ def _kind(folder: Path, path: str) -> tuple[PoolingKind | None, str]:
     if found is None:
         raise ModelError(f"{folder / path / 'config.json'} is missing, modules.json names it; finish the download")
     mode = found.get("pooling_mode")
-    modes = [mode] if isinstance(mode, str) else [
-        name.removeprefix("pooling_mode_") for name, on in found.items() if name.startswith("pooling_mode_") and on is True
-    ]  # fmt: skip
+    flags = [name.removeprefix(FLAG) for name, on in found.items() if name.startswith(FLAG) and on is True]
+    modes = [mode] if isinstance(mode, str) else flags
     known = [KINDS[name] for name in modes if name in KINDS]
     if len(modes) == 1 and known:
         without = found.get("include_prompt", True) is False and known[0] == "mean"

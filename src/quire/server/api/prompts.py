@@ -44,9 +44,7 @@ def listed(service: Service, prompt: Prompt, param: str = "prompt") -> Prompts:
         return [given]
     if all(isinstance(item, str) for item in given) or all(isinstance(item, list) for item in given):
         return given
-    raise BadRequest(
-        f"{param}: a list must hold only strings, only token ids, or only lists of token ids", param=param
-    )
+    raise BadRequest(f"{param}: a list must hold only strings, only token ids, or only lists of token ids", param=param)
 
 
 async def encode_prompts(

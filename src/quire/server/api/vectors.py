@@ -174,7 +174,9 @@ async def create_score(service: Service, request: HttpRequest) -> Response:
     body = await read_struct(request, service.options, lambda _: ScoreRequest)
     left, right = _texts(body.text_1, "text_1"), _texts(body.text_2, "text_2")
     if len(left) not in (1, len(right)):
-        raise BadRequest(f"text_1: has {len(left)} texts for {len(right)} of text_2; send one, or one each", param="text_1")
+        raise BadRequest(
+            f"text_1: has {len(left)} texts for {len(right)} of text_2; send one, or one each", param="text_1"
+        )
     found, scores = await _scored(service, request, body, left, right, arrival, "text_2")
     data = [ScoreData(index=i, score=score) for i, score in enumerate(scores)]
     reply = Scores(id=f"score-{random_id()}", created=int(time.time()), model=service.answering(body.model),
@@ -194,7 +196,9 @@ async def create_rerank(service: Service, request: HttpRequest) -> Response:
     shows = body.return_documents is not False
     results = [Ranked(index=i, relevance_score=scores[i], document=RankedText(text=documents[i]) if shows else UNSET)
                for i in order]  # fmt: skip
-    reply = Ranking(id=f"rerank-{random_id()}", model=service.answering(body.model), results=results, usage=_usage(found))
+    reply = Ranking(
+        id=f"rerank-{random_id()}", model=service.answering(body.model), results=results, usage=_usage(found)
+    )
     return _json(msgspec.json.encode(reply))
 
 
@@ -233,7 +237,9 @@ async def _answers(
     tenant: Tenant = request.state.tenant
     service.check_model(body.model)
     if body.priority and service.config.scheduler.scheduling_policy != "priority":
-        raise BadRequest("priority: has no effect unless the server runs --scheduling-policy priority", param="priority")
+        raise BadRequest(
+            "priority: has no effect unless the server runs --scheduling-policy priority", param="priority"
+        )
     info = service.engine.info
     with service.engine.reserve(len(given), tenant.called(body.user), tenant.max_sequences):
         prompts = await encode_prompts(service, given, special, name if body.truncate_prompt_tokens is None else None)
