@@ -19,7 +19,7 @@ LAYERS = (
     {"run"},
     {"speculate"},
     {"engine"},
-    {"server", "bench", "compress"},
+    {"server", "bench", "compress", "search"},
     {"cli"},
 )
 # Inside L1 a scheduler plans in terms of the block tables, a GGUF file carries its own tokenizer, and

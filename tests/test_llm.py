@@ -270,8 +270,6 @@ def test_priority_needs_the_policy(llm: LLM, folder: Path) -> None:
 def test_beam_search_refuses_what_it_cannot_do(llm: LLM) -> None:
     with pytest.raises(BadRequest, match="beam_width"):
         llm.beam_search("abc", BeamSearchParams(beam_width=11, max_tokens=2))
-    with pytest.raises(BadRequest, match="encode"):
-        llm.encode("abc")
 
 
 def test_numbers_of_other_libraries_and_keys_of_json_are_taken(llm: LLM) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from quire.engine.llm import LoRARequest as LoRARequest
     from quire.engine.loop.outputs import CompletionOutput as CompletionOutput
     from quire.engine.loop.outputs import RequestOutput as RequestOutput
+    from quire.engine.pooled import PooledOutput as PooledOutput
+    from quire.engine.pooled import PoolingParams as PoolingParams
 
 _HOMES = {
     "QuireError": "quire.core.errors",
@@ -28,6 +30,8 @@ _HOMES = {
     "LoRARequest": "quire.engine.llm",
     "CompletionOutput": "quire.engine.loop.outputs",
     "RequestOutput": "quire.engine.loop.outputs",
+    "PooledOutput": "quire.engine.pooled",
+    "PoolingParams": "quire.engine.pooled",
 }
 __all__ = [*_HOMES, "__version__"]
 

@@ -184,8 +184,9 @@ class BlockTables:
         return [b for table in seq.blocks for b in table if b != SLID_OUT and self.pool.writable(b)]
 
     def _prefix_for(self, seq: Sequence) -> PrefixCache | None:
-        """A request for prompt logprobs computes everything, for it needs every logit."""
-        return None if seq.request.params.prompt_logprobs is not None else self.prefix
+        """A request for prompt logprobs computes everything, for it needs every logit; so does a mean of all rows."""
+        every = seq.request.params.prompt_logprobs is not None or seq.request.pooling in ("mean", "cls")
+        return None if every else self.prefix
 
     def _open(self, seq: Sequence) -> None:
         seq.blocks = [[] for _ in self.sizes.windows]

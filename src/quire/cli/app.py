@@ -14,6 +14,7 @@ from quire.cli.doctor import doctor
 from quire.cli.evaluate import evaluate
 from quire.cli.inspect import inspect
 from quire.cli.replay import replay
+from quire.cli.run_batch import run_batch
 from quire.cli.serve import serve
 from quire.cli.talk import chat, generate
 from quire.cli.train import train
@@ -48,6 +49,7 @@ def top(
 app.command("serve")(serve)
 app.command("chat")(chat)
 app.command("generate")(generate)
+app.command("run-batch")(run_batch)
 app.command("replay")(replay)
 app.add_typer(bench, name="bench")
 app.command("eval")(evaluate)

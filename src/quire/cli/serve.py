@@ -56,11 +56,11 @@ def serve(
 
         run_agent(config)
     with ExitStack() as until:
-        code = run.serve(config, server, partial(_start, server, until))
+        code = run.serve(config, server, partial(start_engines, server, until))
     raise typer.Exit(code)
 
 
-def _start(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:
+def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:
     """Engines that are started again, with the same limits, when they die; `until`: the server's end."""
     from quire.engine.hosts.placing import Placing
     from quire.engine.life.replicas import ReplicatedEngine

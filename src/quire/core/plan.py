@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.core.errors import QuireError
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class ChunkResult:
 
     `finite`: there were logits, and none was inf or NaN; so are then the keys and values they came from. `again`: a row
     of a draft gave no numbers. It may be the draft's fault, so the chunk counts for nothing and is done without one.
+
+    `hidden`: of a pooled request, what the head would read of the rows that wanted logits, [n, hidden] f32.
     """
 
     tokens: list[int]
@@ -71,3 +77,4 @@ class ChunkResult:
     error: QuireError | None = None
     finite: bool = False
     again: bool = False
+    hidden: NDArray[np.float32] | None = None

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from quire.core.params import SamplingParams
+from quire.core.pooling import PoolingKind
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Explain = Literal["no", "own", "all"]
@@ -48,6 +49,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `time.monotonic`. `opening`: set by an engine whose model has an encoder. `told`: what an
     engine that died had put out of each sequence, None of one that had ended; this one goes on behind it.
     `grammar`: of llguidance, that the output follows, "" for none; `completion`: tokens that are a short text of it.
+    `pooling`: the answer is one vector, made so of the prompt's hidden rows, and no token.
     `explain`: whether the first output is to say where its prefix was not found, and why.
     """
 
@@ -68,6 +70,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     explain: Explain = "no"
     grammar: str = ""
     completion: tuple[int, ...] = ()
+    pooling: PoolingKind | None = None
 
     def edits_logits(self, made: int) -> bool:
         """Whether the token after `made` generated ones is drawn from changed logits."""
@@ -108,7 +111,8 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     `complete`: what ended it is that its grammar has no more; the last token is part of the text then, and no end.
     `drafted`: tokens that were guessed ahead for the sequence so far, of which `accepted` were kept; `preemptions` of
     it so far, and `restarts` of engines since it was submitted. `timing` comes with the first token and with the end,
-    `miss` with the first token where that was asked for. `error_kind` names the class of an error
+    `miss` with the first token where that was asked for. `pooled`: the vector of a pooled request, f32 bytes.
+    `error_kind` names the class of an error
     (`core.errors.told_error`): a request that cannot be served is no failure of the engine.
     """
 
@@ -128,6 +132,7 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     miss: Miss | None = None
     error: str | None = None
     error_kind: str = ""
+    pooled: bytes = b""
     timing: Timing | None = None
 
 

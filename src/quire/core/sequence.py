@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from quire.core.request import FinishReason, Miss, Request, TokenLogprob
 
@@ -56,6 +56,8 @@ class Sequence:
 
     `guide`: of a request with a grammar, once it is ready; until then the sequence does not enter the queue.
 
+    `pooled`: what `sched.pooled` keeps of a pooled request's hidden rows.
+
     `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too. `steps`: how
     many of them have a part of it.
     """
@@ -84,6 +86,7 @@ class Sequence:
         "order",
         "parent",
         "parents",
+        "pooled",
         "preemptions",
         "prompt_len",
         "prompt_logprobs",
@@ -113,6 +116,7 @@ class Sequence:
         self.drafted = self.accepted = 0
         self.lookup: object = None
         self.guide: Guide | None = None
+        self.pooled: Any = None
         self.acceptance = (0.0, 0.0)
         self.computed = 0
         self.in_flight = self.steps = 0

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS
 
-Step = Callable[[list[tuple[int, ...]]], list[list[tuple[int, float]]]]
+Tails = list[list[tuple[int, float]]]
+Step = Callable[[list[tuple[int, ...]]], Tails]
 """Token rows -> for each row the likeliest next tokens with their log-probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
-    """Beams are ranked by log-probability / length^`length_penalty` (length in generated tokens; > 0 favours long)."""
+    """Beams are ranked by log-probability / length^`length_penalty` (length in generated tokens; > 0 favours long).
+
+    `early_stopping`: end with the `beam_width`-th beam that ended, though one that goes on might yet be better.
+    """
 
     beam_width: int
     max_tokens: int
     length_penalty: float = 1.0
     ignore_eos: bool = False
+    early_stopping: bool = False
 
     def validate(self) -> None:
         """`BadRequest` naming the field that is out of range."""
@@ -80,6 +85,8 @@ class _Search:
         self.live = grown[: params.beam_width]
         self.ended.sort(key=lambda b: -b.score(params.length_penalty))
         del self.ended[params.beam_width :]
+        if params.early_stopping and len(self.ended) >= params.beam_width:
+            self.live = []
         if self.live and (len(self.live[0].tokens) >= self.limit or self._decided(params)):
             self.ended = sorted([*self.ended, *self.live], key=lambda b: -b.score(params.length_penalty))
             del self.ended[params.beam_width :]
@@ -102,9 +109,26 @@ def search(
 
     All beams of all prompts advance in one `step`, so that they share batches.
     """
+    going = searching(prompts, limits, params, eos)
+    rows: list[tuple[int, ...]] | None = next(going, None)
+    found: list[list[Beam]] = []
+    while rows is not None:
+        tails, rows = step(rows), None
+        try:
+            rows = going.send(tails)
+        except StopIteration as end:
+            found = end.value
+    return found
+
+
+def searching(
+    prompts: Sequence[Sequence[int]], limits: Sequence[int], params: BeamSearchParams, eos: Sequence[int]
+) -> Generator[list[tuple[int, ...]], Tails, list[list[Beam]]]:
+    """`search` for whoever has the next tokens otherwise: gives rows of tokens, and is sent what may follow each."""
     searches = [_Search(tuple(p), min(params.max_tokens, limit)) for p, limit in zip(prompts, limits, strict=True)]
     while live := [s for s in searches if s.live]:
-        tails = iter(step([s.prompt + beam.tokens for s in live for beam in s.live]))
+        sent = yield [s.prompt + beam.tokens for s in live for beam in s.live]
+        tails = iter(sent)
         for each in live:
             each.advance([next(tails) for _ in each.live], params, eos)
     return [s.ended for s in searches]

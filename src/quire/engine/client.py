@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire.core.errors import EngineFailure
+from quire.core.pooling import Pooling
 from quire.core.request import Opening, Output, Request
 
 
@@ -45,6 +46,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     opening: Opening | None = None
     scheduling_policy: str = "fcfs"
     weights: str = ""
+    pooling: Pooling = Pooling()
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):

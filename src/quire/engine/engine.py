@@ -17,9 +17,10 @@ from quire.engine.client import EngineInfo, Stats
 from quire.engine.failures import told_plainly
 from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.experts import expert_counts
-from quire.engine.loop.facts import engine_info
+from quire.engine.loop.facts import engine_info, pooling_of
 from quire.engine.loop.guiding import Guiding
 from quire.engine.loop.planning import Plan, make_plan
+from quire.engine.loop.pooled import check_kind, classify
 from quire.engine.loop.portable import Portable
 from quire.engine.loop.tiering import tiering_of
 from quire.engine.loop.under_way import UnderWay
@@ -65,6 +66,7 @@ class Engine:
         most, staged = max(1 + self.ahead, config.parallel.steps_under_way), config.parallel.pipeline_parallel_size > 1
         self.under_way = UnderWay(self.runner, self.scheduler, self.speculator, most, staged)
         self.load_seconds = time.monotonic() - started
+        self.pooling = pooling_of(config, self.model)
         told = None if self.ranks is None else self.ranks.adapter
         known = None if self.tiering is None else self.tiering.know
         self.adapting = Adapting(self.model.adapters, self._users, told, known)
@@ -121,6 +123,7 @@ class Engine:
         try:
             if request.adapter and request.adapter not in self.adapters:
                 raise BadRequest(f"adapter: {request.adapter!r} is not loaded", param="adapter")
+            check_kind(self.pooling, request)
             self.scheduler.add(self._own(request))
             if self._portable is not None:
                 self._portable.add(request.id)
@@ -178,6 +181,7 @@ class Engine:
             spent = time.perf_counter() - started - drafting
             self.speculator.learn(plan, results, spent, fresh=not len(self.under_way))
         outputs = self.scheduler.commit(plan, results)
+        classify(self.model.classifier, outputs)
         self.under_way.committed()
         self.steps += 1
         self.step_tokens = plan.num_tokens

@@ -18,6 +18,7 @@ from quire.engine.life.progress import counting_bar, loading_bar
 from quire.engine.local import LocalEngine
 from quire.engine.loop.outputs import RequestBuilder, RequestOutput
 from quire.engine.options import engine_config
+from quire.engine.pooled import PoolingCalls, listed
 from quire.engine.requests import Seeds, check_size, ids_of_words, make_request, room, sampling_defaults, with_grammar
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hub import hub_beside
@@ -50,7 +51,7 @@ class Delta:
     output: RequestOutput | None
 
 
-class LLM:
+class LLM(PoolingCalls):
     """A model loaded into this process. One call at a time; use the server for concurrent callers.
 
     `model`: a folder, a hub name, or "" for the embedded model. `options`: the command line's names with underscores
@@ -174,7 +175,7 @@ class LLM:
         params.validate()
         if self.info.opening is not None:
             raise BadRequest("beam_search: this model's encoder would read the beams as prompts; use generate")
-        rows = [ids for _, ids in map(self._tokens, _prompt_list(prompts))]
+        rows = [ids for _, ids in map(self._tokens, listed(prompts))]
         limits = [room(self.info, len(ids)) for ids in rows]
         one = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, detokenize=False)
 
@@ -198,10 +199,6 @@ class LLM:
             for prompt, beams in zip(rows, search(rows, limits, params, eos, step), strict=True)
         ]
 
-    def encode(self, *_: Any, **__: Any) -> None:
-        """Refused: `BadRequest`."""
-        raise BadRequest("encode: embedding and pooling models are not built yet; generate and chat are")
-
     def close(self) -> None:
         """Free the model; the object cannot be used afterwards."""
         if self._engine is not None:
@@ -224,7 +221,7 @@ class LLM:
         lora: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestBuilder]:
         """Check everything and make the requests."""
-        items = _prompt_list(prompts)
+        items = listed(prompts)
         params = self.get_default_sampling_params() if params is None else params
         each = [params] * len(items) if isinstance(params, SamplingParams) else list(params)
         ranks = [0] * len(items) if priority is None else list(priority)
@@ -300,24 +297,6 @@ class LLM:
                 for request_id in live:
                     self._engine.abort(request_id)
             self._busy = False
-
-
-def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, or several, as a list."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise BadRequest(f"prompts: a {type(prompts).__name__} is neither text, token ids nor a list", param="prompts")
-    items: list[Any] = list(prompts)
-    if items and all(type(item) is int for item in items):
-        return [items]
-    for item in items:
-        good = isinstance(item, (str, Mapping)) or (
-            isinstance(item, Sequence) and all(type(token) is int for token in item)
-        )
-        if not good:
-            raise BadRequest(f"prompts: {item!r:.80} is neither text, token ids nor a dict", param="prompts")
-    return items
 
 
 def _fields(prompt: Mapping[str, Any]) -> tuple[str | None, Sequence[int] | None]:

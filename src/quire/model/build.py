@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
+from quire.core.pooling import NO_VECTORS, Pooling
 from quire.core.progress import LoadProgress
 from quire.model.batch import Forward
 from quire.model.borrowed.found import Borrowed, find_borrowed
@@ -26,6 +28,7 @@ from quire.model.disk.opened import Opened
 from quire.model.families.rope import Rope, shared_tables
 from quire.model.load.adapters import Adapters, parse_modules
 from quire.model.load.builders import load_decoder
+from quire.model.load.classifier import load_classifier
 from quire.model.load.encoder import check_encoder, load_encoder
 from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
@@ -58,8 +61,8 @@ class Model:
 
     `quantization`: the format of its matrices, "none" for plain numbers.
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
-    `writing`: the packed cache that is being written. `span`: the layers of one stage, None: all. `place`: where this
-    process is among those that run the model.
+    `classifier` [labels, hidden] f32 on the host, of a model of classes. `writing`: the packed cache that is being
+    written. `span`: the layers of one stage, None: all. `place`: where this process is among those that run the model.
     """
 
     name: str
@@ -82,6 +85,8 @@ class Model:
     writing: Writing | None = None
     place: Place = ALONE
     span: range | None = None
+    pooling: Pooling = NO_VECTORS
+    classifier: Tensor | None = None
 
     @property
     def own(self) -> range:
@@ -121,8 +126,7 @@ def load_model(
     dtype, step = torch_dtype(asked), step_of(opened, target, options.group_size)
     share = share_of(place, stages_of(config.parallel, spec), step)
     length = max_model_len(options.max_model_len, spec)
-    if target is not None:
-        check_groups(opened, target, options.group_size)
+    check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
     reader = _reader(config, opened, ops, form_of(config, dtype, target), share, progress)
     reader.keeper = keeper(config, opened, ops, shards)
@@ -155,6 +159,8 @@ def load_model(
         writing=None if reader.cache is None else reader.cache.keep(),
         place=place,
         span=share.layers,
+        pooling=opened.pooling,
+        classifier=load_classifier(opened),
     )
 
 
@@ -221,6 +227,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         generation_defaults=generation.sampling,
         folder=found.folder,
         notes=(*found.notes, *notes),
+        pooling=Pooling(refused="this model runs by the code of transformers, which keeps no hidden rows here"),
     )
 
 
@@ -258,8 +265,10 @@ def load_room(config: EngineConfig, opened: Opened, ops: Ops, share: Share) -> A
     return Adapters(opened, share, lora, rows, ops.device, config.parallel.ranks)
 
 
-def check_groups(opened: Opened, target: Quantizer, group: int) -> None:
+def check_groups(opened: Opened, target: Quantizer | None, group: int) -> None:
     """Refuse a group size before minutes of loading, naming the first matrix that it does not divide."""
+    if target is None:
+        return
     if set(opened.scheme.parts) != {"weight"}:
         raise ConfigError(
             f"--quantization {target.name}: {opened.folder} is quantized already ({opened.scheme.name}); leave it out",

@@ -21,6 +21,7 @@ from quire.model.disk.gguf import GgufModel
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import NEWEST, Hub
 from quire.model.disk.opened import Opened
+from quire.model.disk.pooling import CLASSIFIER, classifies, headless, read_pooling
 from quire.model.disk.rewrite import Rewritten
 from quire.model.disk.stacked import Stacked
 from quire.model.families.table import read_spec
@@ -81,6 +82,11 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     else:
         source = gguf.source()
     family = family.named_as(source.infos)
+    alone = not spec.tied_head and headless(config, family.names.get("head", ""), source.infos)
+    if alone:
+        spec = replace(spec, tied_head=True)  # there is a matrix to stand in its place, which no request uses
+    if classifies(config):
+        family = replace(family, skipped=(*family.skipped, CLASSIFIER))
     if gguf is not None and load_format != "dummy":
         scheme, dtype = gguf.tensors.scheme, gguf.tensors.dtype
     else:
@@ -97,7 +103,9 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         claimed = claim(source.infos, spec, family, required, scheme)
     except ModelError as error:
         raise ModelError(f"{folder}: {error.message}") from None
-    return Opened(own_name(model, folder), folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes))
+    pooling = read_pooling(folder, config, spec.hidden, not alone)
+    named = own_name(model, folder)
+    return Opened(named, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes), pooling)
 
 
 def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelFacts:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
+import numpy as np
 from torch import Tensor
 
 from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
 from quire.model.build import Model
-from quire.model.net.tapped import Taps
+from quire.model.net.tapped import Taps, picked
 from quire.ops.backend import Ops
+from quire.ops.runtime import Fetched
 from quire.run.budget import KVPlan
-from quire.run.builder import BatchBuilder
+from quire.run.builder import BatchBuilder, Shape
 from quire.run.caches import Caches
 from quire.run.ranks import Ranks
 from quire.run.step import Step
@@ -24,11 +26,16 @@ from quire.sample.sampler import NUMERICS, Drawn, Sampler
 
 
 class Underway:
-    """A step whose forward pass was launched; `drawn` is there once it is sampled. `logits` and `drawn` in pieces."""
+    """A step whose forward pass was launched; `drawn` is there once it is sampled. `logits` and `drawn` in pieces.
+
+    `hidden`: what the head would read of the rows `pooled`, which get no logits, [n, width] f32 on its way to the host.
+    """
 
     def __init__(self, plan: StepPlan, rows: list[LogitRow], logits: Iterable[Tensor]) -> None:
         self.plan, self.rows, self.logits = plan, rows, logits
         self.drawn: list[Drawn] = []
+        self.pooled: list[LogitRow] = []
+        self.hidden: Fetched | None = None
         self.sampled = False
 
 
@@ -62,6 +69,7 @@ class Runner:
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.sampler.masks = self._masks = Masks(model.spec.vocab_size)
         self.numeric_errors = 0
+        self._fetch = ops.fetch
 
     def forward(self, plan: StepPlan) -> Underway:
         """Wipe, copy and compute what `plan` says. Tokens that are not known yet are those that the last step draws."""
@@ -73,7 +81,19 @@ class Runner:
                 self.step.encode(*self.builder.encoded(chunk.seq))
         shape, rows = self.builder.fill(plan.chunks)
         self._masks.begin(rows)
+        if any(row.seq.request.pooling is not None for row in rows):
+            return self._with_pooled(plan, rows, shape)
         return Underway(plan, rows, self.step.pieces(shape))
+
+    def _with_pooled(self, plan: StepPlan, rows: list[LogitRow], shape: Shape) -> Underway:
+        """The step's hidden rows: those of pooled requests are kept, of the others logits are made."""
+        whole, others = self.step.head_rows(shape), list[int]()
+        pooled: list[int] = []
+        for i, row in enumerate(rows):
+            (others if row.seq.request.pooling is None else pooled).append(i)
+        step = Underway(plan, [rows[i] for i in others], self.step.scores(whole, others) if others else ())
+        step.pooled, step.hidden = [rows[i] for i in pooled], self._fetch([picked(whole.h, pooled).float()])
+        return step
 
     def sample(self, step: Underway) -> Underway:
         """Edit the logits of `step` and draw its tokens; those of all steps before it were committed. Returns it."""
@@ -95,7 +115,26 @@ class Runner:
 
     def results(self, step: Underway) -> list[ChunkResult]:
         """What a sampled step found, a result per chunk in order, once the device has it."""
-        return self._collect(step.plan.chunks, step.rows, step.drawn)
+        found = self._collect(step.plan.chunks, step.rows, step.drawn)
+        if step.hidden is not None:
+            self._add_hidden(step.plan.chunks, step.pooled, step.hidden, found)
+        return found
+
+    def _add_hidden(
+        self, chunks: tuple[Chunk, ...], rows: list[LogitRow], hidden: Fetched, found: list[ChunkResult]
+    ) -> None:
+        """Give each pooled request its rows, which are checked as logits are."""
+        values, at = hidden()[0], 0
+        for chunk, result in zip(chunks, found, strict=True):
+            count = sum(row.seq is chunk.seq for row in rows)
+            if not count:
+                continue
+            own, at = values[at : at + count], at + count
+            if np.isfinite(own).all():
+                result.hidden, result.finite = own, True
+            else:
+                result.error = NUMERICS
+                self.numeric_errors += 1
 
     def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: list[Drawn]) -> list[ChunkResult]:
         """The rows' tokens, those after a draft as long as they are what the draft said."""

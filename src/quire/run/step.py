@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
 from quire.model.net.lora import NONE
-from quire.model.net.tapped import TappedDecoder, Taps, tapped
+from quire.model.net.tapped import TappedDecoder, Taps, picked, tapped
 from quire.ops.backend import Captured, Ops, Replay
 from quire.ops.layout import KVCache
 from quire.run.arrays import NO_ARRAYS, Arrays, DeviceArrays, Sizes
@@ -37,6 +37,14 @@ class Recording(Protocol):
     def run(self) -> torch.Tensor:
         """Its logits."""
         ...
+
+
+class HeadRows(NamedTuple):
+    """What the head of `decoder` reads of the rows of a step that want logits: h [R, hidden]."""
+
+    decoder: Decoder
+    h: torch.Tensor
+    batch: Batch
 
 
 class Step:
@@ -115,6 +123,19 @@ class Step:
         self.begins(shape)
         h, batch = self._compute(shape, decoder.head_rows)
         return self._scores(decoder, h if self.ops.gpu is not None else h.clone(), batch)  # an arena is taken back
+
+    def head_rows(self, shape: Shape) -> HeadRows:
+        """What the head reads of the rows of a step that want logits, for requests that want these themselves."""
+        decoder = self._decoder
+        assert isinstance(decoder, Decoder) and not shape.extended, "requests that others cannot serve are refused"
+        self.begins(shape)
+        h, batch = self._compute(shape, decoder.head_rows)
+        return HeadRows(decoder, h if self.ops.gpu is not None else h.clone(), batch)  # an arena is taken back
+
+    def scores(self, rows: HeadRows, places: list[int]) -> Iterable[torch.Tensor]:
+        """The logits of some of `rows`, in pieces as of `pieces`."""
+        wanted = replace(rows.batch, logit_rows=picked(rows.batch.logit_rows, places))
+        return self._scores(rows.decoder, picked(rows.h, places), wanted)
 
     def begins(self, shape: Shape) -> None:
         """The arrays are filled, and a step of them is computed next: whoever computes parts of it hears that here."""

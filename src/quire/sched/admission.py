@@ -37,8 +37,9 @@ class Admission:
     def check(self, seq: Sequence, longest: int) -> None:
         """`ContextTooLong` where a new sequence could never run; `longest`: tokens that the model takes."""
         length, tables = seq.prompt_len, self._tables
-        if not 1 <= length <= longest - 1:
-            raise ContextTooLong(f"prompt: {length} tokens; this model takes 1 to {longest - 1}", param="prompt")
+        most = longest - (seq.request.pooling is None)  # a vector takes no place behind the prompt
+        if not 1 <= length <= most:
+            raise ContextTooLong(f"prompt: {length} tokens; this model takes 1 to {most}", param="prompt")
         if tables.sizes.footprint(length + 1) > tables.pool.num_blocks:
             capacity = tables.sizes.capacity(tables.pool.num_blocks, longest)
             raise ContextTooLong(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")

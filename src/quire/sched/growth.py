@@ -8,11 +8,14 @@ from quire.core.errors import QuireError
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output, Timing
 from quire.core.sequence import Sequence, Status
+from quire.sched.pooled import gather
 
 
 def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longest: int) -> FinishReason | None:
     """Append new tokens up to the first that ends the sequence, and fill `output`. `longest`: tokens it may have."""
     seq = chunk.seq
+    if seq.request.pooling is not None:
+        return _pooled(chunk, result, output, now)
     scored = seq.request.params.prompt_logprobs is not None and seq.index == 0
     if scored:
         seq.prompt_logprobs += result.prompt_logprobs[max(0, len(seq.prompt_logprobs) - chunk.start) :]
@@ -40,6 +43,18 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longes
         output.drafted, output.accepted = seq.drafted, seq.accepted
         seq.computed, seq.draft = len(seq.tokens) - 1, []
     return reason
+
+
+def _pooled(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
+    """Of a request that wants a vector: it ends with that."""
+    seq = chunk.seq
+    output.pooled = b"" if result.hidden is None else gather(chunk, result.hidden)
+    if not output.pooled:
+        return None
+    seq.first_token = seq.last_token = now
+    seq.in_flight -= 1
+    output.miss, output.preemptions = seq.miss, seq.preemptions
+    return "stop"
 
 
 def begun(siblings: list[Sequence]) -> list[Sequence]:
@@ -76,6 +91,8 @@ def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, in
 
 def full(seq: Sequence, length: int, longest: int) -> bool:
     """Whether a sequence of `length` tokens may have no more."""
+    if seq.request.pooling is not None:
+        return length > seq.prompt_len  # its only output is in flight, whatever room is left behind the prompt
     most = seq.request.params.max_tokens
     return (most is not None and length - seq.prompt_len >= most) or length >= longest
 

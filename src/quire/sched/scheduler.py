@@ -18,6 +18,7 @@ from quire.sched.admission import Admission
 from quire.sched.growth import append, begun, ended, full, moves, orphans, timing
 from quire.sched.pace import Pace
 from quire.sched.policy import POLICIES
+from quire.sched.pooled import rows_wanted
 from quire.sched.readying import Readying
 from quire.sched.recall import Recall
 from quire.sched.shares import Portions, decodes, rows_of, shares
@@ -181,7 +182,7 @@ class Scheduler:
         scores = seq.request.params.prompt_logprobs is not None and seq.index == 0
         if scores and len(seq.prompt_logprobs) < seq.prompt_len - 1:
             logits = count
-        chunk = Chunk(seq, seq.computed, count, logits)
+        chunk = Chunk(seq, seq.computed, count, max(logits, rows_wanted(seq, count)))
         seq.computed += count
         seq.in_flight, seq.steps = seq.in_flight + draws, seq.steps + 1
         self.policy.served(seq, count)

@@ -26,6 +26,7 @@ from quire.server.api.openapi import described, operation
 from quire.server.api.replies import Load, ModelCard, ModelList, Readiness, Version
 from quire.server.api.reset import reset_prefix_cache
 from quire.server.api.tokenize import detokenize, tokenize
+from quire.server.api.vectors import create_embedding, create_rerank, create_score
 from quire.server.http.errors import HttpError, encode_error, error_headers
 from quire.server.http.middleware import Gateway
 from quire.server.http.watchers import watchers
@@ -78,6 +79,11 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/completions", create_completion),
         ("POST", "/v1/chat/completions", create_chat_completion),
+        ("POST", "/v1/embeddings", create_embedding),
+        ("POST", "/v1/score", create_score),
+        ("POST", "/score", create_score),
+        ("POST", "/v1/rerank", create_rerank),
+        ("POST", "/rerank", create_rerank),
         ("GET", "/v1/models", models),
         ("GET", "/v1/models/{model:path}", model),
         ("POST", "/v1/load_lora_adapter", load_lora_adapter),

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -60,6 +60,30 @@ class _Choice:
         self.drafted, self.accepted = max(output.drafted, self.drafted), max(output.accepted, self.accepted)
         self.done = finish_reason is not None
         return Piece(self.number, text, tokens, logprobs, output.prompt_logprobs, finish_reason, stop_reason)
+
+
+class Generated(Protocol):
+    """Choices of one HTTP request as they come, and what is said of them."""
+
+    requests: Sequence[Request]
+
+    @property
+    def count(self) -> int: ...
+
+    def pieces(self) -> AsyncIterator[list[Piece]]: ...
+
+    def usage(self, choice: int | None = None) -> Usage: ...
+
+    def timings(self, request: Request | None = None) -> Timings: ...
+
+    def cache(self, request: Request) -> CacheReport: ...
+
+    @property
+    def finish_reasons(self) -> list[str | None]: ...
+
+    def finish_reasons_of(self, request: Request) -> list[str | None]: ...
+
+    def close(self) -> None: ...
 
 
 class Generation:

@@ -7,10 +7,10 @@ from msgspec import UNSET
 from quire.core.request import Request
 from quire.server.api.protocol import QuireOptions
 from quire.server.api.replies import PromptReport, Report
-from quire.server.generation import Generation
+from quire.server.generation import Generated
 
 
-def report(request_id: str, generation: Generation, asked: QuireOptions) -> Report:
+def report(request_id: str, generation: Generated, asked: QuireOptions) -> Report:
     """What is known of all prompts of a request over HTTP, as far as it was `asked` for."""
 
     def of(request: Request) -> PromptReport:

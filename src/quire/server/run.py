@@ -243,12 +243,17 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
     return FAILED_EXIT_CODE if server.forced or engine.failure is not None else 0
 
 
-def _make(config: EngineConfig, options: ServerOptions, client: EngineClient) -> tuple[AsyncEngine, DrainingServer]:
+def make_app(config: EngineConfig, options: ServerOptions, client: EngineClient) -> tuple[AsyncEngine, FastAPI]:
+    """The application over an engine, with the tokenizer and template of its model; the caller closes the engine."""
     info = client.info
     folder = _tokenizer_folder(config, info.folder)
     tokenizer = Tokenizer.from_folder(folder)
     tokenizer.check_vocab(info.vocab_size)
     template = ChatTemplate.from_folder(folder, tokenizer, config.model.chat_template, info.max_model_len)
     engine = AsyncEngine(client)
-    app = create_app(engine, tokenizer, template, options, config)
+    return engine, create_app(engine, tokenizer, template, options, config)
+
+
+def _make(config: EngineConfig, options: ServerOptions, client: EngineClient) -> tuple[AsyncEngine, DrainingServer]:
+    engine, app = make_app(config, options, client)
     return engine, DrainingServer(uvicorn_config(app, options), app.state.service)

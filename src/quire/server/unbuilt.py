@@ -12,17 +12,12 @@ import msgspec
 from quire.core.errors import BadRequest
 
 _TOOLS = "not built; name functions in tools, and choose by tool_choice"
-_BEAM = "beam search is not offered over HTTP"
 _MEDIA = "this server reads and writes text only"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "use_beam_search": ((False,), _BEAM),
-    "length_penalty": ((1, 1.0), _BEAM),
-    "early_stopping": ((False,), _BEAM),
     "logits_processors": (([],), "requests cannot bring code"),
     "kv_transfer_params": (({},), "moving KV blocks between servers is not built yet"),
     "vllm_xargs": (({},), "there are no such extra arguments here"),
-    "suffix": (("",), "filling in the middle is not built yet"),
     "prompt_embeds": ((), "prompts are text or token ids"),
     "functions": (([],), _TOOLS),
     "function_call": (("none", "auto"), _TOOLS),

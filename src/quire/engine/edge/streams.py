@@ -52,6 +52,7 @@ def _merge(old: Output, new: Output) -> None:
     old.preemptions, old.restarts = new.preemptions, new.restarts
     old.miss = old.miss or new.miss
     old.error = new.error
+    old.pooled = old.pooled or new.pooled
     old.timing = new.timing or old.timing
 
 

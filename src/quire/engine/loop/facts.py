@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from quire.core.config import EngineConfig
+from quire.core.errors import ModelError
 from quire.core.files import sampled_digest
+from quire.core.pooling import Pooling
 from quire.core.request import Opening
 from quire.engine.client import EngineInfo
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.run.budget import KVPlan
+
+
+def pooling_of(config: EngineConfig, model: Model) -> Pooling:
+    """What the model gives for pooled requests, or why this engine takes none.
+
+    `ConfigError` or `ModelError` for a model that can do nothing else then.
+    """
+    made = model.pooling
+    for beside, reason in (
+        (model.encoder is not None, "the model is an encoder and a decoder"),
+        (config.parallel.ranks > 1, f"--{config.parallel.ranks_option.replace('_', '-')}: ranks send back logits only"),
+        (model.adapters is not None, "--enable-lora: rows of adapters are not kept"),
+        (config.speculation.asked is not None, "--speculative-config: rows are kept for drafts"),
+    ):
+        if beside and not made.refused:
+            made = replace(made, refused=reason)
+    if made.refused and not made.generates:
+        raise ModelError(f"{model.folder}: the model only makes vectors, and cannot: {made.refused}")
+    return made
 
 
 def engine_info(
@@ -47,5 +70,6 @@ def engine_info(
         opening=opening,
         scheduling_policy=config.scheduler.scheduling_policy,
         implementations=dict(ops.chosen),
+        pooling=pooling_of(config, model),
         weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
     )

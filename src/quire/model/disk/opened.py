@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.dtypes import Dtype
+from quire.core.pooling import NO_VECTORS, Pooling
 from quire.model.disk.checkpoint import Source
 from quire.model.disk.claim import Claim
 from quire.model.disk.hf_config import HfConfig
@@ -28,6 +29,7 @@ class Opened:
     claim: Claim
     dtype: Dtype
     notes: tuple[str, ...]
+    pooling: Pooling = NO_VECTORS
 
     @property
     def stored(self) -> str:

@@ -93,8 +93,9 @@ class Family:
     def named_as(self, tensors: Collection[str]) -> Family:
         """This family with names as these tensors have them: with or without the prefix, or under another name."""
         names, bases = dict(self.names), {name.rpartition(".")[0] for name in tensors}
-        if self.prefix and not any(name.startswith(self.prefix) for name in tensors):
-            names = {role: name.removeprefix(self.prefix) for role, name in names.items()}
+        prefix = self.prefix or "model."  # which files of the stack alone leave out
+        if not any(name.startswith(prefix) for name in tensors):
+            names = {role: name.removeprefix(prefix) for role, name in names.items()}
         for role, others in self.aliases.items():
             names[role] = next((name for name in (names[role], *others) if name in bases), names[role])
         return replace(self, names=names)

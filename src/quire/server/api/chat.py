@@ -13,7 +13,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
-from quire.server.api.convert import build_requests, read_body, sampling_params, token_limit
+from quire.server.api.convert import beams_of, build_requests, drawn, read_body, sampling_params, token_limit
 from quire.server.api.prompts import encode_chat, truncate
 from quire.server.api.protocol import ChatCompletionRequest
 from quire.server.api.replies import (
@@ -30,7 +30,7 @@ from quire.server.api.said import ROLE, delta_of, message_of
 from quire.server.api.tools import Calling, asked_of, calling_of
 from quire.server.api.writer import Choices, State, Writer, respond
 from quire.server.assistant import Assistant
-from quire.server.generation import Generation, Piece
+from quire.server.generation import Generated, Generation, Piece
 from quire.server.keys import Tenant
 from quire.server.service import Service
 from quire.server.speech import Speech, inside_reasoning
@@ -58,13 +58,20 @@ def _check(body: ChatCompletionRequest) -> None:
 
 async def _submit(
     service: Service, body: ChatCompletionRequest, calling: Calling, arrival: float, tenant: Tenant
-) -> tuple[Generation, Speech]:
-    with service.engine.reserve(max(1, body.n or 1), tenant.called(body.user), tenant.max_sequences):
+) -> tuple[Generated, Speech]:
+    with service.engine.reserve(drawn(body), tenant.called(body.user), tenant.max_sequences):
         ids = await encode_chat(service, body, "messages" if body.truncate_prompt_tokens is None else None)
         prompt = truncate(ids, body.truncate_prompt_tokens, service.engine.info.max_model_len)
         inside = inside_reasoning(service.formats, service.tokenizer, prompt)
         speech = Speech(service.formats, calling.schemas, body.parallel_tool_calls is not False, inside, calling.choice)
         requests = await _requests(service, body, prompt, speech, arrival, tenant)
+    if body.use_beam_search and speech.reads:
+        raise BadRequest(
+            "use_beam_search: this model's answers are read token by token for reasoning; use /v1/completions",
+            param="use_beam_search",
+        )
+    if body.use_beam_search:
+        return beams_of(service, body, requests), speech
     shown = service.formats.shown if speech.reads else frozenset[int]()
     return Generation(service.engine, service.tokenizer, requests, speech.reads, shown), speech
 
@@ -97,7 +104,7 @@ class _Writer(Writer[ChatCompletionRequest]):
 
     prefix = "chatcmpl"
 
-    def __init__(self, service: Service, body: ChatCompletionRequest, generation: Generation, speech: Speech) -> None:
+    def __init__(self, service: Service, body: ChatCompletionRequest, generation: Generated, speech: Speech) -> None:
         super().__init__(service, body, generation, scored=bool(body.logprobs))
         self._assistants = [Assistant(speech) for _ in range(generation.count)]
         self.per_token |= speech.reads  # a token without text may be a marker

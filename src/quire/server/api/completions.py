@@ -9,11 +9,15 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.core.errors import BadRequest
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
+from quire.engine.requests import check_size
 from quire.server.api.convert import (
     COMPLETION_MAX_TOKENS,
+    beams_of,
     build_requests,
+    drawn,
     read_body,
     sampling_params,
     token_limit,
@@ -23,9 +27,11 @@ from quire.server.api.protocol import CompletionRequest
 from quire.server.api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from quire.server.api.shapes import Asked, shape_of
 from quire.server.api.writer import Choices, State, Writer, respond
-from quire.server.generation import Generation, Piece
+from quire.server.generation import Generated, Generation, Piece
+from quire.server.http.body import off_loop
 from quire.server.keys import Tenant
 from quire.server.service import Service
+from quire.text.infill import ends_of, format_of, infill
 
 
 async def create_completion(service: Service, request: Request) -> Response:
@@ -36,10 +42,12 @@ async def create_completion(service: Service, request: Request) -> Response:
     return await respond(request, _Writer(service, body, generation))
 
 
-async def _submit(service: Service, body: CompletionRequest, arrival: float, tenant: Tenant) -> Generation:
+async def _submit(service: Service, body: CompletionRequest, arrival: float, tenant: Tenant) -> Generated:
     given = listed(service, body.prompt)
-    with service.engine.reserve(len(given) * max(1, body.n or 1), tenant.called(body.user), tenant.max_sequences):
+    with service.engine.reserve(len(given) * drawn(body), tenant.called(body.user), tenant.max_sequences):
         requests = await _requests(service, body, given, arrival, tenant)
+    if body.use_beam_search:
+        return beams_of(service, body, requests)
     return Generation(service.engine, service.tokenizer, requests)
 
 
@@ -48,7 +56,7 @@ async def _requests(
 ) -> list[EngineRequest]:
     info = service.engine.info
     field = "prompt" if body.truncate_prompt_tokens is None else None
-    prompts = await encode_prompts(service, given, body.add_special_tokens is not False, field)
+    prompts, ends = await _prompts(service, body, given, field)
     echo_only = bool(body.echo) and body.max_tokens == 0
     params, shape = [], Asked(shape_of(body))
     for i, ids in enumerate(prompts):
@@ -58,11 +66,37 @@ async def _requests(
         param = sampling_params(
             body, service.defaults, shape, max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=info.vocab_size
         )
+        if ends:
+            param = msgspec.structs.replace(param, stop_token_ids=(*param.stop_token_ids, *ends))
         if body.echo and body.logprobs is not None:
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             param = msgspec.structs.replace(param, prompt_logprobs=wanted)
         params.append(param)
-    return await build_requests(service, body, prompts, params, arrival, tenant, shape, shown=max(1, body.n or 1))
+    return await build_requests(service, body, prompts, params, arrival, tenant, shape, shown=drawn(body))
+
+
+async def _prompts(
+    service: Service, body: CompletionRequest, given: Prompts, field: str | None
+) -> tuple[list[list[int]], tuple[int, ...]]:
+    """Token ids of the prompts, with what comes behind the gap if that is given; tokens that end what fills it."""
+    if not body.suffix:
+        return await encode_prompts(service, given, body.add_special_tokens is not False, field), ()
+    found = format_of(service.tokenizer)
+    if found is None:
+        raise BadRequest(
+            "suffix: this model's vocabulary has no tokens for filling in the middle; send a prompt alone",
+            param="suffix",
+        )
+    for name in ("echo", "truncate_prompt_tokens"):
+        if getattr(body, name):
+            raise BadRequest(f"{name}: cannot be had with suffix; leave one out", param=name)
+    check_size(service.engine.info, service.tokenizer, body.suffix, "suffix")
+    for text in given:
+        if isinstance(text, str):
+            check_size(service.engine.info, service.tokenizer, text)
+    size = sum(map(len, given)) + len(given) * len(body.suffix)
+    prompts = [await off_loop(size, infill, service.tokenizer, found, text, body.suffix) for text in given]
+    return prompts, ends_of(service.tokenizer, found)
 
 
 class _Writer(Writer[CompletionRequest]):
@@ -70,7 +104,7 @@ class _Writer(Writer[CompletionRequest]):
 
     prefix = "cmpl"
 
-    def __init__(self, service: Service, body: CompletionRequest, generation: Generation) -> None:
+    def __init__(self, service: Service, body: CompletionRequest, generation: Generated) -> None:
         super().__init__(service, body, generation, scored=body.logprobs is not None)
         self._echo_only = bool(body.echo) and body.max_tokens == 0
 

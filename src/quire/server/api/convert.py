@@ -13,8 +13,10 @@ from quire.core.params import SamplingParams
 from quire.core.request import Explain, Request, random_id
 from quire.engine.client import EngineInfo
 from quire.engine.requests import ids_of_words, make_request, room
+from quire.server.api.beam_fields import beam_params, check_beams
 from quire.server.api.protocol import SamplingFields
 from quire.server.api.shapes import Asked, with_grammars
+from quire.server.beams import Beams
 from quire.server.http.body import off_loop, read_struct
 from quire.server.keys import Tenant
 from quire.server.service import Service
@@ -24,6 +26,7 @@ Body = TypeVar("Body", bound=SamplingFields)
 
 COMPLETION_MAX_TOKENS = 16
 MAX_NAME = 256
+MAX_DRAWN = 128
 
 _SHARED = tuple(
     name
@@ -73,15 +76,40 @@ def sampling_params(
     vocab_size: int,
 ) -> SamplingParams:
     """The sampling part of a request, its ranges not checked yet; raises `BadRequest` naming the field."""
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise BadRequest("best_of: only best_of equal to n is offered", param="best_of")
     given = {name: getattr(body, name) for name in _SHARED if getattr(body, name) is not None}
     if body.top_k is not None:
         given["top_k"] = min(body.top_k, vocab_size)  # more is the same as all, and might not fit the engine's integers
     if body.prompt_logprobs is not None and body.stream:
         raise BadRequest("prompt_logprobs: not offered with stream", param="prompt_logprobs")
+    if drawn(body) > (body.n or 1):
+        given["n"], logprobs = drawn(body), logprobs or 0  # the best are found by their log-probabilities
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": asked.shape}
     return SamplingParams(**(defaults | given))
+
+
+def beams_of(service: Service, body: SamplingFields, requests: Sequence[Request]) -> Beams:
+    """The search that `body` asks for behind the prompts of `requests`."""
+    most = max(request.params.max_tokens or 1 for request in requests)
+    if service.engine.info.opening is not None:
+        raise BadRequest("use_beam_search: this model's encoder would read beams as prompts", param="use_beam_search")
+    return Beams(service.engine, service.tokenizer, requests, beam_params(body, most))
+
+
+def drawn(body: SamplingFields) -> int:
+    """How many answers are drawn of each prompt, of which the best `n` are sent."""
+    return max(1, body.n or 1, body.best_of or 1)
+
+
+def _check_best_of(body: SamplingFields) -> None:
+    n = body.n or 1
+    if body.best_of is None or body.best_of == n:
+        return
+    if not n <= body.best_of <= MAX_DRAWN:
+        raise BadRequest(f"best_of: must lie in [n, {MAX_DRAWN}], and n is {n}", param="best_of")
+    if body.stream:
+        raise BadRequest("best_of: the best are known at the end; leave out stream, or best_of", param="best_of")
+    if body.use_beam_search:
+        raise BadRequest("best_of: n is the number of beams; leave best_of out", param="best_of")
 
 
 def _check_fields(body: SamplingFields, scheduling_policy: str) -> None:
@@ -94,6 +122,8 @@ def _check_fields(body: SamplingFields, scheduling_policy: str) -> None:
         )
     if body.priority is not None and not -(2**31) <= body.priority < 2**31:
         raise BadRequest("priority: must fit in 32 bits", param="priority")
+    _check_best_of(body)
+    check_beams(body)
     for name in ("cache_salt", "request_id"):
         value = getattr(body, name)
         if value is not None and not 0 < len(value) <= MAX_NAME:

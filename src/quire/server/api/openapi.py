@@ -27,6 +27,7 @@ from quire.server.api.replies import (
     Tokens,
     Version,
 )
+from quire.server.api.vectors import EmbeddingRequest, Embeddings, Ranking, RerankRequest, ScoreRequest, Scores
 from quire.server.http.errors import ErrorReply
 
 Kinds = tuple[type[msgspec.Struct], ...]
@@ -34,6 +35,9 @@ Kinds = tuple[type[msgspec.Struct], ...]
 BODIES: dict[str, Kinds] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatCompletionRequest,),
+    "/v1/embeddings": (EmbeddingRequest,),
+    **dict.fromkeys(("/v1/score", "/score"), (ScoreRequest,)),
+    **dict.fromkeys(("/v1/rerank", "/rerank"), (RerankRequest,)),
     "/v1/load_lora_adapter": (LoadLora,),
     "/v1/unload_lora_adapter": (UnloadLora,),
     "/tokenize": (TokenizeText, TokenizeChat),
@@ -42,6 +46,9 @@ BODIES: dict[str, Kinds] = {
 REPLIES: dict[str, Kinds] = {
     "/v1/completions": (Completion,),
     "/v1/chat/completions": (ChatCompletion,),
+    "/v1/embeddings": (Embeddings,),
+    **dict.fromkeys(("/v1/score", "/score"), (Scores,)),
+    **dict.fromkeys(("/v1/rerank", "/rerank"), (Ranking,)),
     "/v1/models": (ModelList,),
     "/v1/models/{model:path}": (ModelCard,),
     "/tokenize": (Tokens,),

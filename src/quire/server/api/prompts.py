@@ -31,22 +31,20 @@ _RENDERING = ThreadPoolExecutor(PROCESSES, "quire-render")
 Prompts = list[str] | list[list[int]]
 
 
-def listed(service: Service, prompt: Prompt) -> Prompts:
-    """The prompts of a completions request: one or many, as texts or as token ids."""
+def listed(service: Service, prompt: Prompt, param: str = "prompt") -> Prompts:
+    """What came as the field `param`: one or many prompts, as texts or as token ids."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise BadRequest("prompt: must not be empty", param="prompt")
+        raise BadRequest(f"{param}: must not be empty", param=param)
     if len(prompt) > service.engine.info.max_num_queued_reqs and not isinstance(prompt[0], int):
-        raise BadRequest(f"prompt: a list of {len(prompt)} prompts is longer than this server's queue", param="prompt")
+        raise BadRequest(f"{param}: a list of {len(prompt)} prompts is longer than this server's queue", param=param)
     given: list[Any] = prompt
     if all(isinstance(item, int) for item in given):
         return [given]
     if all(isinstance(item, str) for item in given) or all(isinstance(item, list) for item in given):
         return given
-    raise BadRequest(
-        "prompt: a list must hold only strings, only token ids, or only lists of token ids", param="prompt"
-    )
+    raise BadRequest(f"{param}: a list must hold only strings, only token ids, or only lists of token ids", param=param)
 
 
 async def encode_prompts(

@@ -83,9 +83,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     guided_grammar: Any = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    early_stopping: Any = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     best_of: int | None = None
     logits_processors: Any = None
     kv_transfer_params: Any = None
@@ -98,7 +98,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     prompt: Prompt
     echo: bool | None = None
     logprobs: int | None = None
-    suffix: Any = None
+    suffix: str | None = None
     prompt_embeds: Any = None
 
 

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.request import TokenLogprob
-from quire.server.api.convert import new_id
+from quire.server.api.convert import drawn, new_id
 from quire.server.api.logprobs import LogprobWriter, weight
 from quire.server.api.protocol import SamplingFields
 from quire.server.api.replies import ChatCompletion, ChatCompletionChunk, Completion, PromptLogprobs, Usage
-from quire.server.generation import Generation, Piece, cancel_on_disconnect
+from quire.server.generation import Generated, Piece, cancel_on_disconnect
 from quire.server.http.body import LARGE, off_loop
 from quire.server.http.pieces import encode
 from quire.server.http.sse import EventStream, PartsResponse, event
@@ -51,6 +51,11 @@ class State:
         if piece.finish_reason is not None:
             self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
 
+    @property
+    def likelihood(self) -> float:
+        """The mean log-probability of its tokens, in nats."""
+        return sum(each.logprob for each in self.logprobs) / max(1, len(self.logprobs))
+
     def whole(self, choice: int) -> Piece:
         """All pieces as one."""
         text = "".join(self.text)
@@ -65,7 +70,7 @@ class Writer(ABC, Generic[Body]):
 
     prefix: ClassVar[str]
 
-    def __init__(self, service: Service, body: Body, generation: Generation, scored: bool) -> None:
+    def __init__(self, service: Service, body: Body, generation: Generated, scored: bool) -> None:
         self.service = service
         self.body = body
         self.generation = generation
@@ -90,7 +95,7 @@ class Writer(ABC, Generic[Body]):
         """The choice of a chunk; None where the piece says nothing."""
 
     @abstractmethod
-    def whole(self, state: State, piece: Piece) -> msgspec.Struct:
+    def whole(self, state: State, piece: Piece) -> Any:
         """A choice of the reply."""
 
     @abstractmethod
@@ -117,7 +122,7 @@ class Writer(ABC, Generic[Body]):
 
     def prompt_of(self, choice: int) -> int:
         """The number of a choice's prompt."""
-        return choice // (self.body.n or 1)
+        return choice // drawn(self.body)
 
     def prompt(self, choice: int) -> tuple[int, ...]:
         """The tokens that a choice continues."""
@@ -178,8 +183,20 @@ class Writer(ABC, Generic[Body]):
         return weight(logprobs) + weight(found) + TOKEN_BYTES * len(self.prompt(choice))
 
     def _reply(self) -> list[bytes]:
-        choices = [self.whole(state, state.whole(number)) for number, state in enumerate(self._states)]
+        choices = [self.whole(self._states[number], self._states[number].whole(number)) for number in self._kept()]
+        if len(choices) < len(self._states):
+            for index, choice in enumerate(choices):
+                choice.index = index
         return encode(self._reported(self.reply_of(choices, self.usage())))
+
+    def _kept(self) -> list[int]:
+        """The choices that are sent: of each prompt's the `n` with the highest mean log-probability of a token."""
+        made, n = drawn(self.body), self.body.n or 1
+        numbers = range(len(self._states))
+        if made == n or self.generation.count < made:
+            return list(numbers)
+        groups = [numbers[at : at + made] for at in range(0, len(numbers), made)]
+        return [i for group in groups for i in sorted(group, key=lambda i: -self._states[i].likelihood)[:n]]
 
     def _reported(self, reply: Reply) -> Reply:
         """With what the body's `quire` asks for."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from starlette.types import Scope
 
-from quire.server.generation import Generation
+from quire.server.generation import Generated
 from quire.server.keys import NOBODY, Tenant
 
 
@@ -27,7 +27,7 @@ class Exchange:
     tenant: Tenant = NOBODY
     status: int = 0
     seconds: float = 0.0
-    generation: Generation | None = None
+    generation: Generated | None = None
     model: str = ""
 
     def end(self) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.core.errors import QuireError
-from quire.server.generation import ClientGone, Generation, Piece, cancel_on_disconnect
+from quire.server.generation import ClientGone, Generated, Piece, cancel_on_disconnect
 from quire.server.http.errors import encode_error
 from quire.server.http.pieces import PART, encode
 
@@ -62,7 +62,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        generation: Generation,
+        generation: Generated,
         chunk: Callable[[list[Piece]], Awaitable[bytes]],
         tail: Callable[[], bytes],
         ping: float,

@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 import quire
 from quire.core.errors import ConfigError
 from quire.core.request import Request
-from quire.server.generation import Generation
+from quire.server.generation import Generated
 from quire.server.http.exchange import Exchange
 
 EXPORT_SECONDS = 3.0
@@ -64,7 +64,7 @@ class Tracer:
         self._provider.shutdown()
 
 
-def attributes(exchange: Exchange, generation: Generation, request: Request) -> dict[str, Any]:
+def attributes(exchange: Exchange, generation: Generated, request: Request) -> dict[str, Any]:
     """What a span says of a prompt; times are in seconds."""
     params, times = request.params, generation.timings(request)
     reasons = generation.finish_reasons_of(request)

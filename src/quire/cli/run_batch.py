@@ -1,0 +1,51 @@
+"""`quire run-batch`: a file of requests in OpenAI's batch format, answered by an engine of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quire.cli.flags import ENGINE, to_engine, with_flags
+from quire.core.errors import ConfigError
+
+
+@with_flags(ENGINE)
+def run_batch(
+    options: dict[str, Any],
+    input_file: Annotated[Path, typer.Option("--input-file", "-i", help="File of requests, one JSON object a line.")],
+    output_file: Annotated[
+        Path, typer.Option("--output-file", "-o", help="File of answers; those that it has are not asked again.")
+    ],
+) -> None:
+    """Answer a file of requests. Run it again to go on where it was cut off; exit code 1 where a line has an error."""
+    config = to_engine(options)
+    if not input_file.is_file():
+        raise ConfigError(f"--input-file {input_file}: no such file", param="input_file")
+    if not output_file.parent.is_dir():
+        raise ConfigError(f"--output-file {output_file}: there is no folder {output_file.parent}", param="output_file")
+    logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from quire.cli.serve import start_engines
+    from quire.engine.life.progress import counting_bar
+    from quire.server.batch import answered, lines_of, run
+    from quire.server.options import ServerOptions
+    from quire.server.run import make_app
+
+    server = ServerOptions()
+    most = server.max_body_bytes
+    answered(output_file, most)  # a file that is something else is refused before minutes of loading
+    total = sum(1 for _ in lines_of(input_file, most))
+    with ExitStack() as until:
+        client = start_engines(server, until, config)
+        engine, app = make_app(config, server, client)
+        until.callback(engine.close)
+        with counting_bar(total, "requests") as count:
+            made, errors = asyncio.run(run(app, input_file, output_file, most, lambda well: count()))
+    print(f"{made} of {total} requests were answered now, {errors} with an error; answers are in {output_file}")
+    if errors:
+        raise typer.Exit(1)

@@ -1,0 +1,37 @@
+"""The matrix of a model of classes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.core.errors import ModelError
+from quire.model.disk.opened import Opened
+from quire.model.disk.pooling import BY_TOKENS, CLASSIFIER
+from quire.text.tokenizer import Tokenizer
+
+
+def load_classifier(opened: Opened) -> Tensor | None:
+    """[labels, hidden] f32 on the host, or None. `ModelError` when it is missing or has another shape."""
+    if not opened.pooling.labels:
+        return None
+    if tokens := opened.config.texts(BY_TOKENS):
+        return _by_tokens(opened, *tokens)
+    if CLASSIFIER not in opened.source.infos:
+        raise ModelError(f"{opened.folder}: {CLASSIFIER} is missing, which makes classes of the last token's row")
+    shape, want = opened.source.infos[CLASSIFIER].shape, (opened.pooling.width, opened.spec.hidden)
+    if shape != want:
+        raise ModelError(f"{opened.folder}: {CLASSIFIER} is {list(shape)}, the config asks for {list(want)}")
+    return opened.source.tensor(CLASSIFIER).float().clone()
+
+
+def _by_tokens(opened: Opened, no: str, yes: str) -> Tensor:
+    """The head's row of `yes` less that of `no`: a sigmoid of its product is the probability of yes beside no."""
+    tokenizer = Tokenizer.from_folder(opened.folder)
+    parts = opened.claim.get("head") or opened.claim.get("embed")
+    name, ids = parts.get("weight", ""), (tokenizer.token_to_id(no), tokenizer.token_to_id(yes))
+    if None in ids:
+        raise ModelError(f"{opened.folder}: {BY_TOKENS}: {no!r} and {yes!r} are not both tokens of the vocabulary")
+    if not name or not opened.source.infos[name].dtype.is_floating_point:
+        raise ModelError(f"{opened.folder}: {BY_TOKENS}: the head is quantized, its rows cannot be read")
+    matrix = opened.source.tensor(name)
+    return (matrix[ids[1]].float() - matrix[ids[0]].float())[None]

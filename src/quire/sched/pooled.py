@@ -1,0 +1,48 @@
+"""The vector of a pooled request, from the hidden rows of its chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.plan import Chunk
+from quire.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Sum:
+    """The first `rows` rows of a sequence, added in order in f64: how they came in chunks changes no bit."""
+
+    total: NDArray[np.float64]
+    rows: int = 0
+
+
+def rows_wanted(seq: Sequence, count: int) -> int:
+    """How many of the last rows of a chunk of `count` tokens that begins at `seq.computed` a pooled request wants,
+    beside that of its end: all for a mean, and to have the first one."""
+    kind = seq.request.pooling
+    done = seq.pooled.rows if isinstance(seq.pooled, Sum) else 0
+    wants = kind == "mean" and seq.computed + count > done
+    return count if wants or (kind == "cls" and seq.computed == 0 and seq.pooled is None) else 0
+
+
+def gather(chunk: Chunk, hidden: NDArray[np.float32]) -> bytes:
+    """Take the rows [n, hidden] of a chunk; the vector as f32 bytes once the prompt is done, b"" before.
+
+    Rows that were taken before a preemption come again with the same bits, and are passed over.
+    """
+    seq, end = chunk.seq, chunk.start + chunk.count
+    kind, first = seq.request.pooling, end - len(hidden)
+    if kind == "mean":
+        taken = seq.pooled if isinstance(seq.pooled, Sum) else Sum(np.zeros(hidden.shape[1]))
+        fresh = hidden[max(0, taken.rows - first) :].astype(np.float64)
+        seq.pooled = Sum(np.add.reduce(np.vstack((taken.total[None], fresh)), axis=0), max(taken.rows, end))
+    elif kind == "cls" and first == 0 and seq.pooled is None:
+        seq.pooled = hidden[0].tobytes()
+    if end < seq.prompt_len:
+        return b""
+    if kind == "mean":
+        return bytes((seq.pooled.total / seq.pooled.rows).astype(np.float32).tobytes())
+    return bytes(seq.pooled if kind == "cls" else hidden[-1].tobytes())

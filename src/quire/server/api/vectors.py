@@ -1,0 +1,280 @@
+"""POST /v1/embeddings, /v1/score and /v1/rerank: OpenAI's, vLLM's and Jina's shapes over vectors of one engine."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quire.core.errors import BadRequest
+from quire.core.request import Output, Request, random_id
+from quire.engine.pooled import (
+    PoolingParams,
+    Vector,
+    check_scores,
+    cosine,
+    embedding,
+    pooled_request,
+    relevance,
+    vector_of,
+)
+from quire.server.api.prompts import Prompts, encode_prompts, listed, truncate
+from quire.server.api.protocol import Prompt
+from quire.server.api.replies import CachedTokens
+from quire.server.generation import cancel_on_disconnect
+from quire.server.http.body import off_loop, read_struct
+from quire.server.keys import Tenant
+from quire.server.service import Service
+
+Texts = str | list[str]
+NUMBER_BYTES = 20
+"""Of a number in JSON, about."""
+
+
+class VectorFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the three have in common."""
+
+    model: str | None = None
+    user: Any = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class EmbeddingRequest(VectorFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings."""
+
+    input: Prompt
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class ScoreRequest(VectorFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/score: one text and many, or as many of each."""
+
+    text_1: Texts
+    text_2: Texts
+
+
+class RerankRequest(VectorFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/rerank."""
+
+    query: str
+    documents: list[str]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class VectorUsage(msgspec.Struct, kw_only=True):
+    """Tokens read; nothing is written."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class EmbeddingData(msgspec.Struct, kw_only=True):
+    """One vector: numbers, or base64 of little-endian f32."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    """The reply of /v1/embeddings."""
+
+    data: list[EmbeddingData]
+    model: str
+    usage: VectorUsage
+    object: str = "list"
+
+
+class ScoreData(msgspec.Struct, kw_only=True):
+    """How well a pair fits."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class Scores(msgspec.Struct, kw_only=True):
+    """The reply of /v1/score."""
+
+    id: str
+    created: int
+    model: str
+    data: list[ScoreData]
+    usage: VectorUsage
+    object: str = "list"
+
+
+class RankedText(msgspec.Struct, kw_only=True):
+    """A document as it was sent."""
+
+    text: str
+
+
+class Ranked(msgspec.Struct, kw_only=True):
+    """A document's place in the list that was sent, and how well it fits."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | UnsetType = UNSET
+
+
+class Ranking(msgspec.Struct, kw_only=True):
+    """The reply of /v1/rerank, best first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: VectorUsage
+
+
+Answers = list[tuple[Request, Output]]
+
+
+async def create_embedding(service: Service, request: HttpRequest) -> Response:
+    """Vectors of one or many texts or lists of token ids."""
+    arrival = time.monotonic()
+    body = await read_struct(request, service.options, lambda _: EmbeddingRequest)
+    pooling = service.engine.info.pooling
+    params = PoolingParams(dimensions=body.dimensions, normalize=body.normalize)
+    if body.encoding_format not in (None, "float", "base64"):
+        raise BadRequest("encoding_format: must be float or base64", param="encoding_format")
+    params.validate(pooling)
+    if pooling.labels and not pooling.refused:
+        raise BadRequest("this model classifies, and makes no embeddings; use /v1/score or /v1/rerank")
+    given = listed(service, body.input, "input")
+    found = await _answers(service, request, body, given, arrival, "input", body.add_special_tokens is not False)
+
+    def written() -> bytes:
+        rows = [embedding(pooling, vector_of(output), params) for _, output in found]
+        plain = body.encoding_format != "base64"
+        data = [EmbeddingData(index=i, embedding=row.tolist() if plain else base64.b64encode(row.tobytes()).decode())
+                for i, row in enumerate(rows)]  # fmt: skip
+        return msgspec.json.encode(Embeddings(data=data, model=service.answering(body.model), usage=_usage(found)))
+
+    return _json(await off_loop(NUMBER_BYTES * pooling.width * len(found), written))
+
+
+async def create_score(service: Service, request: HttpRequest) -> Response:
+    """How well texts fit each other: cosines of vectors, or the probabilities of a model that classifies pairs."""
+    arrival = time.monotonic()
+    body = await read_struct(request, service.options, lambda _: ScoreRequest)
+    left, right = _texts(body.text_1, "text_1"), _texts(body.text_2, "text_2")
+    if len(left) not in (1, len(right)):
+        raise BadRequest(
+            f"text_1: has {len(left)} texts for {len(right)} of text_2; send one, or one each", param="text_1"
+        )
+    found, scores = await _scored(service, request, body, left, right, arrival, "text_2")
+    data = [ScoreData(index=i, score=score) for i, score in enumerate(scores)]
+    reply = Scores(id=f"score-{random_id()}", created=int(time.time()), model=service.answering(body.model),
+                   data=data, usage=_usage(found))  # fmt: skip
+    return _json(msgspec.json.encode(reply))
+
+
+async def create_rerank(service: Service, request: HttpRequest) -> Response:
+    """Documents in the order in which they fit a query, best first; equal ones as they came."""
+    arrival = time.monotonic()
+    body = await read_struct(request, service.options, lambda _: RerankRequest)
+    documents = _texts(body.documents, "documents")
+    if body.top_n is not None and body.top_n < 1:
+        raise BadRequest("top_n: must be at least 1", param="top_n")
+    found, scores = await _scored(service, request, body, [body.query], documents, arrival, "documents")
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
+    shows = body.return_documents is not False
+    results = [Ranked(index=i, relevance_score=scores[i], document=RankedText(text=documents[i]) if shows else UNSET)
+               for i in order]  # fmt: skip
+    reply = Ranking(
+        id=f"rerank-{random_id()}", model=service.answering(body.model), results=results, usage=_usage(found)
+    )
+    return _json(msgspec.json.encode(reply))
+
+
+async def _scored(
+    service: Service,
+    request: HttpRequest,
+    body: VectorFields,
+    left: list[str],
+    right: list[str],
+    arrival: float,
+    name: str,
+) -> tuple[Answers, list[float]]:
+    """What came of one `left` or as many as `right`, which came as the field `name`, and a score for each `right`."""
+    pooling, copies = service.engine.info.pooling, len(right) if len(left) == 1 else 1
+    check_scores(pooling)
+    if pooling.labels:
+        ids = await encode_prompts(service, [*left, *right], True, None)
+        pairs = zip(ids[: len(left)] * copies, ids[len(left) :], strict=True)
+        found = await _answers(service, request, body, [[*one, *other] for one, other in pairs], arrival, name)
+        return found, [relevance(pooling, vector_of(output)) for _, output in found]
+    found = await _answers(service, request, body, [*left, *right], arrival, name)
+    rows: list[Vector] = [vector_of(output) for _, output in found]
+    return found, [cosine(a, b) for a, b in zip(rows[: len(left)] * copies, rows[len(left) :], strict=True)]
+
+
+async def _answers(
+    service: Service,
+    request: HttpRequest,
+    body: VectorFields,
+    given: Prompts,
+    arrival: float,
+    name: str,
+    special: bool = True,
+) -> Answers:
+    """A vector for each prompt, all of which run at one time."""
+    tenant: Tenant = request.state.tenant
+    service.check_model(body.model)
+    if body.priority and service.config.scheduler.scheduling_policy != "priority":
+        raise BadRequest(
+            "priority: has no effect unless the server runs --scheduling-policy priority", param="priority"
+        )
+    info = service.engine.info
+    with service.engine.reserve(len(given), tenant.called(body.user), tenant.max_sequences):
+        prompts = await encode_prompts(service, given, special, name if body.truncate_prompt_tokens is None else None)
+        own = {
+            "arrival": arrival,
+            "cache_salt": tenant.salt + (body.cache_salt or ""),
+            "tenant": tenant.called(body.user),
+            "weight": tenant.weight,
+            "priority": body.priority or 0,
+        }
+        cut = [truncate(ids, body.truncate_prompt_tokens, info.max_model_len) for ids in prompts]
+        requests = [replace(pooled_request(info, ids, name), **own) for ids in cut]
+    stream, found = service.engine.submit(requests), dict[str, Output]()
+    request.state.exchange.model = service.answering(body.model)
+    try:
+        async with cancel_on_disconnect(request.receive):
+            while outputs := await stream.next():
+                found |= {output.request_id: output for output in outputs}
+    finally:
+        stream.close()
+    return [(each, found[each.id]) for each in requests]
+
+
+def _texts(given: Texts, field: str) -> list[str]:
+    texts = [given] if isinstance(given, str) else given
+    if not texts:
+        raise BadRequest(f"{field}: must not be empty", param=field)
+    return texts
+
+
+def _usage(found: Sequence[tuple[Request, Output]]) -> VectorUsage:
+    read = sum(len(request.prompt) for request, _ in found)
+    cached = CachedTokens(cached_tokens=sum(output.cached_tokens for _, output in found))
+    return VectorUsage(prompt_tokens=read, total_tokens=read, prompt_tokens_details=cached)
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

@@ -1,0 +1,210 @@
+"""Files of requests in OpenAI's batch format, answered by the application itself, without a socket.
+
+Each answer is a line that is written whole; a run that was cut off goes on behind the lines that are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+from fastapi import FastAPI
+
+from quire.core.errors import BadRequest, ConfigError, EngineFailure
+from quire.core.request import random_id
+from quire.server.http.body import read_json
+
+URLS = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/score", "/v1/rerank", "/score", "/rerank"}
+)
+TOGETHER = 256
+"""Requests that are under way at one time at most: more than the steps hold are only in the queue."""
+MAX_ID = 512
+RETRIES, RETRY_SECONDS = 2400, 0.25
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """What a server would have answered."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class BatchError(msgspec.Struct, kw_only=True):
+    """Why a line was no request."""
+
+    code: str
+    message: str
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """One line of the output."""
+
+    id: str
+    custom_id: str | None
+    response: Response | None
+    error: BatchError | None
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the input."""
+
+    custom_id: str
+    url: str
+    body: bytes
+
+
+def read_line(text: bytes) -> Line:
+    """`BadRequest` that says what is wrong with a line."""
+    value = read_json(text)
+    if not isinstance(value, dict):
+        raise BadRequest("the line is no JSON object")
+    name, url, body = value.get("custom_id"), value.get("url"), value.get("body")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_ID:
+        raise BadRequest(f"custom_id: must be a string of 1 to {MAX_ID} characters", param="custom_id")
+    if value.get("method", "POST") != "POST":
+        raise BadRequest("method: must be POST", param="method")
+    if url not in URLS:
+        raise BadRequest(f"url: must be one of {', '.join(sorted(URLS))}", param="url")
+    if not isinstance(body, dict):
+        raise BadRequest("body: must be an object", param="body")
+    if body.get("stream"):
+        raise BadRequest("body.stream: a batch has no streams; leave it out", param="body.stream")
+    return Line(custom_id=name, url=url, body=msgspec.json.encode(body))
+
+
+def name_of(text: bytes) -> str | None:
+    """The custom_id of a line, however wrong the rest is; None where it has none."""
+    try:
+        name = read_json(text).get("custom_id")
+    except (BadRequest, AttributeError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def lines_of(path: Path, most: int) -> Iterator[bytes]:
+    """The lines of a file that are not empty; one of more than `most` bytes is cut there, and so no JSON."""
+    with path.open("rb") as file:
+        while text := file.readline(most + 1):
+            whole = text
+            while not whole.endswith(b"\n") and (whole := file.readline(most)):
+                pass
+            if text.strip():
+                yield text
+
+
+def answered(path: Path, most: int) -> set[str]:
+    """The ids of requests whose answers `path` has. A last line that is not whole is cut off.
+
+    `ConfigError` for a file that is no output of a batch.
+    """
+    if not path.is_file():
+        return set()
+    found, end = set[str](), 0
+    with path.open("rb+") as file:
+        for text in file:
+            if not text.endswith(b"\n"):
+                break
+            try:
+                found.add(msgspec.json.decode(text)["custom_id"])
+            except (msgspec.DecodeError, KeyError, TypeError):
+                raise ConfigError(f"{path}: line {len(found) + 1} is no answer of a batch; name another file") from None
+            end += len(text)
+        file.truncate(end)
+    return found
+
+
+async def run(app: FastAPI, source: Path, target: Path, most: int, done: Callable[[bool], None]) -> tuple[int, int]:
+    """Answer the requests of `source` in `target`; (answered now, of which are errors). `most`: bytes of a line.
+
+    `done` is called for each line, with whether it went well; those that `target` has count, too.
+    """
+    known = answered(target, most)
+    counts, lock = [0, 0], asyncio.Lock()
+    room = asyncio.Semaphore(TOGETHER)
+    seen = set[str]()
+    with target.open("ab") as out:
+
+        async def one(text: bytes, twice: bool) -> None:
+            try:
+                answer = await _answer(app, text, twice)
+            finally:
+                room.release()
+            async with lock:
+                await asyncio.to_thread(_write, out, answer)
+            bad = answer.response is None or answer.response.status_code >= 400
+            counts[0], counts[1] = counts[0] + 1, counts[1] + bad
+            done(not bad)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for text in lines_of(source, most):
+                    name = name_of(text)
+                    if name is not None and name in known:
+                        done(True)
+                        continue
+                    await room.acquire()
+                    group.create_task(one(text, name in seen))
+                    seen |= {name} if name is not None else set()
+        except* EngineFailure as failed:
+            raise EngineFailure(str(failed.exceptions[0])) from None
+    return counts[0], counts[1]
+
+
+async def _answer(app: FastAPI, text: bytes, twice: bool) -> Answer:
+    name = name_of(text)
+    answer = Answer(id=f"batch_req_{random_id()}", custom_id=name, response=None, error=None)
+    try:
+        if twice:
+            raise BadRequest("custom_id: an earlier line has the same")
+        line = read_line(text)
+    except BadRequest as error:
+        answer.error = BatchError(code="invalid_request", message=error.message)
+        return answer
+    for _ in range(RETRIES):
+        answer.response = await call(app, line.url, line.body)
+        if answer.response.status_code == 503:
+            raise EngineFailure("the engine is gone, its log says why; run the same command again to go on")
+        if answer.response.status_code != 429:
+            break
+        await asyncio.sleep(RETRY_SECONDS)  # others of this file fill the queue
+    return answer
+
+
+def _write(out: IO[bytes], answer: Answer) -> None:
+    out.write(msgspec.json.encode(answer) + b"\n")
+    out.flush()
+
+
+async def call(app: FastAPI, url: str, body: bytes) -> Response:
+    """What the application answers to a POST of `body`: the whole exchange of ASGI, within this process."""
+    name = random_id()
+    scope: dict[str, Any] = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": url, "raw_path": url.encode(), "query_string": b"", "root_path": "", "client": None,
+        "server": ("localhost", 0),
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
+                    (b"content-length", str(len(body)).encode()), (b"x-request-id", name.encode())],
+    }  # fmt: skip
+    sent, status, parts = False, 500, list[bytes]()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()  # nobody leaves
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        elif message["type"] == "http.response.body":
+            parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return Response(status_code=status, request_id=name, body=msgspec.Raw(b"".join(parts) or b"null"))

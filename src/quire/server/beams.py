@@ -1,0 +1,119 @@
+"""Beam search for clients: the answers of `engine.beam` as choices that come all at one time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from msgspec.structs import replace
+
+from quire.core.params import SamplingParams
+from quire.core.request import Miss, Output, Request, random_id
+from quire.engine.beam import Beam, BeamSearchParams, Tails, searching
+from quire.engine.edge.account import Timings, timings
+from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.edge.streams import OutputStream
+from quire.server.api.replies import CachedTokens, CacheReport, Usage
+from quire.server.generation import Piece
+from quire.text.tokenizer import Tokenizer
+
+
+class Beams:
+    """A `Generated` of the best beams of each prompt, best first. `requests`: the prompts, as they were asked for.
+
+    Beams are requests of one token, which find their common beginnings in the prefix cache.
+    """
+
+    def __init__(
+        self, engine: AsyncEngine, tokenizer: Tokenizer, requests: Sequence[Request], params: BeamSearchParams
+    ) -> None:
+        self.requests = requests
+        self._engine, self._tokenizer, self._params = engine, tokenizer, params
+        self._stream: OutputStream | None = None
+        self._cached = dict.fromkeys((r.id for r in requests), 0)
+        self._made = 0
+        self._reasons: list[str | None] = [None] * self.count
+        self._one = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, detokenize=False)
+
+    @property
+    def count(self) -> int:
+        """Choices in all."""
+        return len(self.requests) * self._params.beam_width
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """All choices, once."""
+        prompts = [request.prompt for request in self.requests]
+        limits = [self._engine.info.max_model_len - len(prompt) for prompt in prompts]
+        going = searching(prompts, limits, self._params, self._engine.info.eos_token_ids)
+        found: list[list[Beam]] = []
+        rows: list[tuple[int, ...]] | None = next(going, None)
+        while rows is not None:
+            tails, rows = await self._step(rows), None
+            try:
+                rows = going.send(tails)
+            except StopIteration as end:
+                found = end.value
+        yield [
+            self._piece(i * self._params.beam_width + j, b)
+            for i, beams in enumerate(found)
+            for j, b in enumerate(beams)
+        ]
+
+    def _piece(self, choice: int, beam: Beam) -> Piece:
+        reason = self._reasons[choice] = "stop" if beam.ended else "length"
+        self._made += len(beam.tokens)
+        text = self._tokenizer.decode(list(beam.tokens[:-1] if beam.ended else beam.tokens))
+        return Piece(choice, text, list(beam.tokens), [], None, reason)
+
+    async def _step(self, rows: list[tuple[int, ...]]) -> Tails:
+        """What may follow each of `rows`."""
+        owners = {request.prompt: request for request in self.requests}
+        children = [replace(self._owner(row, owners), id=random_id(), prompt=row, params=self._one) for row in rows]
+        found: dict[str, Output] = {}
+        self._stream = self._engine.submit(children)
+        try:
+            while outputs := await self._stream.next():
+                found |= {output.request_id: output for output in outputs}
+        finally:
+            self._stream.close()
+        for child in children:
+            owner = owners.get(child.prompt)
+            if owner is not None:
+                self._cached[owner.id] = found[child.id].cached_tokens
+        return [[(token, value) for token, value in found[child.id].logprobs[0].top] for child in children]
+
+    @staticmethod
+    def _owner(row: tuple[int, ...], owners: dict[tuple[int, ...], Request]) -> Request:
+        """Whose beam a row is: of the prompts that it begins with, the longest serves as well as any."""
+        return max((o for p, o in owners.items() if row[: len(p)] == p), key=lambda o: len(o.prompt))
+
+    def usage(self, choice: int | None = None) -> Usage:
+        """Tokens of the prompts, and of the beams that are answers."""
+        read = sum(len(request.prompt) for request in self.requests)
+        cached = CachedTokens(cached_tokens=sum(self._cached.values()))
+        return Usage(prompt_tokens=read, completion_tokens=self._made, total_tokens=read + self._made,
+                     prompt_tokens_details=cached)  # fmt: skip
+
+    def timings(self, request: Request | None = None) -> Timings:
+        """Nothing is known of the whole: its steps are requests of their own."""
+        return timings((), sum(len(each.prompt) for each in ((request,) if request else self.requests)))
+
+    def cache(self, request: Request) -> CacheReport:
+        """What the prefix cache had of a prompt when the search began."""
+        hit, prompt = self._cached[request.id], len(request.prompt)
+        miss = Miss(hit, "not_cached") if hit < prompt - 1 else None
+        return CacheReport(prompt_tokens=prompt, hit_tokens=hit, first_miss=miss)
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """Why each choice ended, if it did."""
+        return self._reasons
+
+    def finish_reasons_of(self, request: Request) -> list[str | None]:
+        """The same of one prompt's choices."""
+        at = self._params.beam_width * [each.id for each in self.requests].index(request.id)
+        return self._reasons[at : at + self._params.beam_width]
+
+    def close(self) -> None:
+        """Abort the step under way; idempotent."""
+        if self._stream is not None:
+            self._stream.close()

@@ -1,0 +1,84 @@
+"""`quire run-batch`: OpenAI's batch files, errors by line, and a run that goes on where it was cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from live_server import LiveServer
+from quire.core.errors import BadRequest, ConfigError
+from quire.server.batch import answered, read_line, run
+from real_server import real
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with real(num_blocks=64) as made:
+        yield made
+
+
+def line(name: str, url: str, body: dict[str, Any], **more: Any) -> str:
+    return json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body} | more)
+
+
+LINES = [
+    line("a", "/v1/completions", {"prompt": "def add", "max_tokens": 3, "temperature": 0}),
+    line("b", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+    line("c", "/v1/embeddings", {"input": "a text"}),
+    line("d", "/v1/completions", {"prompt": "x", "max_tokens": 0}),
+    "not json",
+    line("e", "/v1/models", {}),
+    line("a", "/v1/completions", {"prompt": "again"}),
+    line("f", "/v1/completions", {"prompt": "x", "stream": True}),
+]
+
+
+def answers(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+def run_on(server: LiveServer, source: Path, target: Path) -> tuple[tuple[int, int], int]:
+    """(answered, errors) and how many lines were counted. The engine's streams live on the loop of the server."""
+    counted: list[bool] = []
+    loop = server.engine._loop
+    assert loop is not None
+    job = asyncio.run_coroutine_threadsafe(run(server.app, source, target, 1 << 20, counted.append), loop)
+    return job.result(60), len(counted)
+
+
+def test_every_line_has_an_answer_and_a_cut_run_goes_on(server: LiveServer, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join([*LINES[:3], "", *LINES[3:]]) + "\n")
+    assert run_on(server, source, target) == ((8, 5), 8)
+    found = answers(target)
+    good = {each["custom_id"]: each["response"]["body"] for each in found if each["error"] is None}
+    assert good["a"]["choices"][0]["text"]
+    assert good["b"]["choices"][0]["message"]["role"] == "assistant"
+    assert len(good["c"]["data"]) == 1
+    assert "max_tokens" in good["d"]["error"]["message"]
+    said = {each["custom_id"]: each["error"]["message"] for each in found if each["error"] is not None}
+    assert "JSON" in said[None]
+    assert "url" in said["e"]
+    assert "stream" in said["f"]
+    whole = {each["custom_id"]: each for each in found if each["custom_id"] in ("b", "c")}
+    kept = [text for text in target.read_text().splitlines(keepends=True) if json.loads(text)["custom_id"] in whole]
+    target.write_text("".join(kept) + '{"id": "batch_req_cut')
+    assert run_on(server, source, target)[1] == 8
+    again = answers(target)
+    assert {each["custom_id"]: each for each in again if each["custom_id"] in whole} == whole
+    names = [each["custom_id"] for each in again]
+    assert all(names.count(name) == 1 for name in "bcdef")
+
+
+def test_a_file_of_another_kind_is_no_output(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text('{"other": 1}\n')
+    with pytest.raises(ConfigError, match="no answer of a batch"):
+        answered(tmp_path / "x", 1000)
+    assert (tmp_path / "x").read_text() == '{"other": 1}\n'
+    with pytest.raises(BadRequest, match="custom_id"):
+        read_line(b'{"url": "/v1/completions", "body": {}}')
