@@ -47,7 +47,7 @@ def test_unknown_fields_are_named_in_a_header_and_strict_refuses_them(
 ) -> None:
     reply = server.post(path, body)
     assert reply.status_code == 200, reply.text
-    assert reply.headers["warning"] == f'299 quire "ignored, as no such fields are known: {name}"'
+    assert reply.headers["warning"] == f'299 quire "ignored, without effect here: {name}"'
     assert "warning" not in server.post("/tokenize", {"prompt": "a"}).headers
     wrong = server.post("/v1/completions", {"prompt": 5, "colour": 1})
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "prompt"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,13 +21,16 @@ from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.server.api.adapters import load_lora_adapter, unload_lora_adapter
+from quire.server.api.anthropic import count_tokens, create_message
 from quire.server.api.chat import create_chat_completion
 from quire.server.api.completions import create_completion
 from quire.server.api.openapi import described, operation
 from quire.server.api.replies import Load, ModelCard, ModelList, Readiness, Version
 from quire.server.api.reset import reset_prefix_cache
+from quire.server.api.responses import Responses, cancel_response, create_response, delete_response, read_response
 from quire.server.api.tokenize import detokenize, tokenize
-from quire.server.http.errors import HttpError, encode_error, error_headers
+from quire.server.http.dialects import dialect_of
+from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.middleware import Gateway
 from quire.server.http.watchers import watchers
 from quire.server.options import ServerOptions
@@ -60,7 +64,7 @@ def create_app(
 
     # No docs pages: they load scripts from elsewhere. /openapi.json describes everything.
     app = FastAPI(title="quire", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.service = service
+    app.state.service, app.state.responses = service, Responses()
     app.add_middleware(Gateway, service=service)
     if options.allowed_origins:
         app.add_middleware(
@@ -78,6 +82,12 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/completions", create_completion),
         ("POST", "/v1/chat/completions", create_chat_completion),
+        ("POST", "/v1/responses", create_response),
+        ("GET", "/v1/responses/{response_id}", read_response),
+        ("DELETE", "/v1/responses/{response_id}", delete_response),
+        ("POST", "/v1/responses/{response_id}/cancel", cancel_response),
+        ("POST", "/v1/messages", create_message),
+        ("POST", "/v1/messages/count_tokens", count_tokens),
         ("GET", "/v1/models", models),
         ("GET", "/v1/models/{model:path}", model),
         ("POST", "/v1/load_lora_adapter", load_lora_adapter),
@@ -95,7 +105,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ("GET", "/metrics", metrics),
     ]
     for method, path, handler in routes:
-        name = f"{method.lower()}{path.replace('/', '_').replace('{model:path}', 'model')}"
+        name = f"{method.lower()}{re.sub('[{}]|:path', '', path).replace('/', '_')}"
         app.add_api_route(
             path,
             _endpoint(handler, service),
@@ -116,9 +126,10 @@ def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitab
     return endpoint
 
 
-async def _on_error(_: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuireError)
-    response = Response(encode_error(error), error.status, media_type="application/json")
+    body = dialect_of(request.url.path).error(error)
+    response = Response(body, error.status, media_type="application/json")
     response.raw_headers.extend(error_headers(error))
     return response
 

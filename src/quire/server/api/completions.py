@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
+from quire.server.api.answer import respond
 from quire.server.api.convert import (
     COMPLETION_MAX_TOKENS,
     build_requests,
@@ -22,7 +23,7 @@ from quire.server.api.prompts import Prompts, encode_prompts, listed, truncate
 from quire.server.api.protocol import CompletionRequest
 from quire.server.api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from quire.server.api.shapes import Asked, shape_of
-from quire.server.api.writer import Choices, State, Writer, respond
+from quire.server.api.writer import Choices, State, Writer
 from quire.server.generation import Generation, Piece
 from quire.server.keys import Tenant
 from quire.server.service import Service
@@ -32,15 +33,18 @@ async def create_completion(service: Service, request: Request) -> Response:
     """Continue one or many prompts, whole or as a stream of server-sent events."""
     arrival = time.monotonic()
     body = await read_body(service, request, CompletionRequest, built=frozenset({"echo"}))
-    generation = await _submit(service, body, arrival, request.state.tenant)
+    generation = await submit_completion(service, body, arrival, request.state.tenant)
     return await respond(request, _Writer(service, body, generation))
 
 
-async def _submit(service: Service, body: CompletionRequest, arrival: float, tenant: Tenant) -> Generation:
+async def submit_completion(
+    service: Service, body: CompletionRequest, arrival: float, tenant: Tenant, each: bool = False
+) -> Generation:
+    """Start the continuations that `body` asks for. `BadRequest` naming its field. `each`: a piece for each token."""
     given = listed(service, body.prompt)
     with service.engine.reserve(len(given) * max(1, body.n or 1), tenant.called(body.user), tenant.max_sequences):
         requests = await _requests(service, body, given, arrival, tenant)
-    return Generation(service.engine, service.tokenizer, requests)
+    return Generation(service.engine, service.tokenizer, requests, each)
 
 
 async def _requests(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,8 @@ import msgspec
 from fastapi import FastAPI
 
 from quire.server.api.adapters import LoadLora, UnloadLora
+from quire.server.api.anthropic import Count, MessagesReply
+from quire.server.api.anthropic_bodies import CountRequest, MessagesRequest
 from quire.server.api.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -27,6 +30,9 @@ from quire.server.api.replies import (
     Tokens,
     Version,
 )
+from quire.server.api.responses import Deleted
+from quire.server.api.responses_answer import ResponseReply
+from quire.server.api.responses_bodies import ResponsesRequest
 from quire.server.http.errors import ErrorReply
 
 Kinds = tuple[type[msgspec.Struct], ...]
@@ -34,6 +40,9 @@ Kinds = tuple[type[msgspec.Struct], ...]
 BODIES: dict[str, Kinds] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatCompletionRequest,),
+    "/v1/responses": (ResponsesRequest,),
+    "/v1/messages": (MessagesRequest,),
+    "/v1/messages/count_tokens": (CountRequest,),
     "/v1/load_lora_adapter": (LoadLora,),
     "/v1/unload_lora_adapter": (UnloadLora,),
     "/tokenize": (TokenizeText, TokenizeChat),
@@ -42,6 +51,11 @@ BODIES: dict[str, Kinds] = {
 REPLIES: dict[str, Kinds] = {
     "/v1/completions": (Completion,),
     "/v1/chat/completions": (ChatCompletion,),
+    "/v1/responses": (ResponseReply,),
+    "/v1/responses/{response_id}": (ResponseReply, Deleted),
+    "/v1/responses/{response_id}/cancel": (ResponseReply,),
+    "/v1/messages": (MessagesReply,),
+    "/v1/messages/count_tokens": (Count,),
     "/v1/models": (ModelList,),
     "/v1/models/{model:path}": (ModelCard,),
     "/tokenize": (Tokens,),
@@ -50,7 +64,7 @@ REPLIES: dict[str, Kinds] = {
     "/load": (Load,),
     "/version": (Version,),
 }
-STREAMED = ("/v1/completions", "/v1/chat/completions")
+STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 PLAIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/metrics")
 ADMIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache")
 
@@ -66,8 +80,9 @@ def operation(path: str) -> dict[str, Any]:
     found: dict[str, Any] = {"responses": _responses(path)}
     if path in BODIES:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(BODIES[path])}}}
-    if "{model:path}" in path:
-        found["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    named = re.search(r"{(\w+)", path)
+    if named is not None:
+        found["parameters"] = [{"name": named[1], "in": "path", "required": True, "schema": {"type": "string"}}]
     if path == "/reset_prefix_cache":
         flag = {"type": "boolean", "enum": [False]}
         found["parameters"] = [{"name": "reset_running_requests", "in": "query", "schema": flag}]
@@ -103,6 +118,8 @@ def _responses(path: str) -> dict[str, Any]:
         errors |= GENERATES | {403: "The server was started without leave to do this"}
     if path.startswith("/v1/models/"):
         errors[404] = GENERATES[404]
+    if path.startswith("/v1/responses/"):
+        errors |= {404: "No such response", 429: GENERATES[429], 503: GENERATES[503]}
     error = {"application/json": {"schema": _schema((ErrorReply,))}}
     found: dict[str, Any] = {str(status): {"description": text, "content": error} for status, text in errors.items()}
     found["200"] = {"description": "As asked", "content": _contents(path)}
