@@ -37,6 +37,8 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((), "this server never fetches anything"),
     "echo": ((False,), "chat completions cannot echo; use continue_final_message"),
     "refusal": ((), "refusals are not read back"),
+    "conversation": ((), "conversations are not kept; use previous_response_id"),
+    "max_tool_calls": ((), "the server itself calls no tools"),
     "mcp_servers": (([],), "this server calls no other"),
     "container": ((), "this server runs no code"),
     "context_management": (({},), "contexts are not edited here"),

@@ -93,9 +93,7 @@ class _Answer(Spoken):
 
     def opening(self) -> bytes:
         """The message without its content."""
-        return named_event(
-            "message_start", message=msgspec.structs.replace(self._reply([]), stop_reason=None, stop_sequence=None)
-        )
+        return named_event("message_start", message=self._reply([]))
 
     def message(self, steps: Iterable[Step], logprobs: list[TokenLogprob]) -> bytes:
         """An event for each step."""

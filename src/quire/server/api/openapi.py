@@ -33,7 +33,7 @@ from quire.server.api.replies import (
 from quire.server.api.responses import Deleted
 from quire.server.api.responses_answer import ResponseReply
 from quire.server.api.responses_bodies import ResponsesRequest
-from quire.server.http.errors import ErrorReply
+from quire.server.http.dialects import dialect_of
 
 Kinds = tuple[type[msgspec.Struct], ...]
 
@@ -93,7 +93,8 @@ def described(app: FastAPI, describe: Callable[[], dict[str, Any]], strict: bool
     """FastAPI's description, with the schemas. Bodies may have other fields unless the server is `strict`."""
     if app.openapi_schema is None:
         bodies = [kind for group in BODIES.values() for kind in group]
-        replies = [kind for group in (*REPLIES.values(), (ErrorReply,)) for kind in group]
+        errors = {dialect_of(path).shape for path in (*BODIES, *REPLIES)}
+        replies = [*errors, *(kind for group in REPLIES.values() for kind in group)]
         _, schemas = msgspec.json.schema_components([*bodies, *replies], schema_hook=_lazy, ref_template=_REFS)
         for schema in schemas.values() if not strict else ():
             schema.pop("additionalProperties", None)
@@ -120,7 +121,7 @@ def _responses(path: str) -> dict[str, Any]:
         errors[404] = GENERATES[404]
     if path.startswith("/v1/responses/"):
         errors |= {404: "No such response", 429: GENERATES[429], 503: GENERATES[503]}
-    error = {"application/json": {"schema": _schema((ErrorReply,))}}
+    error = {"application/json": {"schema": _schema((dialect_of(path).shape,))}}
     found: dict[str, Any] = {str(status): {"description": text, "content": error} for status, text in errors.items()}
     found["200"] = {"description": "As asked", "content": _contents(path)}
     if path in ("/health", "/ping"):

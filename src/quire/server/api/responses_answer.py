@@ -72,7 +72,7 @@ class ResponseAnswer(Spoken):
 
     def opening(self) -> bytes:
         """The response without its output."""
-        empty = msgspec.structs.replace(self.whole(), output=[])
+        empty = self.whole()
         return self._event("response.created", response=empty) + self._event("response.in_progress", response=empty)
 
     def message(self, steps: Iterable[Step], logprobs: list[TokenLogprob]) -> bytes:
@@ -185,18 +185,18 @@ class ResponseAnswer(Spoken):
 
     def _ends(self, step: Step) -> bytes:
         block, place = step.block, self._place(step)
-        status = "incomplete" if self.finish_reason == "length" else "completed"
-        item = self._item(step.index, block, status)
-        done = self._event("response.output_item.done", output_index=step.index, item=item)
+        told: dict[str, Any] = {} if block.kind == "call" else {"part": self._part(block)}
         if block.kind == "call":
-            told = self._event("response.function_call_arguments.done", **place, name=block.name, arguments=block.text)
-            return told + done
-        part = self._part(block)
-        if block.kind == "reasoning":
-            told = self._event("response.reasoning_text.done", **place, text=block.text)
+            said = self._event("response.function_call_arguments.done", **place, name=block.name, arguments=block.text)
+        elif block.kind == "reasoning":
+            said = self._event("response.reasoning_text.done", **place, text=block.text)
         else:
-            told = self._event("response.output_text.done", **place, text=block.text, logprobs=part["logprobs"])
-        return told + self._event("response.content_part.done", **place, part=part) + done
+            entries = told["part"]["logprobs"]
+            said = self._event("response.output_text.done", **place, text=block.text, logprobs=entries)
+        if told:
+            said += self._event("response.content_part.done", **place, **told)
+        item = self._item(step.index, block, "incomplete" if self.finish_reason == "length" else "completed")
+        return said + self._event("response.output_item.done", output_index=step.index, item=item)
 
     def _place(self, step: Step) -> dict[str, Any]:
         item = self._item(step.index, Block(step.block.kind), "")

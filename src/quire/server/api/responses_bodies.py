@@ -107,6 +107,8 @@ def chat_of(body: ResponsesRequest, before: Sequence[Item]) -> ChatCompletionReq
     refuse_unbuilt(body)
     if body.stream_options is not None:
         refuse_unbuilt(body.stream_options, where="stream_options.")
+    if body.prompt is not None:
+        raise BadRequest("prompt: prompts are not kept; send instructions and input", param="prompt")
     if body.truncation not in (None, "disabled"):
         raise BadRequest("truncation: what is too long is refused; only 'disabled' is offered", param="truncation")
     messages = messages_of(before, items_of(body))

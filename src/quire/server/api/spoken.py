@@ -66,11 +66,9 @@ class Spoken(Answer):
 
     async def events(self, pieces: list[Piece]) -> bytes:
         """The messages of one step."""
-        said = b"".join(self.message(*self._push(piece)) for piece in pieces)
-        if self._begun or not pieces:
-            return said
-        self._begun = True
-        return self.opening() + said
+        lead = b"" if self._begun or not pieces else self.opening()
+        self._begun |= bool(pieces)
+        return lead + b"".join(self.message(*self._push(piece)) for piece in pieces)
 
     def tail(self) -> bytes:
         """What follows those of the last."""
