@@ -21,10 +21,10 @@ from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.server.api.adapters import load_lora_adapter, unload_lora_adapter
-from quire.server.api.anthropic import count_tokens, create_message
 from quire.server.api.chat import create_chat_completion
 from quire.server.api.completions import create_completion
 from quire.server.api.openapi import described, operation
+from quire.server.api.others import OTHERS
 from quire.server.api.replies import Load, ModelCard, ModelList, Readiness, Version
 from quire.server.api.reset import reset_prefix_cache
 from quire.server.api.responses import Responses, cancel_response, create_response, delete_response, read_response
@@ -86,8 +86,6 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ("GET", "/v1/responses/{response_id}", read_response),
         ("DELETE", "/v1/responses/{response_id}", delete_response),
         ("POST", "/v1/responses/{response_id}/cancel", cancel_response),
-        ("POST", "/v1/messages", create_message),
-        ("POST", "/v1/messages/count_tokens", count_tokens),
         ("GET", "/v1/models", models),
         ("GET", "/v1/models/{model:path}", model),
         ("POST", "/v1/load_lora_adapter", load_lora_adapter),
@@ -103,6 +101,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ("GET", "/load", load),
         ("GET", "/version", version),
         ("GET", "/metrics", metrics),
+        *((other.method, other.path, other.handler) for other in OTHERS),
     ]
     for method, path, handler in routes:
         name = f"{method.lower()}{re.sub('[{}]|:path', '', path).replace('/', '_')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from quire.text.messages.source import Delta
 
@@ -19,7 +19,8 @@ class Block:
     name: str = ""
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Step:
     """What becomes of the block `index`; `text`: what it gained."""
 
     what: Literal["begin", "gain", "end"]

@@ -46,12 +46,13 @@ class ResponseStore:
 
     def get(self, tenant: str, name: str) -> Stored | None:
         """What was kept, if it still is."""
-        return self._held.get(tenant, {}).get(name)
+        held = self._held.get(tenant)
+        return None if held is None else held.get(name)
 
     def drop(self, tenant: str, name: str) -> bool:
         """Whether there was one to forget."""
-        held = self._held.get(tenant, {})
-        if (found := held.pop(name, None)) is None:
+        held = self._held.get(tenant)
+        if held is None or (found := held.pop(name, None)) is None:
             return False
         self._sizes[tenant] -= found.size
         if not held:

@@ -38,17 +38,26 @@ async def create_completion(service: Service, request: Request) -> Response:
 
 
 async def submit_completion(
-    service: Service, body: CompletionRequest, arrival: float, tenant: Tenant, each: bool = False
+    service: Service,
+    body: CompletionRequest,
+    arrival: float,
+    tenant: Tenant,
+    *,
+    each: bool = False,
+    most: int | None = COMPLETION_MAX_TOKENS,
 ) -> Generation:
-    """Start the continuations that `body` asks for. `BadRequest` naming its field. `each`: a piece for each token."""
+    """Start the continuations that `body` asks for. `BadRequest` naming its field.
+
+    `each`: a piece for each token. `most`: tokens where `body` says no number, None = as many as there is room for.
+    """
     given = listed(service, body.prompt)
     with service.engine.reserve(len(given) * max(1, body.n or 1), tenant.called(body.user), tenant.max_sequences):
-        requests = await _requests(service, body, given, arrival, tenant)
+        requests = await _requests(service, body, given, arrival, tenant, most)
     return Generation(service.engine, service.tokenizer, requests, each)
 
 
 async def _requests(
-    service: Service, body: CompletionRequest, given: Prompts, arrival: float, tenant: Tenant
+    service: Service, body: CompletionRequest, given: Prompts, arrival: float, tenant: Tenant, most: int | None
 ) -> list[EngineRequest]:
     info = service.engine.info
     field = "prompt" if body.truncate_prompt_tokens is None else None
@@ -58,7 +67,7 @@ async def _requests(
     for i, ids in enumerate(prompts):
         prompts[i] = ids = truncate(ids, body.truncate_prompt_tokens, info.max_model_len)
         asked = 1 if echo_only else body.max_tokens
-        max_tokens = token_limit(info, len(ids), "prompt", asked, "max_tokens", COMPLETION_MAX_TOKENS)
+        max_tokens = token_limit(info, len(ids), "prompt", asked, "max_tokens", most)
         param = sampling_params(
             body, service.defaults, shape, max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=info.vocab_size
         )

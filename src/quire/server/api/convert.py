@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from quire.core.errors import BadRequest, ContextTooLong
+from quire.core.errors import BadRequest, ContextTooLong, NotFound
 from quire.core.params import SamplingParams
 from quire.core.request import Explain, Request, random_id
 from quire.engine.client import EngineInfo
@@ -56,7 +56,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     """Errors about a field of the request that was made of another API's body name the field of that."""
     try:
         yield
-    except BadRequest as error:
+    except (BadRequest, NotFound) as error:
         param = error.param or ""
         field = next((name for name in names if re.match(rf"{re.escape(name)}(?![A-Za-z0-9_])", param)), None)
         if field is None:

@@ -10,8 +10,7 @@ import msgspec
 from fastapi import FastAPI
 
 from quire.server.api.adapters import LoadLora, UnloadLora
-from quire.server.api.anthropic import Count, MessagesReply
-from quire.server.api.anthropic_bodies import CountRequest, MessagesRequest
+from quire.server.api.others import LISTS, OTHERS, SSE
 from quire.server.api.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -41,12 +40,11 @@ BODIES: dict[str, Kinds] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatCompletionRequest,),
     "/v1/responses": (ResponsesRequest,),
-    "/v1/messages": (MessagesRequest,),
-    "/v1/messages/count_tokens": (CountRequest,),
     "/v1/load_lora_adapter": (LoadLora,),
     "/v1/unload_lora_adapter": (UnloadLora,),
     "/tokenize": (TokenizeText, TokenizeChat),
     "/detokenize": (DetokenizeRequest,),
+    **{other.path: (other.body,) for other in OTHERS if other.body is not None},
 }
 REPLIES: dict[str, Kinds] = {
     "/v1/completions": (Completion,),
@@ -54,8 +52,6 @@ REPLIES: dict[str, Kinds] = {
     "/v1/responses": (ResponseReply,),
     "/v1/responses/{response_id}": (ResponseReply, Deleted),
     "/v1/responses/{response_id}/cancel": (ResponseReply,),
-    "/v1/messages": (MessagesReply,),
-    "/v1/messages/count_tokens": (Count,),
     "/v1/models": (ModelList,),
     "/v1/models/{model:path}": (ModelCard,),
     "/tokenize": (Tokens,),
@@ -63,8 +59,12 @@ REPLIES: dict[str, Kinds] = {
     "/readyz": (Readiness,),
     "/load": (Load,),
     "/version": (Version,),
+    **{other.path: (other.reply,) for other in OTHERS},
 }
-STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
+STREAMED = {
+    **dict.fromkeys(("/v1/completions", "/v1/chat/completions", "/v1/responses"), SSE),
+    **{other.path: other.stream for other in OTHERS if other.stream},
+}
 PLAIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/metrics")
 ADMIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache")
 
@@ -133,12 +133,13 @@ def _responses(path: str) -> dict[str, Any]:
 
 def _contents(path: str) -> dict[str, Any]:
     """The media types of a good reply and their schemas."""
-    found = {"application/json": {"schema": _schema(REPLIES[path])}} if path in REPLIES else {}
+    found: dict[str, Any] = {}
+    if path in REPLIES:
+        schema = _schema(REPLIES[path])
+        found["application/json"] = {"schema": {"type": "array", "items": schema} if path in LISTS else schema}
     text = {"schema": {"type": "string"}}
     return (
-        found
-        | ({"text/event-stream": text} if path in STREAMED else {})
-        | ({"text/plain": text} if path in PLAIN else {})
+        found | ({STREAMED[path]: text} if path in STREAMED else {}) | ({"text/plain": text} if path in PLAIN else {})
     )
 
 

@@ -26,7 +26,10 @@ logger = logging.getLogger("quire.server")
 PUBLIC = frozenset({"/livez", "/readyz"})
 MEASURED = frozenset({"/health", "/ping", "/metrics"})
 """Public too, for load balancers and scrapers that hold no key, unless `protect_metrics` is set."""
-GENERATES = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"})
+GENERATES = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/generate", "/api/chat",
+     "/completion", "/generate", "/generate_stream", "/"}
+)  # fmt: skip
 """What a full queue refuses before it reads a body."""
 MAX_HEADER_BYTES = 16 << 10
 MAX_HEADERS = 64

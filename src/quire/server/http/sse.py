@@ -23,8 +23,11 @@ _encoder = msgspec.json.Encoder()
 class Told(Protocol):
     """What a stream tells: `events` turns pieces into bytes, `tail` is what follows the last, `failed` an error."""
 
-    dialect: Dialect
     generation: Generation
+
+    @property
+    def dialect(self) -> Dialect:
+        """How it lies on the wire."""
 
     async def events(self, pieces: list[Piece]) -> bytes:
         """The messages of one step."""
