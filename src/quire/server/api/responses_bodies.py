@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, StreamOptions, ToolCall
+from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.unbuilt import refuse_unbuilt, without_effect
 
 Item = dict[str, Any]
@@ -20,7 +20,8 @@ LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _SAME = ("model", "temperature", "top_p", "top_logprobs", "user", "parallel_tool_calls", "stream", "top_k", "min_p",
          "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty", "priority", "cache_salt",
-         "structured_outputs", "chat_template_kwargs")  # fmt: skip
+         "structured_outputs", "chat_template_kwargs", "logit_bias", "ignore_eos", "skip_special_tokens",
+         "include_stop_str_in_output")  # fmt: skip
 _SILENT = ("service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier")
 
 
@@ -37,6 +38,12 @@ class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     effort: str | None = None
     summary: Any = None
     generate_summary: Any = None
+
+
+class ResponseStreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Usage comes with the last event always."""
+
+    include_obfuscation: bool | None = None
 
 
 class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +66,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     metadata: dict[str, str] | None = None
     user: Any = None
     truncation: str | None = None
@@ -82,6 +89,10 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     cache_salt: str | None = None
     structured_outputs: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
+    logit_bias: dict[int, float] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
 
 
 def ignored_of(body: ResponsesRequest) -> list[str]:
