@@ -84,6 +84,9 @@ interop: build  ## files as gptqmodel, llm-compressor, bitsandbytes, AutoAWQ and
 	$(BIN)/python tests/interop/compare.py
 	QUIRE_LLAMA_CPP=$$($(BIN)/python benchmarks/environments.py .venv/interop llama | tail -n 1) $(BIN)/python -m pytest -m slow tests/test_llama_cpp.py
 
+clients: build  ## the clients people have against a running server, in environments of their own (minutes); a table of those that got what they asked
+	$(BIN)/python tests/clients/run.py
+
 table: build  ## try every family in every format, write the table of README.md, print the lines each family takes
 	$(BIN)/python tests/family_formats.py
 
@@ -118,7 +121,7 @@ build/sources: FORCE
 FORCE:
 
 .venv/built: .venv/dependencies pyproject.toml build/sources $(NATIVE)
-	$(PIP) --no-build-isolation --editable '.[dev]'
+	$(PIP) --no-build-isolation --editable '.[dev,clients]'
 	touch $@
 
 clean:
