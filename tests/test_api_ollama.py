@@ -109,6 +109,15 @@ def test_what_is_served(server: LiveServer, client: Any) -> None:
     assert set(server.http.get("/api/version").json()) == {"version"}
 
 
+def test_bodies_need_no_type_unless_a_page_sends_them(server: LiveServer) -> None:
+    body = json.dumps({"model": "stub", "prompt": "hi", "options": {"num_predict": 1}})
+    for kind in ({}, {"content-type": "application/x-www-form-urlencoded"}):
+        assert server.http.post("/api/generate", content=body, headers=kind).status_code == 200
+        page = server.http.post("/api/generate", content=body, headers={**kind, "origin": "http://evil.example"})
+        assert page.status_code == 415
+    assert server.http.post("/v1/completions", content='{"prompt": "a"}').status_code == 415
+
+
 def test_what_is_ignored_is_named(server: LiveServer) -> None:
     body = {"model": "stub", "prompt": "hi", "keep_alive": "5m", "options": {"num_ctx": 5, "num_predict": 1}}
     told = server.post("/api/generate", body).headers["warning"]

@@ -6,7 +6,12 @@ from anthropic import Anthropic, __version__
 from asked import QUESTION, SCHEMA, URL, person
 
 client = Anthropic(base_url=URL, api_key="none")
-asked = {"model": "pydoc", "max_tokens": 24, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
+asked = {
+    "model": "pydoc",
+    "max_tokens": 24,
+    "extra_body": {"temperature": 0},
+    "messages": [{"role": "user", "content": QUESTION}],
+}
 whole = client.messages.create(**asked)
 with client.messages.stream(**asked) as stream:
     assert "".join(stream.text_stream) == whole.content[0].text

@@ -19,7 +19,8 @@ SSE = b"text/event-stream; charset=utf-8"
 class Dialect:
     """`error`: the body of a response that is one, a `shape`. In a stream it stands between `lead` and `trail`.
 
-    `ping`: what clients skip in a stream. `done`: ends one that went well.
+    `ping`: what clients skip in a stream. `done`: ends one that went well. `untyped`: clients leave out, or get wrong,
+    that bodies are JSON.
     """
 
     error: Callable[[QuireError], bytes]
@@ -29,6 +30,7 @@ class Dialect:
     done: bytes = b""
     lead: bytes = b"event: error\ndata: "
     trail: bytes = b"\n\n"
+    untyped: bool = False
 
     def event(self, error: QuireError) -> bytes:
         """The end of a stream that failed."""
@@ -98,7 +100,7 @@ OPENAI = Dialect(encode_error, ErrorReply, done=b"data: [DONE]\n\n")
 RESPONSES = Dialect(encode_error, ErrorReply)
 ANTHROPIC = Dialect(_anthropic, AnthropicError, ping=b'event: ping\ndata: {"type": "ping"}\n\n')
 # A space before a line is no part of its JSON; clients take an empty line for broken JSON.
-OLLAMA = Dialect(_ollama, OllamaError, b"application/x-ndjson", ping=b" ", lead=b"", trail=b"\n")
+OLLAMA = Dialect(_ollama, OllamaError, b"application/x-ndjson", ping=b" ", lead=b"", trail=b"\n", untyped=True)
 LLAMA_CPP = Dialect(_llama_cpp, LlamaCppError, lead=b"data: ")
 TGI = Dialect(_tgi, TgiError, lead=b"data: ")
 
