@@ -129,7 +129,7 @@ def _tool(*packages: str, variables: dict[str, str] | None = None) -> Recipe:
 
 
 def _clients(*packages: str) -> Recipe:
-    """Clients of servers, which need no torch: what asks for it gets that of all others."""
+    """Clients of servers; torch is named where one pulls it."""
 
     def fill(env: Environment) -> None:
         env.install(*packages)
@@ -158,7 +158,7 @@ RECIPES: dict[str, Recipe] = {
         "llama-index-llms-openai-like",
     ),
     "guidellm": _clients(TORCH[0], "guidellm"),
-    "lm_eval": _clients(TORCH[0], "lm_eval[api]", "transformers>=5"),
+    "lm_eval": _clients("lm_eval[api]", "transformers>=5"),
     "autoawq": _tool(f"autoawq=={AUTOAWQ}"),
 }
 
