@@ -128,6 +128,15 @@ def _tool(*packages: str, variables: dict[str, str] | None = None) -> Recipe:
     return fill, lambda folder: variables or {}
 
 
+def _clients(*packages: str) -> Recipe:
+    """Clients of servers; torch is named where one pulls it."""
+
+    def fill(env: Environment) -> None:
+        env.install(*packages)
+
+    return fill, lambda folder: {}
+
+
 Fill = Callable[[Environment], None]
 Variables = Callable[[Path], dict[str, str]]
 Recipe = tuple[Fill, Variables]
@@ -138,6 +147,18 @@ RECIPES: dict[str, Recipe] = {
     "gptqmodel": _tool(f"gptqmodel=={GPTQMODEL}", variables={"BUILD_CUDA_EXT": "0", "GPTQMODEL_CPU_WORKERS": "2"}),
     "llmcompressor": _tool(f"llmcompressor=={LLM_COMPRESSOR}"),
     "bitsandbytes": _tool(f"bitsandbytes=={BITSANDBYTES}", "transformers>=5", "accelerate", "tokenizers"),
+    "clients": _clients(
+        "openai",
+        "anthropic",
+        "ollama",
+        "huggingface_hub",
+        "langchain-openai",
+        "litellm",
+        "instructor",
+        "llama-index-llms-openai-like",
+    ),
+    "guidellm": _clients(TORCH[0], "guidellm"),
+    "lm_eval": _clients("lm_eval[api]", "transformers>=5"),
     "autoawq": _tool(f"autoawq=={AUTOAWQ}"),
 }
 

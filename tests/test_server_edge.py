@@ -17,6 +17,7 @@ from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
 from quire.server.api.fields import warning
+from quire.server.http.dialects import dialect_of
 from quire.server.options import ServerOptions
 from stub_engine import StubEngine
 from test_server_life import open_stream, read_all
@@ -47,7 +48,7 @@ def test_unknown_fields_are_named_in_a_header_and_strict_refuses_them(
 ) -> None:
     reply = server.post(path, body)
     assert reply.status_code == 200, reply.text
-    assert reply.headers["warning"] == f'299 quire "ignored, as no such fields are known: {name}"'
+    assert reply.headers["warning"] == f'299 quire "ignored, without effect here: {name}"'
     assert "warning" not in server.post("/tokenize", {"prompt": "a"}).headers
     wrong = server.post("/v1/completions", {"prompt": 5, "colour": 1})
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "prompt"
@@ -152,12 +153,13 @@ def test_openapi_documents_parameters_and_every_reply(server: LiveServer) -> Non
     found = server.http.get("/openapi.json").json()
     get = found["paths"]["/v1/models/{model}"]["get"]
     assert [(p["name"], p["in"], p["required"]) for p in get["parameters"]] == [("model", "path", True)]
-    error = {"$ref": "#/components/schemas/ErrorReply"}
     for path, operations in found["paths"].items():
         for operation in operations.values():
             replies = operation["responses"]
             assert {"200", "400", "401", "421", "431", "500"} <= set(replies), path
-            assert replies["400"]["content"]["application/json"]["schema"] == error
+            assert replies["400"]["content"]["application/json"]["schema"] == {
+                "$ref": f"#/components/schemas/{dialect_of(path).shape.__name__}"
+            }
             assert ("requestBody" in operation) == ("413" in replies)
     chat = found["paths"]["/v1/chat/completions"]["post"]["responses"]
     assert set(chat) == {"200", *map(str, (400, 401, 404, 408, 413, 415, 421, 429, 431, 500, 503))}

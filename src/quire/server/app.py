@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,11 +24,14 @@ from quire.server.api.adapters import load_lora_adapter, unload_lora_adapter
 from quire.server.api.chat import create_chat_completion
 from quire.server.api.completions import create_completion
 from quire.server.api.openapi import described, operation
+from quire.server.api.others import OTHERS
 from quire.server.api.replies import Load, ModelCard, ModelList, Readiness, Version
 from quire.server.api.reset import reset_prefix_cache
+from quire.server.api.responses import Responses, cancel_response, create_response, delete_response, read_response
 from quire.server.api.tokenize import detokenize, tokenize
 from quire.server.api.vectors import create_embedding, create_rerank, create_score
-from quire.server.http.errors import HttpError, encode_error, error_headers
+from quire.server.http.dialects import dialect_of
+from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.middleware import Gateway
 from quire.server.http.watchers import watchers
 from quire.server.options import ServerOptions
@@ -61,7 +65,7 @@ def create_app(
 
     # No docs pages: they load scripts from elsewhere. /openapi.json describes everything.
     app = FastAPI(title="quire", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.service = service
+    app.state.service, app.state.responses = service, Responses()
     app.add_middleware(Gateway, service=service)
     if options.allowed_origins:
         app.add_middleware(
@@ -84,6 +88,10 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ("POST", "/score", create_score),
         ("POST", "/v1/rerank", create_rerank),
         ("POST", "/rerank", create_rerank),
+        ("POST", "/v1/responses", create_response),
+        ("GET", "/v1/responses/{response_id}", read_response),
+        ("DELETE", "/v1/responses/{response_id}", delete_response),
+        ("POST", "/v1/responses/{response_id}/cancel", cancel_response),
         ("GET", "/v1/models", models),
         ("GET", "/v1/models/{model:path}", model),
         ("POST", "/v1/load_lora_adapter", load_lora_adapter),
@@ -99,9 +107,10 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ("GET", "/load", load),
         ("GET", "/version", version),
         ("GET", "/metrics", metrics),
+        *((other.method, other.path, other.handler) for other in OTHERS),
     ]
     for method, path, handler in routes:
-        name = f"{method.lower()}{path.replace('/', '_').replace('{model:path}', 'model')}"
+        name = f"{method.lower()}{re.sub('[{}]|:path', '', path).replace('/', '_')}"
         app.add_api_route(
             path,
             _endpoint(handler, service),
@@ -122,9 +131,10 @@ def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitab
     return endpoint
 
 
-async def _on_error(_: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuireError)
-    response = Response(encode_error(error), error.status, media_type="application/json")
+    body = dialect_of(request.url.path).error(error)
+    response = Response(body, error.status, media_type="application/json")
     response.raw_headers.extend(error_headers(error))
     return response
 

@@ -88,11 +88,15 @@ class Keys:
         return found
 
     def tenant(self, headers: list[tuple[bytes, bytes]]) -> Tenant | None:
-        """Whose key was sent, or None: none that is known."""
-        given = [value for name, value in headers if name == b"authorization"]
-        if len(given) != 1 or given[0][:7].lower() != b"bearer ":
+        """Whose key was sent, as a bearer token or as Anthropic's `x-api-key`, or None: none that is known."""
+        bearers = [value for name, value in headers if name == b"authorization"]
+        given = [value.strip() for name, value in headers if name == b"x-api-key"]
+        if len(bearers) > 1 or len(given) > 1 or any(value[:7].lower() != b"bearer " for value in bearers):
             return None
-        digest = _digest(given[0][7:].strip())
+        given += [value[7:].strip() for value in bearers]
+        if len(set(given)) != 1:
+            return None
+        digest = _digest(given[0])
         matches = [tenant for key, tenant in self._tenants.items() if hmac.compare_digest(digest, key)]
         return matches[0] if matches else None
 

@@ -1,10 +1,11 @@
-"""Fields that clients know and this server does not act on: refused by name with the reason, never ignored.
+"""Fields that clients know and this server does not act on: refused by name with the reason, or named in a warning.
 
-Each row: field, the values besides null that ask for nothing, and the reason.
+Each row of `UNBUILT`: field, the values besides null that ask for nothing, and the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -31,8 +32,24 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((), "this server never fetches anything"),
     "echo": ((False,), "chat completions cannot echo; use continue_final_message"),
     "refusal": ((), "refusals are not read back"),
+    "conversation": ((), "conversations are not kept; use previous_response_id"),
+    "max_tool_calls": ((), "the server itself calls no tools"),
+    "images": (([],), _MEDIA),
+    "template": (("",), "the template is the model's; requests cannot bring one"),
+    "context": (([],), "conversations are sent as messages, to /api/chat"),
+    "mcp_servers": (([],), "this server calls no other"),
+    "container": ((), "this server runs no code"),
+    "context_management": (({},), "contexts are not edited here"),
     "include_obfuscation": ((False,), "obfuscation is not built"),
 }
+
+WITHOUT_EFFECT = ("metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier")
+"""Fields that cannot change an answer: the response's `Warning` header names them."""
+
+
+def without_effect(body: msgspec.Struct, names: Sequence[str] = WITHOUT_EFFECT) -> list[str]:
+    """Those of `names` that `body` gives."""
+    return [name for name in names if getattr(body, name) is not None]
 
 
 def refuse_unbuilt(body: msgspec.Struct, *, where: str = "", built: frozenset[str] = frozenset()) -> None:

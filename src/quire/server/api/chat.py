@@ -13,6 +13,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
+from quire.server.api.answer import respond
 from quire.server.api.convert import beams_of, build_requests, drawn, read_body, sampling_params, token_limit
 from quire.server.api.prompts import encode_chat, truncate
 from quire.server.api.protocol import ChatCompletionRequest
@@ -27,8 +28,8 @@ from quire.server.api.replies import (
     Usage,
 )
 from quire.server.api.said import ROLE, delta_of, message_of
-from quire.server.api.tools import Calling, asked_of, calling_of
-from quire.server.api.writer import Choices, State, Writer, respond
+from quire.server.api.tools import asked_of, calling_of
+from quire.server.api.writer import Choices, State, Writer
 from quire.server.assistant import Assistant
 from quire.server.generation import Generated, Generation, Piece
 from quire.server.keys import Tenant
@@ -40,8 +41,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     """Answer a conversation, whole or as a stream of server-sent events."""
     arrival = time.monotonic()
     body = await read_body(service, request, ChatCompletionRequest)
-    _check(body)
-    generation, speech = await _submit(service, body, calling_of(service, body), arrival, request.state.tenant)
+    generation, speech = await submit_chat(service, body, arrival, request.state.tenant)
     return await respond(request, _Writer(service, body, generation, speech))
 
 
@@ -56,9 +56,12 @@ def _check(body: ChatCompletionRequest) -> None:
         raise BadRequest("max_tokens: differs from max_completion_tokens; give one", param="max_tokens")
 
 
-async def _submit(
-    service: Service, body: ChatCompletionRequest, calling: Calling, arrival: float, tenant: Tenant
+async def submit_chat(
+    service: Service, body: ChatCompletionRequest, arrival: float, tenant: Tenant
 ) -> tuple[Generated, Speech]:
+    """Start the answers to `body`, however it was asked. `BadRequest` naming its field."""
+    _check(body)
+    calling = calling_of(service, body)
     with service.engine.reserve(drawn(body), tenant.called(body.user), tenant.max_sequences):
         ids = await encode_chat(service, body, "messages" if body.truncate_prompt_tokens is None else None)
         prompt = truncate(ids, body.truncate_prompt_tokens, service.engine.info.max_model_len)

@@ -13,6 +13,7 @@ from quire.core.errors import BadRequest
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
 from quire.engine.requests import check_size
+from quire.server.api.answer import respond
 from quire.server.api.convert import (
     COMPLETION_MAX_TOKENS,
     beams_of,
@@ -26,7 +27,7 @@ from quire.server.api.prompts import Prompts, encode_prompts, listed, truncate
 from quire.server.api.protocol import CompletionRequest
 from quire.server.api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from quire.server.api.shapes import Asked, shape_of
-from quire.server.api.writer import Choices, State, Writer, respond
+from quire.server.api.writer import Choices, State, Writer
 from quire.server.generation import Generated, Generation, Piece
 from quire.server.http.body import off_loop
 from quire.server.keys import Tenant
@@ -38,21 +39,33 @@ async def create_completion(service: Service, request: Request) -> Response:
     """Continue one or many prompts, whole or as a stream of server-sent events."""
     arrival = time.monotonic()
     body = await read_body(service, request, CompletionRequest, built=frozenset({"echo"}))
-    generation = await _submit(service, body, arrival, request.state.tenant)
+    generation = await submit_completion(service, body, arrival, request.state.tenant)
     return await respond(request, _Writer(service, body, generation))
 
 
-async def _submit(service: Service, body: CompletionRequest, arrival: float, tenant: Tenant) -> Generated:
+async def submit_completion(
+    service: Service,
+    body: CompletionRequest,
+    arrival: float,
+    tenant: Tenant,
+    *,
+    each: bool = False,
+    most: int | None = COMPLETION_MAX_TOKENS,
+) -> Generated:
+    """Start the continuations that `body` asks for. `BadRequest` naming its field.
+
+    `each`: a piece for each token. `most`: tokens where `body` says no number, None = as many as there is room for.
+    """
     given = listed(service, body.prompt)
     with service.engine.reserve(len(given) * drawn(body), tenant.called(body.user), tenant.max_sequences):
-        requests = await _requests(service, body, given, arrival, tenant)
+        requests = await _requests(service, body, given, arrival, tenant, most)
     if body.use_beam_search:
         return beams_of(service, body, requests)
-    return Generation(service.engine, service.tokenizer, requests)
+    return Generation(service.engine, service.tokenizer, requests, each)
 
 
 async def _requests(
-    service: Service, body: CompletionRequest, given: Prompts, arrival: float, tenant: Tenant
+    service: Service, body: CompletionRequest, given: Prompts, arrival: float, tenant: Tenant, most: int | None
 ) -> list[EngineRequest]:
     info = service.engine.info
     field = "prompt" if body.truncate_prompt_tokens is None else None
@@ -62,7 +75,7 @@ async def _requests(
     for i, ids in enumerate(prompts):
         prompts[i] = ids = truncate(ids, body.truncate_prompt_tokens, info.max_model_len)
         asked = 1 if echo_only else body.max_tokens
-        max_tokens = token_limit(info, len(ids), "prompt", asked, "max_tokens", COMPLETION_MAX_TOKENS)
+        max_tokens = token_limit(info, len(ids), "prompt", asked, "max_tokens", most)
         param = sampling_params(
             body, service.defaults, shape, max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=info.vocab_size
         )

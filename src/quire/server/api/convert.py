@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from quire.core.errors import BadRequest, ContextTooLong
+from quire.core.errors import BadRequest, ContextTooLong, NotFound
 from quire.core.params import SamplingParams
 from quire.core.request import Explain, Request, random_id
 from quire.engine.client import EngineInfo
@@ -20,7 +22,7 @@ from quire.server.beams import Beams
 from quire.server.http.body import off_loop, read_struct
 from quire.server.keys import Tenant
 from quire.server.service import Service
-from quire.server.unbuilt import refuse_unbuilt
+from quire.server.unbuilt import refuse_unbuilt, without_effect
 
 Body = TypeVar("Body", bound=SamplingFields)
 
@@ -40,10 +42,31 @@ async def read_body(
 ) -> Body:
     """The body as a `kind`, refused if it names what is not served or not `built`, or is known to be wrong."""
     body = await read_struct(request, service.options, lambda _: kind)
+    check_body(service, body, built)
+    request.state.ignored.extend(without_effect(body))
+    return body
+
+
+def check_body(service: Service, body: SamplingFields, built: frozenset[str] = frozenset()) -> None:
+    """Refuse what names what is not served or not `built`, or is known to be wrong, before any work on the prompt."""
     refuse_unbuilt(body, built=built)
     service.check_model(body.model)
     _check_fields(body, service.config.scheduler.scheduling_policy)
-    return body
+
+
+@contextlib.contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a field of the request that was made of another API's body name the field of that."""
+    try:
+        yield
+    except (BadRequest, NotFound) as error:
+        param = error.param or ""
+        field = next((name for name in names if re.match(rf"{re.escape(name)}(?![A-Za-z0-9_])", param)), None)
+        if field is None:
+            raise
+        own = names[field] + param.removeprefix(field)
+        message = error.message.replace(param, own).replace(f" {field} ", f" {names[field]} ")
+        raise type(error)(message, param=own) from None
 
 
 def token_limit(

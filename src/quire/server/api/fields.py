@@ -23,7 +23,7 @@ def warning(names: list[str]) -> bytes:
     shown = [name[:MAX_NAME].encode("unicode_escape").decode() for name in names[:MAX_NAMED]]
     text = ", ".join(shown) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
     quoted = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'299 quire "ignored, as no such fields are known: {quoted}"'.encode("ascii")
+    return f'299 quire "ignored, without effect here: {quoted}"'.encode("ascii")
 
 
 def _dropped(value: Any, kind: Type, path: str, found: list[str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 from fastapi import FastAPI
 
 from quire.server.api.adapters import LoadLora, UnloadLora
+from quire.server.api.others import LISTS, OTHERS, SSE
 from quire.server.api.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -27,8 +29,11 @@ from quire.server.api.replies import (
     Tokens,
     Version,
 )
+from quire.server.api.responses import Deleted
+from quire.server.api.responses_answer import ResponseReply
+from quire.server.api.responses_bodies import ResponsesRequest
 from quire.server.api.vectors import EmbeddingRequest, Embeddings, Ranking, RerankRequest, ScoreRequest, Scores
-from quire.server.http.errors import ErrorReply
+from quire.server.http.dialects import dialect_of
 
 Kinds = tuple[type[msgspec.Struct], ...]
 
@@ -38,10 +43,12 @@ BODIES: dict[str, Kinds] = {
     "/v1/embeddings": (EmbeddingRequest,),
     **dict.fromkeys(("/v1/score", "/score"), (ScoreRequest,)),
     **dict.fromkeys(("/v1/rerank", "/rerank"), (RerankRequest,)),
+    "/v1/responses": (ResponsesRequest,),
     "/v1/load_lora_adapter": (LoadLora,),
     "/v1/unload_lora_adapter": (UnloadLora,),
     "/tokenize": (TokenizeText, TokenizeChat),
     "/detokenize": (DetokenizeRequest,),
+    **{other.path: (other.body,) for other in OTHERS if other.body is not None},
 }
 REPLIES: dict[str, Kinds] = {
     "/v1/completions": (Completion,),
@@ -49,6 +56,9 @@ REPLIES: dict[str, Kinds] = {
     "/v1/embeddings": (Embeddings,),
     **dict.fromkeys(("/v1/score", "/score"), (Scores,)),
     **dict.fromkeys(("/v1/rerank", "/rerank"), (Ranking,)),
+    "/v1/responses": (ResponseReply,),
+    "/v1/responses/{response_id}": (ResponseReply, Deleted),
+    "/v1/responses/{response_id}/cancel": (ResponseReply,),
     "/v1/models": (ModelList,),
     "/v1/models/{model:path}": (ModelCard,),
     "/tokenize": (Tokens,),
@@ -56,8 +66,12 @@ REPLIES: dict[str, Kinds] = {
     "/readyz": (Readiness,),
     "/load": (Load,),
     "/version": (Version,),
+    **{other.path: (other.reply,) for other in OTHERS},
 }
-STREAMED = ("/v1/completions", "/v1/chat/completions")
+STREAMED = {
+    **dict.fromkeys(("/v1/completions", "/v1/chat/completions", "/v1/responses"), SSE),
+    **{other.path: other.stream for other in OTHERS if other.stream},
+}
 PLAIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/metrics")
 ADMIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache")
 
@@ -73,8 +87,9 @@ def operation(path: str) -> dict[str, Any]:
     found: dict[str, Any] = {"responses": _responses(path)}
     if path in BODIES:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(BODIES[path])}}}
-    if "{model:path}" in path:
-        found["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    named = re.search(r"{(\w+)", path)
+    if named is not None:
+        found["parameters"] = [{"name": named[1], "in": "path", "required": True, "schema": {"type": "string"}}]
     if path == "/reset_prefix_cache":
         flag = {"type": "boolean", "enum": [False]}
         found["parameters"] = [{"name": "reset_running_requests", "in": "query", "schema": flag}]
@@ -85,7 +100,8 @@ def described(app: FastAPI, describe: Callable[[], dict[str, Any]], strict: bool
     """FastAPI's description, with the schemas. Bodies may have other fields unless the server is `strict`."""
     if app.openapi_schema is None:
         bodies = [kind for group in BODIES.values() for kind in group]
-        replies = [kind for group in (*REPLIES.values(), (ErrorReply,)) for kind in group]
+        errors = {dialect_of(path).shape for path in (*BODIES, *REPLIES)}
+        replies = [*errors, *(kind for group in REPLIES.values() for kind in group)]
         _, schemas = msgspec.json.schema_components([*bodies, *replies], schema_hook=_lazy, ref_template=_REFS)
         for schema in schemas.values() if not strict else ():
             schema.pop("additionalProperties", None)
@@ -110,7 +126,9 @@ def _responses(path: str) -> dict[str, Any]:
         errors |= GENERATES | {403: "The server was started without leave to do this"}
     if path.startswith("/v1/models/"):
         errors[404] = GENERATES[404]
-    error = {"application/json": {"schema": _schema((ErrorReply,))}}
+    if path.startswith("/v1/responses/"):
+        errors |= {404: "No such response", 429: GENERATES[429], 503: GENERATES[503]}
+    error = {"application/json": {"schema": _schema((dialect_of(path).shape,))}}
     found: dict[str, Any] = {str(status): {"description": text, "content": error} for status, text in errors.items()}
     found["200"] = {"description": "As asked", "content": _contents(path)}
     if path in ("/health", "/ping"):
@@ -122,12 +140,13 @@ def _responses(path: str) -> dict[str, Any]:
 
 def _contents(path: str) -> dict[str, Any]:
     """The media types of a good reply and their schemas."""
-    found = {"application/json": {"schema": _schema(REPLIES[path])}} if path in REPLIES else {}
+    found: dict[str, Any] = {}
+    if path in REPLIES:
+        schema = _schema(REPLIES[path])
+        found["application/json"] = {"schema": {"type": "array", "items": schema} if path in LISTS else schema}
     text = {"schema": {"type": "string"}}
     return (
-        found
-        | ({"text/event-stream": text} if path in STREAMED else {})
-        | ({"text/plain": text} if path in PLAIN else {})
+        found | ({STREAMED[path]: text} if path in STREAMED else {}) | ({"text/plain": text} if path in PLAIN else {})
     )
 
 

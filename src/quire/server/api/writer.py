@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from quire.core.request import TokenLogprob
+from quire.server.api.answer import Answer
 from quire.server.api.convert import drawn, new_id
 from quire.server.api.logprobs import LogprobWriter, weight
 from quire.server.api.protocol import SamplingFields
 from quire.server.api.replies import ChatCompletion, ChatCompletionChunk, Completion, PromptLogprobs, Usage
-from quire.server.generation import Generated, Piece, cancel_on_disconnect
+from quire.server.generation import Generated, Piece
 from quire.server.http.body import LARGE, off_loop
 from quire.server.http.pieces import encode
-from quire.server.http.sse import EventStream, PartsResponse, event
+from quire.server.http.sse import event
 from quire.server.reports import report
 from quire.server.service import Service
 
@@ -62,7 +61,7 @@ class State:
         return Piece(choice, text, self.tokens, self.logprobs, None, self.finish_reason, self.stop_reason)
 
 
-class Writer(ABC, Generic[Body]):
+class Writer(Answer, Generic[Body]):
     """Pieces -> chunks, or one reply. `facts`: what each of an answer's messages says of it.
 
     `scored`: log-probabilities were asked for; then, as with ids, a token counts while it has no text yet.
@@ -71,16 +70,14 @@ class Writer(ABC, Generic[Body]):
     prefix: ClassVar[str]
 
     def __init__(self, service: Service, body: Body, generation: Generated, scored: bool) -> None:
-        self.service = service
+        super().__init__(service, generation, service.answering(body.model), bool(body.stream))
         self.body = body
-        self.generation = generation
         self.logprobs = LogprobWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
         self.with_ids = bool(body.return_token_ids)
-        self.request_id = ""
         self.facts: dict[str, Any] = {
             "id": new_id(self.prefix, body),
             "created": int(time.time()),
-            "model": service.answering(body.model),
+            "model": self.model,
             "system_fingerprint": service.fingerprint,
         }
         self.prompt_logprobs: dict[int, list[TokenLogprob]] = {}
@@ -203,19 +200,3 @@ class Writer(ABC, Generic[Body]):
         if self.body.quire is not None:
             reply.quire = report(self.request_id, self.generation, self.body.quire)
         return reply
-
-
-async def respond(request: Request, writer: Writer[Any]) -> Response:
-    """What was generated, whole or as a stream of server-sent events."""
-    generation, exchange = writer.generation, request.state.exchange
-    exchange.generation, exchange.model = generation, writer.facts["model"]
-    writer.request_id = exchange.request_id
-    if writer.body.stream:
-        return EventStream(generation, writer.events, writer.tail, writer.service.options.stream_ping_interval)
-    try:
-        async with cancel_on_disconnect(request.receive):
-            async for pieces in generation.pieces():
-                writer.add(pieces)
-    finally:
-        generation.close()
-    return PartsResponse(await writer.reply())

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.core.errors import BadRequest
 from quire.server.api.fields import drop_unknown
+from quire.server.http.dialects import dialect_of
 from quire.server.http.errors import HttpError
 from quire.server.options import ServerOptions
 
@@ -117,7 +118,9 @@ def _check_headers(request: Request, limit: int) -> None:
     if encoding not in ("identity", ""):
         raise HttpError(415, "content-encoding: bodies must not be compressed", code="unsupported_encoding")
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json":
+    # Pages of other sites could send JSON as a plain text, unasked: browsers name them in `Origin`.
+    untyped = dialect_of(request.url.path).untyped and "origin" not in request.headers
+    if kind != "application/json" and not untyped:
         raise HttpError(415, "content-type: must be application/json", code="unsupported_media_type")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > limit:

@@ -15,7 +15,8 @@ from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.core.request import random_id
 from quire.server.api.fields import warning
 from quire.server.generation import ClientGone
-from quire.server.http.errors import HttpError, encode_error, error_headers
+from quire.server.http.dialects import dialect_of
+from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.exchange import Exchange
 from quire.server.keys import NOBODY, Tenant
 from quire.server.service import Service
@@ -26,8 +27,10 @@ PUBLIC = frozenset({"/livez", "/readyz"})
 MEASURED = frozenset({"/health", "/ping", "/metrics"})
 """Public too, for load balancers and scrapers that hold no key, unless `protect_metrics` is set."""
 GENERATES = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank"}
-)
+    {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/score",
+     "/score", "/v1/rerank", "/rerank", "/api/generate", "/api/chat", "/completion", "/generate", "/generate_stream",
+     "/"}
+)  # fmt: skip
 """What a full queue refuses before it reads a body."""
 MAX_HEADER_BYTES = 16 << 10
 MAX_HEADERS = 64
@@ -88,13 +91,13 @@ class Gateway:
             exchange.status = 499
         except QuireError as error:
             if not exchange.status:
-                await send_error(reply, error)
+                await send_error(reply, error, scope["path"])
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             logger.exception("request %s failed", exchange.request_id)
             if not exchange.status:
-                await send_error(reply, QuireError(f"internal error in request {exchange.request_id}"))
+                await send_error(reply, QuireError(f"internal error in request {exchange.request_id}"), scope["path"])
         finally:
             self._service.active -= counted
             exchange.end()
@@ -113,7 +116,9 @@ class Gateway:
         keys = self._service.keys
         tenant = keys.tenant(headers) if keys.needed and scope["path"] not in self._public else NOBODY
         if tenant is None:
-            raise HttpError(401, "a valid key is needed: Authorization: Bearer <key>", code="invalid_api_key")
+            raise HttpError(
+                401, "a valid key is needed: Authorization: Bearer <key>, or x-api-key: <key>", code="invalid_api_key"
+            )
         if self._service.draining and scope["method"] == "POST":
             raise Unavailable("the server is shutting down; send the request again in a moment")
         if scope["method"] == "POST":
@@ -123,9 +128,9 @@ class Gateway:
         return tenant
 
 
-async def send_error(send: Send, error: QuireError) -> None:
-    """An error as a whole response."""
-    body = encode_error(error)
+async def send_error(send: Send, error: QuireError, path: str) -> None:
+    """An error as a whole response, in the shape that clients of `path` read."""
+    body = dialect_of(path).error(error)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": error.status, "headers": [*headers, *error_headers(error)]})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from typing import Protocol
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from quire.core.errors import QuireError
 from quire.server.generation import ClientGone, Generated, Piece, cancel_on_disconnect
-from quire.server.http.errors import encode_error
+from quire.server.http.dialects import Dialect
 from quire.server.http.pieces import PART, encode
 
-DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
-
-_START: Message = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ],
-}
+_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 _encoder = msgspec.json.Encoder()
+
+
+class Told(Protocol):
+    """What a stream tells: `events` turns pieces into bytes, `tail` is what follows the last, `failed` an error."""
+
+    generation: Generated
+
+    @property
+    def dialect(self) -> Dialect:
+        """How it lies on the wire."""
+
+    async def events(self, pieces: list[Piece]) -> bytes:
+        """The messages of one step."""
+
+    def tail(self) -> bytes:
+        """What follows those of the last."""
+
+    def failed(self, error: QuireError) -> bytes:
+        """The end of a stream that failed."""
 
 
 def event(value: msgspec.Struct, large: bool = False) -> bytes:
@@ -52,61 +61,55 @@ class PartsResponse(Response):
 
 
 class EventStream(Response):
-    """Streams a generation: `chunk` turns pieces into events, `tail` gives what follows the last one.
+    """Streams a generation as its `told` says.
 
     The headers wait for the first tokens, so that a failure before them has its own status; one after them is an
     `error` event and the end of the stream without [DONE]. Where nothing is to be said for `ping` seconds, headers and
-    a comment are sent: proxies cut silent connections, and only what is sent finds out that a client has vanished. A
-    client that leaves aborts its requests.
+    the dialect's ping are sent: proxies cut silent connections, and only what is sent finds out that a client has
+    vanished. A client that leaves aborts its requests.
     """
 
-    def __init__(
-        self,
-        generation: Generated,
-        chunk: Callable[[list[Piece]], Awaitable[bytes]],
-        tail: Callable[[], bytes],
-        ping: float,
-    ) -> None:
+    def __init__(self, told: Told, ping: float) -> None:
         """`ping` 0: never."""
         super().__init__(status_code=200)
-        self._generation = generation
-        self._chunk = chunk
-        self._tail = tail
+        self._told = told
         self._ping = ping
         self._started, self._silent = False, True
         self._whole = asyncio.Lock()  # a comment within an event would end it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream (ASGI)."""
+        told = self._told
         try:
             async with cancel_on_disconnect(receive), self._pings(send):
-                async for pieces in self._generation.pieces():
-                    data = await self._chunk(pieces)
+                async for pieces in told.generation.pieces():
+                    data = await told.events(pieces)
                     if not data:
                         continue
                     self._silent = False
                     await self._send(send, data)
-            end = self._tail() + DONE
+            end = told.tail() + told.dialect.done
         except ClientGone:
             return
         except QuireError as error:
             if not self._started:
                 raise
-            end = _error_event(error)
+            end = told.failed(error)
         except Exception:
             if self._started:
-                end = _error_event(QuireError("internal error; the request id is in the x-request-id header"))
+                end = told.failed(QuireError("internal error; the request id is in the x-request-id header"))
                 await send({"type": "http.response.body", "body": end, "more_body": False})
             raise
         finally:
-            self._generation.close()
+            told.generation.close()
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
         async with self._whole:
             if not self._started:
                 self._started = True
-                await send(_START)
+                kind = (b"content-type", self._told.dialect.media_type)
+                await send({"type": "http.response.start", "status": 200, "headers": [kind, *_HEADERS]})
             for at in range(0, len(data), PART):
                 await send({"type": "http.response.body", "body": data[at : at + PART], "more_body": True})
 
@@ -118,7 +121,7 @@ class EventStream(Response):
             while True:
                 await asyncio.sleep(self._ping)
                 if self._silent:
-                    await self._send(send, PING)
+                    await self._send(send, self._told.dialect.ping)
                 self._silent = True
 
         if not self._ping:
@@ -129,7 +132,3 @@ class EventStream(Response):
             yield
         finally:
             task.cancel()
-
-
-def _error_event(error: QuireError) -> bytes:
-    return b"event: error\ndata: " + encode_error(error) + b"\n\n"

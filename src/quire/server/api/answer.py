@@ -1,0 +1,64 @@
+"""What a request over HTTP is answered with: one reply, or a stream. Each API has its own shapes of both."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import QuireError
+from quire.server.generation import Generated, Piece, cancel_on_disconnect
+from quire.server.http.dialects import OPENAI, Dialect
+from quire.server.http.sse import EventStream, PartsResponse
+from quire.server.service import Service
+
+
+class Answer(ABC):
+    """Made of the pieces of `generation`. `model`: its name in the answer; `request_id`: of the header x-request-id."""
+
+    dialect: ClassVar[Dialect] = OPENAI
+
+    def __init__(self, service: Service, generation: Generated, model: str, stream: bool) -> None:
+        self.service = service
+        self.generation = generation
+        self.model = model
+        self.stream = stream
+        self.request_id = ""
+
+    @abstractmethod
+    async def events(self, pieces: list[Piece]) -> bytes:
+        """The messages of one step."""
+
+    @abstractmethod
+    def tail(self) -> bytes:
+        """What follows those of the last."""
+
+    @abstractmethod
+    def add(self, pieces: list[Piece]) -> None:
+        """Collect for `reply`."""
+
+    @abstractmethod
+    async def reply(self) -> list[bytes]:
+        """The whole response, in parts."""
+
+    def failed(self, error: QuireError) -> bytes:
+        """The end of a stream that failed."""
+        return self.dialect.event(error)
+
+
+async def respond(request: Request, answer: Answer) -> Response:
+    """What was generated, whole or as a stream."""
+    generation, exchange = answer.generation, request.state.exchange
+    exchange.generation, exchange.model = generation, answer.model
+    answer.request_id = exchange.request_id
+    if answer.stream:
+        return EventStream(answer, answer.service.options.stream_ping_interval)
+    try:
+        async with cancel_on_disconnect(request.receive):
+            async for pieces in generation.pieces():
+                answer.add(pieces)
+    finally:
+        generation.close()
+    return PartsResponse(await answer.reply())

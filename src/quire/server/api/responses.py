@@ -1,0 +1,189 @@
+"""/v1/responses: OpenAI's Responses API over chat completions, with a bounded memory of what was answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import BadRequest, NotFound, QuireError
+from quire.server.api.answer import respond
+from quire.server.api.chat import submit_chat
+from quire.server.api.convert import check_body, renamed
+from quire.server.api.responses_answer import ResponseAnswer, ResponseReply
+from quire.server.api.responses_bodies import RENAMED, Item, ResponsesRequest, chat_of, ignored_of, items_of
+from quire.server.generation import Generated
+from quire.server.http.body import read_struct
+from quire.server.service import Service
+from quire.server.speech import Speech
+from quire.server.stored import ResponseStore, Stored
+
+_encode = msgspec.json.encode
+
+
+class Deleted(msgspec.Struct, kw_only=True):
+    """Response of DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+@dataclass
+class Responses:
+    """What is remembered: responses that ended, and those that are made in the background, by tenant and id."""
+
+    store: ResponseStore = field(default_factory=ResponseStore)
+    made: dict[tuple[str, str], _Answer] = field(default_factory=dict)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def before(self, tenant: str, name: str | None) -> list[Item]:
+        """The conversation that a response is to follow."""
+        if name is None:
+            return []
+        param = "previous_response_id"
+        if (tenant, name) in self.made:
+            raise BadRequest(f"{param}: {name[:100]!r} is not done yet; ask again when it is", param=param)
+        stored = self.store.get(tenant, name)
+        if stored is None:
+            raise NotFound(f"{param}: {name[:100]!r} is not stored here any more; send all items", param=param)
+        found: list[Item] = msgspec.json.decode(stored.items)
+        return found
+
+
+class _Answer(ResponseAnswer):
+    """Remembered when it ends, if its request allows that."""
+
+    def __init__(
+        self, service: Service, generation: Generated, speech: Speech, body: ResponsesRequest, asked: _Asked
+    ) -> None:
+        super().__init__(service, generation, speech, body, store=asked.store)
+        self._asked = asked
+
+    def finish(self) -> None:
+        """All was said."""
+        super().finish()
+        self.remember()
+
+    def remember(self) -> None:
+        """Keep it, with all items of the conversation."""
+        if self._asked.store:
+            items = _encode([*self._asked.items, *self.output()])
+            self._asked.responses.store.put(self._asked.tenant, self.id, Stored(_encode(self.whole()), items))
+
+    async def reply(self) -> list[bytes]:
+        """The whole response."""
+        self.finish()
+        return await super().reply()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Whose a response is, the items before its own, and whether it is remembered."""
+
+    responses: Responses
+    tenant: str
+    items: list[Item]
+    store: bool
+
+
+async def create_response(service: Service, request: Request) -> Response:
+    """Answer items in the shape of OpenAI's Responses API, whole, as a stream of events, or in the background."""
+    arrival = time.monotonic()
+    body = await read_struct(request, service.options, lambda _: ResponsesRequest)
+    request.state.ignored.extend(ignored_of(body))
+    store = body.store is not False
+    if body.background and (body.stream or not store):
+        named = "stream" if body.stream else "store"
+        raise BadRequest(f"{named}: a response in the background is stored, and read by its id", param=named)
+    tenant, memory = request.state.tenant, responses_of(request)
+    before = memory.before(tenant.name, body.previous_response_id)
+    chat = chat_of(body, before)
+    with renamed(RENAMED):
+        check_body(service, chat)
+        generation, speech = await submit_chat(service, chat, arrival, tenant)
+    asked = _Asked(memory, tenant.name, [*before, *items_of(body)], store)
+    answer = _Answer(service, generation, speech, body, asked)
+    if not body.background:
+        return await respond(request, answer)
+    memory.made[tenant.name, answer.id] = answer
+    task = asyncio.create_task(_make(service, answer, asked))
+    memory.tasks.add(task)
+    task.add_done_callback(memory.tasks.discard)
+    return _json(answer.whole())
+
+
+async def _make(service: Service, answer: _Answer, asked: _Asked) -> None:
+    """In the background: counted as a request, so that a server that drains waits for it."""
+    service.active += 1
+    try:
+        async for pieces in answer.generation.pieces():
+            answer.add(pieces)
+        if answer.status == "in_progress":
+            answer.finish()
+    except QuireError as error:
+        answer.status, answer.error = "failed", error
+        answer.remember()
+    finally:
+        service.active -= 1
+        answer.generation.close()
+        asked.responses.made.pop((asked.tenant, answer.id), None)
+
+
+async def read_response(service: Service, request: Request) -> Response:
+    """A response that was stored, or is made in the background."""
+    if request.query_params.get("stream") == "true":
+        raise BadRequest("stream: a response that is stored cannot be streamed again", param="stream")
+    memory, key = responses_of(request), _key(request)
+    if key in memory.made:
+        return _json(memory.made[key].whole())
+    stored = memory.store.get(*key)
+    if stored is None:
+        raise _unknown(key[1])
+    return Response(stored.response, media_type="application/json")
+
+
+async def cancel_response(service: Service, request: Request) -> Response:
+    """End a response that is made in the background."""
+    memory, key = responses_of(request), _key(request)
+    answer = memory.made.pop(key, None)
+    if answer is None:
+        if memory.store.get(*key) is None:
+            raise _unknown(key[1])
+        raise BadRequest("only a response that is made in the background can be cancelled; this one is done")
+    answer.status = "cancelled"
+    answer.generation.close()
+    answer.remember()
+    return _json(answer.whole())
+
+
+async def delete_response(service: Service, request: Request) -> Response:
+    """Forget a response that was stored."""
+    key = _key(request)
+    if not responses_of(request).store.drop(*key):
+        raise _unknown(key[1])
+    return _json(Deleted(id=key[1]))
+
+
+def responses_of(request: Request) -> Responses:
+    """The memory of the server that `request` came to."""
+    found: Responses = request.app.state.responses
+    return found
+
+
+def _key(request: Request) -> tuple[str, str]:
+    return request.state.tenant.name, request.path_params["response_id"]
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"response_id: {name[:100]!r} is not stored here", param="response_id")
+
+
+def _json(value: ResponseReply | Deleted) -> Response:
+    data: Any = _encode(value)
+    return Response(data, media_type="application/json")
