@@ -60,16 +60,15 @@ export class Answer {
   }
 
   paintSoon() {
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = null;
-      const stays = atEnd(this.root.parentElement);
-      this.paint();
-      if (stays) this.root.parentElement.scrollTop = this.root.parentElement.scrollHeight;
-    });
+    this.frame ??= requestAnimationFrame(() => this.paint());
   }
 
+  /** Show what there is; a reader who is at the end stays there. */
   paint() {
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
+    const log = this.root.parentElement; // none once the conversation was cleared
+    const stays = log && atEnd(log);
     const scored = this.tokens && this.entries.length > 0;
     this.thinking.hidden = !this.reasoning;
     this.thought.textContent = this.reasoning;
@@ -84,6 +83,7 @@ export class Answer {
       this.markdown.show(this.text);
     }
     this.stats.textContent = this.measured();
+    if (stays) log.scrollTop = log.scrollHeight;
   }
 
   /** Show tokens, or the text. */
@@ -104,7 +104,7 @@ export class Answer {
   }
 }
 
-const ENDS = { stop: "ended by itself", length: "cut at the most tokens" };
+const ENDS = { stop: "ended by itself", length: "cut at max tokens" };
 
 function atEnd(log) {
   return log.scrollHeight - log.scrollTop - log.clientHeight < 60;

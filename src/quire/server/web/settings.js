@@ -7,7 +7,7 @@ const NUMBERS = [
   ["top_p", "Top-p", { min: 0, max: 1, step: 0.05 }],
   ["top_k", "Top-k", { min: 0, step: 1 }],
   ["min_p", "Min-p", { min: 0, max: 1, step: 0.01 }],
-  ["max_tokens", "Most tokens", { min: 1, step: 1 }],
+  ["max_tokens", "Max tokens", { min: 1, step: 1 }],
   ["seed", "Seed", { step: 1 }],
   ["presence_penalty", "Presence penalty", { min: -2, max: 2, step: 0.1 }],
   ["frequency_penalty", "Frequency penalty", { min: -2, max: 2, step: 0.1 }],
