@@ -6,14 +6,15 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from browser import CHROMIUM, Browser, Page
 from live_server import LiveServer, live
-from quire.server.playground import FOLDER, HEADERS
 from proxy import shown_below
+from quire.server.playground import FOLDER, HEADERS
 from real_server import real
 from stub_engine import StubEngine
 
@@ -153,7 +154,7 @@ def test_the_conversation_is_sent_with_the_settings(browser: Browser) -> None:
         assert "logprobs" not in bodies[1]
 
 
-def sent(page: Page) -> list[dict[str, object]]:
+def sent(page: Page) -> list[dict[str, Any]]:
     """The bodies of requests for answers."""
     events = [e["params"]["request"] for e in page.browser.events
               if e.get("sessionId") == page.session and e["method"] == "Network.requestWillBeSent"]  # fmt: skip
