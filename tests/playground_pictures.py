@@ -17,7 +17,7 @@ SCHEMA = """{"type": "object",
    "module": {"type": "string", "maxLength": 12},
    "pure": {"type": "boolean"}},
  "required": ["module", "pure"]}"""
-TRAFFIC_SECONDS = 60
+TRAFFIC_SECONDS = 90
 
 
 def ask(page: Page, text: str) -> None:
@@ -98,8 +98,9 @@ def shaped(browser: Browser, server: LiveServer, folder: Path) -> None:
     page.fill("[name=shape]", "json_schema")
     page.fill("[name=text]", SCHEMA)
     page.fill("[name=max_tokens]", "60")
+    page.click("[name=compact]")
     ask(page, "Describe math.gcd.")
-    page.run("document.querySelector('[name=text]').scrollIntoView({block: 'end'})")
+    page.run("document.querySelector('#settings').scrollTop = 1e6")
     page.picture(folder / "structured.png")
     page.close()
 

@@ -118,7 +118,7 @@ def test_it_chats_and_loads_little(browser: Browser, server: LiveServer) -> None
         ask(page, "What does json.dumps do?")
         assert "Serialize obj to a JSON formatted str." in page.text(".answer")
         assert page.run("document.querySelector('.answer .markdown code').textContent") == "obj"
-        assert re.search(r"17 tokens · first after \d+ ms · [\d.]+ tokens/s · ended by itself", page.text(".stats"))
+        assert re.search(r"17 tokens · first after \d+ ms · [\d.]+ tokens/s · stop", page.text(".stats"))
         page.click(".again")
         page.wait(DONE)
         assert page.run("document.querySelectorAll('.answer').length") == 1
@@ -175,7 +175,7 @@ def test_the_keyboard_sends_breaks_lines_and_stops(browser: Browser) -> None:
         assert page.text(".question") == "one\ntwo" and not page.run("document.querySelector('#stop').hidden")
         page.key("Escape")
         page.wait(DONE)
-        assert page.text(".stats").endswith("stopped") and page.run("document.querySelector('#stop').hidden")
+        assert page.text(".stats").endswith("cancelled") and page.run("document.querySelector('#stop').hidden")
         page.wait("true")
         page.click(".again")
         page.wait("document.querySelector('.markdown').textContent.length > 3")
@@ -213,7 +213,7 @@ def test_two_answers_side_by_side(browser: Browser, server: LiveServer) -> None:
         ask(page, "What does json.dumps do?")
         page.wait("document.querySelectorAll('.answer[aria-busy=false]').length === 2")
         first, second = page.run("[...document.querySelectorAll('.answer')].map((node) => node.innerText)")
-        assert "17 tokens" in first and "3 tokens" in second and "cut at max tokens" in second
+        assert "17 tokens" in first and "3 tokens" in second and "· length" in second
         boxes = page.run("[...document.querySelectorAll('.lane')].map((n) => n.getBoundingClientRect().left)")
         assert boxes[1] > boxes[0] + 300
         page.click("#toggle-compare")
@@ -231,6 +231,10 @@ def test_structured_output_by_form(browser: Browser, server: LiveServer) -> None
         page.fill("[name=text]", '{"enum": [1, 22]}')
         ask(page, "A number?")
         assert page.text(".answer:last-child pre") in ("1", "22")
+        page.fill("[name=text]", '{"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "minItems": 2}')
+        page.click("[name=compact]")
+        ask(page, "Numbers?")
+        assert page.text(".answer:last-child pre").startswith("[1,2")
         page.fill("[name=text]", '{"enum": ')
         page.run("document.querySelector('#message').focus()")
         page.type("And now?")

@@ -16,6 +16,7 @@ export class Answer {
     this.started = performance.now();
     this.first = null;
     this.usage = null;
+    this.timings = null;
     this.reason = null;
     this.thought = el("p", { class: "thought" });
     this.thinking = el("details", { class: "thinking", hidden: true }, el("summary", {}, "Reasoning"), this.thought);
@@ -35,6 +36,7 @@ export class Answer {
   /** A chunk of the stream. */
   take(chunk) {
     this.usage = chunk.usage ?? this.usage;
+    this.timings = chunk.quire?.timings ?? this.timings;
     const choice = chunk.choices[0];
     if (!choice) return;
     const { content, reasoning_content: reasoning } = choice.delta;
@@ -94,17 +96,15 @@ export class Answer {
 
   measured() {
     if (this.first === null) return this.ended ? (this.reason ?? "") : "waiting";
-    const seconds = ((this.ended ?? performance.now()) - this.first) / 1000;
-    const count = this.usage?.completion_tokens;
     const found = [`first after ${Math.round(this.first - this.started)} ms`];
-    if (count) found.unshift(`${count} tokens`);
-    if (count > 1 && seconds > 0) found.push(`${((count - 1) / seconds).toFixed(1)} tokens/s`);
-    if (this.ended && this.reason) found.push(ENDS[this.reason] ?? this.reason);
+    if (this.usage) found.unshift(`${this.usage.completion_tokens} tokens`);
+    // The engine's clock: pieces of a short answer arrive here all at once.
+    const { generated_tokens: count, decode_seconds: seconds } = this.timings ?? {};
+    if (count > 1 && seconds > 0) found.push(`${((count - 1) / seconds).toFixed(0)} tokens/s`);
+    if (this.ended && this.reason) found.push(this.reason);
     return found.join(" · ");
   }
 }
-
-const ENDS = { stop: "ended by itself", length: "cut at max tokens" };
 
 function atEnd(log) {
   return log.scrollHeight - log.scrollTop - log.clientHeight < 60;

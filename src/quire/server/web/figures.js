@@ -5,7 +5,7 @@ import { el, svg } from "./dom.js";
 import { histogram, largest, parse, quantile, total } from "./metrics.js";
 
 const EVERY = 2000; // ms
-const KEPT = 90; // readings: three minutes
+const KEPT = 60; // readings: two minutes
 const WINDOW = 10; // readings that a quantile is taken over: single requests would leave gaps
 const WIDTH = 280;
 const HEIGHT = 70;
@@ -135,7 +135,7 @@ function path(readings, field, top) {
       return "";
     }
     const x = WIDTH * (1 - (readings.length - 1 - i) / (KEPT - 1));
-    const y = HEIGHT - 2 - (HEIGHT - 4) * (reading[field] / top);
+    const y = HEIGHT - 3 - (HEIGHT - 8) * (reading[field] / top);
     const point = `${pen}${x.toFixed(1)} ${y.toFixed(1)}`;
     // A value alone would be a line of no length.
     const alone = pen === "M" ? "h1" : "";

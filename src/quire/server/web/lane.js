@@ -73,7 +73,7 @@ export class Lane {
   async answer(turn, fields) {
     const { probabilities } = this.view;
     const body = { model: this.model.value || null, messages: this.messages(turn.text), ...fields };
-    Object.assign(body, { stream: true, stream_options: { include_usage: true } });
+    Object.assign(body, { stream: true, stream_options: { include_usage: true }, quire: { timings: true } });
     if (probabilities) Object.assign(body, { logprobs: true, top_logprobs: ALTERNATIVES });
     const answer = new Answer({ json: this.settings.json, tokens: probabilities, again: () => this.view.regenerate(this) });
     this.turns.push({ ...turn, answer });
@@ -85,7 +85,7 @@ export class Lane {
       for await (const chunk of events(await ask("v1/chat/completions", body, control.signal))) answer.take(chunk);
       answer.end("stop");
     } catch (error) {
-      if (control.signal.aborted) answer.end("stopped");
+      if (control.signal.aborted) answer.end("cancelled");
       else answer.end("failed", error);
       if (error.status === 401) this.view.refused();
     } finally {
