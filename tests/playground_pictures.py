@@ -12,11 +12,15 @@ from live_server import LiveServer
 from real_server import real
 
 QUESTIONS = ("What does json.dumps do?", "Describe os.path.join.", "What does shutil.copytree do?", "What is math.gcd?")
-SCHEMA = """{"type": "object",
- "properties": {
-   "module": {"type": "string", "maxLength": 12},
-   "pure": {"type": "boolean"}},
- "required": ["module", "pure"]}"""
+SCHEMA = """{
+  "properties": {
+    "module": {"enum": [
+      "json", "math", "os"]},
+    "pure": {"type": "boolean"}
+  },
+  "required": ["module", "pure"],
+  "additionalProperties": false
+}"""
 TRAFFIC_SECONDS = 90
 
 

@@ -27,7 +27,7 @@ export class Answer {
     this.buttons = el("span", { class: "buttons", hidden: true }, copyButton(() => this.text), this.again);
     this.error = el("p", { class: "error", role: "alert", hidden: true });
     const foot = el("footer", {}, this.stats, this.buttons);
-    this.root = el("article", { class: "answer", "aria-label": "Answer", "aria-busy": "true" },
+    this.root = el("article", { class: json ? "answer json" : "answer", "aria-label": "Answer", "aria-busy": "true" },
       this.thinking, this.body, this.scored, this.error, foot);
     this.markdown = new MarkdownView(this.body);
     this.tokenView = new TokenView(this.scored);

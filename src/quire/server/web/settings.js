@@ -14,7 +14,14 @@ const NUMBERS = [
   ["repetition_penalty", "Repetition penalty", { min: 0, step: 0.05 }],
 ];
 
-const SCHEMA = '{"type": "object",\n "properties": {"name": {"type": "string"}},\n "required": ["name"]}';
+const SCHEMA = `{
+  "type": "object",
+  "properties": {
+    "name": {"type": "string"}
+  },
+  "required": ["name"],
+  "additionalProperties": false
+}`;
 
 /** Small models left to it write blanks until their tokens end. OpenAI's field has no word for that, vLLM's has. */
 const COMPACT = { disable_any_whitespace: true };
