@@ -13,14 +13,13 @@ from real_server import real
 
 QUESTIONS = ("What does json.dumps do?", "Describe os.path.join.", "What does shutil.copytree do?", "What is math.gcd?")
 SCHEMA = """{
+  "type": "object",
   "properties": {
-    "module": {"enum": [
-      "json", "math", "os"]},
+    "module": {"enum": ["math"]},
     "pure": {"type": "boolean"}
   },
-  "required": ["module", "pure"],
-  "additionalProperties": false
-}"""
+  "required": ["module"],
+  "additionalProperties": false}"""
 TRAFFIC_SECONDS = 90
 
 
