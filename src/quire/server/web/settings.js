@@ -115,7 +115,7 @@ export class Settings {
   shapes() {
     const options = Object.entries(SHAPES).map(([value, { name }]) => el("option", { value }, name));
     const kind = this.labelled("shape", "The answer is", el("select", { change: () => this.reshape() }, ...options));
-    this.text = this.area("text", "", 8);
+    this.text = this.area("text", "", 11);
     this.compact = this.labelled("compact", "Without blanks", el("input", { type: "checkbox" }));
     this.compact.classList.add("check");
     this.reshape();
