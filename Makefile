@@ -8,7 +8,7 @@ SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
 	moe_ops.py sampler_ops.py tree_attention.py stored.py super_blocks.py experts.py sharing.py kinds.py)
 
-.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality interop gpu-check gpu-kernels build table fields clients pairs train clean
+.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality interop gpu-check gpu-kernels build table fields clients pairs pictures train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -95,6 +95,9 @@ fields: build  ## send every field that clients of OpenAI and vLLM know, and wri
 
 pairs: build  ## run every feature beside every way to be parallel, and write the table of README.md (minutes)
 	PYTHONPATH=tests $(BIN)/python tests/parallel_pairs.py
+
+pictures: build  ## the playground's, of the embedded model in a headless Chromium (two minutes)
+	$(BIN)/python tests/playground_pictures.py docs/images/playground
 
 train: build  ## the embedded model from scratch (an hour or two on a CPU)
 	$(BIN)/python training/train.py

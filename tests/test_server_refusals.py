@@ -12,6 +12,7 @@ import pytest
 
 from live_server import LiveServer, live
 from quire.server.api.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeText
+from quire.server.playground import pages
 from shaped import SHAPELESS
 
 HI = [{"role": "user", "content": "hi"}]
@@ -297,7 +298,7 @@ def test_hosts_and_keys() -> None:
         assert server.http.get("/version", headers={"host": "LOCALHOST:8000"}).status_code == 200
     with live(api_key=("secret", "other"), allowed_hosts=("api.example", "127.0.0.1")) as server:
         assert server.http.get("/version", headers={"host": "api.example"}).status_code == 401
-        public = ("/livez", "/readyz", "/health", "/ping", "/metrics")
+        public = ("/livez", "/readyz", "/health", "/ping", "/metrics", *(page.path for page in pages()))
         for path in public:
             assert server.http.get(path).status_code == 200
         routes = [(route.path, method) for route in server.app.routes for method in sorted(route.methods or ())]

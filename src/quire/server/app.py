@@ -35,6 +35,7 @@ from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.middleware import Gateway
 from quire.server.http.watchers import watchers
 from quire.server.options import ServerOptions
+from quire.server.playground import pages
 from quire.server.service import VERSION, Service
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -66,7 +67,8 @@ def create_app(
     # No docs pages: they load scripts from elsewhere. /openapi.json describes everything.
     app = FastAPI(title="quire", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service, app.state.responses = service, Responses()
-    app.add_middleware(Gateway, service=service)
+    shown = pages() if options.playground else []
+    app.add_middleware(Gateway, service=service, public=frozenset(page.path for page in shown))
     if options.allowed_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=options.allowed_origins, allow_methods=["*"], allow_headers=["*"],
@@ -75,6 +77,7 @@ def create_app(
     app.add_exception_handler(QuireError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     _add_routes(app, service)
+    app.routes.extend(shown)
     app.openapi = partial(described, app, app.openapi, options.strict)  # type: ignore[method-assign]
     return app
 

@@ -25,6 +25,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, about("Port to listen on; 0 = a free one.")] = 8000
     uds: Annotated[str | None, about("Listen on a Unix socket at this path, for this user only, not on a port.")] = None
     root_path: Annotated[str, about("Path under which a proxy shows the server.")] = ""
+    playground: Annotated[bool, about("Show a page at / to try the model in a browser.")] = True
     allowed_origins: Annotated[
         tuple[str, ...],
         about("Web origin whose pages may call the server (CORS), * = any; may be given several times."),

@@ -47,10 +47,11 @@ class Gateway:
     of the body that mean nothing here: the response's `Warning` header names them.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, public: frozenset[str] = frozenset()) -> None:
+        """`public`: further paths that ask for no key."""
         self._app = app
         self._service = service
-        self._public = PUBLIC if service.options.protect_metrics else PUBLIC | MEASURED
+        self._public = PUBLIC | public | (frozenset() if service.options.protect_metrics else MEASURED)
         hosts = service.options.allowed_hosts
         if not hosts and service.options.host in ("localhost", "127.0.0.1", "::1"):
             hosts = LOOPBACK
@@ -114,7 +115,8 @@ class Gateway:
         if self._hosts and _host(headers) not in self._hosts:
             raise HttpError(421, "host: this server does not answer to that name", code="misdirected_request")
         keys = self._service.keys
-        tenant = keys.tenant(headers) if keys.needed and scope["path"] not in self._public else NOBODY
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # uvicorn puts the one before the other
+        tenant = keys.tenant(headers) if keys.needed and path not in self._public else NOBODY
         if tenant is None:
             raise HttpError(
                 401, "a valid key is needed: Authorization: Bearer <key>, or x-api-key: <key>", code="invalid_api_key"
@@ -123,7 +125,7 @@ class Gateway:
             raise Unavailable("the server is shutting down; send the request again in a moment")
         if scope["method"] == "POST":
             keys.spend(tenant)
-            if scope["path"] in GENERATES:
+            if path in GENERATES:
                 self._service.engine.check_room()
         return tenant
 
