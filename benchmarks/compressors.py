@@ -66,7 +66,7 @@ def _quantize(method: str, **options: Any) -> dict[str, Any]:
 
 METHODS = {
     "rtn4": Method(_quantize("rtn", bits=4, group_size=64), ("llmcompressor",)),
-    "rtn8": Method(_quantize("rtn", bits=8, group_size=-1), ("llmcompressor",)),
+    "rtn8": Method(_quantize("rtn", bits=8, group_size=64), ("llmcompressor",)),
     "gptq4_g64": Method(_quantize("gptq", bits=4, group_size=64), ("llmcompressor", "gptqmodel")),
     "gptq4_g32": Method(_quantize("gptq", bits=4, group_size=32), ("llmcompressor",)),
     "gptq4_act_order": Method(_quantize("gptq", bits=4, group_size=64, static_groups=False), ("gptqmodel",)),
@@ -122,7 +122,8 @@ class Bench:
             "above": took["peak"] - took["imports"],
         }
         try:
-            return row | self._quality(out)
+            row |= self._quality(out)
+            return row if row["kl"] else row | {"failed": "nothing was changed"}
         except QuireError as error:
             return row | {"failed": error.message}
         finally:

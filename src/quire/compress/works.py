@@ -85,6 +85,8 @@ def quantized(context: Context, stage: Stage, change: Change, usual: Layout) -> 
         )
     net, layers = over_layers(context, stage, replace(change, cache=kv != "none"))
     if layout is not None:
+        if isinstance(layout, BitsAndBytes):
+            layout = replace(layout, dtype=str(own_dtype(net)).removeprefix("torch."))
         if isinstance(layout, CompressedTensors):
             layout = replace(layout, input_scales=layers.with_suffix(".input_scale"))
             if kv != "none":
