@@ -20,7 +20,8 @@ def read(folder: Path) -> torch.nn.Module:
 def plain(config: Path, folder: Path, group: int) -> torch.nn.Module:
     """A model as the folder `config` says, with the numbers that AutoAWQ makes of the file in `folder`."""
     asked = AutoConfig.from_pretrained(config)
-    asked.quantization_config = None
+    if hasattr(asked, "quantization_config"):
+        del asked.quantization_config
     tensors = load_file(folder / "model.safetensors")
     for base in [n.removesuffix(".qweight") for n in tensors if n.endswith(".qweight")]:
         words, zeros, scales = (tensors.pop(f"{base}.{part}") for part in ("qweight", "qzeros", "scales"))
