@@ -1,4 +1,4 @@
-"""`quire compress` of a model of a real shape: what a run holds in memory at most, what it takes, and what kills do to it.
+"""`quire compress` of a model of a real shape: the memory and the time that a run takes, and what kills do to it.
 
     python benchmarks/compress_memory.py kills                 llama-1b by GPTQ: undisturbed, then killed three times
     python benchmarks/compress_memory.py methods --layers 2    seconds and memory of each method, on a slice of layers
@@ -6,8 +6,8 @@
 
 The weights are random numbers in bf16 on the disk, the calibration text is random words. Each run is the command in a
 process of its own, whose memory is read from the kernel many times a second: `peak` is its resident set at most, mapped
-files among it, `own` what is no file. One layer's work is what GPTQ must have of the largest layer at a time: its weights
-in f32, a Hessian for each input that its matrices read, and the stream of all calibration text before it.
+files among it, `own` what is no file. One layer's work is what GPTQ must have of a layer at a time: its weights in f32,
+a Hessian for each input that its matrices read, and the stream of all calibration text before it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def layer_work(model: Model, args: argparse.Namespace) -> dict[str, int]:
     return {
         "weights": 4 * sum(n * k for n, k in shapes.values()),
         "hessians": 4 * sum(k * k for k in inputs),
-        "stream": 0 if args.spill else 4 * 2 * args.samples * args.length * hidden,
+        "stream": 0 if args.spill else 4 * args.samples * args.length * hidden,
     }
 
 
@@ -165,12 +165,12 @@ def lines(journal: Path) -> int:
 
 def kills(args: argparse.Namespace) -> dict[str, Any]:
     """GPTQ undisturbed, and killed at random places and gone on: memory, seconds, the same bytes."""
-    model, work, out = model_of(args), args.work.absolute(), args.work.absolute() / "out"
+    model, work = model_of(args), args.work.absolute()
     for name in ("whole", "cut", "cut.partial", "whole.partial"):
         shutil.rmtree(work / name, ignore_errors=True)
     words = METHODS["gptq int4"]
     whole = watch(compressed(model, work / "whole", words, "--no-passport"))
-    wanted, layers = sums(work / "whole"), model.config["num_hidden_layers"]
+    wanted, layers = sums(work / "whole"), int(model.config["num_hidden_layers"])
     out, journal = work / "cut", work / "cut.partial" / "journal.jsonl"
     places = sorted(random.Random(args.seed).uniform(0, layers) for _ in range(args.kills))
     runs = []

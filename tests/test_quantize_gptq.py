@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.quantize import fp8, nf4
-from quire.compress.quantize.gptq import gptq, inverse_factor
+from quire.compress.quantize.gptq import Factored, gptq
 from quire.compress.quantize.grid import Grid, Integers, Numbers, Steps, in_groups
 from quire.compress.quantize.rtn import rtn
 from quire.compress.stats import Inputs, output_error
@@ -127,7 +127,7 @@ def test_steps_may_be_the_callers_own() -> None:
 
 def test_the_inverse_factor() -> None:
     _, hessian = made(1, 200)
-    factor = inverse_factor(hessian)
+    factor = Factored.of(hessian, 0.0, act_order=False).factor
     assert torch.equal(factor, factor.triu())
     assert torch.allclose(factor.t() @ factor @ hessian, torch.eye(200).double(), atol=1e-8)
     assert torch.allclose(factor, torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True), rtol=1e-6, atol=1e-9)

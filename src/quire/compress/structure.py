@@ -86,14 +86,15 @@ def by_gradient(net: Net, rows: Rows) -> Elements:
 
 def influences(net: Net, rows: Rows) -> Tensor:
     """How much each layer turns the stream, [layers] f64 (ShortGPT)."""
-    stream, found = Stream(net, rows), list[float]()
-    before = [x + delta for x, delta in stream.chunks()]
+    stream, found, turned = Stream(net, rows), list[float](), list[float]()
+
+    def see(before: Tensor, after: Tensor) -> None:
+        turned.append(len(before) * block_influence(before.flatten(0, 1), after.flatten(0, 1)))
+
     for layer in range(net.spec.layers):
-        stream.advance(net.layer(layer))
-        after = [x + delta for x, delta in stream.chunks()]
-        turned = [block_influence(a.flatten(0, 1), b.flatten(0, 1)) for a, b in zip(before, after, strict=True)]
-        found.append(sum(turned) / len(turned))
-        before = after
+        turned.clear()
+        stream.advance(net.layer(layer), see)
+        found.append(sum(turned) / len(rows))
     return torch.tensor(found, dtype=torch.float64)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.compress.quantize.grid import Grid, Steps, in_groups
+from quire.compress.stats import Inputs
 from quire.core.errors import ModelError
 from quire.ops.weights import CANNOT_ROUND, Weight
 
@@ -38,48 +40,92 @@ def gptq(
     neighbours beforehand. `steps` [n, k / group] are static ones that the caller found. Columns that are never active
     become 0. Where a tenth of w is 0 it was pruned, and these stay 0. `ModelError` when w or the Hessian cannot be
     worked with.
-
-    Matrices that read the same input may be given as one, below each other, and cut by `Weight.take_rows` after: rows
-    do not depend on others (but in grids that share scales among them), and the Hessian is factored once.
     """
-    k = w.shape[1]
-    if hessian.shape != (k, k):
-        raise ValueError(f"the Hessian is {list(hessian.shape)}, the matrix has {k} columns")
+    if hessian.shape != (w.shape[1], w.shape[1]):
+        raise ValueError(f"the Hessian is {list(hessian.shape)}, the matrix has {w.shape[1]} columns")
+    return _rounded(w, Factored.of(hessian, damping, act_order), grid, group, static_groups, steps)
+
+
+def gptq_all(
+    ws: Iterable[Tensor],
+    inputs: Inputs,
+    grid: Grid,
+    group: int = 128,
+    *,
+    act_order: bool = False,
+    static_groups: bool = False,
+    damping: float = 0.01,
+) -> Iterator[Weight]:
+    """`gptq` of matrices [n, k] that read the same `inputs`, one after the other.
+
+    Their Hessian is used up and factored once: at most two matrices of its size are in memory.
+    """
+    factored: Factored | None = None
+    for w in ws:
+        factored = Factored.of(inputs.take_hessian(), damping, act_order) if factored is None else factored
+        yield _rounded(w, factored, grid, group, static_groups)
+
+
+@dataclass(frozen=True)
+class Factored:
+    """A Hessian's part in GPTQ: the factor of its inverse, with columns in the order `order`.
+
+    `factor` [k, k]: the upper triangle U with U^T U the inverse. It is the inverse of the Cholesky factor of the
+    Hessian with rows and columns in reverse. For 2048 columns it takes 0.18 s on a core, where the factor of the
+    inverse itself takes 0.28 s and is no more exact. `order` int64 [k], None: as they are. `dead` bool [k]: columns never active.
+    """
+
+    factor: Tensor
+    dead: Tensor
+    order: Tensor | None
+
+    @staticmethod
+    def of(hessian: Tensor, damping: float, act_order: bool) -> Factored:
+        """The same of `hessian` [k, k]. `ModelError` where it is not positive definite with its damping."""
+        diagonal = hessian.diagonal()
+        dead = diagonal == 0
+        order = diagonal.argsort(descending=True, stable=True) if act_order else None
+        places = (torch.arange(len(dead)) if order is None else order).flip(0)
+        damped = hessian[places[:, None], places]
+        del hessian, diagonal  # its memory is needed again, where nobody else holds it
+        turned = damped.diagonal()
+        turned[dead[places]] = 1
+        turned += damping * turned.mean()
+        del turned
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        del damped
+        if int(failed) or not bool(torch.isfinite(lower.diagonal()).all()):
+            raise ModelError("the Hessian of the calibration rows is not positive definite; raise damping or add rows")
+        upper = lower.flip(0, 1).contiguous()
+        del lower
+        return Factored(_inverse_triangle(upper), dead, order)
+
+
+def _rounded(
+    w: Tensor, factored: Factored, grid: Grid, group: int, static_groups: bool, steps: Steps | None = None
+) -> Weight:
+    """One matrix."""
     if not bool(torch.isfinite(w).all()):
         raise ModelError(CANNOT_ROUND)
-    columns = w.detach().to(hessian.dtype).t().contiguous()
-    dead = hessian.diagonal() == 0
-    columns[dead] = 0
+    k, order = w.shape[1], factored.order
+    columns = w.detach().to(factored.factor.dtype).t().contiguous()
+    columns[factored.dead] = 0
     width = in_groups(w, group).shape[-1]
     if steps is None and (static_groups or width == k):
         steps = grid.fit(in_groups(columns.t().contiguous(), width))
-    order = hessian.diagonal().argsort(descending=True, stable=True) if act_order else None
-    factor = inverse_factor(_damped(hessian, dead, damping, order))
     by_group: list[Steps | None] = [None] * (k // width)
     group_of = torch.arange(k) // width
     if steps is not None:
-        turned = Steps.of(lambda t: t.to(hessian.dtype).t().contiguous(), steps)
+        turned = Steps.of(lambda t: t.to(columns.dtype).t().contiguous(), steps)
         by_group = [Steps.of(lambda t, g=g: t[g], turned) for g in range(k // width)]
         group_of = group_of if order is None else order // width
     columns = columns if order is None else columns[order]
     gone = columns == 0
     pruned = gone if int(gone.sum()) >= PRUNED * w.numel() else None
-    codes, found = _sweep(columns, factor, grid, group_of.tolist(), by_group, pruned)
+    codes, found = _sweep(columns, factored.factor, grid, group_of.tolist(), by_group, pruned)
     if order is not None and steps is not None:
         codes, order = codes[order.argsort()], None
     return grid.weight(codes.t().contiguous(), found, width, None if order is None else order.int())
-
-
-def inverse_factor(hessian: Tensor) -> Tensor:
-    """The upper triangle U [k, k] with U^T U the inverse of the positive definite `hessian`; `ModelError` if it is not.
-
-    It is the inverse of the Cholesky factor of the Hessian with rows and columns in reverse. For 2048 columns it takes
-    0.18 s on a core, where the factor of the inverse itself takes 0.28 s and is no more exact.
-    """
-    lower, failed = torch.linalg.cholesky_ex(hessian.flip(0, 1))
-    if int(failed) or not bool(torch.isfinite(lower.diagonal()).all()):
-        raise ModelError("the Hessian of the calibration rows is not positive definite; raise damping or add rows")
-    return _inverse_triangle(lower.flip(0, 1).contiguous())
 
 
 def _inverse_triangle(upper: Tensor) -> Tensor:
@@ -94,15 +140,6 @@ def _inverse_triangle(upper: Tensor) -> Tensor:
     out[half:, half:] = last = _inverse_triangle(upper[half:, half:])
     out[:half, half:] = -(first @ (upper[:half, half:] @ last))
     return out
-
-
-def _damped(hessian: Tensor, dead: Tensor, damping: float, order: Tensor | None) -> Tensor:
-    """A copy in the order of columns `order`, with ones for dead columns and `damping` of the mean on its diagonal."""
-    damped = hessian.clone() if order is None else hessian[order][:, order]
-    diagonal = damped.diagonal()
-    diagonal[dead if order is None else dead[order]] = 1
-    diagonal += damping * diagonal.mean()
-    return damped
 
 
 def _blocks(k: int, width: int) -> Iterator[tuple[int, int]]:
