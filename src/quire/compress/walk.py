@@ -6,7 +6,6 @@ Memory is that of one layer, of what is counted of its inputs, and of the stream
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -93,4 +92,4 @@ class Stream:
     def _room(self, shape: tuple[int, ...]) -> Tensor:
         if self._folder is None:
             return torch.zeros(shape)
-        return mapped(self._folder / f"stream-{os.getpid()}", math.prod(shape)).view(shape)
+        return mapped(self._folder / "stream", math.prod(shape)).view(shape)
