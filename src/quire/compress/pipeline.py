@@ -20,6 +20,7 @@ from quire.compress.context import Context
 from quire.compress.learned import ADAPTER
 from quire.compress.measure import passport_of
 from quire.compress.passport import write_passport
+from quire.compress.progress import MEASURING
 from quire.compress.recipe import Recipe
 from quire.compress.resume import Work, code_digest
 from quire.compress.stages import Stage
@@ -68,6 +69,7 @@ def compress(
                 run_stage(context, stage)
                 model = str(target)
             if passport and not (Path(model) / ADAPTER).exists():
+                tell(MEASURING)
                 measure(source, Path(model), out.name, recipe, rows().digest)
         work.finish(lambda made: _take(Path(model), made))
 
