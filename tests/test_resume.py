@@ -17,7 +17,6 @@ import torch
 from rich.console import Console
 
 from killed_work import KEY, LAYERS, STAGES, pipeline
-from quire.compress import progress
 from quire.compress.progress import MEASURING, units_bar
 from quire.compress.resume import Work, code_digest, digest_of, write_whole
 from quire.core.errors import ConfigError
@@ -175,7 +174,7 @@ def test_the_bar_says_how_far_it_is() -> None:
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     log = io.StringIO()
     with units_bar(10, 2, Console(file=log, width=100)) as count:
         for seconds, following in ((20, "layer 4"), (20, "layer 5"), (5, "layer 6"), (35, "layer 7")):
