@@ -67,6 +67,10 @@ class Matrix:
         found = net.opened.source.tensor(self.name).float()
         return found.t() if self._turned(net) else found
 
+    def columns(self, net: Net) -> int:
+        """How many it has, without reading it."""
+        return net.opened.source.infos[self.name].shape[0 if self._turned(net) else 1]
+
     def put(self, net: Net, value: Tensor) -> None:
         """Give it the numbers `value` [n, k]."""
         whole = net.tensors.own(net.rewritten.origins[self.name])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from quire.compress.context import Context
-from quire.compress.layerwise import Change, Key, Made, Seen, each
+from quire.compress.layerwise import Change, Key, Made, Seen, each, together
 from quire.compress.matrices import Matrix, matrices
 from quire.compress.net import Net
-from quire.compress.quantize.gptq import gptq
+from quire.compress.quantize.gptq import gptq_all
 from quire.compress.quantize.grid import Integers
 from quire.compress.quantize.mixed import choose_formats
 from quire.compress.quantize.rtn import rtn
@@ -82,8 +82,7 @@ def _rounding(stage: Mixed, bits: int) -> Change:
     if stage.rounding == "rtn":
         return Change(each(lambda w, seen: rtn(w, grid, group)))
 
-    def change(w: Tensor, seen: Inputs | None) -> Weight:
-        assert seen is not None
-        return gptq(w, seen.hessian, grid, group)
+    def change(ws: Iterator[Tensor], seen: Inputs) -> Iterator[Weight]:
+        return gptq_all(ws, seen, grid, group)
 
-    return Change(each(change), ("hessian",))
+    return Change(together(change), ("hessian",))

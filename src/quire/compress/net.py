@@ -163,10 +163,14 @@ class Net:
             return LatentLayout(1, 1, spec.mla.rope, torch.float32, rank=spec.mla.rank)
         return KVLayout(1, spec.kv_heads, spec.head_dim, torch.float32)
 
-    def enter(self, tokens: Tensor) -> Tensor:
-        """The stream before the first layer, f32 [B, L, h], of tokens int [B, L]."""
+    def entrance(self) -> Decoder:
+        """What comes before the first layer: the table of tokens, and what is done to its rows."""
+        return load_decoder(self.reader(Share(layers=range(0))), self._ropes)
+
+    def enter(self, tokens: Tensor, entrance: Decoder | None = None) -> Tensor:
+        """The stream before the first layer, f32 [B, L, h], of tokens int [B, L]. `entrance`: for several calls."""
         self._check_length(tokens)
-        part = load_decoder(self.reader(Share(layers=range(0))), self._ropes)
+        part = self.entrance() if entrance is None else entrance
         return part.enter(flat(tokens)).view(*tokens.shape, -1)
 
     def layer(self, index: int) -> Layer:

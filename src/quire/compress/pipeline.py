@@ -6,6 +6,7 @@ goes on where it was: in the middle of a stage with what that kept, or with the 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +20,7 @@ from quire.compress.context import Context
 from quire.compress.learned import ADAPTER
 from quire.compress.measure import passport_of
 from quire.compress.passport import write_passport
+from quire.compress.progress import MEASURING
 from quire.compress.recipe import Recipe
 from quire.compress.resume import Work, code_digest
 from quire.compress.stages import Stage
@@ -67,6 +69,7 @@ def compress(
                 run_stage(context, stage)
                 model = str(target)
             if passport and not (Path(model) / ADAPTER).exists():
+                tell(MEASURING)
                 measure(source, Path(model), out.name, recipe, rows().digest)
         work.finish(lambda made: _take(Path(model), made))
 
@@ -101,6 +104,13 @@ def text_of(folder: Path, recipe: Recipe) -> Rows:
 
 
 def _take(model: Path, made: Path) -> None:
-    """The last stage's folder becomes the result."""
-    for path in sorted(model.iterdir()):
-        path.replace(made / path.name)
+    """The last stage's folder becomes the result. Nothing is moved: `made` begins anew after a kill amid this."""
+    shutil.copytree(model, made, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    """A second name of a file, or a copy where the file system has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
