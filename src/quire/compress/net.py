@@ -137,7 +137,7 @@ class Net:
     def _run(self, tokens: Tensor, encoded: Tensor | None, decoder: Decoder | None, rows: Tensor) -> Tensor:
         if (encoded is not None) != bool(self.spec.encoder.layers):
             raise ConfigError(f"{self.name}: `encoded` is for models with an encoder, which need it")
-        self._check_length(tokens)
+        self._check_length(tokens.shape[1])
         decoder = self.decoder() if decoder is None else decoder
         own = {i: Held.of(self._layout()) for i in self.spec.own_layers}
         caches = [own[self.spec.kv_layer(i)] for i in range(self.spec.layers)]
@@ -152,10 +152,10 @@ class Net:
         """The encoder beside `decoder`, for models that have one."""
         return load_encoder(self.reader(), decoder.embed, self._ropes[self.spec.rope[0]])
 
-    def _check_length(self, tokens: Tensor) -> None:
-        if tokens.shape[1] > self.spec.max_position:
+    def _check_length(self, longest: int) -> None:
+        if longest > self.spec.max_position:
             most = self.spec.max_position
-            raise ConfigError(f"{self.name} has {most} positions, {tokens.shape[1]} tokens were given; cut the text")
+            raise ConfigError(f"{self.name} has {most} positions, {longest} tokens were given; cut the text")
 
     def _layout(self) -> KVLayout:
         spec = self.spec
@@ -167,11 +167,14 @@ class Net:
         """What comes before the first layer: the table of tokens, and what is done to its rows."""
         return load_decoder(self.reader(Share(layers=range(0))), self._ropes)
 
-    def enter(self, tokens: Tensor, entrance: Decoder | None = None) -> Tensor:
-        """The stream before the first layer, f32 [B, L, h], of tokens int [B, L]. `entrance`: for several calls."""
-        self._check_length(tokens)
+    def enter(self, tokens: Tensor, entrance: Decoder | None = None, lengths: Tensor | None = None) -> Tensor:
+        """The stream before the first layer, f32 [B, L, h], of tokens int [B, L]. `entrance`: for several calls.
+
+        `lengths` int [S]: of sequences that lie one after the other, B is 1 and L their sum then; None: B of length L.
+        """
+        self._check_length(tokens.shape[1] if lengths is None else int(lengths.max()))
         part = self.entrance() if entrance is None else entrance
-        return part.enter(flat(tokens)).view(*tokens.shape, -1)
+        return part.enter(_batch(tokens, lengths)).view(*tokens.shape, -1)
 
     def layer(self, index: int) -> Layer:
         """Layer `index` of the current values. No other layer's weights are read; it lives as long as it is held.
@@ -186,11 +189,17 @@ class Net:
             return load_layer(reader, index, self._ropes[self.spec.rope[index]], None)
 
     def run_layer(
-        self, index: int, x: Tensor, delta: Tensor | None, layer: Layer | None = None
+        self,
+        index: int,
+        x: Tensor,
+        delta: Tensor | None,
+        layer: Layer | None = None,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The stream x f32 [B, L, h] and what is to be added to it, [B, L, h], past layer `index`.
 
-        delta: None before the first layer. `layer`: what `layer(index)` gave, for several calls.
+        delta: None before the first layer. `layer`: what `layer(index)` gave, for several calls. `lengths`: as of
+        `enter`.
         """
         layer = self.layer(index) if layer is None else layer
         ops, rows, shape = self.ops, x.flatten(0, 1), x.shape
@@ -198,7 +207,7 @@ class Net:
             h = layer.attn_norm(ops, rows)
         else:
             rows, h = layer.attn_norm.add(ops, rows, delta.flatten(0, 1))
-        batch = flat(torch.zeros(shape[:2], dtype=torch.int32))
+        batch = _batch(torch.zeros(shape[:2], dtype=torch.int32), lengths)
         cache = Held.of(self._layout())
         rows, added = BLOCKS[self.spec.join](ops, layer, rows, h, batch, cache, None)
         for watching in self._watching:
@@ -238,16 +247,27 @@ class Net:
 def flat(tokens: Tensor, rows: Tensor | None = None) -> Batch:
     """tokens int [B, L] as a batch of whole sequences over `Held` caches; `rows` int32: that want logits, None: all."""
     count, length = tokens.shape
-    slots = torch.arange(count * length)
+    return in_a_row(tokens.flatten(), torch.full((count,), length), rows)
+
+
+def in_a_row(tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> Batch:
+    """As `flat`, of sequences of `lengths` int [S], whose tokens int [T] lie one after the other."""
+    slots, ends = torch.arange(len(tokens)), lengths.cumsum(0)
+    begins = ends - lengths
+    places = torch.arange(int(lengths.max()))
     return Batch(
-        tokens=tokens.flatten().int(),
-        positions=torch.arange(length, dtype=torch.int32).repeat(count),
+        tokens=tokens.int(),
+        positions=(slots - begins.repeat_interleave(lengths)).int(),
         slots=slots,
-        cu_q=torch.arange(count + 1, dtype=torch.int32) * length,
-        context=torch.full((count,), length, dtype=torch.int32),
-        block_tables=slots.view(count, length).int(),
+        cu_q=F.pad(ends, (1, 0)).int(),
+        context=lengths.int(),
+        block_tables=(begins[:, None] + places).int(),
         logit_rows=slots.int() if rows is None else rows,
     )
+
+
+def _batch(tokens: Tensor, lengths: Tensor | None) -> Batch:
+    return flat(tokens) if lengths is None else in_a_row(tokens.flatten(), lengths)
 
 
 def beside(tokens: Tensor, encoded: int, rows: Tensor) -> Batch:

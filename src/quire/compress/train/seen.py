@@ -79,21 +79,26 @@ class SeenNet(Net):
         return cls(as_plain(open_model(model)))
 
     def run(
-        self, tokens: Tensor, rows: Tensor, checkpointing: bool = False, wanted: Collection[int] = ()
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        lengths: Tensor | None = None,
+        checkpointing: bool = False,
+        wanted: Collection[int] = (),
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """tokens int [B, L] -> logits f32 [N, V] of the places `rows` bool [B * L], and the stream f32 [N, h] there
-        past each of the layers `wanted`.
+        past each of the layers `wanted`. `lengths`: as of `enter`.
 
         `checkpointing`: a layer is made and run anew for its gradients (Chen et al. 2016), so what is kept of it is the
         stream alone, and the dense weights of one layer are there at a time.
         """
-        x, hidden = self.enter(tokens), dict[int, Tensor]()
+        x, hidden = self.enter(tokens, lengths=lengths), dict[int, Tensor]()
         delta: Tensor | None = None
         for i in range(self.spec.layers):
             if checkpointing:
-                x, delta = checkpoint(self.run_layer, i, x, delta, use_reentrant=False)
+                x, delta = checkpoint(self.run_layer, i, x, delta, None, lengths, use_reentrant=False)
             else:
-                x, delta = self.run_layer(i, x, delta)
+                x, delta = self.run_layer(i, x, delta, None, lengths)
             if i in wanted:
                 hidden[i] = (x + delta).flatten(0, 1)[rows]
         assert delta is not None
