@@ -128,6 +128,8 @@ def test_layer_by_layer_is_the_whole(variant: str, tmp_path: Path) -> None:
             x, delta = net.run_layer(i, x, delta)
         assert delta is not None and x.shape == delta.shape == (2, 9, net.spec.hidden)
         assert error(net.leave(x, delta), net.logits(tokens)) <= 1e-6
+        assert torch.equal(net.leave(x, delta, net.after_layers()), net.leave(x, delta))
+        assert torch.equal(net.enter(tokens, net.before_layers()), net.enter(tokens))
 
 
 def test_layers_that_read_the_keys_of_another(tmp_path: Path) -> None:

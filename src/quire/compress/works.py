@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.compress.cache_scales import add_cache_scales
 from quire.compress.changed import Layers, own_dtype, write_dense, write_laid
 from quire.compress.context import Context
 from quire.compress.layerwise import Change, Key, Made, Seen, change_layers, each
@@ -59,6 +60,7 @@ NO_COLUMNS = torch.empty(0, dtype=torch.int64)
 
 def over_layers(context: Context, stage: Stage, change: Change) -> tuple[Net, Layers]:
     """Change all layers of the context's model."""
+    assert stage.by_layer or not change.wants, "what runs text through layers is checked before any work"
     net = Net.open(context.model)
     rows = context.rows().tokens if change.wants else ()
     change_layers(net, (context.number, stage), change, rows, context.work, context.tell, context.spill)
@@ -73,6 +75,7 @@ def quantized(context: Context, stage: Stage, change: Change, usual: Layout) -> 
     net, layers = over_layers(context, stage, change)
     asked = context.recipe.output.layout
     if context.last and asked != "dense":
+        usual = COMPRESSED if context.before_scales else usual
         layout = usual if asked in ("auto", usual.name) else LAYOUTS[asked]
         if isinstance(layout, CompressedTensors):
             layout = replace(layout, input_scales=layers.with_suffix(".input_scale"))
@@ -207,6 +210,7 @@ WORKS: dict[tuple[str, str], Run] = {
     ("quantize", "mxfp4"): round_mxfp4,
     ("quantize", "mixed"): round_mixed,
     ("quantize", "gguf"): write_as_gguf,
+    ("quantize", "kv"): add_cache_scales,
     ("prune", "magnitude"): prune_smallest,
     ("prune", "wanda"): prune_wanda,
     ("prune", "sparsegpt"): prune_sparsegpt,
