@@ -13,13 +13,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from oracle import backend, write
-from quire.compress.net import Net
 from quire.compress.pipeline import compress, text_of
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.model.build import load_model
 from quire.model.describe import open_model
-from test_compress import distance, logits, made, recipe
+from test_compress import made, recipe
+from test_compress_refusals import tokenized
 from test_model import Paged, prompt
 from test_net import ALL
 from test_speculation import PYDOC
@@ -64,16 +64,18 @@ def test_what_is_served_says_how_its_keys_and_values_are_kept(tmp_path: Path) ->
 
 
 def test_matrices_stay_as_the_stage_before_made_them(tmp_path: Path) -> None:
-    rounded = made(tmp_path / "rounded", RTN, layout="compressed-tensors")
-    out = made(tmp_path / "out", RTN, KV)
+    source = str(tokenized(tmp_path / "in", "llama"))
+    rounded = made(tmp_path / "rounded", RTN, layout="compressed-tensors", source=source)
+    out = made(tmp_path / "out", RTN, KV, source=source)
     tensors = load_file(out / "model.safetensors")
     before = load_file(rounded / "model.safetensors")
-    assert all(torch.equal(tensors[name], before[name]) for name in before) and len(tensors) == len(before) + 12
+    assert all(torch.equal(tensors[name], before[name]) for name in before) and len(tensors) == len(before) + 2 * 3
     again = made(tmp_path / "again", KV, source=str(out))
     assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
-    few: dict[str, object] = {"kind": "quantize", "method": "gptq", "group_size": 32, "targets": ["*layers.0.*_proj"]}
-    gptq = made(tmp_path / "gptq", few, KV)
-    assert Net.open(str(gptq)).opened.notes and 1e-4 < distance(logits(gptq), logits(PYDOC)) < 0.15
+    gptq = made(tmp_path / "gptq", {"kind": "quantize", "method": "gptq", "group_size": 32}, KV, source=source)
+    said = json.loads((gptq / "config.json").read_text())["quantization_config"]
+    assert said["quant_method"] == "compressed-tensors" and said["config_groups"] and said["kv_cache_scheme"]
+    assert open_model(str(gptq)).scheme.name == open_model(str(out)).scheme.name
 
 
 @pytest.mark.parametrize(
@@ -101,4 +103,5 @@ def test_models_that_cannot_have_them(tmp_path: Path) -> None:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name).write_bytes((Path(PYDOC) / name).read_bytes())
         refused(str(folder), reason)
-    refused(str(made(tmp_path / "gptq", RTN, layout="gptq")), "files of gptq have no place")
+    source = str(tokenized(tmp_path / "in", "llama"))
+    refused(str(made(tmp_path / "gptq", RTN, layout="gptq", source=source)), "files of gptq have no place")

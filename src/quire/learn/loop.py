@@ -99,7 +99,7 @@ class Run:
         loss = self.learner.backward(self.step)
         if not math.isfinite(loss):
             raise ConfigError(
-                f"the loss is {loss} at step {self.step + 1}: a text gives no numbers, or the rate is high"
+                f"the loss is {loss} at step {self.step + 1}: text or checkpoint give no numbers, or the rate is high"
             )
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.pace.clip)
         self._optimizer.step()

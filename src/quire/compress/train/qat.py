@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.compress.quantize.fake import fake_cache, fake_fp8, fake_int8, straight_through
 from quire.compress.train.seen import SeenNet, matrices
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
 from quire.ops.differentiable import OUT_OF_PLACE, Differentiable, Site, held
 from quire.ops.held import Held
@@ -49,7 +49,10 @@ class FakeQuantized:
             return straight_through(tensor, rounded)
         scheme = self._scheme.head if matrix.role == "head" else self._scheme
         w = rounded.t().contiguous() if matrix.transposed else rounded
-        made = scheme.quantize(w, self._group).dequantize()
+        try:
+            made = scheme.quantize(w, self._group).dequantize()
+        except ModelError as error:
+            raise ModelError(f"{name}: {error.message}") from None
         return straight_through(tensor, made.t() if matrix.transposed else made)
 
 
