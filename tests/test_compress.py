@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from quire.cli.app import app
 from quire.compress.net import Net
-from quire.compress.pipeline import compress
+from quire.compress.pipeline import compress, text_of
 from quire.compress.prune.patterns import Pattern, sparsity_of
 from quire.compress.recipe import Recipe, recipe_of
 from quire.compress.stages import METHODS
 from quire.compress.works import WORKS
 from quire.compress.write import write_folder
 from quire.core.errors import ConfigError
+from quire.engine.llm import LLM
+from quire.model.disk.checkpoint import resolve
 from test_speculation import PYDOC
 
 CALIBRATION = {"samples": 6, "length": 32}
@@ -165,6 +169,28 @@ def test_stages_that_learn(stages: list[dict[str, object]], tmp_path: Path) -> N
     if "student" in stages[0]:
         assert Net.open(str(out)).spec.layers == 2
     assert not list(tmp_path.glob("out.*"))
+
+
+@pytest.mark.parametrize(("kv", "largest"), [("fp8", 448.0), ("int8", 127.0)])
+def test_scales_of_keys_and_values_are_those_of_the_text(kv: str, largest: float, tmp_path: Path) -> None:
+    stage = {"kind": "quantize", "method": "rtn", "bits": 8, "group_size": 32, "kv": kv}
+    tensors = load_file(made(tmp_path / "out", stage) / "model.safetensors")
+    source = resolve(PYDOC)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    with torch.no_grad():
+        cache = model(torch.tensor(text_of(source, recipe(stage)).tokens), use_cache=True).past_key_values
+    for i, layer in enumerate(cache.layers):
+        for name, values in (("k", layer.keys), ("v", layer.values)):
+            scale = tensors[f"model.layers.{i}.self_attn.{name}_scale"]
+            assert scale.shape == (1,) and float(scale) == pytest.approx(float(values.abs().max()) / largest, rel=0.05)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["kv_cache_scheme"][
+        "type"
+    ] == ("float" if kv == "fp8" else "int")
+    with LLM(str(tmp_path / "out"), kv_cache_dtype=kv) as llm:
+        assert llm.generate(["def "])[0].outputs[0].text
+    with pytest.raises(ConfigError, match="only the last stage in output"):
+        made(tmp_path / "other", stage, layout="gptq")
+    assert not (tmp_path / "other").exists()
 
 
 def test_an_adapter_is_a_result_too(tmp_path: Path) -> None:

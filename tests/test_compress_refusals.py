@@ -92,7 +92,7 @@ def test_a_source_that_is_not_there(tmp_path: Path, run: Run) -> None:
 
 
 METHODS = {
-    "quantize": ("awq", "mixed", "kv", "gguf"),
+    "quantize": ("awq", "mixed", "gguf"),
     "prune": ("magnitude", "structured"),
 }
 """One of those that change a layer's matrices one by one with text and one without, and every other."""
@@ -161,6 +161,8 @@ def test_layers_that_read_what_others_made(tmp_path: Path, run: Run) -> None:
         code, said = run(folder, "out", "--recipe", "r.toml")
         assert code == 2 and len(said) == 1 and "stage 2 (prune wanda) runs text through one layer" in said[0], said
         assert reason in said[0] and left(tmp_path) == {"t5", "in", "r.toml"}
+    code, said = run("in", "out", "--quantize", "rtn", *SMALL, "--set", "kv=fp8")
+    assert code == 2 and "stage 1 (quantize rtn) runs text" in said[0] and "out" not in left(tmp_path), said
     code, said = run("in", "out", "--quantize", "rtn", *SMALL)
     assert code == 0 and left(tmp_path) == {"t5", "in", "out", "r.toml"}, said
 

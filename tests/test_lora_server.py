@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from live_server import FOLDER, LiveServer, live
+from live_server import FOLDER, LiveServer, live, wait_until
 from quire.engine.life.process import ProcessEngine
 from quire.engine.options import engine_config
 from quire.server.options import ServerOptions
@@ -73,15 +74,12 @@ def test_adapters_come_and_go(server: LiveServer, tmp_path: Path) -> None:
     assert names(server)[1:] == ["mine"]
     empty = 'vllm:lora_requests_info{max_lora="1",running_lora_adapters="",waiting_lora_adapters=""}'
     assert empty in server.http.get("/metrics").text
-    with server.http.stream(
-        "POST", "/v1/completions",
-        json={"prompt": ["x"] * 60, "model": "mine", "max_tokens": 200, "ignore_eos": True, "stream": True},
-    ) as stream:  # fmt: skip
-        next(stream.iter_lines())
-        assert (
-            empty.replace('running_lora_adapters=""', 'running_lora_adapters="mine"')
-            in server.http.get("/metrics").text
-        )
+    with ThreadPoolExecutor(1) as asking:
+        body = {"prompt": ["x"] * 60, "model": "mine", "max_tokens": 200, "ignore_eos": True}
+        asked = asking.submit(server.post, "/v1/completions", body)
+        busy = empty.replace('running_lora_adapters=""', 'running_lora_adapters="mine"')
+        wait_until(lambda: busy in server.http.get("/metrics").text)
+        assert asked.result().status_code == 200
     first = text(server, "mine")
     assert first != plain and text(server) == plain
     status, why = change(server, "load", lora_name="mine", lora_path=two)

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from quire.compress.context import Context
-from quire.compress.layerwise import Made, of_unit
+from quire.compress.layerwise import Made, of_unit, peaks_of
 from quire.compress.layouts.base import Layout
+from quire.compress.layouts.compressed import CompressedTensors
 from quire.compress.matrices import Matrix, matrices
 from quire.compress.net import Net
+from quire.compress.quantize.kv_scales import CachePeaks
 from quire.compress.stages import Stage
 from quire.compress.write import copy_beside, whole_folder, with_dtype, write_json, write_tensors
 from quire.core.errors import ConfigError
-from quire.model.load.roles import DISK_ROLES
+from quire.model.load.roles import DISK_ROLES, FUSED
 from quire.ops.lazy import torch_dtype
 from quire.ops.weights import Weight
 
@@ -47,6 +49,15 @@ class Layers:
     def with_suffix(self, suffix: str) -> dict[str, Tensor]:
         """What was kept beside matrices under such names, by their base names."""
         return {name.removesuffix(suffix): t for name, t in self.tensors.items() if name.endswith(suffix)}
+
+    def cache_scales(self, layout: CompressedTensors, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The scales of each layer's keys and values in a cache of `dtype`, by their names on disk."""
+        found: dict[str, Tensor] = {}
+        for layer in range(self._net.spec.layers):
+            peaks = CachePeaks(**self._work.facts(self._number, peaks_of(layer)))
+            keys = next(m for m in matrices(self._net, layer) if "k" in FUSED.get(m.holder, (m.holder,)))
+            found |= layout.cache_tensors(keys.base.rpartition(".")[0], *peaks.scales(dtype))
+        return found
 
     def _of(self, layer: int) -> Made:
         if layer != self._at:
@@ -107,7 +118,8 @@ class Laid(Mapping[str, Tensor]):
             base = parts.get("weight", "").removesuffix(".weight")
             if DISK_ROLES[role].kind == "linear" and base:
                 self.described.setdefault(base, PLAIN)
-        self._others = [name for name in net.tensors if name not in taken and name not in self._parts]
+        there = dict.fromkeys([*net.tensors, *layers.tensors])
+        self._others = [n for n in there if n not in taken and n not in self._parts]
         self._kept: tuple[str, dict[str, Tensor]] = "", {}
 
     def __getitem__(self, name: str) -> Tensor:

@@ -9,7 +9,6 @@ from pathlib import Path
 from quire.compress.calibrate import Rows
 from quire.compress.recipe import Recipe
 from quire.compress.resume import Work
-from quire.compress.stages import Kv
 
 
 @dataclass(frozen=True)
@@ -32,13 +31,6 @@ class Context:
     spill: Path | None = None
 
     @property
-    def before_scales(self) -> bool:
-        """Whether scales of keys and values are added to what it writes."""
-        return self.recipe.stages[self.number + 1 :][:1] == self.recipe.stages[-1:] and isinstance(
-            self.recipe.stages[-1], Kv
-        )
-
-    @property
     def last(self) -> bool:
-        """Whether what it writes is the result, but for scales that are added."""
-        return self.before_scales or self.number == len(self.recipe.stages) - 1
+        """Whether what it writes is the result."""
+        return self.number == len(self.recipe.stages) - 1

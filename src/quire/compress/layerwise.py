@@ -17,6 +17,7 @@ from torch import Tensor
 from quire.compress.kept import from_tensors, to_tensors
 from quire.compress.matrices import Matrix, matrices
 from quire.compress.net import Net
+from quire.compress.quantize.kv_scales import CachePeaks
 from quire.compress.resume import Work
 from quire.compress.stages import Stage
 from quire.compress.stats import Inputs
@@ -62,13 +63,20 @@ class Change:
 
     `wants`: parts of `Inputs`; none = no text is read. `sample`: whether rows themselves are wanted. `in_turn`: it is
     called for those matrices together that read the same, and later ones see what changed ones of the same layer make,
-    at the price of another pass of the text for each.
+    at the price of another pass of the text for each. `cache`: whether the peaks of keys and values are wanted, which
+    are kept as unit `peaks_of(layer)`.
     """
 
     of: Callable[[Net, int, Sequence[Matrix], Mapping[Key, Seen]], Made]
     wants: tuple[str, ...] = ()
     sample: bool = False
     in_turn: bool = True
+    cache: bool = False
+
+    @property
+    def reads(self) -> bool:
+        """Whether text is needed."""
+        return bool(self.wants) or self.cache
 
 
 def each(change: OfMatrix) -> Callable[[Net, int, Sequence[Matrix], Mapping[Key, Seen]], Made]:
@@ -100,7 +108,7 @@ def change_layers(
     memory. `tell(what is next)` after each layer. `ModelError` names the matrix that cannot be changed.
     """
     number, asked = stage
-    stream = Stream(net, rows, spill) if change.wants else None
+    stream = Stream(net, rows, spill) if change.reads else None
     for layer in range(net.spec.layers):
         found = [m for m in matrices(net, layer) if asked.covers(m.base)]
         name = f"layer {layer}"
@@ -115,12 +123,21 @@ def change_layers(
         for matrix in found:
             matrix.put(net, made[matrix.base].dequantize())
         if stream is not None:
-            stream.advance(net.layer(layer))
+            peaks = CachePeaks()
+            with net.watch_cache(peaks.add):
+                stream.advance(net.layer(layer))
+            if change.cache and not work.done(number, peaks_of(layer)):
+                work.keep(number, peaks_of(layer), {}, {"key": peaks.key, "value": peaks.value})
         for matrix in found:
             matrix.forget(net)
         for disk in tensors:
             net.tensors.pop(disk, None)
         tell(f"layer {layer + 2} of {net.spec.layers}" if layer + 1 < net.spec.layers else "writing")
+
+
+def peaks_of(layer: int) -> str:
+    """The unit that says how large a layer's keys and values became."""
+    return f"cache {layer}"
 
 
 def of_unit(work: Work, number: int, name: str) -> Made:
@@ -135,7 +152,7 @@ def _changed(net: Net, layer: int, found: Sequence[Matrix], change: Change, stre
     made, tensors = dict[str, Weight](), dict[str, Tensor]()
     for matrix in found:
         matrix.check(net)
-    in_turn = change.in_turn and stream is not None
+    in_turn = change.in_turn and bool(change.wants)
     turns = [list(group) for _, group in groupby(found, key=lambda m: m.turn)] if in_turn else [list(found)]
     for turn in turns:
         seen = observed(net, layer, turn, change, stream)
@@ -151,7 +168,7 @@ def observed(
     net: Net, layer: int, wanted: Sequence[Matrix], change: Change, stream: Stream | None
 ) -> Mapping[Key, Seen]:
     """What the calibration text shows of the inputs of matrices of `layer`, which the stream is before."""
-    if stream is None:
+    if stream is None or not change.wants:
         return {}
     most = -(-SAMPLE // stream.parts) if change.sample else 0
     readers = {(m.observed, m.place.expert): m for m in wanted}

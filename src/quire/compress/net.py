@@ -6,7 +6,7 @@ gradients flow to the tensors as they are named on disk, and a model is written 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -86,6 +86,7 @@ class Net:
         self.spec, self.folder, self.name = self.opened.spec, self.opened.folder, self.opened.name
         self.ops = differentiable()
         self._ropes = shared_tables(self.spec.rope, self.spec.max_position)
+        self._watching: list[Callable[[Tensor, Tensor], None]] = []
 
     @classmethod
     def open(cls, model: str, dtype: torch.dtype = torch.float32) -> Net:
@@ -154,7 +155,7 @@ class Net:
             raise ConfigError(f"{self.name}: `encoded` is for models with an encoder, which need it")
         self._check_length(tokens)
         decoder = self.decoder() if decoder is None else decoder
-        own = {i: self.cache() for i in self.spec.own_layers}
+        own = {i: self._cache() for i in self.spec.own_layers}
         caches = [own[self.spec.kv_layer(i)] for i in range(self.spec.layers)]
         if encoded is None:
             return decoder(flat(tokens, rows), caches)
@@ -172,8 +173,7 @@ class Net:
             most = self.spec.max_position
             raise ConfigError(f"{self.name} has {most} positions, {tokens.shape[1]} tokens were given; cut the text")
 
-    def cache(self) -> Held:
-        """An empty cache of one layer."""
+    def _cache(self) -> Held:
         spec = self.spec
         if spec.mla.rank:
             return Held.of(LatentLayout(1, 1, spec.mla.rope, torch.float32, rank=spec.mla.rank))
@@ -214,12 +214,11 @@ class Net:
             return load_layer(reader, index, self._ropes[self.spec.rope[index]], None)
 
     def run_layer(
-        self, index: int, x: Tensor, delta: Tensor | None, layer: Layer | None = None, cache: Held | None = None
+        self, index: int, x: Tensor, delta: Tensor | None, layer: Layer | None = None
     ) -> tuple[Tensor, Tensor]:
         """The stream x f32 [B, L, h] and what is to be added to it, [B, L, h], past layer `index`.
 
-        delta: None before the first layer. `layer`: what `layer(index)` gave, for several calls. `cache`: an empty one
-        (`cache()`), to see the keys and values that are put into it.
+        delta: None before the first layer. `layer`: what `layer(index)` gave, for several calls.
         """
         layer = self.layer(index) if layer is None else layer
         ops, rows, shape = self.ops, x.flatten(0, 1), x.shape
@@ -228,8 +227,10 @@ class Net:
         else:
             rows, h = layer.attn_norm.add(ops, rows, delta.flatten(0, 1))
         batch = flat(torch.zeros(shape[:2], dtype=torch.int32))
-        cache = self.cache() if cache is None else cache
+        cache = self._cache()
         rows, added = BLOCKS[self.spec.join](ops, layer, rows, h, batch, cache, None)
+        for watching in self._watching:
+            watching(*cache.rows()[1:])
         return rows.view(shape), added.view(shape)
 
     def leave(self, x: Tensor, delta: Tensor, part: Decoder | None = None) -> Tensor:
@@ -254,6 +255,15 @@ class Net:
             yield
         finally:
             self.ops.observers.remove(callback)
+
+    @contextmanager
+    def watch_cache(self, callback: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+        """While it is open `callback(keys, values)`, f32 [T, kv heads, head] each, sees what `run_layer` caches."""
+        self._watching.append(callback)
+        try:
+            yield
+        finally:
+            self._watching.remove(callback)
 
 
 def flat(tokens: Tensor, rows: Tensor | None = None) -> Batch:

@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 from msgspec import Meta, Struct
 
-from quire.compress.stages import METHODS, Count, Gguf, Kv, LlmInt8, Lora, Merge, Names, Nf4, Stage
+from quire.compress.stages import METHODS, Count, Gguf, Lora, Merge, Names, Stage
 from quire.core.errors import ConfigError
 from quire.core.files import read_bounded
 
@@ -215,22 +215,11 @@ def _known(given: Iterable[str], known: Iterable[str], place: str, what: str, al
 
 
 def _check_order(recipe: Recipe, origin: str) -> None:
-    """A merge needs an adapter that is there by then, nothing goes on with a GGUF file or with scales of a cache, and
-    these are known to compressed-tensors alone."""
+    """A merge needs an adapter that is there by then, and nothing goes on with a GGUF file."""
     made = False
     for number, stage in enumerate(recipe.stages, 1):
-        place = f"{origin}: stage {number} ({stage.kind} {stage.method})"
-        if isinstance(stage, Gguf | Kv) and number < len(recipe.stages):
-            raise ConfigError(f"{place}: no stage can follow it", param="recipe")
-        if isinstance(stage, Kv):
-            layout, before = recipe.output.layout, recipe.stages[max(0, number - 2)]
-            other = before.method if isinstance(before, Nf4 | LlmInt8) else layout
-            if other not in ("auto", "dense", "compressed-tensors"):
-                raise ConfigError(
-                    f"{place}: files of {other} have no place for scales of keys and values; take another method or "
-                    "layout (compressed-tensors has one)",
-                    param="recipe",
-                )
+        if isinstance(stage, Gguf) and number < len(recipe.stages):
+            raise ConfigError(f"{origin}: stage {number} ({stage.kind} gguf): no stage can follow it", param="recipe")
         if isinstance(stage, Merge) and not stage.adapter and not made:
             raise ConfigError(
                 f"{origin}: stage {number} (merge {stage.method}): no stage before it trains an adapter; name a folder "

@@ -47,7 +47,18 @@ class OfMatrices(Stage, frozen=True, kw_only=True):
     ignore: Names = ("lm_head*",)
 
 
-class Rtn(OfMatrices, frozen=True, kw_only=True):
+class WithCache(OfMatrices, frozen=True, kw_only=True):
+    """`kv`: keys and values are to be cached in this format, at a scale for each layer that the text shows."""
+
+    kv: Literal["none", "fp8", "int8"] = "none"
+
+    @property
+    def by_layer(self) -> bool:
+        """As of `Stage`."""
+        return self.kv != "none"
+
+
+class Rtn(WithCache, frozen=True, kw_only=True):
     """Rounding to the nearest code."""
 
     bits: Literal[2, 3, 4, 8] = 4
@@ -81,7 +92,7 @@ class Awq(Rtn, frozen=True, kw_only=True):
         return True
 
 
-class SmoothQuant(OfMatrices, frozen=True, kw_only=True):
+class SmoothQuant(WithCache, frozen=True, kw_only=True):
     """Xiao et al. 2022, to int8 weights and activations. `alpha`: share of the difficulty that goes to weights."""
 
     alpha: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.5
@@ -98,7 +109,7 @@ class LlmInt8(OfMatrices, frozen=True, kw_only=True):
     threshold: Positive = 6.0
 
 
-class Fp8(OfMatrices, frozen=True, kw_only=True):
+class Fp8(WithCache, frozen=True, kw_only=True):
     """E4M3. `scales`: of activations, static (calibrated) or dynamic (a token's), or block (dynamic, and weights' by
     blocks of 128 x 128)."""
 
@@ -107,7 +118,7 @@ class Fp8(OfMatrices, frozen=True, kw_only=True):
     @property
     def by_layer(self) -> bool:
         """As of `Stage`."""
-        return self.scales == "static"
+        return self.scales == "static" or self.kv != "none"
 
 
 class Nf4(OfMatrices, frozen=True, kw_only=True):
@@ -117,11 +128,11 @@ class Nf4(OfMatrices, frozen=True, kw_only=True):
     double_quantization: bool = True
 
 
-class Mxfp4(OfMatrices, frozen=True, kw_only=True):
+class Mxfp4(WithCache, frozen=True, kw_only=True):
     """OCP microscaling formats 1.0: E2M1 codes, a power of two for 32 of them."""
 
 
-class Mixed(OfMatrices, frozen=True, kw_only=True):
+class Mixed(WithCache, frozen=True, kw_only=True):
     """Bits by sensitivity: layers get those of `choices` that cost least KL within `bits_per_weight` on average."""
 
     bits_per_weight: Positive
@@ -145,17 +156,6 @@ class Gguf(Stage, frozen=True, kw_only=True):
     format: Literal["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"] = (
         "Q4_K"
     )
-
-
-class Kv(Stage, frozen=True, kw_only=True):
-    """Scales of keys and values that are kept in 8 bits, one a layer; the last stage of a recipe."""
-
-    format: Literal["fp8", "int8"] = "fp8"
-
-    @property
-    def by_layer(self) -> bool:
-        """As of `Stage`."""
-        return True
 
 
 class Prune(OfMatrices, frozen=True, kw_only=True):
@@ -290,7 +290,6 @@ METHODS: dict[str, dict[str, type[Stage]]] = {
         "mxfp4": Mxfp4,
         "mixed": Mixed,
         "gguf": Gguf,
-        "kv": Kv,
     },
     "prune": {"magnitude": Prune, "wanda": Prune, "sparsegpt": SparseGpt, "structured": Structured},
     "distil": {"logits": DistilLogits, "hidden": Distil, "text": DistilText},

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from quire.compress.net import Net
 from quire.learn.loop import mapped
-from quire.ops.held import Held
 
 CHUNK = 8
 """Rows of text that go through a layer together."""
@@ -51,15 +50,11 @@ class Stream:
             for at, _ in self._parts():
                 self._run(at, layer)
 
-    def advance(self, layer: object, kept: Callable[[Tensor, Tensor], None] | None = None) -> None:
-        """Go past the next layer. `kept(keys, values)`, each f32 [T, kv_heads, d], sees what its cache gets, part by
-        part of the text."""
+    def advance(self, layer: object) -> None:
+        """Go past the next layer."""
         with torch.no_grad():
             for at, _ in self._parts():
-                cache = self._net.cache()
-                self._x[at], self._delta[at] = self._run(at, layer, cache)
-                if kept is not None:
-                    kept(*cache.rows()[1:])
+                self._x[at], self._delta[at] = self._run(at, layer)
         self.layer += 1
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -67,9 +62,9 @@ class Stream:
         for at, _ in self._parts():
             yield self._x[at], self._delta[at]
 
-    def _run(self, at: slice, layer: object, cache: Held | None = None) -> tuple[Tensor, Tensor]:
+    def _run(self, at: slice, layer: object) -> tuple[Tensor, Tensor]:
         delta = self._delta[at] if self.layer else None
-        return self._net.run_layer(self.layer, self._x[at], delta, layer, cache)  # type: ignore[arg-type]
+        return self._net.run_layer(self.layer, self._x[at], delta, layer)  # type: ignore[arg-type]
 
     def _parts(self) -> Iterator[tuple[slice, Sequence[Sequence[int]]]]:
         for i, chunk in enumerate(self._chunks):

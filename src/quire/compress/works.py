@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compress.cache_scales import add_cache_scales
 from quire.compress.changed import Layers, own_dtype, write_dense, write_laid
 from quire.compress.context import Context
 from quire.compress.layerwise import Change, Key, Made, Seen, change_layers, each
@@ -30,6 +29,7 @@ from quire.compress.quantize import mxfp4, nf4
 from quire.compress.quantize.fp8 import activation_scale, in_blocks, per_row, per_tensor
 from quire.compress.quantize.gptq import gptq
 from quire.compress.quantize.grid import Integers
+from quire.compress.quantize.kv_scales import CACHES
 from quire.compress.quantize.outliers import llm_int8
 from quire.compress.quantize.rtn import rtn
 from quire.compress.scaled import with_awq, with_smoothquant
@@ -51,6 +51,7 @@ from quire.compress.stages import (
 from quire.compress.stats import Inputs
 from quire.compress.structure import take_out
 from quire.compress.write import whole_folder
+from quire.core.errors import ConfigError
 from quire.ops.weights import Weight
 
 Run = Callable[[Context, Any], None]
@@ -60,9 +61,13 @@ NO_COLUMNS = torch.empty(0, dtype=torch.int64)
 
 def over_layers(context: Context, stage: Stage, change: Change) -> tuple[Net, Layers]:
     """Change all layers of the context's model."""
-    assert stage.by_layer or not change.wants, "what runs text through layers is checked before any work"
+    assert stage.by_layer or not change.reads, "what runs text through layers is checked before any work"
     net = Net.open(context.model)
-    rows = context.rows().tokens if change.wants else ()
+    if change.cache and net.spec.mla.rank:
+        raise ConfigError(
+            f"kv: {net.name} caches latents, and layouts have scales of keys and values alone", param="kv"
+        )
+    rows = context.rows().tokens if change.reads else ()
     change_layers(net, (context.number, stage), change, rows, context.work, context.tell, context.spill)
     return net, Layers(net, context, stage)
 
@@ -72,13 +77,20 @@ def quantized(context: Context, stage: Stage, change: Change, usual: Layout) -> 
 
     `usual`: the layout of such numbers where the recipe names none.
     """
-    net, layers = over_layers(context, stage, change)
-    asked = context.recipe.output.layout
-    if context.last and asked != "dense":
-        usual = COMPRESSED if context.before_scales else usual
-        layout = usual if asked in ("auto", usual.name) else LAYOUTS[asked]
+    asked, kv = context.recipe.output.layout, getattr(stage, "kv", "none")
+    named = usual if asked in ("auto", usual.name) else LAYOUTS.get(asked)
+    layout = named if context.last else None
+    if kv != "none" and not isinstance(layout, CompressedTensors):
+        raise ConfigError(
+            f"kv = {kv}: only the last stage in output.layout = compressed-tensors can say so", param="kv"
+        )
+    net, layers = over_layers(context, stage, replace(change, cache=kv != "none"))
+    if layout is not None:
         if isinstance(layout, CompressedTensors):
             layout = replace(layout, input_scales=layers.with_suffix(".input_scale"))
+            if kv != "none":
+                layout = replace(layout, cache=CACHES[kv].scheme)
+                layers.tensors |= layers.cache_scales(layout, CACHES[kv].dtype)
         write_laid(context, net, layers, layout, own_dtype(net))
     else:
         write_dense(context, net, layers, torch.float32)
@@ -210,7 +222,6 @@ WORKS: dict[tuple[str, str], Run] = {
     ("quantize", "mxfp4"): round_mxfp4,
     ("quantize", "mixed"): round_mixed,
     ("quantize", "gguf"): write_as_gguf,
-    ("quantize", "kv"): add_cache_scales,
     ("prune", "magnitude"): prune_smallest,
     ("prune", "wanda"): prune_wanda,
     ("prune", "sparsegpt"): prune_sparsegpt,

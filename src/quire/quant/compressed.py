@@ -162,8 +162,6 @@ def read(config: Fields, names: Mapping[str, str]) -> QuantScheme:
     found = [(group, _read_group(group, form)) for group in map(groups.child, groups.raw)]
     if not found and sparse != "dense":
         return Sparse(Dense(), FORMATS[sparse])
-    if not found and config.child("kv_cache_scheme").raw:
-        return Dense()
     if not found:
         raise config.fail("config_groups", "is empty; it must say how weights are quantized")
     scheme = _by_targets(config, found, names)

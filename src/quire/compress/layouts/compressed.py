@@ -92,7 +92,7 @@ class CompressedTensors:
                     found.append((scheme, [base]))
                 else:
                     same.append(base)
-        if not found and not self.sparsity and self.cache is None:
+        if not found and not self.sparsity:
             raise ConfigError(f"layout {self.name}: no matrix is quantized")
         found.sort(key=lambda group: -len(group[1]))
         forms = {scheme["format"] for scheme, _ in found}

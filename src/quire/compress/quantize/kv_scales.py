@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire.core.errors import ModelError
 from quire.ops.layout import LARGEST
+
+
+class CacheFormat(NamedTuple):
+    """A format of cached keys and values, and what `kv_cache_scheme` says of it."""
+
+    dtype: torch.dtype
+    scheme: dict[str, Any]
+
+
+def _of(dtype: torch.dtype, kind: str) -> CacheFormat:
+    return CacheFormat(dtype, {"num_bits": 8, "type": kind, "strategy": "tensor", "symmetric": True, "dynamic": False})
+
+
+CACHES = {"fp8": _of(torch.float8_e4m3fn, "float"), "int8": _of(torch.int8, "int")}
 
 
 @dataclass

@@ -158,8 +158,9 @@ class ReplicatedEngine:
         """End all of them."""
         if hasattr(self, "_readers"):
             self._closing.set()
-            for reader in self._readers:  # a socket that is closed while another thread reads it ends that thread
-                reader.join(READER_SECONDS)
+            for reader, replica in zip(self._readers, self._replicas, strict=True):
+                if replica.ready:  # a socket that is closed while another thread reads it ends that thread
+                    reader.join(READER_SECONDS)
         for replica in self._replicas:
             replica.close()
 
