@@ -18,8 +18,9 @@ from rich.console import Console
 
 from killed_work import KEY, LAYERS, STAGES, pipeline
 from quire.compress.progress import MEASURING, units_bar
-from quire.compress.resume import Work, code_digest, digest_of, write_whole
+from quire.compress.resume import Work, code_digest, digest_of, work_folder
 from quire.core.errors import ConfigError
+from quire.core.whole import becoming, write_whole
 
 
 def test_a_kill_at_any_moment_changes_nothing(tmp_path: Path) -> None:
@@ -146,6 +147,31 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Not a directory"):
         Work(tmp_path / "file" / "out", KEY)
+
+
+def test_a_failure_before_anything_was_done_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), Work(tmp_path / "out", KEY):
+        raise KeyError
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_another_command_keeps_is_left_alone(tmp_path: Path) -> None:
+    work = work_folder(tmp_path / "out")
+    work.mkdir()
+    (work / "state.safetensors").write_text("of a training")
+    with pytest.raises(ConfigError, match=r"out\.partial is of another command's run"):
+        Work(tmp_path / "out", KEY)
+    assert (work / "state.safetensors").exists()
+    with Work(tmp_path / "out", KEY, restart=True):
+        assert not (work / "state.safetensors").exists()
+
+
+def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a", b"one")
+    with pytest.raises(KeyboardInterrupt), becoming(tmp_path / "a") as part:
+        part.write_bytes(b"tw")
+        raise KeyboardInterrupt
+    assert (tmp_path / "a").read_bytes() == b"one" and [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
 def test_digests(tmp_path: Path) -> None:

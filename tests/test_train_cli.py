@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 from oracle import BACKENDS
 from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.app import app
-from quire.compress.train.job import prepare, read_prompts, work_folder
+from quire.compress.resume import work_folder
+from quire.compress.train.job import prepare, read_prompts
 from quire.compress.train.options import METHODS, TrainOptions
 from quire.compress.train.teacher_text import ANSWER, STEP, write_answers
 from quire.compress.train.text import EXPLAIN, UNREAD, Row, Texts, batch_of

@@ -172,6 +172,8 @@ def of_unit(work: Work, number: int, name: str) -> Made:
 def _changed(net: Net, layer: int, found: Sequence[Matrix], change: Change, stream: Stream | None) -> Made:
     """The new forms of a layer's matrices, whose numbers `net` has afterwards."""
     made, tensors = dict[str, Weight](), dict[str, Tensor]()
+    for matrix in found:
+        matrix.check(net)
     in_turn = change.in_turn and bool(change.wants)
     turns = [list(group) for _, group in groupby(found, key=lambda m: m.turn)] if in_turn else [list(found)]
     for turn in turns:
@@ -191,11 +193,13 @@ def observed(
     if stream is None or not change.wants:
         return {}
     most = -(-SAMPLE // stream.parts) if change.sample else 0
-    seen = {(m.observed, m.place.expert): Seen(Inputs(m.columns(net), change.wants), most) for m in wanted}
+    readers = {(m.observed, m.place.expert): m for m in wanted}
+    seen = {key: Seen(Inputs(m.columns(net), change.wants), most) for key, m in readers.items()}
 
     def see(role: str, expert: int | None, x: Tensor) -> None:
         if (role, expert) in seen:
-            seen[role, expert].add(x)
+            with readers[role, expert].named():
+                seen[role, expert].add(x)
 
     stream.observe(net.layer(layer), see, {role for role, _ in seen})
     return seen

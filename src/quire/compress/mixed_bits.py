@@ -45,6 +45,8 @@ def chosen(net: Net, context: Context, stage: Mixed) -> dict[int, int]:
     tokens = torch.tensor(context.rows().tokens[:ROWS])
     for layer in range(net.spec.layers):
         found = [m for m in matrices(net, layer) if stage.covers(m.base)]
+        for matrix in found:
+            matrix.check(net)
         numbers = sum(m.of(net).numel() for m in found)
         total += numbers
         unit = UNIT.format(layer)

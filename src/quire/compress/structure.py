@@ -33,6 +33,9 @@ STEP = 32
 def take_out(context: Context, stage: Structured) -> None:
     """Write the model without the parts that score least."""
     net, rows = Net.open(context.model), context.rows().tokens
+    for layer in range(net.spec.layers):
+        for matrix in matrices(net, layer):
+            matrix.check(net)
     spec, tensors, config = net.spec, dict(net.tensors), dict(net.config)
     elements = SCORES[stage.score](net, rows, context.spill) if stage.score in SCORES else {}
     if stage.channels:

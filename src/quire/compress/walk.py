@@ -42,9 +42,9 @@ class Stream:
         self._x = self._room((count, length, net.spec.hidden))
         self.layer = 0
         with torch.no_grad():
-            entrance = net.entrance()
+            first = net.before_layers()
             for at in self._parts:
-                self._x[at] = net.enter(torch.tensor(rows[at]), entrance)
+                self._x[at] = net.enter(torch.tensor(rows[at]), first)
 
     @property
     def parts(self) -> int:

@@ -61,6 +61,7 @@ NO_COLUMNS = torch.empty(0, dtype=torch.int64)
 
 def over_layers(context: Context, stage: Stage, change: Change) -> tuple[Net, Layers]:
     """Change all layers of the context's model."""
+    assert stage.by_layer or not change.reads, "what runs text through layers is checked before any work"
     net = Net.open(context.model)
     if change.cache and net.spec.mla.rank:
         raise ConfigError(

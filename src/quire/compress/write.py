@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from quire.compress.resume import sync, sync_tree
 from quire.compress.tensors import Described
 from quire.core.errors import ConfigError
+from quire.core.whole import sync, sync_tree
 from quire.text.gguf import read_tokenizer
 
 SHARD_BYTES = 4 << 30

@@ -179,6 +179,5 @@ def _free(columns: Tensor, best: Tensor, factor: Tensor, group: slice) -> Tensor
     """What is best for the columns `group` [width, n] together, none of which is rounded yet: `best` of one counts on
     those before it, which would have no errors after their own shifts."""
     shift = best[group] - columns[group]
-    return columns[group] + torch.linalg.solve_triangular(
-        factor[group, group].t(), shift, upper=False, unitriangular=True
-    )
+    before: Tensor = torch.linalg.solve_triangular(factor[group, group].t(), shift, upper=False, unitriangular=True)
+    return columns[group] + before
