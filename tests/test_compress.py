@@ -33,8 +33,8 @@ def recipe(*stages: dict[str, object], layout: str = "auto") -> Recipe:
     return recipe_of({"calibration": CALIBRATION, "output": {"layout": layout}, "stage": list(stages)}, "test")
 
 
-def made(out: Path, *stages: dict[str, object], layout: str = "auto") -> Path:
-    compress(PYDOC, out, recipe(*stages, layout=layout), lambda what: None)
+def made(out: Path, *stages: dict[str, object], layout: str = "auto", source: str = PYDOC) -> Path:
+    compress(source, out, recipe(*stages, layout=layout), lambda what: None)
     return out
 
 
