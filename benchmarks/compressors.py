@@ -8,9 +8,10 @@
 The model is the embedded one, the calibration text the same token ids for all. Each tool runs in an environment of its
 own below --work, each method in a process of its own. KL(source || made) in nats a token and top-1 agreement are
 measured by quire for all of them alike, as `quire eval --against` does: the folder that was written is read in float32,
-over the modules of heldout.json. `seconds` are those of loading, compressing and writing, after the imports; `total`
-with them. `peak` is of the process, `above` what it is over the memory after the imports. Groups are of 64 columns, as
-704, which the model's MLP has, are no multiple of 128.
+over the modules of heldout.json. `seconds` are those of loading, compressing and writing, after the imports, `total`
+those of the process; `cpu` what processors worked for the former, which says something on a machine that is not idle.
+`peak` is of the process, `above` what it is over the memory after the imports. Groups are of 64 columns, as 704, which
+the model's MLP has, are no multiple of 128.
 """
 
 from __future__ import annotations
@@ -80,6 +81,14 @@ METHODS = {
 }
 ABOVE_RTN = ("gptq4_g64", "awq4", "mixed4")
 """Methods that are to lose less than `rtn4` does."""
+COLUMNS = {
+    "KL": ("kl", 1, ".5f"),
+    "s": ("seconds", 1, ".1f"),
+    "cpu s": ("cpu", 1, ".1f"),
+    "peak MiB": ("peak", MIB, ".0f"),
+    "above imports": ("above", MIB, ".0f"),
+}
+"""Of the table: name -> figure, its unit and how it is written."""
 
 
 @dataclass
@@ -181,8 +190,9 @@ def shown(row: dict[str, Any]) -> str:
     if "failed" in row:
         return f"{begin} failed: {row['failed']}"
     return (
-        f"{begin} KL {row['kl']:.6f}  top-1 {100 * row['top1']:.2f} %  {row['seconds']:6.1f} s ({row['total']:.1f})  "
-        f"peak {row['peak'] / MIB:.0f} MiB ({row['above'] / MIB:.0f} above imports)  {row['bytes'] / MIB:.2f} MiB"
+        f"{begin} KL {row['kl']:.6f}  top-1 {100 * row['top1']:.2f} %  {row['seconds']:6.1f} s (cpu {row['cpu']:.1f}, "
+        f"total {row['total']:.1f})  peak {row['peak'] / MIB:.0f} MiB "
+        f"({row['above'] / MIB:.0f} above imports)  {row['bytes'] / MIB:.2f} MiB"
     )
 
 
@@ -190,14 +200,12 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each method and tool with our figures, theirs, and ours as a share of theirs; then a line
     for each method that is to beat plain rounding."""
     found = {_key(row): row for row in rows if "failed" not in row}
-    columns = ["KL", "s", "peak MiB", "above imports"]
-    lines = ["| method | beside | " + " | ".join(columns) + " |", "|---" * (2 + len(columns)) + "|"]
+    lines = ["| method | beside | " + " | ".join(COLUMNS) + " |", "|---" * (2 + len(COLUMNS)) + "|"]
     for (name, tool), theirs in found.items():
         ours = found.get((name, "quire"))
         if tool == "quire" or ours is None:
             continue
-        cells = [_pair(ours[f], theirs[f], unit, form) for f, unit, form in (
-            ("kl", 1, ".5f"), ("seconds", 1, ".1f"), ("peak", MIB, ".0f"), ("above", MIB, ".0f"))]  # fmt: skip
+        cells = [_pair(ours[column], theirs[column], unit, form) for column, unit, form in COLUMNS.values()]
         lines.append(f"| {name} | {tool} | " + " | ".join(cells) + " |")
     plain = found.get(("rtn4", "quire"))
     for name in ABOVE_RTN:

@@ -2,8 +2,8 @@
 
 Runs in each tool's environment: nothing of quire is imported. The job is JSON: `source` (a folder), `rows` (a JSON file
 of calibration token ids), `out` (a folder that is not there yet), `method`, and `recipe` for quire. What was measured
-is the last line of stdout, JSON: `seconds` from the imports' end to the written folder, `peak` bytes of the process at
-most, of which `imports` are there before the work.
+is the last line of stdout, JSON: `seconds` from the imports' end to the written folder, `cpu` those that processors
+worked for it, `peak` bytes of the process at most, of which `imports` are there before the work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(methods: Mapping[str, Callable[[Job], None]]) -> None:
     asked = json.loads(sys.argv[1])
     job = Job(asked["source"], json.loads(Path(asked["rows"]).read_text()), asked["out"], asked.get("recipe"))
     method, imports = methods[asked["method"]], memory("VmRSS")
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     method(job)
-    seconds = time.perf_counter() - began
-    print(json.dumps({"seconds": seconds, "imports": imports, "peak": memory("VmHWM")}), flush=True)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - worked
+    print(json.dumps({"seconds": seconds, "cpu": cpu, "imports": imports, "peak": memory("VmHWM")}), flush=True)
