@@ -126,6 +126,7 @@ class Bench:
         took = json.loads(done.stdout.splitlines()[-1])
         row |= {
             "seconds": took["seconds"],
+            "cpu": took["cpu"],
             "total": total,
             "peak": took["peak"],
             "above": took["peak"] - took["imports"],

@@ -56,10 +56,13 @@ def compress(
     folder = resolve(source)
     check_layers(source, recipe)
     rows = cache(lambda: text_of(folder, recipe))
+    # Text of the user's is read also where no stage looks at it: what is wrong with it is told.
+    wanted = bool(recipe.calibration.files) or any(stage.calibrated for stage in recipe.stages)
+    text = rows().digest if wanted else ""
     key = {
         "recipe": recipe.digest,
         "source": sampled_digest(folder),
-        "calibration": rows().digest,
+        "calibration": text,
         "version of quire": code_digest(),
     }
     with Work(out, key, restart) as work:
@@ -73,7 +76,7 @@ def compress(
                 model = str(target)
             if passport and not (Path(model) / ADAPTER).exists():
                 tell(MEASURING)
-                measure(source, Path(model), out.name, recipe, rows().digest)
+                measure(source, Path(model), out.name, recipe, text)
         work.finish(lambda made: _take(Path(model), made))
 
 
@@ -108,7 +111,7 @@ def measure(source: str, made: Path, name: str, recipe: Recipe, text: str) -> No
     gguf = made / "model.gguf"
     served, beside = (EngineConfig(model=ModelConfig(model=str(m))) for m in (gguf if gguf.exists() else made, source))
     texts = dict(list(heldout_texts(EMBEDDED).items())[:TEXTS])
-    found = passport_of(served, beside, texts, QUESTIONS, recipe=recipe, digests={"calibration": text})
+    found = passport_of(served, beside, texts, QUESTIONS, recipe=recipe, digests={"calibration": text} if text else {})
     write_passport(made, replace(found, model=name))
 
 

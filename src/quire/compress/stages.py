@@ -40,6 +40,11 @@ class Stage(Struct, frozen=True, kw_only=True):
         """Whether it runs text through one layer at a time, which then may not read what another one made."""
         return False
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether it looks at calibration text."""
+        return self.by_layer
+
 
 class OfMatrices(Stage, frozen=True, kw_only=True):
     """A stage over matrices. The head is left out unless asked for: no later layer makes up for its errors."""
@@ -149,6 +154,11 @@ class Mixed(WithCache, frozen=True, kw_only=True):
         """As of `Stage`."""
         return self.rounding != "rtn"
 
+    @property
+    def calibrated(self) -> bool:
+        """As of `Stage`."""
+        return True
+
 
 class Gguf(Stage, frozen=True, kw_only=True):
     """A GGUF file in a `format` of ggml's; the last stage of a recipe."""
@@ -200,6 +210,11 @@ class Structured(Stage, frozen=True, kw_only=True):
     def by_layer(self) -> bool:
         """As of `Stage`."""
         return self.score in ("activation", "influence")
+
+    @property
+    def calibrated(self) -> bool:
+        """As of `Stage`."""
+        return True
 
 
 class Training(Stage, frozen=True, kw_only=True):
