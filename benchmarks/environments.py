@@ -27,8 +27,7 @@ LLM_COMPRESSOR = "0.14.0.1"
 BITSANDBYTES = "0.50.2"
 AUTOAWQ = "0.2.9"
 AUTOAWQ_NEEDS = ["transformers==4.51.3", "datasets<4"]
-"""The last transformers that it was tested with. Layers of later ones return a tensor and no tuple, of which it takes
-the first row of the text for all of it: KL to the embedded model was 1.0."""
+"""The last transformers that it was tested with, and data sets that fit it."""
 TORCH = ["torch==2.13.0", "torchvision==0.28.0"]
 
 

@@ -192,24 +192,26 @@ def prune_smallest(context: Context, stage: Prune) -> None:
 
 
 def prune_wanda(context: Context, stage: Prune) -> None:
-    """Wanda."""
+    """Wanda. A layer is looked at once, before any of it is pruned, as the paper has it: looked at again after each
+    matrix, KL to the embedded model was 0.792 in place of 0.771 (2:4)."""
 
     def change(w: Tensor, seen: Inputs | None) -> Weight:
         assert seen is not None
         return Weight("f32", apply_mask(w, masked(wanda(w, seen.norms), stage)))
 
-    pruned(context, stage, Change(each(change), ("norms",)))
+    pruned(context, stage, Change(each(change), ("norms",), in_turn=False))
 
 
 def prune_sparsegpt(context: Context, stage: SparseGpt) -> None:
-    """SparseGPT."""
+    """SparseGPT, as the paper has it: a layer is looked at once. Looked at again after each matrix, KL to the embedded
+    model was 0.432 in place of 0.426 (2:4)."""
     target = Pattern.parse(stage.pattern) if stage.pattern else stage.sparsity
 
     def change(w: Tensor, seen: Inputs | None) -> Weight:
         assert seen is not None
         return Weight("f32", sparsegpt(w, seen.hessian, target, damping=stage.damping)[0])
 
-    pruned(context, stage, Change(each(change), ("hessian",)))
+    pruned(context, stage, Change(each(change), ("hessian",), in_turn=False))
 
 
 WORKS: dict[tuple[str, str], Run] = {
