@@ -38,7 +38,7 @@ static_assert(sizeof(kGates) / sizeof(Gate) == kActivations);
 // act(gate) * up for all rows, into the form `down` reads.
 template <WeightKind kKind>
 void gated_rows(const LinearCall& c, const Matrix& down, const Rows& inner, int64_t m, Gate act) {
-    constexpr int64_t kRows = kKind == WeightKind::kBf12 || is_super(kKind) ? 2 * kMlpRows : kMlpRows;  // that share what was widened for them
+    constexpr int64_t kRows = kKind == WeightKind::kBf12 || is_sparse(kKind) || is_super(kKind) ? 2 * kMlpRows : kMlpRows;  // that share what was widened for them
     const int64_t f = down.k, pieces = (f + kMlpColumns - 1) / kMlpColumns, panels = (m + kRows - 1) / kRows;
     with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() {
         constexpr int64_t kBuffer = kRows * 2 * kMlpColumns * 4;

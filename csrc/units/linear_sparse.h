@@ -1,0 +1,308 @@
+// bf16, int8 and int4 weights without their zeros (layout: sparse.h): each register is expanded to what the dense kind has there, and
+// multiplied as that kind does, so every sum has the dense kind's bits.
+//
+// Up to two tiles' rows expand in registers, beside the products of each tile; more rows share what was expanded into a cache.
+#pragma once
+
+constexpr WeightKind dense_of(WeightKind kind) {
+    if (kind == WeightKind::kSparse8 || kind == WeightKind::kTwoOfFour8) return WeightKind::kInt8;
+    return kind == WeightKind::kSparse4 || kind == WeightKind::kTwoOfFour4 ? WeightKind::kInt4 : WeightKind::kBf16;
+}
+
+// Columns of a register of the dense kind.
+constexpr int columns_of_register(WeightKind kind) { return kKindFacts[static_cast<int64_t>(dense_of(kind))].together; }
+
+// The weights of a block, register by register: chunks, and in a chunk the registers of its columns.
+template <WeightKind kKind>
+struct SparseStream {
+    static constexpr int kRegisters = dense_of(kKind) == WeightKind::kInt4 ? 2 : 1;  // that one of the dense layout becomes
+    const char *masks = nullptr, *at;
+    Expander expander;
+
+    explicit SparseStream(const char* block) : at(block) {}
+    __attribute__((always_inline)) void begin_chunk() {
+        masks = at;
+        at += kSparseMasks;
+    }
+    // Those of the next register of the dense layout: bf16 numbers, int8 codes + 128, or int4 codes + 8 of its low and high halves.
+    __attribute__((always_inline)) void next(U (&out)[kRegisters]) {
+        if constexpr (dense_of(kKind) == WeightKind::kBf16) {
+            const uint32_t mask = word(masks);
+            out[0] = expander.halves(mask, at);
+            masks += 4;
+            at += 2 * __builtin_popcount(mask);
+        } else if constexpr (dense_of(kKind) == WeightKind::kInt8) {
+            const uint64_t mask = bits(0);
+            out[0] = xor_u(expander.bytes(mask, at), set1_u(0x80808080u));
+            masks += 8;
+            at += __builtin_popcountll(mask);
+        } else {
+            const uint64_t low = bits(0), high = bits(8);
+            expander.halves_of_bytes(out, low, high, at);
+            for (U& half : out) half = masked_xor(half, set1_u(0x0f0f0f0fu), set1_u(0x08080808u));
+            const int lows = __builtin_popcountll(low), highs = __builtin_popcountll(high);
+            masks += 16;
+            at += lows > highs ? lows : highs;
+        }
+    }
+    // The next register of the dense layout itself.
+    __attribute__((always_inline)) void copy(char* to) {
+        U out[kRegisters];
+        next(out);
+        if constexpr (kRegisters == 2) out[0] = masked_or(shift<4>(out[1]), set1_u(~0u), out[0]);
+        store_u(to, out[0]);
+    }
+
+   private:
+    __attribute__((always_inline)) uint64_t bits(int64_t from) const {
+        uint64_t mask;
+        std::memcpy(&mask, masks + from, 8);
+        return mask;
+    }
+};
+
+// A chunk of a matrix of 2:4 as the dense kind has it.
+template <WeightKind kKind>
+[[gnu::noinline]] void put_zeros_back(char* wide, const char* chunk) {
+    constexpr WeightKind kDense = dense_of(kKind);
+    constexpr int kEach = kDense == WeightKind::kBf16 ? 2 : 4, kPieces = kDense == WeightKind::kBf16 ? 8 : 4;
+    const char* numbers = chunk + kPlaces;
+    std::memset(wide, kDense == WeightKind::kInt8 ? 0x80 : kDense == WeightKind::kInt4 ? 0x88 : 0, static_cast<size_t>(kSparseColumns / columns_of_register(kKind) * 64));
+    for (int at = 0; at < 16 * kEach; ++at) {
+        for (int piece = 0; piece < kPieces; ++piece) {
+            if constexpr (kDense == WeightKind::kBf16) {
+                uint16_t places;
+                std::memcpy(&places, chunk + 2 * at, 2);
+                const int place = places >> (2 * piece) & 3;
+                // A zero of a row that has fewer than two lies where there is none.
+                std::memcpy(wide + piece * 128 + place / 2 * 64 + at / 2 * 4 + place % 2 * 2, numbers + piece * 64 + 2 * at, 2);
+            } else {
+                const int place = static_cast<uint8_t>(chunk[at]) >> (2 * piece) & 3, later = at % 4 / 2;
+                if constexpr (kDense == WeightKind::kInt8) {
+                    wide[piece * 128 + later * 64 + at / 4 * 4 + place] = static_cast<char>(numbers[piece * 64 + at] ^ 0x80);
+                } else {
+                    const int code = (static_cast<uint8_t>(numbers[piece / 2 * 64 + at]) >> (piece % 2 * 4) & 15) ^ 8;
+                    char& both = wide[piece * 64 + at / 4 * 4 + place];
+                    both = static_cast<char>(later ? (both & 15) | code << 4 : (both & 0xf0) | code);
+                }
+            }
+        }
+    }
+}
+
+// The zeros are back when a chunk begins.
+template <WeightKind kKind>
+    requires(is_two_of_four(kKind))
+struct SparseStream<kKind> {
+    static constexpr int kRegisters = dense_of(kKind) == WeightKind::kInt4 ? 2 : 1;
+    static constexpr int64_t kChunk = kKindFacts[static_cast<int64_t>(kKind)].bits * kSparseColumns * 2;
+    const char *at, *wide_at = nullptr;
+    alignas(64) char wide[kSparseColumns / columns_of_register(kKind) * 64];
+
+    explicit SparseStream(const char* block) : at(block) {}
+    __attribute__((always_inline)) void begin_chunk() {
+        put_zeros_back<kKind>(wide, at);
+        at += kChunk;
+        wide_at = wide;
+    }
+    __attribute__((always_inline)) void next(U (&out)[kRegisters]) {
+        const U both = load_u(wide_at);
+        wide_at += 64;
+        if constexpr (kRegisters == 2) out[0] = low_nibbles(both), out[1] = high_nibbles(both);
+        else out[0] = both;
+    }
+    __attribute__((always_inline)) void copy(char* to) {
+        store_u(to, load_u(wide_at));
+        wide_at += 64;
+    }
+};
+
+// NB blocks' streams, beginning with block `block`.
+template <WeightKind kKind, int NB>
+struct SparseStreams {
+    SparseStream<kKind> of[NB];
+    SparseStreams(const LinearCall& c, int64_t block) : SparseStreams(c, block, std::make_integer_sequence<int, NB>()) {}
+
+   private:
+    template <int... kB>
+    SparseStreams(const LinearCall& c, int64_t block, std::integer_sequence<int, kB...>)
+        : of{SparseStream<kKind>(c.w.codes + (block + kB) * c.w.code_step)...} {}
+};
+
+// Asks for what a stream reads later: as many bytes ahead as a dense one, which is further in columns; tiles that are not alone ask
+// for the next blocks'.
+template <WeightKind kKind, int NB, bool kAlone>
+QUIRE_INLINE void ask_sparse(const SparseStreams<kKind, NB>& from, int64_t ahead) {
+#pragma GCC unroll 8
+    for (int b = 0; b < NB; ++b) kAlone ? prefetch(from.of[b].at + ahead) : prefetch_far(from.of[b].at + ahead);
+}
+
+// A single row has two sums of a group, which are exact: with one, every product waits for the one before it, which took longer than to
+// expand the weights (from the caches, Zen 4: 1.14 instead of 0.84 ns for a register of 64 codes).
+template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
+[[gnu::noinline]] void sparse_int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
+    constexpr bool kFour = dense_of(kKind) == WeightKind::kInt4, kTwo = R == 1;
+    constexpr int kStep = columns_of_register(kKind), kOffset = kFour ? 8 : kStart8;
+    F acc[R][NB];
+    load_tile<R, NB>(acc, part);
+    SparseStreams<kKind, NB> from(c, block);
+    const int64_t ahead = R == 1 ? g_tuning.ahead : kAlone ? stream_ahead(NB) : NB * c.w.code_step;
+    const int64_t scales_ahead = ahead / (c.w.group * 8) + 1;  // of half as many numbers as the dense kind's bytes are
+    const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
+    const char* x = c.x + row * c.x_stride;
+    Turns turns(part), scale_turns(part);
+    for (int64_t g = 0; g < c.groups; ++g) {
+        I sum[1][R][NB], more[NB];
+        for (int b = 0; b < NB; ++b) more[b] = set1_i(0);
+        start_sums<1, 1, kOffset, R, NB, kAbreast>(c, sum, row, block, g);
+        if constexpr (kAlone) {
+            ask_scales<NB>(c, block, g + scales_ahead);
+        } else if (scale_turns.now()) {
+            ask_scales<NB>(c, block + NB, g);
+        }
+        for (int64_t k = 0; k < c.w.group; k += kSparseColumns) {
+#pragma GCC unroll 8
+            for (int b = 0; b < NB; ++b) from.of[b].begin_chunk();
+#pragma GCC unroll 8
+            for (int i = 0; i < kSparseColumns; i += kStep, x += kStep * kAbreast) {
+                U w[NB][SparseStream<kKind>::kRegisters];
+                if (kAlone || turns.now()) ask_sparse<kKind, NB, kAlone>(from, ahead);
+#pragma GCC unroll 8
+                for (int b = 0; b < NB; ++b) from.of[b].next(w[b]);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const U x0 = set1_u(word(x + r * x_step)), x1 = set1_u(kFour ? word(x + r * x_step + 4 * kAbreast) : 0);
+#pragma GCC unroll 8
+                    for (int b = 0; b < NB; ++b) {
+                        I& s = sum[0][r][b];
+                        if constexpr (kFour) {
+                            s = dot4(s, w[b][0], x0);
+                            I& next = kTwo ? more[b] : s;
+                            next = dot4(next, w[b][1], x1);
+                        } else {
+                            I& next = kTwo && i & kStep ? more[b] : s;
+                            next = dot8(next, w[b][0], x0);
+                        }
+                    }
+                }
+            }
+        }
+        if constexpr (kTwo)
+            for (int b = 0; b < NB; ++b) sum[0][0][b] = add_i(sum[0][0][b], more[b]);
+        add_group<1, R, NB, kAbreast>(c, acc, sum, row, block, g);
+    }
+    store_tile<R, NB>(c, acc, row, block, part);
+}
+
+template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
+[[gnu::noinline]] void sparse_bf16_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
+    F acc[R][NB];
+    load_tile<R, NB>(acc, part);
+    SparseStreams<kKind, NB> from(c, block);
+    const int64_t ahead = R == 1 ? g_tuning.ahead : kAlone ? stream_ahead(NB) : NB * c.w.code_step;
+    const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
+    const char* x = c.x + row * c.x_stride;
+    Turns turns(part);
+    for (int64_t k = 0; k < c.w.k; k += kSparseColumns) {
+#pragma GCC unroll 8
+        for (int b = 0; b < NB; ++b) from.of[b].begin_chunk();
+        for (int i = 0; i < kSparseColumns; i += 2, x += 4 * kAbreast) {
+            U wk[NB][1];
+            if (kAlone || turns.now()) ask_sparse<kKind, NB, kAlone>(from, ahead);
+#pragma GCC unroll 8
+            for (int b = 0; b < NB; ++b) from.of[b].next(wk[b]);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                const U xk = set1_u(word(x + r * x_step));
+#pragma GCC unroll 8
+                for (int b = 0; b < NB; ++b) acc[r][b] = dot_bf16(acc[r][b], wk[b][0], xk);
+            }
+        }
+    }
+    store_tile<R, NB>(c, acc, row, block, part);
+}
+
+template <WeightKind kKind, int NB, int R, int kAbreast, bool kAlone>
+void sparse_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
+    with_count<R, (kAbreast > 1 ? kAbreast / 2 : 1)>(rows, [&]<int kRows>() {
+        if constexpr (dense_of(kKind) == WeightKind::kBf16) sparse_bf16_tile<kKind, kRows, NB, kAbreast, kAlone>(c, row, block, part);
+        else sparse_int_tile<kKind, kRows, NB, kAbreast, kAlone>(c, row, block, part);
+    });
+}
+
+template <WeightKind kKind, int R, int NB, bool kAlone>
+void sparse_few_rows(const LinearCall& c, const Panel& p) {
+    constexpr int kAbreast = rows_abreast<kKind, R, kAlone>();
+    const int64_t tiles = (p.rows_end - p.row + R - 1) / R;
+    for (int64_t block = p.block; block < p.blocks_end; block += NB) {
+        for (int64_t t = 0; t < tiles; ++t) {
+            const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
+            const Part part{0, c.w.k, true, nullptr, 0, t, tiles};
+            if (p.blocks_end - block >= NB) {
+                sparse_tile_of<kKind, NB, R, kAbreast, kAlone>(c, rows, row, block, part);
+            } else {
+                for (int64_t b = block; b < p.blocks_end; ++b) sparse_tile_of<kKind, 1, R, kAbreast, kAlone>(c, rows, row, b, part);
+            }
+        }
+    }
+}
+
+// Rows that expand in registers: up to two tiles, though these do so twice. Expanding beside products is nearly free, and whole columns
+// of two blocks leave the first-level cache (16 rows by 8192 x 2048 of int8, one thread of a Zen 4: 8.7 instead of 10.5 ns for a dense
+// register).
+template <int R>
+constexpr int64_t sparse_few() { return R > 2 * kTileRows ? R : 2 * kTileRows; }
+
+// Columns of NB blocks that are expanded at a time: of integers, whose sums of groups do not wait in memory, all.
+template <WeightKind kKind, int NB>
+QUIRE_INLINE int64_t sparse_columns(const LinearCall& c) { return dense_of(kKind) == WeightKind::kBf16 ? bf12_columns(NB) : c.w.k; }
+
+// Memory that a panel of `rows` rows needs.
+template <WeightKind kKind, int R, int NB>
+QUIRE_INLINE int64_t sparse_panel_bytes(const LinearCall& c, int64_t rows) {
+    if (rows <= sparse_few<R>()) return 0;
+    const int64_t wide = NB * sparse_columns<kKind, NB>(c) / columns_of_register(kKind) * 64;
+    return wide + (dense_of(kKind) == WeightKind::kBf16 ? (rows + R - 1) / R * R * NB * 64 : 0);
+}
+
+// Many rows: a part of the blocks' columns is expanded for all of them, then tiles of the dense kind multiply it.
+template <WeightKind kKind, int R, int NB, bool kAlone>
+void sparse_panel(const LinearCall& c, const Panel& p) {
+    if (p.rows_end - p.row <= sparse_few<R>()) return sparse_few_rows<kKind, R, NB, kAlone>(c, p);
+    constexpr WeightKind kDense = dense_of(kKind);
+    constexpr int kAbreast = rows_abreast<kKind, R, kAlone>(), kStep = columns_of_register(kKind);
+    const int64_t columns = sparse_columns<kKind, NB>(c), block_bytes = columns / kStep * 64;
+    const int64_t tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
+    char* wide = p.work;
+    auto* sums = reinterpret_cast<float*>(wide + NB * block_bytes);
+    for (int64_t block = p.block; block < p.blocks_end; block += NB) {
+        const int64_t blocks = p.blocks_end - block < NB ? p.blocks_end - block : NB;
+        // A stream of a block that is not there is not read.
+        SparseStreams<kKind, NB> from(c, block);
+        for (int64_t begin = 0; begin < c.w.k; begin += columns) {
+            const int64_t end = begin + columns < c.w.k ? begin + columns : c.w.k;
+            for (int64_t b = 0; b < blocks; ++b) {
+                char* to = wide + b * block_bytes;
+                for (int64_t column = begin; column < end; column += kSparseColumns) {
+                    from.of[b].begin_chunk();
+#pragma GCC unroll 8
+                    for (int i = 0; i < kSparseColumns; i += kStep, to += 64) from.of[b].copy(to);
+                }
+            }
+            LinearCall dense = c;
+            // Tiles of integers find their block from the first one's.
+            if constexpr (dense_of(kKind) != WeightKind::kBf16) dense.w.codes = wide - block * block_bytes;
+            for (int64_t t = 0; t < tiles; ++t) {
+                const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
+                Part part{begin / 2, end / 2, end == c.w.k, sums, t * tile_floats, t, tiles, wide, block_bytes};
+                if constexpr (dense_of(kKind) != WeightKind::kBf16) part = {0, c.w.k, true, nullptr, 0, t, tiles};
+                if (blocks == NB) {
+                    tile_of<kDense, NB, R, kAbreast, kAlone>(dense, rows, row, block, part);
+                } else {
+                    for (int64_t b = 0; b < blocks; ++b, part.at += R * 16, part.weights += part.stride)
+                        tile_of<kDense, 1, R, kAbreast, kAlone>(dense, rows, row, block + b, part);
+                }
+            }
+        }
+    }
+}
