@@ -65,49 +65,54 @@ QUIRE_INLINE U shuffled_halves(uint32_t mask, const char* from) {
 
 #endif
 
+#if defined(__AVX512BW__)
+
 // The instructions are spelled out because no unit is compiled for VBMI2: there are processors with VNNI, and with BF16, but
 // without it. Zen 4 takes them from a register; from memory they are microcode there.
-struct Expander {
-    const bool fast = g_expands;
+QUIRE_INLINE U expanded_bytes(uint64_t mask, U packed) {
+    U out;
+    asm("vpexpandb %2, %0%{%1%}%{z%}" : "=v"(out.v) : "Yk"(static_cast<__mmask64>(mask)), "v"(packed.v));
+    return out;
+}
 
-    __attribute__((always_inline)) U bytes(uint64_t mask, const char* from) const {
+// Halves of words by 32 bits.
+QUIRE_INLINE U expanded_halves(uint32_t mask, U packed) {
+    U out;
+    asm("vpexpandw %2, %0%{%1%}%{z%}" : "=v"(out.v) : "Yk"(static_cast<__mmask32>(mask)), "v"(packed.v));
+    return out;
+}
+
+#endif
+
+// What expands: whether in one instruction is asked once for a run of columns, not for each register of them.
+template <bool kFast>
+struct Expander {
+    QUIRE_INLINE U bytes(uint64_t mask, const char* from) {
 #if defined(__AVX512BW__)
-        if (fast) [[likely]] return of_register(mask, load_u(from));
+        if constexpr (kFast) return expanded_bytes(mask, load_u(from));
 #endif
         return shuffled_bytes(mask, from);
     }
 
     // Halves of words by 32 bits.
-    __attribute__((always_inline)) U halves(uint32_t mask, const char* from) const {
+    QUIRE_INLINE U halves(uint32_t mask, const char* from) {
 #if defined(__AVX512BW__)
-        if (fast) [[likely]] {
-            U out;
-            asm("vpexpandw %2, %0%{%1%}%{z%}" : "=v"(out.v) : "Yk"(static_cast<__mmask32>(mask)), "v"(load_u(from).v));
-            return out;
-        }
+        if constexpr (kFast) return expanded_halves(mask, load_u(from));
 #endif
         return shuffled_halves(mask, from);
     }
 
     // The bytes that both masks choose from: halves of bytes for those of `low`, and of `high`; what else is in a byte stays there.
-    __attribute__((always_inline)) void halves_of_bytes(U (&out)[2], uint64_t low, uint64_t high, const char* from) const {
+    QUIRE_INLINE void halves_of_bytes(U (&out)[2], uint64_t low, uint64_t high, const char* from) {
 #if defined(__AVX512BW__)
-        if (fast) [[likely]] {
+        if constexpr (kFast) {
             const U both = load_u(from);
-            out[0] = of_register(low, both);
-            out[1] = of_register(high, shift<-4>(both));
+            out[0] = expanded_bytes(low, both);
+            out[1] = expanded_bytes(high, shift<-4>(both));
             return;
         }
 #endif
         out[0] = shuffled_bytes(low, from);
         out[1] = shift<-4>(shuffled_bytes(high, from));
     }
-
-#if defined(__AVX512BW__)
-    static inline __attribute__((always_inline)) U of_register(uint64_t mask, U packed) {
-        U out;
-        asm("vpexpandb %2, %0%{%1%}%{z%}" : "=v"(out.v) : "Yk"(static_cast<__mmask64>(mask)), "v"(packed.v));
-        return out;
-    }
-#endif
 };

@@ -96,19 +96,13 @@ int64_t panel_bytes(const LinearCall& c, int64_t m, int64_t rows, int64_t blocks
     return steps_of_part<kKind, R, NB>(c, m) < steps ? (rows + R - 1) / R * R * NB * 64 : 0;
 }
 
-// A panel by the fastest tiles of this unit.
-template <WeightKind kKind, int R, int NB, bool kAlone>
-QUIRE_INLINE void best_panel(const LinearCall& c, int64_t m, Panel p) {
+// Some columns of a panel of the m rows that `c` has, by the fastest tiles of this unit.
+template <WeightKind kKind>
+void panel_of(const LinearCall& c, int64_t m, const Panel& p) {
 #if defined(QUIRE_AMX)
     if constexpr (kKind == WeightKind::kBf16) return amx_bf16_panel(c, p);
 #endif
-    run_panel<kKind, R, NB, kAlone>(c, m, p);
-}
-
-// Some columns of a panel of the m rows that `c` has.
-template <WeightKind kKind>
-void panel_of(const LinearCall& c, int64_t m, const Panel& p) {
-    with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() { best_panel<kKind, R, NB, kAlone>(c, m, p); });
+    with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() { run_panel<kKind, R, NB, kAlone>(c, m, p); });
 }
 
 // Memory that such panels need.

@@ -3,16 +3,16 @@
 // are exact in any order, and of bf16 the pair is added in the dense order, in which products with zeros change nothing.
 #pragma once
 
-#if defined(__AVX512BW__)
-
 // Bytes of 32 columns of a block.
 constexpr int64_t chunk_bytes(WeightKind kind) { return kKindFacts[static_cast<int64_t>(kind)].bits * kSparseColumns * 2; }
 
-// Asks for what a chunk's place in NB blocks of `block_bytes` has `ahead` bytes later, or in the next blocks.
-template <WeightKind kKind, int NB, bool kAlone>
+#if defined(__AVX512BW__)
+
+// Asks for what follows a chunk of NB blocks of `block_bytes`: `ahead` bytes later, or, if that is 0, in the next blocks.
+template <WeightKind kKind, int NB>
 QUIRE_INLINE void ask_chunk(const char* w, int64_t block_bytes, int64_t ahead) {
-#pragma GCC unroll 9
-    for (int64_t line = 0; line < chunk_bytes(kKind); line += 64) ask_weights<NB, kAlone>(w + line, block_bytes, ahead);
+    for (int64_t line = 0; line < chunk_bytes(kKind); line += 64)
+        ahead ? ask_weights<NB, true>(w + line, block_bytes, ahead) : ask_weights<NB, false>(w + line, block_bytes, 0);
 }
 
 // Of 16 columns: the codes of their two pieces, and the places among 16 activations that they meet. 4-bit codes are 16 times as large.
@@ -37,16 +37,22 @@ struct Chosen {
     }
 };
 
+// A tile's first row and block, how many rows are its own (what it computes for those behind them is not stored), and how far ahead it
+// asks for weights; 0: tiles that share them do, for the next blocks'.
+struct ChosenTile {
+    int64_t row, rows, block, ahead;
+};
+
 // Dot products want one operand without a sign: it is the activations, 128 more than they are, as the sum of the codes, which is
 // to be taken off as often, is the same for all rows.
-template <WeightKind kKind, int R, int NB, bool kAlone>
-[[gnu::noinline]] void chosen_int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
+template <WeightKind kKind, int R, int NB>
+[[gnu::noinline]] void chosen_int_tile(const LinearCall& c, const ChosenTile& at, const Part& part) {
     constexpr int64_t kChunk = chunk_bytes(kKind);
     F acc[R][NB];
     load_tile<R, NB>(acc, part);
     const int64_t block_bytes = c.w.k / kSparseColumns * kChunk, group_bytes = c.w.group / kSparseColumns * kChunk;
-    const char* w = c.w.codes + block * block_bytes;
-    const char* x = c.x + row * c.x_stride;
+    const char* w = c.w.codes + at.block * block_bytes;
+    const char* x = c.x + at.row * c.x_stride;
     Turns turns(part), scale_turns(part);
     for (int64_t g = 0; g < c.groups; ++g) {
         I sum[1][R][NB], codes[NB];
@@ -54,14 +60,10 @@ template <WeightKind kKind, int R, int NB, bool kAlone>
             codes[b] = set1_i(0);
             for (int r = 0; r < R; ++r) sum[0][r][b] = set1_i(0);
         }
-        const int64_t ahead = place_ahead<NB>(g * group_bytes, block_bytes, R == 1 ? g_tuning.ahead : stream_ahead(NB));
-        if constexpr (kAlone) {
-            ask_scales<NB>(c, block, g + ahead / group_bytes);
-        } else if (scale_turns.now()) {
-            ask_scales<NB>(c, block + NB, g);
-        }
+        const int64_t ahead = at.ahead ? place_ahead<NB>(g * group_bytes, block_bytes, at.ahead) : 0;
+        if (scale_turns.now()) ask_scales<NB>(c, ahead ? at.block : at.block + NB, ahead ? g + ahead / group_bytes : g);
         for (int64_t k = 0; k < c.w.group; k += kSparseColumns, w += kChunk) {
-            if (kAlone || turns.now()) ask_chunk<kKind, NB, kAlone>(w, block_bytes, ahead);
+            if (turns.now()) ask_chunk<kKind, NB>(w, block_bytes, ahead);
             U places[NB];
 #pragma GCC unroll 8
             for (int b = 0; b < NB; ++b) places[b] = load_u(w + b * block_bytes);
@@ -95,25 +97,24 @@ template <WeightKind kKind, int R, int NB, bool kAlone>
                 if constexpr (kKind == WeightKind::kTwoOfFour4) sum[0][r][b] = shift_i<-4>(sum[0][r][b]);
             }
         }
-        add_group<1, R, NB, 1>(c, acc, sum, row, block, g);
+        add_group<1, R, NB, 1>(c, acc, sum, at.row, at.block, g);
     }
-    store_tile<R, NB>(c, acc, row, block, part);
+    store_tile<R, NB>(c, acc, at.row, at.block, part, at.rows);
 }
 
-template <int R, int NB, bool kAlone>
-[[gnu::noinline]] void chosen_bf16_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
+template <int R, int NB>
+[[gnu::noinline]] void chosen_bf16_tile(const LinearCall& c, const ChosenTile& at, const Part& part) {
     constexpr WeightKind kKind = WeightKind::kTwoOfFour16;
     constexpr int64_t kChunk = chunk_bytes(kKind), kSteps = kSparseColumns / 2;
     F acc[R][NB];
     load_tile<R, NB>(acc, part);
     const int64_t block_bytes = c.w.k / kSparseColumns * kChunk, first = part.begin / kSteps * kChunk;
-    const char* w = c.w.codes + block * block_bytes + first;
-    const char* x = c.x + row * c.x_stride + part.begin * 4;
-    const int64_t ahead = R == 1 ? g_tuning.ahead : stream_ahead(NB);
+    const char* w = c.w.codes + at.block * block_bytes + first;
+    const char* x = c.x + at.row * c.x_stride + part.begin * 4;
     Turns turns(part);
     for (int64_t step = part.begin; step < part.end; step += kSteps, w += kChunk) {
         U places[NB];
-        if (kAlone || turns.now()) ask_chunk<kKind, NB, kAlone>(w, block_bytes, place_ahead<NB>(step / kSteps * kChunk, block_bytes, ahead));
+        if (turns.now()) ask_chunk<kKind, NB>(w, block_bytes, at.ahead ? place_ahead<NB>(step / kSteps * kChunk, block_bytes, at.ahead) : 0);
 #pragma GCC unroll 8
         for (int b = 0; b < NB; ++b) places[b] = load_u(w + b * block_bytes);
 #pragma GCC unroll 8
@@ -131,7 +132,20 @@ template <int R, int NB, bool kAlone>
             for (int b = 0; b < NB; ++b) places[b] = shift<-2>(places[b]);
         }
     }
-    store_tile<R, NB>(c, acc, row, block, part);
+    store_tile<R, NB>(c, acc, at.row, at.block, part, at.rows);
+}
+
+// The tile of `rows` <= R rows, or of a few more, which there is room for (see bytes_of_rows): tiles for each number of rows, and each
+// way to ask for weights, took 25 s of a unit's build.
+template <WeightKind kKind, int NB, int R, bool kAlone>
+void chosen_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
+    // Single blocks of integers are those that are left over.
+    constexpr int kStep = R < 8 ? (R + 1) / 2 : R / 4, kMost = R / kStep, kLeast = NB == 1 && !is_bf16(kKind) ? kMost : R > 8 ? kMost - 1 : 1;
+    const ChosenTile at{row, rows, block, kAlone ? R == 1 ? g_tuning.ahead : stream_ahead(NB) : 0};
+    with_count<kMost, kLeast>((rows + kStep - 1) / kStep, [&]<int kSteps>() {
+        if constexpr (is_bf16(kKind)) chosen_bf16_tile<kSteps * kStep, NB>(c, at, part);
+        else chosen_int_tile<kKind, kSteps * kStep, NB>(c, at, part);
+    });
 }
 
 #endif

@@ -5,12 +5,6 @@ template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
 void tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     if constexpr (reads_floats(kKind)) {
         f32_tile<kKind, R, NB>(c, row, block, part);
-#if defined(__AVX512BW__)
-    } else if constexpr (kKind == WeightKind::kTwoOfFour16) {
-        chosen_bf16_tile<R, NB, kAlone>(c, row, block, part);
-    } else if constexpr (is_two_of_four(kKind)) {
-        chosen_int_tile<kKind, R, NB, kAlone>(c, row, block, part);
-#endif
     } else if constexpr (is_bf16(kKind)) {
         bf16_tile<R, NB, kAbreast, kAlone>(c, row, block, part);
     } else {
@@ -21,6 +15,9 @@ void tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
 // The tile of `rows` <= R rows; of rows that lie side by side there are no fewer than half of R.
 template <WeightKind kKind, int NB, int R, int kAbreast, bool kAlone>
 void tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
+#if defined(__AVX512BW__)
+    if constexpr (chooses(kKind)) return chosen_tile_of<kKind, NB, R, kAlone>(c, rows, row, block, part);
+#endif
     with_count<R, (kAbreast > 1 ? kAbreast / 2 : 1)>(rows, [&]<int kRows>() { tile<kKind, kRows, NB, kAbreast, kAlone>(c, row, block, part); });
 }
 

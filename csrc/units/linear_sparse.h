@@ -1,23 +1,25 @@
-// bf16, int8 and int4 weights without their zeros (layout: sparse.h): each register is expanded to what the dense kind has there, and
-// multiplied as that kind does, so every sum has the dense kind's bits.
+// bf16, int8 and int4 weights without their zeros (layout: sparse.h): they are expanded to what the dense kind has there, and multiplied
+// as that kind does, so every sum has the dense kind's bits.
 //
-// Up to two tiles' rows expand in registers, beside the products of each tile; more rows share what was expanded into a cache.
+// They are expanded into a cache and multiplied by the dense kind's own tiles, which keeps their number, and so the time that a build
+// takes, what it is without these kinds. Only a single row, where the processor expands in one instruction, has tiles that do so in
+// registers: it has nothing to share what was expanded with.
 #pragma once
 
 constexpr WeightKind dense_of(WeightKind kind) {
     if (kind == WeightKind::kSparse8 || kind == WeightKind::kTwoOfFour8) return WeightKind::kInt8;
-    return kind == WeightKind::kSparse4 || kind == WeightKind::kTwoOfFour4 ? WeightKind::kInt4 : WeightKind::kBf16;
+    if (kind == WeightKind::kSparse4 || kind == WeightKind::kTwoOfFour4) return WeightKind::kInt4;
+    return is_sparse(kind) ? WeightKind::kBf16 : kind;
 }
 
 // Columns of a register of the dense kind.
 constexpr int columns_of_register(WeightKind kind) { return kKindFacts[static_cast<int64_t>(dense_of(kind))].together; }
 
 // The weights of a block, register by register: chunks, and in a chunk the registers of its columns.
-template <WeightKind kKind>
+template <WeightKind kKind, bool kFast>
 struct SparseStream {
     static constexpr int kRegisters = dense_of(kKind) == WeightKind::kInt4 ? 2 : 1;  // that one of the dense layout becomes
     const char *masks = nullptr, *at;
-    Expander expander;
 
     explicit SparseStream(const char* block) : at(block) {}
     __attribute__((always_inline)) void begin_chunk() {
@@ -28,29 +30,22 @@ struct SparseStream {
     __attribute__((always_inline)) void next(U (&out)[kRegisters]) {
         if constexpr (dense_of(kKind) == WeightKind::kBf16) {
             const uint32_t mask = word(masks);
-            out[0] = expander.halves(mask, at);
+            out[0] = Expander<kFast>::halves(mask, at);
             masks += 4;
             at += 2 * __builtin_popcount(mask);
         } else if constexpr (dense_of(kKind) == WeightKind::kInt8) {
             const uint64_t mask = bits(0);
-            out[0] = xor_u(expander.bytes(mask, at), set1_u(0x80808080u));
+            out[0] = xor_u(Expander<kFast>::bytes(mask, at), set1_u(0x80808080u));
             masks += 8;
             at += __builtin_popcountll(mask);
         } else {
             const uint64_t low = bits(0), high = bits(8);
-            expander.halves_of_bytes(out, low, high, at);
+            Expander<kFast>::halves_of_bytes(out, low, high, at);
             for (U& half : out) half = masked_xor(half, set1_u(0x0f0f0f0fu), set1_u(0x08080808u));
             const int lows = __builtin_popcountll(low), highs = __builtin_popcountll(high);
             masks += 16;
             at += lows > highs ? lows : highs;
         }
-    }
-    // The next register of the dense layout itself.
-    __attribute__((always_inline)) void copy(char* to) {
-        U out[kRegisters];
-        next(out);
-        if constexpr (kRegisters == 2) out[0] = masked_or(shift<4>(out[1]), set1_u(~0u), out[0]);
-        store_u(to, out[0]);
     }
 
    private:
@@ -61,9 +56,25 @@ struct SparseStream {
     }
 };
 
+// Columns of a block as the dense kind has them; returns where the stream goes on.
+template <WeightKind kKind, bool kFast>
+const char* put_zeros_between(char* to, const char* at, int64_t columns) {
+    SparseStream<kKind, kFast> from(at);
+    for (int64_t column = 0; column < columns; column += kSparseColumns) {
+        from.begin_chunk();
+        for (int i = 0; i < kSparseColumns; i += columns_of_register(kKind), to += 64) {
+            U out[SparseStream<kKind, kFast>::kRegisters];
+            from.next(out);
+            if constexpr (dense_of(kKind) == WeightKind::kInt4) out[0] = masked_or(shift<4>(out[1]), set1_u(~0u), out[0]);
+            store_u(to, out[0]);
+        }
+    }
+    return from.at;
+}
+
 // A chunk of a matrix of 2:4 as the dense kind has it.
 template <WeightKind kKind>
-[[gnu::noinline]] void put_zeros_back(char* wide, const char* chunk) {
+void put_zeros_back(char* wide, const char* chunk) {
     constexpr WeightKind kDense = dense_of(kKind);
     constexpr int kEach = kDense == WeightKind::kBf16 ? 2 : 4, kPieces = kDense == WeightKind::kBf16 ? 8 : 4;
     const char* numbers = chunk + kPlaces;
@@ -90,43 +101,32 @@ template <WeightKind kKind>
     }
 }
 
-// The zeros are back when a chunk begins.
+// Columns of a block as the dense kind has them, from the chunk at `at` on; returns the chunk behind them.
 template <WeightKind kKind>
-    requires(is_two_of_four(kKind))
-struct SparseStream<kKind> {
-    static constexpr int kRegisters = dense_of(kKind) == WeightKind::kInt4 ? 2 : 1;
-    static constexpr int64_t kChunk = kKindFacts[static_cast<int64_t>(kKind)].bits * kSparseColumns * 2;
-    const char *at, *wide_at = nullptr;
-    alignas(64) char wide[kSparseColumns / columns_of_register(kKind) * 64];
+[[gnu::noinline]] const char* widen_sparse(char* to, const char* at, int64_t columns) {
+    if constexpr (is_two_of_four(kKind)) {
+        constexpr int64_t kWide = kSparseColumns / columns_of_register(kKind) * 64;
+        for (int64_t column = 0; column < columns; column += kSparseColumns, to += kWide, at += chunk_bytes(kKind)) put_zeros_back<kKind>(to, at);
+        return at;
+    }
+#if defined(__AVX512BW__)
+    if (g_expands) return put_zeros_between<kKind, true>(to, at, columns);
+#endif
+    return put_zeros_between<kKind, false>(to, at, columns);
+}
 
-    explicit SparseStream(const char* block) : at(block) {}
-    __attribute__((always_inline)) void begin_chunk() {
-        put_zeros_back<kKind>(wide, at);
-        at += kChunk;
-        wide_at = wide;
-    }
-    __attribute__((always_inline)) void next(U (&out)[kRegisters]) {
-        const U both = load_u(wide_at);
-        wide_at += 64;
-        if constexpr (kRegisters == 2) out[0] = low_nibbles(both), out[1] = high_nibbles(both);
-        else out[0] = both;
-    }
-    __attribute__((always_inline)) void copy(char* to) {
-        store_u(to, load_u(wide_at));
-        wide_at += 64;
-    }
-};
+#if defined(__AVX512BW__)
 
 // NB blocks' streams, beginning with block `block`.
 template <WeightKind kKind, int NB>
 struct SparseStreams {
-    SparseStream<kKind> of[NB];
+    SparseStream<kKind, true> of[NB];
     SparseStreams(const LinearCall& c, int64_t block) : SparseStreams(c, block, std::make_integer_sequence<int, NB>()) {}
 
    private:
     template <int... kB>
     SparseStreams(const LinearCall& c, int64_t block, std::integer_sequence<int, kB...>)
-        : of{SparseStream<kKind>(c.w.codes + (block + kB) * c.w.code_step)...} {}
+        : of{SparseStream<kKind, true>(c.w.codes + (block + kB) * c.w.code_step)...} {}
 };
 
 // Asks for what a stream reads later: as many bytes ahead as a dense one, which is further in columns; tiles that are not alone ask
@@ -165,7 +165,7 @@ template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
             for (int b = 0; b < NB; ++b) from.of[b].begin_chunk();
 #pragma GCC unroll 8
             for (int i = 0; i < kSparseColumns; i += kStep, x += kStep * kAbreast) {
-                U w[NB][SparseStream<kKind>::kRegisters];
+                U w[NB][SparseStream<kKind, true>::kRegisters];
                 if (kAlone || turns.now()) ask_sparse<kKind, NB, kAlone>(from, ahead);
 #pragma GCC unroll 8
                 for (int b = 0; b < NB; ++b) from.of[b].next(w[b]);
@@ -222,80 +222,67 @@ template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
     store_tile<R, NB>(c, acc, row, block, part);
 }
 
-template <WeightKind kKind, int NB, int R, int kAbreast, bool kAlone>
-void sparse_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
-    with_count<R, (kAbreast > 1 ? kAbreast / 2 : 1)>(rows, [&]<int kRows>() {
-        if constexpr (dense_of(kKind) == WeightKind::kBf16) sparse_bf16_tile<kKind, kRows, NB, kAbreast, kAlone>(c, row, block, part);
-        else sparse_int_tile<kKind, kRows, NB, kAbreast, kAlone>(c, row, block, part);
-    });
+// The tile of a single row.
+template <WeightKind kKind, int NB>
+void sparse_row(const LinearCall& c, const Panel& p) {
+    const Part part{0, c.w.k, true, nullptr, 0, 0, 1};
+    const auto tile = [&]<int kBlocks>(int64_t block) {
+        if constexpr (dense_of(kKind) == WeightKind::kBf16) sparse_bf16_tile<kKind, 1, kBlocks, 1, true>(c, p.row, block, part);
+        else sparse_int_tile<kKind, 1, kBlocks, 1, true>(c, p.row, block, part);
+    };
+    int64_t block = p.block;
+    for (; block + NB <= p.blocks_end; block += NB) tile.template operator()<NB>(block);
+    for (; block < p.blocks_end; ++block) tile.template operator()<1>(block);
 }
 
-template <WeightKind kKind, int R, int NB, bool kAlone>
-void sparse_few_rows(const LinearCall& c, const Panel& p) {
-    constexpr int kAbreast = rows_abreast<kKind, R, kAlone>();
-    const int64_t tiles = (p.rows_end - p.row + R - 1) / R;
-    for (int64_t block = p.block; block < p.blocks_end; block += NB) {
-        for (int64_t t = 0; t < tiles; ++t) {
-            const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
-            const Part part{0, c.w.k, true, nullptr, 0, t, tiles};
-            if (p.blocks_end - block >= NB) {
-                sparse_tile_of<kKind, NB, R, kAbreast, kAlone>(c, rows, row, block, part);
-            } else {
-                for (int64_t b = block; b < p.blocks_end; ++b) sparse_tile_of<kKind, 1, R, kAbreast, kAlone>(c, rows, row, b, part);
-            }
-        }
-    }
-}
+#endif
 
-// Rows that expand in registers: up to two tiles, though these do so twice. Expanding beside products is nearly free, and whole columns
-// of two blocks leave the first-level cache (16 rows by 8192 x 2048 of int8, one thread of a Zen 4: 8.7 instead of 10.5 ns for a dense
-// register).
-template <int R>
-constexpr int64_t sparse_few() { return R > 2 * kTileRows ? R : 2 * kTileRows; }
+// Whether rows are multiplied beside their expansion in registers.
+template <WeightKind kKind, int R>
+QUIRE_INLINE bool in_registers() {
+#if defined(__AVX512BW__)
+    return R == 1 && !is_two_of_four(kKind) && g_expands;
+#else
+    return false;
+#endif
+}
 
 // Columns of NB blocks that are expanded at a time: of integers, whose sums of groups do not wait in memory, all.
-template <WeightKind kKind, int NB>
-QUIRE_INLINE int64_t sparse_columns(const LinearCall& c) { return dense_of(kKind) == WeightKind::kBf16 ? bf12_columns(NB) : c.w.k; }
+template <WeightKind kDense, int NB>
+QUIRE_INLINE int64_t sparse_columns(const LinearCall& c) { return kDense == WeightKind::kBf16 ? bf12_columns(NB) : c.w.k; }
 
 // Memory that a panel of `rows` rows needs.
 template <WeightKind kKind, int R, int NB>
 QUIRE_INLINE int64_t sparse_panel_bytes(const LinearCall& c, int64_t rows) {
-    if (rows <= sparse_few<R>()) return 0;
-    const int64_t wide = NB * sparse_columns<kKind, NB>(c) / columns_of_register(kKind) * 64;
-    return wide + (dense_of(kKind) == WeightKind::kBf16 ? (rows + R - 1) / R * R * NB * 64 : 0);
+    if (in_registers<kKind, R>()) return 0;
+    constexpr WeightKind kDense = dense_of(kKind);
+    const int64_t wide = NB * sparse_columns<kDense, NB>(c) / columns_of_register(kKind) * 64;
+    return wide + (kDense == WeightKind::kBf16 ? (rows + R - 1) / R * R * NB * 64 : 0);
 }
 
-// Many rows: a part of the blocks' columns is expanded for all of them, then tiles of the dense kind multiply it.
-template <WeightKind kKind, int R, int NB, bool kAlone>
-void sparse_panel(const LinearCall& c, const Panel& p) {
-    if (p.rows_end - p.row <= sparse_few<R>()) return sparse_few_rows<kKind, R, NB, kAlone>(c, p);
-    constexpr WeightKind kDense = dense_of(kKind);
-    constexpr int kAbreast = rows_abreast<kKind, R, kAlone>(), kStep = columns_of_register(kKind);
-    const int64_t columns = sparse_columns<kKind, NB>(c), block_bytes = columns / kStep * 64;
+// A part of the blocks' columns is expanded for all rows, then tiles of the dense kind multiply it.
+template <WeightKind kDense, int R, int NB, bool kAlone>
+void widened_panel(const LinearCall& c, const Panel& p, const char* (*widen)(char* to, const char* at, int64_t columns)) {
+    constexpr int kAbreast = rows_abreast<kDense, R, kAlone>();
+    constexpr bool kParts = kDense == WeightKind::kBf16;
+    const int64_t columns = sparse_columns<kDense, NB>(c), block_bytes = columns / columns_of_register(kDense) * 64;
     const int64_t tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
     char* wide = p.work;
     auto* sums = reinterpret_cast<float*>(wide + NB * block_bytes);
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         const int64_t blocks = p.blocks_end - block < NB ? p.blocks_end - block : NB;
-        // A stream of a block that is not there is not read.
-        SparseStreams<kKind, NB> from(c, block);
+        const char* from[NB];
+        for (int64_t b = 0; b < blocks; ++b) from[b] = c.w.codes + (block + b) * c.w.code_step;
         for (int64_t begin = 0; begin < c.w.k; begin += columns) {
             const int64_t end = begin + columns < c.w.k ? begin + columns : c.w.k;
-            for (int64_t b = 0; b < blocks; ++b) {
-                char* to = wide + b * block_bytes;
-                for (int64_t column = begin; column < end; column += kSparseColumns) {
-                    from.of[b].begin_chunk();
-#pragma GCC unroll 8
-                    for (int i = 0; i < kSparseColumns; i += kStep, to += 64) from.of[b].copy(to);
-                }
-            }
+            for (int64_t b = 0; b < blocks; ++b) from[b] = widen(wide + b * block_bytes, from[b], end - begin);
             LinearCall dense = c;
             // Tiles of integers find their block from the first one's.
-            if constexpr (dense_of(kKind) != WeightKind::kBf16) dense.w.codes = wide - block * block_bytes;
+            if constexpr (!kParts) dense.w.codes = wide - block * block_bytes;
             for (int64_t t = 0; t < tiles; ++t) {
                 const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
                 Part part{begin / 2, end / 2, end == c.w.k, sums, t * tile_floats, t, tiles, wide, block_bytes};
-                if constexpr (dense_of(kKind) != WeightKind::kBf16) part = {0, c.w.k, true, nullptr, 0, t, tiles};
+                if constexpr (!kParts) part = {0, c.w.k, true, nullptr, 0, t, tiles};
                 if (blocks == NB) {
                     tile_of<kDense, NB, R, kAbreast, kAlone>(dense, rows, row, block, part);
                 } else {
@@ -305,4 +292,13 @@ void sparse_panel(const LinearCall& c, const Panel& p) {
             }
         }
     }
+}
+
+template <WeightKind kKind, int R, int NB, bool kAlone>
+void sparse_panel(const LinearCall& c, const Panel& p) {
+#if defined(__AVX512BW__)
+    if constexpr (R == 1 && !is_two_of_four(kKind))
+        if (in_registers<kKind, R>()) return sparse_row<kKind, NB>(c, p);
+#endif
+    widened_panel<dense_of(kKind), R, NB, kAlone>(c, p, &widen_sparse<kKind>);
 }

@@ -109,14 +109,11 @@ template <WeightKind kKind>
 void sparse_codes_of_row(const Matrix& w, int64_t row, float* out) {
     constexpr auto kDense = static_cast<Kind>(dense_of(kKind));
     constexpr int64_t kColumns = kKindFacts[static_cast<int64_t>(kDense)].together;
-    SparseStream<kKind> from(w.codes + row / 16 * w.code_step);
+    const char* at = w.codes + row / 16 * w.code_step;
     for (int64_t column = 0; column < w.k; column += kSparseColumns) {
-        from.begin_chunk();
-        for (int64_t i = 0; i < kSparseColumns; i += kColumns, out += kColumns) {
-            char words[64];
-            from.copy(words);
-            widen<kDense>(word(words + row % 16 * 4), nullptr, 8.0f, out);
-        }
+        char words[kSparseColumns / kColumns * 64];
+        at = widen_sparse<kKind>(words, at, kSparseColumns);
+        for (int64_t i = 0; i < kSparseColumns / kColumns; ++i, out += kColumns) widen<kDense>(word(words + i * 64 + row % 16 * 4), nullptr, 8.0f, out);
     }
 }
 
