@@ -8,11 +8,12 @@ constexpr int64_t chunk_bytes(WeightKind kind) { return kKindFacts[static_cast<i
 
 #if defined(__AVX512BW__)
 
-// Asks for what follows a chunk of NB blocks of `block_bytes`: `ahead` bytes later, or, if that is 0, in the next blocks.
-template <WeightKind kKind, int NB>
-QUIRE_INLINE void ask_chunk(const char* w, int64_t block_bytes, int64_t ahead) {
+// Asks for a chunk of NB blocks of `block_bytes`. Tiles of several rows by two blocks are most often those that share weights.
+template <WeightKind kKind, int R, int NB>
+QUIRE_INLINE void ask_chunk(const char* at, int64_t block_bytes) {
     for (int64_t line = 0; line < chunk_bytes(kKind); line += 64)
-        ahead ? ask_weights<NB, true>(w + line, block_bytes, ahead) : ask_weights<NB, false>(w + line, block_bytes, 0);
+#pragma GCC unroll 8
+        for (int b = 0; b < NB; ++b) R > 1 && NB == 2 ? prefetch_far(at + b * block_bytes + line) : prefetch(at + b * block_bytes + line);
 }
 
 // Of 16 columns: the codes of their two pieces, and the places among 16 activations that they meet. 4-bit codes are 16 times as large.
@@ -60,10 +61,10 @@ template <WeightKind kKind, int R, int NB>
             codes[b] = set1_i(0);
             for (int r = 0; r < R; ++r) sum[0][r][b] = set1_i(0);
         }
-        const int64_t ahead = at.ahead ? place_ahead<NB>(g * group_bytes, block_bytes, at.ahead) : 0;
-        if (scale_turns.now()) ask_scales<NB>(c, ahead ? at.block : at.block + NB, ahead ? g + ahead / group_bytes : g);
+        const int64_t ahead = at.ahead ? place_ahead<NB>(g * group_bytes, block_bytes, at.ahead) : NB * block_bytes;
+        if (scale_turns.now()) ask_scales<NB>(c, at.ahead ? at.block : at.block + NB, at.ahead ? g + ahead / group_bytes : g);
         for (int64_t k = 0; k < c.w.group; k += kSparseColumns, w += kChunk) {
-            if (turns.now()) ask_chunk<kKind, NB>(w, block_bytes, ahead);
+            if (turns.now()) ask_chunk<kKind, R, NB>(w + ahead, block_bytes);
             U places[NB];
 #pragma GCC unroll 8
             for (int b = 0; b < NB; ++b) places[b] = load_u(w + b * block_bytes);
@@ -114,7 +115,7 @@ template <int R, int NB>
     Turns turns(part);
     for (int64_t step = part.begin; step < part.end; step += kSteps, w += kChunk) {
         U places[NB];
-        if (turns.now()) ask_chunk<kKind, NB>(w, block_bytes, at.ahead ? place_ahead<NB>(step / kSteps * kChunk, block_bytes, at.ahead) : 0);
+        if (turns.now()) ask_chunk<kKind, R, NB>(w + (at.ahead ? place_ahead<NB>(step / kSteps * kChunk, block_bytes, at.ahead) : NB * block_bytes), block_bytes);
 #pragma GCC unroll 8
         for (int b = 0; b < NB; ++b) places[b] = load_u(w + b * block_bytes);
 #pragma GCC unroll 8

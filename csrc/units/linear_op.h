@@ -6,10 +6,10 @@ QUIRE_INLINE int32_t start_factor(const Matrix& w, const KindRow& row) {
     return w.zeros ? -1 : -(w.mins ? row.offset_with_mins : row.offset);
 }
 
-// Rows that there is room for: tiles of weights that choose their activations read up to 16 at a time, whether there are so many or not.
+// Rows that there is room for: tiles of weights without zeros read up to 16 at a time, whether there are so many or not.
 QUIRE_INLINE int64_t rows_of_room(const Matrix& w, int64_t m, int64_t abreast) {
     const int64_t rows = abreast > m ? abreast : m;
-    return chooses(static_cast<WeightKind>(w.kind)) ? (rows + 15) / 16 * 16 : rows;
+    return is_sparse(static_cast<WeightKind>(w.kind)) ? (rows + 15) / 16 * 16 : rows;
 }
 
 // Bytes of m rows of activations in the form that the kernels of `w` read, `abreast` of them side by side.

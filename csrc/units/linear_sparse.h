@@ -1,9 +1,9 @@
 // bf16, int8 and int4 weights without their zeros (layout: sparse.h): they are expanded to what the dense kind has there, and multiplied
 // as that kind does, so every sum has the dense kind's bits.
 //
-// They are expanded into a cache and multiplied by the dense kind's own tiles, which keeps their number, and so the time that a build
-// takes, what it is without these kinds. Only a single row, where the processor expands in one instruction, has tiles that do so in
-// registers: it has nothing to share what was expanded with.
+// Many rows share what was expanded into a cache, and are multiplied by the dense kind's own tiles, of which a build has no more than
+// without these kinds. Few rows have tiles that expand in registers where the processor does so in one instruction, one for all numbers
+// of rows up to its own: as many as the dense kind has, each with the shuffles for other processors, took 30 s of a unit's build.
 #pragma once
 
 constexpr WeightKind dense_of(WeightKind kind) {
@@ -129,44 +129,39 @@ struct SparseStreams {
         : of{SparseStream<kKind, true>(c.w.codes + (block + kB) * c.w.code_step)...} {}
 };
 
-// Asks for what a stream reads later: as many bytes ahead as a dense one, which is further in columns; tiles that are not alone ask
-// for the next blocks'.
-template <WeightKind kKind, int NB, bool kAlone>
+// Asks for what a stream reads later: as many bytes ahead as a dense one, which is further in columns.
+template <WeightKind kKind, int NB>
 QUIRE_INLINE void ask_sparse(const SparseStreams<kKind, NB>& from, int64_t ahead) {
 #pragma GCC unroll 8
-    for (int b = 0; b < NB; ++b) kAlone ? prefetch(from.of[b].at + ahead) : prefetch_far(from.of[b].at + ahead);
+    for (int b = 0; b < NB; ++b) prefetch(from.of[b].at + ahead);
 }
 
-// A single row has two sums of a group, which are exact: with one, every product waits for the one before it, which took longer than to
-// expand the weights (from the caches, Zen 4: 1.14 instead of 0.84 ns for a register of 64 codes).
-template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
-[[gnu::noinline]] void sparse_int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
+// All of `rows` <= R rows; what is computed for those beyond is not stored. A single row has two sums of a group, which are exact: with
+// one, every product waits for the one before it, which took longer than to expand the weights (from the caches, Zen 4: 1.14 instead of
+// 0.84 ns for a register of 64 codes).
+template <WeightKind kKind, int R, int NB, int kAbreast>
+[[gnu::noinline]] void sparse_int_tile(const LinearCall& c, int64_t rows, int64_t row, int64_t block, int64_t ahead) {
     constexpr bool kFour = dense_of(kKind) == WeightKind::kInt4, kTwo = R == 1;
     constexpr int kStep = columns_of_register(kKind), kOffset = kFour ? 8 : kStart8;
+    const Part whole{0, c.w.k, true, nullptr, 0, 0, 1};
     F acc[R][NB];
-    load_tile<R, NB>(acc, part);
+    load_tile<R, NB>(acc, whole);
     SparseStreams<kKind, NB> from(c, block);
-    const int64_t ahead = R == 1 ? g_tuning.ahead : kAlone ? stream_ahead(NB) : NB * c.w.code_step;
     const int64_t scales_ahead = ahead / (c.w.group * 8) + 1;  // of half as many numbers as the dense kind's bytes are
     const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
     const char* x = c.x + row * c.x_stride;
-    Turns turns(part), scale_turns(part);
     for (int64_t g = 0; g < c.groups; ++g) {
         I sum[1][R][NB], more[NB];
         for (int b = 0; b < NB; ++b) more[b] = set1_i(0);
         start_sums<1, 1, kOffset, R, NB, kAbreast>(c, sum, row, block, g);
-        if constexpr (kAlone) {
-            ask_scales<NB>(c, block, g + scales_ahead);
-        } else if (scale_turns.now()) {
-            ask_scales<NB>(c, block + NB, g);
-        }
+        ask_scales<NB>(c, block, g + scales_ahead);
         for (int64_t k = 0; k < c.w.group; k += kSparseColumns) {
 #pragma GCC unroll 8
             for (int b = 0; b < NB; ++b) from.of[b].begin_chunk();
 #pragma GCC unroll 8
             for (int i = 0; i < kSparseColumns; i += kStep, x += kStep * kAbreast) {
                 U w[NB][SparseStream<kKind, true>::kRegisters];
-                if (kAlone || turns.now()) ask_sparse<kKind, NB, kAlone>(from, ahead);
+                ask_sparse<kKind, NB>(from, ahead);
 #pragma GCC unroll 8
                 for (int b = 0; b < NB; ++b) from.of[b].next(w[b]);
 #pragma GCC unroll 8
@@ -191,24 +186,23 @@ template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
             for (int b = 0; b < NB; ++b) sum[0][0][b] = add_i(sum[0][0][b], more[b]);
         add_group<1, R, NB, kAbreast>(c, acc, sum, row, block, g);
     }
-    store_tile<R, NB>(c, acc, row, block, part);
+    store_tile<R, NB>(c, acc, row, block, whole, rows);
 }
 
-template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
-[[gnu::noinline]] void sparse_bf16_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
+template <WeightKind kKind, int R, int NB, int kAbreast>
+[[gnu::noinline]] void sparse_bf16_tile(const LinearCall& c, int64_t rows, int64_t row, int64_t block, int64_t ahead) {
+    const Part whole{0, c.w.k, true, nullptr, 0, 0, 1};
     F acc[R][NB];
-    load_tile<R, NB>(acc, part);
+    load_tile<R, NB>(acc, whole);
     SparseStreams<kKind, NB> from(c, block);
-    const int64_t ahead = R == 1 ? g_tuning.ahead : kAlone ? stream_ahead(NB) : NB * c.w.code_step;
     const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
     const char* x = c.x + row * c.x_stride;
-    Turns turns(part);
     for (int64_t k = 0; k < c.w.k; k += kSparseColumns) {
 #pragma GCC unroll 8
         for (int b = 0; b < NB; ++b) from.of[b].begin_chunk();
         for (int i = 0; i < kSparseColumns; i += 2, x += 4 * kAbreast) {
             U wk[NB][1];
-            if (kAlone || turns.now()) ask_sparse<kKind, NB, kAlone>(from, ahead);
+            ask_sparse<kKind, NB>(from, ahead);
 #pragma GCC unroll 8
             for (int b = 0; b < NB; ++b) from.of[b].next(wk[b]);
 #pragma GCC unroll 16
@@ -219,33 +213,33 @@ template <WeightKind kKind, int R, int NB, int kAbreast, bool kAlone>
             }
         }
     }
-    store_tile<R, NB>(c, acc, row, block, part);
+    store_tile<R, NB>(c, acc, row, block, whole, rows);
 }
 
-// The tile of a single row.
-template <WeightKind kKind, int NB>
-void sparse_row(const LinearCall& c, const Panel& p) {
-    const Part part{0, c.w.k, true, nullptr, 0, 0, 1};
-    const auto tile = [&]<int kBlocks>(int64_t block) {
-        if constexpr (dense_of(kKind) == WeightKind::kBf16) sparse_bf16_tile<kKind, 1, kBlocks, 1, true>(c, p.row, block, part);
-        else sparse_int_tile<kKind, 1, kBlocks, 1, true>(c, p.row, block, part);
+// Whether tiles of R rows expand in registers, for up to two tiles. Integers that are two tiles do so twice: beside products it is nearly
+// free, and whole columns of two blocks leave the first-level cache (16 rows by 8192 x 2048 of int8, one thread of a Zen 4: 2.3 instead
+// of 2.8 ms).
+template <WeightKind kKind, int R, bool kAlone>
+constexpr bool expands_in_tiles() {
+    return !is_two_of_four(kKind) && (kAlone || ((kStreamRows == 0 || !is_bf16(kKind)) && (R == kFewRows || R == kTileRows)));
+}
+
+template <WeightKind kKind, int R, int NB, bool kAlone>
+void sparse_few_rows(const LinearCall& c, const Panel& p) {
+    constexpr int kAbreast = rows_abreast<kKind, R, kAlone>();
+    const int64_t ahead = !kAlone ? NB * c.w.code_step : R == 1 ? g_tuning.ahead : stream_ahead(NB);
+    const auto tiles = [&]<int kBlocks>(int64_t block) {
+        for (int64_t row = p.row; row < p.rows_end; row += R) {
+            if constexpr (dense_of(kKind) == WeightKind::kBf16) sparse_bf16_tile<kKind, R, kBlocks, kAbreast>(c, p.rows_end - row, row, block, ahead);
+            else sparse_int_tile<kKind, R, kBlocks, kAbreast>(c, p.rows_end - row, row, block, ahead);
+        }
     };
     int64_t block = p.block;
-    for (; block + NB <= p.blocks_end; block += NB) tile.template operator()<NB>(block);
-    for (; block < p.blocks_end; ++block) tile.template operator()<1>(block);
+    for (; block + NB <= p.blocks_end; block += NB) tiles.template operator()<NB>(block);
+    for (; block < p.blocks_end; ++block) tiles.template operator()<1>(block);
 }
 
 #endif
-
-// Whether rows are multiplied beside their expansion in registers.
-template <WeightKind kKind, int R>
-QUIRE_INLINE bool in_registers() {
-#if defined(__AVX512BW__)
-    return R == 1 && !is_two_of_four(kKind) && g_expands;
-#else
-    return false;
-#endif
-}
 
 // Columns of NB blocks that are expanded at a time: of integers, whose sums of groups do not wait in memory, all.
 template <WeightKind kDense, int NB>
@@ -254,7 +248,6 @@ QUIRE_INLINE int64_t sparse_columns(const LinearCall& c) { return kDense == Weig
 // Memory that a panel of `rows` rows needs.
 template <WeightKind kKind, int R, int NB>
 QUIRE_INLINE int64_t sparse_panel_bytes(const LinearCall& c, int64_t rows) {
-    if (in_registers<kKind, R>()) return 0;
     constexpr WeightKind kDense = dense_of(kKind);
     const int64_t wide = NB * sparse_columns<kDense, NB>(c) / columns_of_register(kKind) * 64;
     return wide + (kDense == WeightKind::kBf16 ? (rows + R - 1) / R * R * NB * 64 : 0);
@@ -297,8 +290,8 @@ void widened_panel(const LinearCall& c, const Panel& p, const char* (*widen)(cha
 template <WeightKind kKind, int R, int NB, bool kAlone>
 void sparse_panel(const LinearCall& c, const Panel& p) {
 #if defined(__AVX512BW__)
-    if constexpr (R == 1 && !is_two_of_four(kKind))
-        if (in_registers<kKind, R>()) return sparse_row<kKind, NB>(c, p);
+    if constexpr (expands_in_tiles<kKind, R, kAlone>())
+        if (g_expands && p.rows_end - p.row <= (kAlone ? R : 2 * kTileRows)) return sparse_few_rows<kKind, R, NB, kAlone>(c, p);
 #endif
     widened_panel<dense_of(kKind), R, NB, kAlone>(c, p, &widen_sparse<kKind>);
 }
