@@ -26,6 +26,9 @@ GPTQMODEL = "7.6.0"
 LLM_COMPRESSOR = "0.14.0.1"
 BITSANDBYTES = "0.50.2"
 AUTOAWQ = "0.2.9"
+AUTOAWQ_NEEDS = ["transformers==4.51.3", "datasets<4"]
+"""The last transformers that it was tested with. Layers of later ones return a tensor and no tuple, of which it takes
+the first row of the text for all of it: KL to the embedded model was 1.0."""
 TORCH = ["torch==2.13.0", "torchvision==0.28.0"]
 
 
@@ -138,7 +141,7 @@ RECIPES: dict[str, Recipe] = {
     "gptqmodel": _tool(f"gptqmodel=={GPTQMODEL}", variables={"BUILD_CUDA_EXT": "0", "GPTQMODEL_CPU_WORKERS": "2"}),
     "llmcompressor": _tool(f"llmcompressor=={LLM_COMPRESSOR}"),
     "bitsandbytes": _tool(f"bitsandbytes=={BITSANDBYTES}", "transformers>=5", "accelerate", "tokenizers"),
-    "autoawq": _tool(f"autoawq=={AUTOAWQ}"),
+    "autoawq": _tool(f"autoawq=={AUTOAWQ}", *AUTOAWQ_NEEDS),
 }
 
 
