@@ -42,7 +42,7 @@ constexpr Gate kGates[] = {gate_row<kSilu>, gate_row<kGelu>, gate_row<kGeluTanh>
 static_assert(sizeof(kGates) / sizeof(Gate) == kActivations);
 
 // act(gate) * up for all rows, into the form `down` reads. Pieces are computed by the kernels' panels: code of its own for each kind
-// and tile took 3 s of a unit's build.
+// and tile is the same code again, and a unit is built for longer.
 void gated_rows(const LinearCall& c, const Matrix& down, const Rows& inner, int64_t m, Gate act) {
     const Kernels& kernels = kernels_of(c.w);
     const int64_t rows = kernels.mlp_rows, f = down.k, pieces = (f + kMlpColumns - 1) / kMlpColumns, panels = (m + rows - 1) / rows;
