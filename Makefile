@@ -8,7 +8,7 @@ SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
 	moe_ops.py sampler_ops.py tree_attention.py stored.py super_blocks.py experts.py sharing.py kinds.py)
 
-.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality interop gpu-check gpu-kernels build table fields clients pairs pictures train clean
+.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -80,9 +80,12 @@ gpu-kernels: build .venv/triton  ## compile the GPU's kernels without one; regis
 bench-quality: build  ## KL divergence of each weight format, beside llama.cpp's
 	$(BIN)/python benchmarks/quality.py
 
-interop: build  ## files as gptqmodel, llm-compressor, bitsandbytes, AutoAWQ and llama.cpp write them, beside these tools' own answers (an environment for each: minutes)
+bench-compressors: build  ## quire compress beside llm-compressor, GPTQModel and AutoAWQ, each in an environment of its own: KL, time, memory
+	$(BIN)/python benchmarks/compressors.py
+
+interop: build  ## files as gptqmodel, llm-compressor, bitsandbytes, AutoAWQ and llama.cpp write them, and as they read ours, beside these tools' own answers (an environment for each: minutes)
 	$(BIN)/python tests/interop/compare.py
-	QUIRE_LLAMA_CPP=$$($(BIN)/python benchmarks/environments.py .venv/interop llama | tail -n 1) $(BIN)/python -m pytest -m slow tests/test_llama_cpp.py
+	QUIRE_LLAMA_CPP=$$($(BIN)/python benchmarks/environments.py .venv/interop llama | tail -n 1) $(BIN)/python -m pytest -m slow tests/test_llama_cpp.py tests/test_write_llama_cpp.py
 
 clients: build  ## the clients people have against a running server, in environments of their own (minutes); a table of those that got what they asked
 	$(BIN)/python tests/clients/run.py

@@ -26,6 +26,8 @@ GPTQMODEL = "7.6.0"
 LLM_COMPRESSOR = "0.14.0.1"
 BITSANDBYTES = "0.50.2"
 AUTOAWQ = "0.2.9"
+AUTOAWQ_NEEDS = ["transformers==4.51.3", "datasets<4"]
+"""The last transformers that it was tested with, and data sets that fit it."""
 TORCH = ["torch==2.13.0", "torchvision==0.28.0"]
 
 
@@ -159,7 +161,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "guidellm": _clients(TORCH[0], "guidellm"),
     "lm_eval": _clients("lm_eval[api]", "transformers>=5"),
-    "autoawq": _tool(f"autoawq=={AUTOAWQ}"),
+    "autoawq": _tool(f"autoawq=={AUTOAWQ}", *AUTOAWQ_NEEDS),
 }
 
 

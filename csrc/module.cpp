@@ -11,6 +11,7 @@
 #include "pool.h"
 #include "registry.h"
 #include "sharing.h"
+#include "sparse.h"
 
 namespace nb = nanobind;
 
@@ -155,6 +156,7 @@ NB_MODULE(_native, m) {
     m.def("units", &units, "Instruction-set units this machine can run, best first.");
     m.def("ops", &ops_of, nb::arg("unit"), "Op name -> id, for the ops of `unit` and those that exist once.");
     m.def("kinds", &kinds, "The rows of csrc/kinds.inc, by the number of the kind.");
+    m.def("expands", [] { return g_expands; }, "Whether bytes are expanded by a mask in one instruction (AVX-512 VBMI2).");
     m.def("call", &call, nb::arg("id"), nb::arg("args"), "Run one op; raises ValueError on bad arguments.");
     m.def("threads", &thread_count, "Threads that run an op.");
     m.def("set_threads", &set_thread_count, nb::arg("threads"), nb::arg("pin") = false,

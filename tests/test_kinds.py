@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+import torch
 
 from quire.ops import cases
 from quire.ops.backend import Ops
@@ -13,6 +15,7 @@ from quire.ops.cpu import ACTIVATION_NUMBERS, fuses_mlp
 from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
 from quire.ops.matrix import Matrix, take_apart
 from quire.ops.pack import narrow_bf16
+from quire.ops.pack_sparse import SPARSE, TWO_OF_FOUR, two_of_four
 from quire.ops.weights import Packed
 from test_ops import UNITS_HERE, generator, ops_of
 
@@ -30,6 +33,22 @@ def packed_as(ops: Ops, name: str, n: int, k: int, group: int = 0) -> Packed:
         found = narrow_bf16(ops.cpu, cases.random_weight(generator(), "bf16", n, k))
         assert found is not None
         return found
+    if name in SPARSE.values():
+        assert ops.cpu is not None
+        kept, ops.cpu.sparse = ops.cpu.sparse, "on"
+        dense = name.removeprefix("sparse_")
+        found = ops.pack(cases.random_weight(generator(), dense, n, k, group or max(KINDS[name].groups, default=1)))
+        ops.cpu.sparse = kept
+        assert found.kind == name
+        return found
+    if name in TWO_OF_FOUR.values():
+        assert ops.cpu is not None
+        dense = name.removeprefix("sparse24_")
+        weight = cases.random_weight(generator(), dense, n, k, group or max(KINDS[name].groups, default=1))
+        codes = torch.where(torch.arange(k) % 4 < 2, weight.codes, 0)
+        halved = two_of_four(ops.cpu, ops.pack(replace(weight, codes=codes)))
+        assert halved is not None
+        return halved
     return ops.pack(cases.random_weight(generator(), name, n, k, group or max(KINDS[name].groups, default=1)))
 
 

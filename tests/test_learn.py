@@ -90,7 +90,9 @@ def test_a_full_disk_leaves_the_state_before(tmp_path: Path) -> None:
     state = (tmp_path / "state.safetensors").read_bytes()
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
-        with pytest.raises(ConfigError, match=r"state\.part cannot be written: .*; make room there, or give another"):
+        with pytest.raises(
+            ConfigError, match=r"state\.safetensors cannot be written: .*; make room there, or give another"
+        ):
             run.save()
         with pytest.raises(ConfigError, match=r"state\.moments cannot be written: .*; make room there"):
             learned(tmp_path, True)

@@ -128,6 +128,24 @@ def test_layer_by_layer_is_the_whole(variant: str, tmp_path: Path) -> None:
             x, delta = net.run_layer(i, x, delta)
         assert delta is not None and x.shape == delta.shape == (2, 9, net.spec.hidden)
         assert error(net.leave(x, delta), net.logits(tokens)) <= 1e-6
+        assert torch.equal(net.leave(x, delta, net.after_layers()), net.leave(x, delta))
+        assert torch.equal(net.enter(tokens, net.before_layers()), net.enter(tokens))
+
+
+@pytest.mark.parametrize("variant", ["llama", "opt_post_norm", "gemma3", "olmoe", "deepseek_v2"])
+def test_sequences_one_after_the_other_do_not_see_each_other(variant: str, tmp_path: Path) -> None:
+    family, facts = ALL[variant]
+    write(tmp_path, family, **facts)
+    net, rows = Net.open(str(tmp_path)), [random_tokens(1, n) for n in (9, 40, 9, 1)]
+    lengths = torch.tensor([row.shape[1] for row in rows])
+    with torch.no_grad():
+        x, delta = net.enter(torch.cat(rows, 1), lengths=lengths), None
+        for i in range(net.spec.layers):
+            x, delta = net.run_layer(i, x, delta, lengths=lengths)
+        assert delta is not None
+        assert error(net.leave(x, delta), torch.cat([net.logits(row) for row in rows], 1)) <= TOLERANCE
+    with pytest.raises(ConfigError, match=f"{lengths.sum() * 9} tokens were given"):
+        net.enter(torch.cat(rows * 9, 1), lengths.sum(0, keepdim=True) * 9)
 
 
 def test_layers_that_read_the_keys_of_another(tmp_path: Path) -> None:

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from oracle import backend
-from quire.compress.quantize.fake import fake_cache, fake_fp8, fake_int8, fake_weight, straight_through
+from quire.compress.quantize.fake import fake_cache, fake_fp8, fake_int8, straight_through
 from quire.compress.quantize.grid import Integers
 from quire.compress.quantize.rtn import rtn
 from quire.ops.weights import Weight
 from quire.quant.rtn import INT4, INT8, RoundToNearest
 
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {
-    "int4": lambda x: fake_weight(x, Integers(4), 32),
-    "int8": lambda x: fake_weight(x, Integers(8), 32),
+    "weights int4": lambda x: straight_through(x, rtn(x, Integers(4), 32).dequantize()),
     "activations int8": lambda x: fake_int8(x, 32),
     "activations fp8": lambda x: fake_fp8(x, 32),
     "cache int8": lambda x: fake_cache(x, torch.int8),
@@ -43,7 +42,7 @@ def test_gradients_go_straight_through(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scheme", [INT4, INT8])
 def test_weights_are_those_that_are_served(scheme: RoundToNearest) -> None:
     w = normal(8, 128)
-    assert torch.equal(fake_weight(w, Integers(scheme.bits), 64), scheme.quantize(w, 64).dequantize())
+    assert torch.equal(rtn(w, Integers(scheme.bits), 64).dequantize(), scheme.quantize(w, 64).dequantize())
 
 
 def test_activations_are_rounded_as_the_reference_does() -> None:
@@ -82,7 +81,7 @@ def test_a_least_squares_fit_trains_through_it() -> None:
     optimizer = torch.optim.Adam([w], lr=3e-3)
     losses = []
     for _ in range(150):
-        loss = (x @ fake_weight(w, grid, 32).t() - y).square().mean()
+        loss = (x @ straight_through(w, rtn(w, grid, 32).dequantize()).t() - y).square().mean()
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.quantize import fp8, nf4
-from quire.compress.quantize.gptq import gptq, inverse_factor
+from quire.compress.quantize.gptq import Factored, gptq, gptq_all
 from quire.compress.quantize.grid import Grid, Integers, Numbers, Steps, in_groups
 from quire.compress.quantize.rtn import rtn
 from quire.compress.stats import Inputs, output_error
@@ -125,12 +125,15 @@ def test_steps_may_be_the_callers_own() -> None:
     assert output_error(q.dequantize() - w, hessian) < output_error(nf4.nf4(w)[0].dequantize() - w, hessian)
 
 
-def test_the_inverse_factor() -> None:
+def test_a_hessian_is_its_factors() -> None:
     _, hessian = made(1, 200)
-    factor = inverse_factor(hessian)
-    assert torch.equal(factor, factor.triu())
-    assert torch.allclose(factor.t() @ factor @ hessian, torch.eye(200).double(), atol=1e-8)
-    assert torch.allclose(factor, torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True), rtol=1e-6, atol=1e-9)
+    for act_order in (False, True):
+        found = Factored.of(hessian, 0.0, act_order)
+        factor, turned = found.factor, hessian if found.order is None else hessian[found.order][:, found.order]
+        assert torch.equal(factor, factor.triu()) and bool((factor.diagonal() == 1).all())
+        squares = torch.linalg.solve(factor, torch.linalg.solve(factor, turned).t())
+        assert torch.allclose(squares, squares.diagonal().diag(), atol=1e-10 * float(squares.max()))
+        assert bool((squares.diagonal() > 0).all())
 
 
 def test_what_cannot_be_worked_with_is_refused() -> None:
@@ -160,3 +163,16 @@ def test_what_was_pruned_stays_so_and_the_rest_makes_up_for_it(symmetric: bool, 
     found = gptq(w, hessian, grid, 32, act_order=act_order).dequantize()
     assert bool((found[w == 0] == 0).all())
     assert output_error(found - w, hessian) < output_error(rtn(w, grid, 32).dequantize() - w, hessian)
+
+
+def test_several_matrices_share_a_factor() -> None:
+    """And the Hessian is used up."""
+    x = torch.randn((300, 64), generator=torch.Generator().manual_seed(5)) @ torch.randn((64, 64))
+    inputs = Inputs(64, ["hessian"])
+    inputs.add(x)
+    ws = [made(n, 64, n)[0] for n in (8, 24)]
+    wanted = [gptq(w, inputs.hessian, Integers(4), 32, act_order=True).dequantize() for w in ws]
+    found = [q.dequantize() for q in gptq_all(iter(ws), inputs, Integers(4), 32, act_order=True)]
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    with pytest.raises(KeyError):
+        inputs.take_hessian()

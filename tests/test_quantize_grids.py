@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,14 +132,15 @@ def mx_number(value: float, scale: float) -> float:
     return (E2M1[near[0]] if value >= 0 else -E2M1[near[0]]) * scale
 
 
-def test_mxfp4_is_the_definition() -> None:
+@pytest.mark.parametrize("make", [mxfp4.mxfp4, lambda w: MXFP4.quantize(w, 32).weight])
+def test_mxfp4_is_the_definition(make: Callable[[Tensor], Weight]) -> None:
     w = normal(6, 64, 5)
     w[0, :32] = torch.arange(-16, 16) * 0.25  # every tie, largest magnitude 4: the scale is 1
     w[1, :32] = 0
     w[2, :32] = torch.arange(32) * 0.01
     w[2, 3] = torch.tensor(8.0).nextafter(torch.tensor(0.0))  # just below a power of two
     w[3, :32] *= 2.0**-120
-    q = mxfp4.mxfp4(w)
+    q = make(w)
     codes = mxfp4.exponents(q)
     assert codes.dtype is torch.uint8 and int(codes[2, 0]) == 127
     for row in range(6):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire.compress.stats import Inputs, output_error
+from quire.compress.stats import BLOCK, Inputs, output_error
 from quire.core.errors import ModelError
 
 ROWS = torch.randn((61, 24), generator=torch.Generator().manual_seed(3)) * torch.linspace(0.1, 9, 24)
@@ -90,3 +90,14 @@ def test_output_error_is_that_of_the_outputs() -> None:
     d = torch.randn((5, 24), generator=torch.Generator().manual_seed(4))
     wanted = float((ROWS.double() @ d.double().t()).square().sum(1).mean())
     assert output_error(d, observed([]).hessian) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_wide_hessian_is_whole() -> None:
+    """It is summed in blocks of columns, of which a half is computed."""
+    x = torch.randn((3, 2 * BLOCK + 100), generator=torch.Generator().manual_seed(6))
+    inputs = Inputs(x.shape[1], ["hessian"])
+    inputs.add(x[:2])
+    inputs.add(x[2:])
+    wanted = 2 / 3 * (x.double().t() @ x.double())
+    for found in (inputs.hessian, inputs.take_hessian()):
+        assert torch.allclose(found.double(), wanted, atol=1e-5) and found.dtype is torch.float32

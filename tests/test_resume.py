@@ -7,6 +7,7 @@ import json
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,10 @@ import torch
 from rich.console import Console
 
 from killed_work import KEY, LAYERS, STAGES, pipeline
-from quire.compress.progress import units_bar
-from quire.compress.resume import Work, code_digest, digest_of, write_whole
+from quire.compress.progress import MEASURING, units_bar
+from quire.compress.resume import Work, code_digest, digest_of, work_folder
 from quire.core.errors import ConfigError
+from quire.core.whole import becoming, write_whole
 
 
 def test_a_kill_at_any_moment_changes_nothing(tmp_path: Path) -> None:
@@ -147,6 +149,31 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
         Work(tmp_path / "file" / "out", KEY)
 
 
+def test_a_failure_before_anything_was_done_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), Work(tmp_path / "out", KEY):
+        raise KeyError
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_another_command_keeps_is_left_alone(tmp_path: Path) -> None:
+    work = work_folder(tmp_path / "out")
+    work.mkdir()
+    (work / "state.safetensors").write_text("of a training")
+    with pytest.raises(ConfigError, match=r"out\.partial is of another command's run"):
+        Work(tmp_path / "out", KEY)
+    assert (work / "state.safetensors").exists()
+    with Work(tmp_path / "out", KEY, restart=True):
+        assert not (work / "state.safetensors").exists()
+
+
+def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a", b"one")
+    with pytest.raises(KeyboardInterrupt), becoming(tmp_path / "a") as part:
+        part.write_bytes(b"tw")
+        raise KeyboardInterrupt
+    assert (tmp_path / "a").read_bytes() == b"one" and [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
 def test_digests(tmp_path: Path) -> None:
     write_whole(tmp_path / "a", b"one")
     first = digest_of(tmp_path / "a")
@@ -160,8 +187,26 @@ def test_the_bar_says_how_far_it_is() -> None:
     with units_bar(5, 2, Console(file=shown, force_terminal=True, width=100)) as count:
         count("layer 3")
         count("layer 4")
+        count(MEASURING)
+        shown_before = shown.getvalue()
+        time.sleep(0.3)
+        assert shown.getvalue() == shown_before, "a bar that has ended draws no more"
     assert "4/5" in shown.getvalue() and "layer 4" in shown.getvalue() and "left" in shown.getvalue()
     quiet = io.StringIO()
     with units_bar(5, console=Console(file=quiet)) as count:
         count("layer 3")
-    assert not quiet.getvalue().strip(), "a log gets no bar"
+    assert not quiet.getvalue(), "a log gets no bar"
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    log = io.StringIO()
+    with units_bar(10, 2, Console(file=log, width=100)) as count:
+        for seconds, following in ((20, "layer 4"), (20, "layer 5"), (5, "layer 6"), (35, "layer 7")):
+            now[0] += seconds
+            count(following)
+    assert log.getvalue().splitlines() == [
+        "4 of 10 done, next: layer 5; 0:00:40 so far, about 0:02:00 left",
+        "6 of 10 done, next: layer 7; 0:01:20 so far, about 0:01:20 left",
+    ]

@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM
 from oracle import BACKENDS, backend, logits, relative_error, write
 from peft_layouts import Layout
 from quire.compress.net import Net
+from quire.compress.quantize import nf4
 from quire.compress.train.adapt import LoRA, adaptable, chosen, freeze, merge
 from quire.compress.train.job import merged
 from quire.compress.train.learner import NetLearner
-from quire.compress.train.nf4 import BLOCK, Nf4
+from quire.compress.train.nf4 import Nf4
 from quire.compress.train.objective import OfText
 from quire.compress.train.seen import SeenNet, matrices
 from quire.compress.train.text import Row, batch_of
@@ -162,13 +163,16 @@ def test_codes_are_the_nearest_of_the_book() -> None:
     w = torch.randn((48, 320), generator=torch.Generator().manual_seed(0)) * 0.05
     w[3, :64] = 0.0
     made = Nf4.of(w, "w")
-    blocks, scales = w.view(-1, BLOCK), made.block_scales()
+    blocks, scales = w.view(-1, nf4.BLOCK), made.nested.scales()
     top = blocks.abs().amax(1)
-    # e4m3 has 3 bits of mantissa, so what is kept of a scale, its distance from the mean, is off by a 16th at most.
-    assert bool(((scales - top).abs() <= (top - top.mean()).abs() / 16 + 1e-6).all())
-    choices = torch.tensor(NF4_NUMBERS)[None] * scales[:, None]
-    nearest = (blocks[..., None] - choices[:, None]).abs().amin(-1)
-    assert torch.allclose((made.dequantize().view(-1, BLOCK) - blocks).abs(), nearest, atol=1e-7)
+    choices = torch.tensor(NF4_NUMBERS)[None] * top[:, None]  # codes are found by the scales before they are rounded
+    nearest = (blocks[..., None] - choices[:, None]).abs().argmin(-1)
+    numbers = torch.tensor(NF4_NUMBERS)[nearest] * scales[:, None]
+    got = made.dequantize().view(-1, nf4.BLOCK)
+    assert torch.allclose(got[top > 0], numbers[top > 0], atol=1e-7) and not bool(got[top == 0].any())
+    served, nested = nf4.nf4(w)
+    assert torch.equal(made.nested.codes, nested.codes)
+    assert torch.allclose(made.dequantize(), served.dequantize(), atol=2e-5 * float(w.abs().max()))
     assert made.nbytes * 8 / w.numel() < 4.13
     with pytest.raises(ConfigError, match=r"b: \[3, 5\] is not a multiple of 64 numbers, as NF4 needs; use lora"):
         Nf4.of(torch.zeros(3, 5), "b")
@@ -214,3 +218,26 @@ def test_checkpointing_changes_no_gradient_and_keeps_little(tmp_path: Path) -> N
         found[checkpointing] = {n: p.grad for n, p in lora.parameters.items() if p.grad is not None}
     assert all(torch.equal(found[True][n], found[False][n]) for n in lora.parameters)
     assert sizes[True] < sizes[False] / 4
+
+
+def test_tables_around_the_layers_are_made_once_where_they_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps read the same again at once: nothing of it is given back, and tables that nobody changes are kept."""
+    write(tmp_path, "llama", tie_word_embeddings=False)
+    net, lora = adapted(tmp_path, ("*q_proj",))
+    read: list[str] = []
+    original = net.tensors.source.tensor
+    monkeypatch.setattr(net.tensors.source, "tensor", lambda name: (read.append(name), original(name))[1])
+    monkeypatch.setattr(net.tensors.source, "give_back", lambda: read.append("given back"))
+    first = gradients(net, lora.parameters)
+    read.clear()
+    second = gradients(net, lora.parameters)
+    assert read and not {"model.embed_tokens.weight", "lm_head.weight", "given back"} & set(read)
+    assert first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
+    tokens = prompt(9, 4)
+    before = logits_of(net, tokens)
+    net.set("lm_head.weight", 2 * net.tensors["lm_head.weight"])
+    assert torch.allclose(logits_of(net, tokens), 2 * before, atol=1e-5)
+    leaf = net.require_grad(["lm_head.weight"])["lm_head.weight"]
+    assert len(gradients(net, {"head": leaf})) == 1

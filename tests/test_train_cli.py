@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 from oracle import BACKENDS
 from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.app import app
-from quire.compress.train.job import prepare, read_prompts, work_folder
+from quire.compress.resume import work_folder
+from quire.compress.train.job import prepare, read_prompts
 from quire.compress.train.options import METHODS, TrainOptions
 from quire.compress.train.teacher_text import ANSWER, STEP, write_answers
 from quire.compress.train.text import EXPLAIN, UNREAD, Row, Texts, batch_of
@@ -80,9 +81,9 @@ def test_answers_alone_are_learned(model: Path, tmp_path: Path) -> None:
 
 def test_a_batch_has_the_targets_of_its_rows() -> None:
     batch = batch_of([(7, Row([5, 6, 7, 8], 2)), (3, Row([1, 2], 1, 0.5))])
-    assert batch.tokens.tolist() == [[5, 6, 7, 8], [1, 2, 0, 0]]
-    assert batch.targets.tolist() == [[UNREAD, 7, 8, UNREAD], [2, UNREAD, UNREAD, UNREAD]]
-    assert batch.weights.tolist() == [1, 0.5] and batch.rows == (7, 3)
+    assert batch.tokens.tolist() == [[5, 6, 7, 1]] and batch.lengths.tolist() == [3, 1]
+    assert batch.targets.tolist() == [UNREAD, 7, 8, 2]
+    assert batch.weights.tolist() == [1, 1, 1, 0.5] and batch.rows == (7, 3)
 
 
 def train(model: Path, out: Path, *more: object) -> Result:

@@ -134,7 +134,7 @@ def test_losses_are_mixed_by_their_shares(tmp_path: Path) -> None:
     teacher, student = NetTeacher(SeenNet.of(str(tmp_path / "t"))), SeenNet.of(str(tmp_path / "s"))
     batch = batch_of(list(enumerate(ROWS)))
     with torch.no_grad():
-        text = float(of_text(student.run(batch.tokens, learned(batch))[0], batch))
+        text = float(of_text(student.run(batch.tokens, learned(batch), batch.lengths)[0], batch))
         whole, part = (float(OfTeacher(teacher, share=share).loss(student, batch, False)) for share in (1.0, 0.25))
     assert part == pytest.approx(0.25 * whole + 0.75 * text, rel=1e-5)
 

@@ -10,8 +10,7 @@ struct Kernels {
     int64_t (*abreast)(int64_t m);                // how many of m rows lie side by side
     void (*panel)(const LinearCall& c, int64_t m, const Panel& p);  // a panel of those m rows and some columns, within a task
     int64_t (*panel_bytes)(const LinearCall& c, int64_t m, int64_t rows, int64_t blocks);  // memory of panels of so many, or fewer
-    // act(gate) * up in the form that `down` reads, see mlp.h; null where gated_mlp is made of other ops
-    void (*gate)(const LinearCall& c, const Matrix& down, const Rows& inner, int64_t m, Gate act);
+    int64_t mlp_rows;                             // rows of a task of gated_mlp; 0: it is made of other ops
 };
 
 struct KindRow {

@@ -1,20 +1,16 @@
 // The rows of kinds.inc with the kernels of this unit.
 #pragma once
 
-constexpr bool fuses(WeightKind kind) { return is_plain(kind) && kKindFacts[static_cast<int64_t>(kind)].fuses; }
-
 template <WeightKind kKind>
 constexpr Kernels of() {
-    Kernels kernels{&run_linear<kKind>, &abreast_of<kKind>, &panel_of<kKind>, &bytes_of_panel<kKind>, nullptr};
-    if constexpr (fuses(kKind)) kernels.gate = &gated_rows<kKind>;
-    return kernels;
+    return {&run_linear<kKind>, &abreast_of<kKind>, &panel_of<kKind>, &bytes_of_panel<kKind>, mlp_rows(kKind)};
 }
 
 constexpr int64_t never_abreast(int64_t /*m*/) { return 1; }
 
 template <>
 constexpr Kernels of<WeightKind::kFp8>() {
-    return {&run_fp8, &never_abreast, &fp8_panel_of, &fp8_panel_bytes, nullptr};
+    return {&run_fp8, &never_abreast, &fp8_panel_of, &fp8_panel_bytes, 0};
 }
 
 // What of the offset the unit's products leave to the start of their sums; of bytes see kStart8.

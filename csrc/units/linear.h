@@ -14,6 +14,7 @@ void run_panel(const LinearCall& c, int64_t m, Panel p) {
         if (tiles_serve<kKind>(c, p.rows_end - p.row)) return run_tile_panel<kKind>(c, p);
 #endif
     if constexpr (kKind == WeightKind::kBf12) return bf12_panel<R, NB, kAlone>(c, p);
+    if constexpr (is_sparse(kKind) && !chooses(kKind)) return sparse_panel<kKind, R, NB, kAlone>(c, p);
     if constexpr (is_super(kKind)) return super_panel<kKind, R, NB, kAlone>(c, p);
     constexpr int kAbreast = rows_abreast<kKind, R, kAlone>();
     const int64_t steps = is_bf16(kKind) ? (c.w.k + 1) / 2 : c.w.k, part_steps = steps_of_part<kKind, R, NB>(c, m);
@@ -53,7 +54,7 @@ QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
     constexpr int kDigits = digits_of(kKind), kPlanes = planes_of(kKind);
     constexpr int kFew = (kFewBlocks + kPlanes - 1) / kPlanes, kMost = (kTileBlocks + kPlanes - 1) / kPlanes;
     if (m == 1 && (g_tuning.row_streams == 1 || kKind == WeightKind::kBf12))
-        return f.template operator()<1, kKind == WeightKind::kBf16 || kKind == WeightKind::kBf16Floats ? kRowBlocks : 1, true>();
+        return f.template operator()<1, is_bf16(kKind) || kKind == WeightKind::kBf16Floats ? kRowBlocks : 1, true>();
     if (m == 1) return f.template operator()<1, kFew, true>();
     if constexpr (is_bf16(kKind) && kStreamRows > 0) {
         if (m <= kFewRows) return f.template operator()<kFewRows, 1, true>();
@@ -67,7 +68,7 @@ QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
     if constexpr (kStream)
         if (m <= kTileRows) return f.template operator()<kTileRows, kMost, true>();
     if constexpr (is_float(kKind))
-        if (m > kSomeRows) return f.template operator()<kManyRows, kManyBlocks, false>();
+        if (m > kSomeRows && !chooses(kKind)) return f.template operator()<kManyRows, kManyBlocks, false>();
     f.template operator()<kTileRows / kDigits, kMost, false>();
 }
 
@@ -89,24 +90,19 @@ int64_t panel_bytes(const LinearCall& c, int64_t m, int64_t rows, int64_t blocks
 #endif
     (void)blocks;
     if constexpr (kKind == WeightKind::kBf12) return bf12_panel_bytes<R, NB>(rows);
+    if constexpr (is_sparse(kKind) && !chooses(kKind)) return sparse_panel_bytes<kKind, R, NB>(c, rows);
     if constexpr (is_super(kKind)) return super_panel_bytes<NB>(rows);
     const int64_t steps = is_bf16(kKind) ? (c.w.k + 1) / 2 : c.w.k;
     return steps_of_part<kKind, R, NB>(c, m) < steps ? (rows + R - 1) / R * R * NB * 64 : 0;
 }
 
-// A panel by the fastest tiles of this unit.
-template <WeightKind kKind, int R, int NB, bool kAlone>
-QUIRE_INLINE void best_panel(const LinearCall& c, int64_t m, Panel p) {
+// Some columns of a panel of the m rows that `c` has, by the fastest tiles of this unit.
+template <WeightKind kKind>
+void panel_of(const LinearCall& c, int64_t m, const Panel& p) {
 #if defined(QUIRE_AMX)
     if constexpr (kKind == WeightKind::kBf16) return amx_bf16_panel(c, p);
 #endif
-    run_panel<kKind, R, NB, kAlone>(c, m, p);
-}
-
-// Some columns of a panel of the m rows that `c` has.
-template <WeightKind kKind>
-void panel_of(const LinearCall& c, int64_t m, const Panel& p) {
-    with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() { best_panel<kKind, R, NB, kAlone>(c, m, p); });
+    with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() { run_panel<kKind, R, NB, kAlone>(c, m, p); });
 }
 
 // Memory that such panels need.

@@ -301,7 +301,7 @@ void tile_panel(const LinearCall& c, Panel p, UnpackGroup unpack) {
 
 // Weights that tiles can serve. With groups of 16 columns a product takes a tile as long as with 64, its time being that of the rows
 // of activations, and so do its stores and floats: by count no faster than vectors, so the tuner may leave them to vectors.
-consteval bool has_tiles(WeightKind kind) { return is_super(kind) || !(is_float(kind) || kind == WeightKind::kFp8); }
+consteval bool has_tiles(WeightKind kind) { return is_super(kind) || !(is_float(kind) || is_sparse(kind) || kind == WeightKind::kFp8); }
 
 // Whether tiles serve these weights and so many rows.
 template <WeightKind kKind>

@@ -11,7 +11,16 @@ enum class WeightKind {
 // Whether it is a kind of matrix, with one digit everywhere.
 constexpr bool is_plain(WeightKind kind) { return static_cast<int64_t>(kind) < kKindCount; }
 
-constexpr bool is_bf16(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kBf12; }
+constexpr bool is_bf16(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kBf12 || kind == WeightKind::kSparse16 || kind == WeightKind::kTwoOfFour16; }
+// Without its zeros, see sparse.h.
+constexpr bool is_two_of_four(WeightKind kind) { return kind >= WeightKind::kTwoOfFour16 && kind <= WeightKind::kTwoOfFour4; }
+constexpr bool is_sparse(WeightKind kind) { return kind >= WeightKind::kSparse16 && kind <= WeightKind::kTwoOfFour4; }
+// Whether a unit multiplies such weights with the activations that they choose, instead of putting the zeros back.
+#if defined(__AVX512BW__)
+constexpr bool chooses(WeightKind kind) { return is_two_of_four(kind); }
+#else
+constexpr bool chooses(WeightKind /*kind*/) { return false; }
+#endif
 // Products with f32 activations, of f32 numbers or of bf16 ones.
 constexpr bool reads_floats(WeightKind kind) { return kind == WeightKind::kF32 || kind == WeightKind::kBf16Floats; }
 constexpr bool is_float(WeightKind kind) { return reads_floats(kind) || is_bf16(kind); }
@@ -60,7 +69,7 @@ constexpr int64_t kPanelBytes = 384 << 10;  // of a 1 MiB second-level cache; we
 // How many rows of activations lie side by side for tiles of R rows; 1: they lie one below the other.
 template <WeightKind kKind, int R, bool kAlone>
 constexpr int rows_abreast() {
-    return kStreamRows && kAlone && !reads_floats(kKind) ? R : 1;
+    return kStreamRows && kAlone && !reads_floats(kKind) && !is_two_of_four(kKind) ? R : 1;
 }
 
 // A part of the k axis, in the weights' steps: [begin, end). The sums of a first part wait in `sums` [R][NB * 16] and the next

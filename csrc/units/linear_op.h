@@ -6,9 +6,15 @@ QUIRE_INLINE int32_t start_factor(const Matrix& w, const KindRow& row) {
     return w.zeros ? -1 : -(w.mins ? row.offset_with_mins : row.offset);
 }
 
+// Rows that there is room for: tiles of weights without zeros read up to 16 at a time, whether there are so many or not.
+QUIRE_INLINE int64_t rows_of_room(const Matrix& w, int64_t m, int64_t abreast) {
+    const int64_t rows = abreast > m ? abreast : m;
+    return is_sparse(static_cast<WeightKind>(w.kind)) ? (rows + 15) / 16 * 16 : rows;
+}
+
 // Bytes of m rows of activations in the form that the kernels of `w` read, `abreast` of them side by side.
 RowBytes bytes_of_rows(const Matrix& w, int64_t m, int64_t abreast) {
-    const int64_t rows = abreast > m ? abreast : m;
+    const int64_t rows = rows_of_room(w, m, abreast);
     switch (row_of(w).form) {
         case Form::kCodes: return {rows * coded_stride(w.k, w.digits), rows * (w.k / w.group) * (8 + 4 * w.digits)};
         case Form::kHalves: return {rows * bf16_stride(w.k), 0};
@@ -20,7 +26,7 @@ RowBytes bytes_of_rows(const Matrix& w, int64_t m, int64_t abreast) {
 Rows rows_at(const Matrix& w, int64_t m, int64_t abreast, char* codes, char* numbers) {
     const Form form = row_of(w).form;
     if (form != Form::kCodes) return {codes, form == Form::kHalves ? bf16_stride(w.k) : w.k * 4, 0, 0, abreast, nullptr, nullptr, nullptr};
-    const int64_t groups = w.k / w.group, all = (abreast > m ? abreast : m) * groups;
+    const int64_t groups = w.k / w.group, all = rows_of_room(w, m, abreast) * groups;
     auto* scales = reinterpret_cast<float*>(numbers);
     return {codes, coded_stride(w.k, w.digits), digit_bytes(w.k) * abreast, groups, abreast,
             scales, scales + all, reinterpret_cast<int32_t*>(scales + 2 * all)};

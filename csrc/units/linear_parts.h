@@ -15,10 +15,13 @@ void tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
 // The tile of `rows` <= R rows; of rows that lie side by side there are no fewer than half of R.
 template <WeightKind kKind, int NB, int R, int kAbreast, bool kAlone>
 void tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
+#if defined(__AVX512BW__)
+    if constexpr (chooses(kKind)) return chosen_tile_of<kKind, NB, R, kAlone>(c, rows, row, block, part);
+#endif
     with_count<R, (kAbreast > 1 ? kAbreast / 2 : 1)>(rows, [&]<int kRows>() { tile<kKind, kRows, NB, kAbreast, kAlone>(c, row, block, part); });
 }
 
-// Columns of 12-bit weights that are widened at a time: two blocks of them stay in the first-level cache, the four of a tile for
+// Columns of 12-bit weights (and of those without zeros) that are widened at a time: two blocks of them stay in the first-level cache, the four of a tile for
 // many rows in the second (256 columns of those, in the first, were 2-5 % slower at 512 rows).
 constexpr int64_t bf12_columns(int blocks) { return blocks > 2 ? 1024 : 512; }
 
@@ -27,7 +30,7 @@ constexpr int64_t bf12_columns(int blocks) { return blocks > 2 ? 1024 : 512; }
 template <WeightKind kKind, int R, int NB>
 QUIRE_INLINE int64_t steps_of_part(const LinearCall& c, int64_t m) {
     const int64_t steps = is_bf16(kKind) ? (c.w.k + 1) / 2 : c.w.k;
-    if constexpr (kKind == WeightKind::kBf12) return bf12_columns(NB) / 2;
+    if constexpr (kKind == WeightKind::kBf12 || (is_sparse(kKind) && !chooses(kKind))) return bf12_columns(NB) / 2;
     return is_float(kKind) && m > R && steps > kPartSteps ? kPartSteps : steps;
 }
 

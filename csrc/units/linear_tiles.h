@@ -14,16 +14,16 @@ QUIRE_INLINE LinearCall with_large_output(LinearCall c, int64_t m) {
     return c;
 }
 
-// Stores a tile; the bias comes with the last part.
+// Stores a tile, of which `rows` are of the output; the bias comes with the last part.
 template <int R, int NB>
-QUIRE_INLINE void store_tile(const LinearCall& c, F (&acc)[R][NB], int64_t row, int64_t block, const Part& part) {
+QUIRE_INLINE void store_tile(const LinearCall& c, F (&acc)[R][NB], int64_t row, int64_t block, const Part& part, int64_t rows = R) {
     for (int b = 0; b < NB; ++b) {
         const int64_t column = (block + b) * 16;
         const int lanes = static_cast<int>(c.w.n - column < 16 ? c.w.n - column : 16);
         const F bias = c.bias ? load_lanes(c.bias + column, lanes) : set1(0.0f);
         for (int r = 0; r < R; ++r) {
             if (!part.last) store(part.sums + part.at + (r * NB + b) * 16, acc[r][b]);
-            else store_out(c, c.out + (row + r) * c.out_stride + column, c.bias ? add(acc[r][b], bias) : acc[r][b], lanes);
+            else if (r < rows) store_out(c, c.out + (row + r) * c.out_stride + column, c.bias ? add(acc[r][b], bias) : acc[r][b], lanes);
         }
     }
 }

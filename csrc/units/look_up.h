@@ -104,6 +104,32 @@ void codes_of_row<Kind::kBf12>(const Matrix& w, int64_t row, float* out) {
     }
 }
 
+// A row of a matrix without its zeros (layout: sparse.h); the numbers of the 15 others of its block are stepped over.
+template <WeightKind kKind>
+void sparse_codes_of_row(const Matrix& w, int64_t row, float* out) {
+    constexpr auto kDense = static_cast<Kind>(dense_of(kKind));
+    constexpr int64_t kColumns = kKindFacts[static_cast<int64_t>(kDense)].together;
+    const char* at = w.codes + row / 16 * w.code_step;
+    for (int64_t column = 0; column < w.k; column += kSparseColumns) {
+        char words[kSparseColumns / kColumns * 64];
+        at = widen_sparse<kKind>(words, at, kSparseColumns);
+        for (int64_t i = 0; i < kSparseColumns / kColumns; ++i, out += kColumns) widen<kDense>(word(words + i * 64 + row % 16 * 4), nullptr, 8.0f, out);
+    }
+}
+
+template <>
+void codes_of_row<Kind::kSparse16>(const Matrix& w, int64_t row, float* out) { sparse_codes_of_row<WeightKind::kSparse16>(w, row, out); }
+template <>
+void codes_of_row<Kind::kSparse8>(const Matrix& w, int64_t row, float* out) { sparse_codes_of_row<WeightKind::kSparse8>(w, row, out); }
+template <>
+void codes_of_row<Kind::kSparse4>(const Matrix& w, int64_t row, float* out) { sparse_codes_of_row<WeightKind::kSparse4>(w, row, out); }
+template <>
+void codes_of_row<Kind::kTwoOfFour16>(const Matrix& w, int64_t row, float* out) { sparse_codes_of_row<WeightKind::kTwoOfFour16>(w, row, out); }
+template <>
+void codes_of_row<Kind::kTwoOfFour8>(const Matrix& w, int64_t row, float* out) { sparse_codes_of_row<WeightKind::kTwoOfFour8>(w, row, out); }
+template <>
+void codes_of_row<Kind::kTwoOfFour4>(const Matrix& w, int64_t row, float* out) { sparse_codes_of_row<WeightKind::kTwoOfFour4>(w, row, out); }
+
 void scale_row(const Matrix& w, int64_t row, float* x) {
     const int64_t groups = w.k / w.group;
     for (int64_t g = 0; g < groups; ++g, x += w.group) {

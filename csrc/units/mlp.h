@@ -16,6 +16,12 @@ constexpr int64_t kMlpRows = 96;
 constexpr bool kPieceInCommon = true;
 #endif
 
+// Rows that a task of gated_mlp computes at a time; 0: it is made of other ops.
+consteval int64_t mlp_rows(WeightKind kind) {
+    if (!is_plain(kind) || !kKindFacts[static_cast<int64_t>(kind)].fuses) return 0;
+    return kind == WeightKind::kBf12 || is_sparse(kind) || is_super(kind) ? 2 * kMlpRows : kMlpRows;  // that share what was widened for them
+}
+
 // The call that computes columns first .. first + count (multiples of 16) of `c` for rows from `row` on.
 QUIRE_INLINE LinearCall part_of(const LinearCall& c, int64_t row, int64_t first, int64_t count, float* out, int64_t out_stride) {
     LinearCall part = c;
@@ -35,27 +41,25 @@ void gate_row(float* gate, const float* up, int64_t count) {
 constexpr Gate kGates[] = {gate_row<kSilu>, gate_row<kGelu>, gate_row<kGeluTanh>, gate_row<kRelu>, gate_row<kRelu2>};
 static_assert(sizeof(kGates) / sizeof(Gate) == kActivations);
 
-// act(gate) * up for all rows, into the form `down` reads.
-template <WeightKind kKind>
+// act(gate) * up for all rows, into the form `down` reads. Pieces are computed by the kernels' panels: code of its own for each kind
+// and tile is the same code again, and a unit is built for longer.
 void gated_rows(const LinearCall& c, const Matrix& down, const Rows& inner, int64_t m, Gate act) {
-    constexpr int64_t kRows = kKind == WeightKind::kBf12 || is_super(kKind) ? 2 * kMlpRows : kMlpRows;  // that share what was widened for them
-    const int64_t f = down.k, pieces = (f + kMlpColumns - 1) / kMlpColumns, panels = (m + kRows - 1) / kRows;
-    with_tile<kKind>(m, [&]<int R, int NB, bool kAlone>() {
-        constexpr int64_t kBuffer = kRows * 2 * kMlpColumns * 4;
-        const Work work(kBuffer + panel_bytes<kKind, R, NB>(c, m, m < kRows ? m : kRows, kMlpColumns / 16));
-        parallel_for(panels * pieces, [&](int64_t index, int thread) {
-            const int64_t row = (kPieceInCommon ? index % panels : index / pieces) * kRows, end = row + kRows < m ? row + kRows : m;
-            const int64_t first = (kPieceInCommon ? index / panels : index % pieces) * kMlpColumns, count = f - first < kMlpColumns ? f - first : kMlpColumns;
-            auto* buffer = reinterpret_cast<float*>(work.of(thread));
-            const Panel panel{row, end, 0, count / 16, work.of(thread) + kBuffer};
-            best_panel<kKind, R, NB, kAlone>(part_of(c, row, first, count, buffer, 2 * count), m, panel);
-            best_panel<kKind, R, NB, kAlone>(part_of(c, row, f + first, count, buffer + count, 2 * count), m, panel);
-            for (int64_t r = row; r < end; ++r) {
-                float* gate = buffer + (r - row) * 2 * count;
-                act(gate, gate + count, count);
-                fill_rows(down, inner, r, first, gate, count);
-            }
-        });
+    const Kernels& kernels = kernels_of(c.w);
+    const int64_t rows = kernels.mlp_rows, f = down.k, pieces = (f + kMlpColumns - 1) / kMlpColumns, panels = (m + rows - 1) / rows;
+    const int64_t own = rows * 2 * kMlpColumns * 4;
+    const Work work(own + kernels.panel_bytes(c, m, m < rows ? m : rows, kMlpColumns / 16));
+    parallel_for(panels * pieces, [&](int64_t index, int thread) {
+        const int64_t row = (kPieceInCommon ? index % panels : index / pieces) * rows, end = row + rows < m ? row + rows : m;
+        const int64_t first = (kPieceInCommon ? index / panels : index % pieces) * kMlpColumns, count = f - first < kMlpColumns ? f - first : kMlpColumns;
+        auto* buffer = reinterpret_cast<float*>(work.of(thread));
+        const Panel panel{row, end, 0, count / 16, work.of(thread) + own};
+        kernels.panel(part_of(c, row, first, count, buffer, 2 * count), m, panel);
+        kernels.panel(part_of(c, row, f + first, count, buffer + count, 2 * count), m, panel);
+        for (int64_t r = row; r < end; ++r) {
+            float* gate = buffer + (r - row) * 2 * count;
+            act(gate, gate + count, count);
+            fill_rows(down, inner, r, first, gate, count);
+        }
     });
 }
 
@@ -67,8 +71,8 @@ void gated_mlp(float* out, const float* x, const Matrix* gate_up, Optional<const
     if (down->k % 16) fail("gated_mlp: the inner size must be a multiple of 16");
     if (gate_up->n != 2 * down->k || down->n != gate_up->k) fail("gated_mlp: the matrices do not fit each other");
     if (act < 0 || act >= kActivations) fail("gated_mlp: unknown activation");
-    if (!wide.gate || !narrow.gate || gate_up->order || down->order) fail("gated_mlp: a kind of weights that it does not fuse");
+    if (!wide.mlp_rows || !narrow.mlp_rows || gate_up->order || down->order) fail("gated_mlp: a kind of weights that it does not fuse");
     const Rows inner = rows_for(*down, m, narrow.abreast(m), Scratch::kHidden, Scratch::kHiddenScales);
-    wide.gate(call_of(*gate_up, read_rows(*gate_up, x, m, wide.abreast(m)), bias.ptr, nullptr), *down, inner, m, kGates[act]);
+    gated_rows(call_of(*gate_up, read_rows(*gate_up, x, m, wide.abreast(m)), bias.ptr, nullptr), *down, inner, m, kGates[act]);
     narrow.run(call_of(*down, inner, down_bias.ptr, out), m);
 }

@@ -19,6 +19,7 @@
 #include "registry.h"
 #include "sample.h"
 #include "sharing.h"
+#include "sparse.h"
 #include "super_blocks.h"
 #include "tuning.h"
 
@@ -38,8 +39,11 @@ namespace {
 #include "linear_call.h"
 #include "linear_tiles.h"
 #include "linear_int.h"
+#include "linear_chosen.h"
 #include "linear_parts.h"
 #include "linear_bf12.h"
+#include "expand.h"
+#include "linear_sparse.h"
 #include "linear_super.h"
 #include "linear_fp8_groups.h"
 #if defined(QUIRE_AMX)

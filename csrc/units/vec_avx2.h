@@ -245,6 +245,9 @@ QUIRE_INLINE U load_table(const void* p) {
     return {v, v};
 }
 QUIRE_INLINE U look_up(U table, U at) { return {_mm256_shuffle_epi8(table.a, at.a), _mm256_shuffle_epi8(table.b, at.b)}; }
+QUIRE_INLINE U xor_u(U a, U b) { return {_mm256_xor_si256(a.a, b.a), _mm256_xor_si256(a.b, b.b)}; }
+// a & mask ^ b
+QUIRE_INLINE U masked_xor(U a, U mask, U b) { return xor_u(and_u(a, mask), b); }
 // a & mask | b
 QUIRE_INLINE U masked_or(U a, U mask, U b) {
     return {_mm256_or_si256(_mm256_and_si256(a.a, mask.a), b.a), _mm256_or_si256(_mm256_and_si256(a.b, mask.b), b.b)};

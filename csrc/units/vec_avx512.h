@@ -184,6 +184,21 @@ QUIRE_INLINE I times255(I a) { return {_mm512_sub_epi32(_mm512_slli_epi32(a.v, 8
 // Byte of a table of 16 for each byte of `at`, all of them below 16.
 QUIRE_INLINE U load_table(const void* p) { return {_mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)))}; }
 QUIRE_INLINE U look_up(U table, U at) { return {_mm512_shuffle_epi8(table.v, at.v)}; }
+// Four halves of words, again and again, and halves of such a register by the low bits of `at`.
+QUIRE_INLINE U four_halves(const void* p) {
+    long long x;
+    std::memcpy(&x, p, 8);
+    return {_mm512_set1_epi64(x)};
+}
+QUIRE_INLINE U choose_halves(U four, U at) { return {_mm512_permutexvar_epi16(at.v, four.v)}; }
+// Words times 2^kBy, rounded down where kBy < 0.
+template <int kBy>
+QUIRE_INLINE I shift_i(I a) {
+    return {kBy > 0 ? _mm512_slli_epi32(a.v, kBy > 0 ? kBy : 0) : _mm512_srai_epi32(a.v, kBy < 0 ? -kBy : 0)};
+}
+QUIRE_INLINE U xor_u(U a, U b) { return {_mm512_xor_si512(a.v, b.v)}; }
+// a & mask ^ b
+QUIRE_INLINE U masked_xor(U a, U mask, U b) { return {_mm512_ternarylogic_epi32(a.v, mask.v, b.v, 0x6a)}; }
 // a & mask | b
 QUIRE_INLINE U masked_or(U a, U mask, U b) { return {_mm512_ternarylogic_epi32(a.v, mask.v, b.v, 0xea)}; }
 // Bytes of a and b in turn, of the first half or the second of each 16 bytes.

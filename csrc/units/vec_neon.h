@@ -227,6 +227,12 @@ QUIRE_INLINE U load_table(const void* p) {
 QUIRE_INLINE U look_up(U table, U at) {
     return each<U>([](auto a, auto b) { return words_of(vqtbl1q_u8(bytes_of(a), bytes_of(b))); }, table, at);
 }
+QUIRE_INLINE U xor_u(U a, U b) {
+    for (int i = 0; i < 4; ++i) a.v[i] = veorq_u32(a.v[i], b.v[i]);
+    return a;
+}
+// a & mask ^ b
+QUIRE_INLINE U masked_xor(U a, U mask, U b) { return xor_u(and_u(a, mask), b); }
 // a & mask | b
 QUIRE_INLINE U masked_or(U a, U mask, U b) {
     return each<U>([](auto x, auto m, auto y) { return vorrq_u32(vandq_u32(x, m), y); }, a, mask, b);

@@ -213,6 +213,9 @@ QUIRE_INLINE U look_up(U table, U at) {
     std::memcpy(&at, out, 64);
     return at;
 }
+QUIRE_INLINE U xor_u(U a, U b) { return a ^ b; }
+// a & mask ^ b
+QUIRE_INLINE U masked_xor(U a, U mask, U b) { return (a & mask) ^ b; }
 // a & mask | b
 QUIRE_INLINE U masked_or(U a, U mask, U b) { return (a & mask) | b; }
 // Bytes of a and b in turn, of the first half or the second of each 16 bytes.

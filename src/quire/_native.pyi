@@ -9,6 +9,9 @@ def ops(unit: str) -> dict[str, int]:
 def kinds() -> list[tuple[str, int, int, str, str, tuple[int, ...], tuple[str, ...], tuple[str, ...], bool, int]]:
     """The rows of csrc/kinds.inc by the number of the kind; `Kind` of quire/ops/kinds.py names the fields."""
 
+def expands() -> bool:
+    """Whether bytes are expanded by a mask in one instruction (AVX-512 VBMI2)."""
+
 def call(id: int, args: tuple[int | float, ...]) -> None:
     """Run one op; raises ValueError on bad arguments."""
 

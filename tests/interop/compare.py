@@ -1,15 +1,17 @@
-"""Files as real tools write them, beside what the tools themselves answer: `make interop`.
+"""Files as real tools write them and as they read ours, beside what the tools themselves answer: `make interop`.
 
 Each tool gets an environment of its own (`benchmarks/environments.py`), makes tiny quantized models there and says
-their logits and greedy tokens (`make_*.py`), activations unrounded; here they are read in float32 and compared. A tool
-that cannot be installed, or a case that it cannot make, is a line that says why. The exit code is 1 when an answer
-differs.
+their logits and greedy tokens (`make_*.py`), activations unrounded; here they are read in float32 and compared. What
+quire writes (`written.py`) is read by the tools (`read_*.py`), and their answers are compared with ours in the same
+way. A tool that cannot be installed, or a case that it cannot make, is a line that says why. The exit code is 1 when an
+answer differs, or a tool cannot read what we wrote.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ ROOT = HERE.parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from environments import RECIPES, environment  # noqa: E402
+from written import CASES, write_cases  # noqa: E402
 
 from oracle import BACKENDS, backend, relative_error  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
@@ -31,6 +34,7 @@ from quire.model.build import Model, load_model  # noqa: E402
 from test_model import Paged  # noqa: E402
 
 TOOLS = {script.stem.removeprefix("make_"): script for script in sorted(HERE.glob("make_*.py"))}
+assert set(CASES) <= set(TOOLS)
 NEAR = 1e-3
 """Largest error of logits, relative to the largest."""
 
@@ -59,27 +63,31 @@ def compared(folder: Path, answers: dict[str, torch.Tensor]) -> tuple[bool, str]
     return good, f"logits within {max(errors):.1e}, {same} of {total} tokens ({model.quantization})"
 
 
-def results(tool: str, out: Path) -> Iterator[tuple[str, bool, str]]:
-    """(case, whether it is right, how) of everything that the tool made."""
+def results(tool: str, out: Path, ours: bool = False) -> Iterator[tuple[str, bool, str]]:
+    """(case, whether it is right, how) of everything that the tool made, or was to read."""
     for failed in sorted(out.glob("*.failed")):
-        yield failed.stem, True, f"{tool} does not make it here: {failed.read_text()}"
+        yield failed.stem, not ours, f"{tool} does not {'read' if ours else 'make'} it here: {failed.read_text()}"
     for answers in sorted(out.glob("*.answers.safetensors")):
         case = answers.name.removesuffix(".answers.safetensors")
         yield case, *compared(out / case, load_file(answers))
 
 
-def made(tool: str, work: Path) -> Path | str:
-    """The folder of what the tool made, which it makes once, or why it did not."""
-    out = (work / "made" / tool).absolute()
+def answered(tool: str, work: Path, ours: bool) -> Path | str:
+    """The folder of what the tool made, or read of what we wrote, which is done once; or why it was not."""
+    out = (work / ("written" if ours else "made") / tool).absolute()
     if (out / "ready").exists():
         return out
-    out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
     try:
         env = environment(work, tool)
     except SystemExit as error:
         return f"not installable: {error}"
+    if ours:
+        write_cases(tool, out)
+    script = HERE / f"read_{tool}.py" if ours else TOOLS[tool]
     with (out / "log").open("w") as log:
-        command, variables = [env.python, str(TOOLS[tool]), str(out)], os.environ | env.variables
+        command, variables = [env.python, str(script), str(out)], os.environ | env.variables
         code = subprocess.run(command, cwd=out, env=variables, stdout=log, stderr=subprocess.STDOUT).returncode
     if code:
         return f"ends with code {code}: {' '.join((out / 'log').read_text().split()[-30:])}"
@@ -97,13 +105,15 @@ def main() -> None:
     wrong = 0
     for tool in options.tools:
         assert tool in TOOLS and tool in RECIPES, f"{tool!r} is none of {', '.join(TOOLS)}"
-        out = made(tool, options.work)
-        if isinstance(out, str):
-            print(f"{tool}: {out}", flush=True)
-            continue
-        for case, good, how in results(tool, out):
-            wrong += not good
-            print(f"{tool:14} {case:24} {'' if good else 'WRONG: '}{how}", flush=True)
+        for ours in (False, True):
+            out = answered(tool, options.work, ours)
+            if isinstance(out, str):
+                wrong += ours
+                print(f"{tool}: {out}", flush=True)
+                break
+            for case, good, how in results(tool, out / "cases" if ours else out, ours):
+                wrong += not good
+                print(f"{tool:14} {'reads ' * ours + case:24} {'' if good else 'WRONG: '}{how}", flush=True)
     sys.exit(bool(wrong))
 
 

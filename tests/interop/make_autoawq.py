@@ -6,10 +6,9 @@ from pathlib import Path
 
 import torch
 from awq import AutoAWQForCausalLM
-from awq.utils.packing_utils import dequantize_gemm
-from safetensors.torch import load_file
+from read_autoawq import plain
 from tiny import calibration, record, run, write_model
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 GROUP = 64
 
@@ -21,12 +20,7 @@ def make(out: Path, name: str) -> None:
     tokenizer, texts = PreTrainedTokenizerFast.from_pretrained(source), [text["input_ids"] for text in calibration()]
     model.quantize(tokenizer, quant_config=config, calib_data=texts, max_calib_seq_len=64)
     model.save_quantized(str(out / name))
-    tensors = load_file(out / name / "model.safetensors")
-    for base in [n.removesuffix(".qweight") for n in tensors if n.endswith(".qweight")]:
-        words, zeros, scales = (tensors.pop(f"{base}.{part}") for part in ("qweight", "qzeros", "scales"))
-        tensors[f"{base}.weight"] = dequantize_gemm(words, zeros, scales.float(), 4, GROUP).t().contiguous()
-    read = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
-    read.load_state_dict(tensors, strict=True)
+    read = plain(source, out / name, GROUP)
     record(out, name, lambda tokens: read(tokens, use_cache=False).logits)
 
 

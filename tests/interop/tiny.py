@@ -1,4 +1,5 @@
-"""Tiny random models for the tools to quantize, and what the tools say that the quantized ones answer.
+"""Tiny random models for the tools to quantize, and what the tools say that the quantized ones answer, those that the
+tools made (`run`) and those that quire did (`read_all`).
 
 Runs in each tool's environment: nothing of quire is imported. Answers of a case are in OUT/CASE.answers.safetensors:
 `tokens` [prompts, LENGTH], `logits` f32 [prompts, LENGTH, vocabulary] of them, `made` [prompts, STEPS], the best tokens
@@ -70,9 +71,9 @@ def record(out: Path, case: str, forward: Callable[[torch.Tensor], torch.Tensor]
     save_file(answers, out / f"{case}.answers.safetensors")
 
 
-def run(cases: Mapping[str, Callable[[Path, str], None]]) -> None:
-    """Make every case below the folder that the command line names; one that fails says why and stops no other."""
-    out = Path(sys.argv[1])
+def run(cases: Mapping[str, Callable[[Path, str], None]], below: str = "") -> None:
+    """Make every case in the folder that the command line names; one that fails says why and stops no other."""
+    out = Path(sys.argv[1]) / below
     for case, make in cases.items():
         try:
             make(out, case)
@@ -81,3 +82,14 @@ def run(cases: Mapping[str, Callable[[Path, str], None]]) -> None:
             (out / f"{case}.failed").write_text(
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             )
+
+
+def read_all(read: Callable[[Path], torch.nn.Module]) -> None:
+    """Record what the model in each folder of OUT/cases answers, as `read` reads it, beside the folder."""
+
+    def case(out: Path, name: str) -> None:
+        model = read(out / name).eval()
+        record(out, name, lambda tokens: model(tokens, use_cache=False).logits)
+
+    made = sorted(folder.name for folder in (Path(sys.argv[1]) / "cases").iterdir() if folder.is_dir())
+    run(dict.fromkeys(made, case), "cases")

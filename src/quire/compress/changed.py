@@ -16,6 +16,7 @@ from quire.compress.matrices import Matrix, matrices
 from quire.compress.net import Net
 from quire.compress.quantize.kv_scales import CachePeaks
 from quire.compress.stages import Stage
+from quire.compress.tensors import Described
 from quire.compress.write import copy_beside, whole_folder, with_dtype, write_json, write_tensors
 from quire.core.errors import ConfigError
 from quire.model.load.roles import DISK_ROLES, FUSED
@@ -69,7 +70,7 @@ class Layers:
         return {name: tensor for layer in self._matrices for name, tensor in self._of(layer)[1].items()}
 
 
-class Dense(Mapping[str, Tensor]):
+class Dense(Described):
     """The model's tensors as they are named on disk, changed matrices in their places as plain numbers."""
 
     def __init__(self, net: Net, layers: Layers) -> None:
@@ -89,6 +90,14 @@ class Dense(Mapping[str, Tensor]):
             matrix.forget(self._net)
         return found
 
+    def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Dtype and shape: those of the model's tensor."""
+        return self._net.tensors.kind(name)
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read of the file."""
+        self._net.tensors.give_back()
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._net.tensors)
 
@@ -96,12 +105,13 @@ class Dense(Mapping[str, Tensor]):
         return len(self._net.tensors)
 
 
-class Laid(Mapping[str, Tensor]):
+class Laid(Described):
     """The same with each changed matrix in a layout's tensors."""
 
     def __init__(self, net: Net, layers: Layers, layout: Layout) -> None:
         self._net, self._layers, self._layout = net, layers, layout
         self._parts: dict[str, Matrix] = {}
+        self._kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         self.described: dict[str, Weight] = {}
         taken = set()
         for matrix in layers.all:
@@ -111,7 +121,8 @@ class Laid(Mapping[str, Tensor]):
                     "dense, or leave it out with ignore"
                 )
             weight = layers.weight(matrix)
-            self._parts |= dict.fromkeys(self._laid(matrix), matrix)
+            for name, tensor in self._laid(matrix).items():
+                self._parts[name], self._kinds[name] = matrix, (tensor.dtype, tuple(tensor.shape))
             self.described[matrix.base] = _without_numbers(weight)
             taken.add(matrix.name)
         for (role, _), parts in net.opened.claim.parts.items():
@@ -129,6 +140,17 @@ class Laid(Mapping[str, Tensor]):
         if self._kept[0] != matrix.base:
             self._kept = matrix.base, self._laid(matrix)
         return self._kept[1][name]
+
+    def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Dtype and shape."""
+        if name in self._kinds:
+            return self._kinds[name]
+        own = self._layers.tensors.get(name)
+        return self._net.tensors.kind(name) if own is None else (own.dtype, tuple(own.shape))
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read of the file."""
+        self._net.tensors.give_back()
 
     def __iter__(self) -> Iterator[str]:
         yield from self._others
@@ -174,7 +196,7 @@ def write(
         copy_beside(net.folder, folder)
 
 
-class _Narrowed(Mapping[str, Tensor]):
+class _Narrowed(Described):
     """Tensors of the model itself in its dtype; scales and codes of a layout stay as they are."""
 
     def __init__(self, tensors: Mapping[str, Tensor], net: Net, dtype: torch.dtype) -> None:
@@ -182,8 +204,22 @@ class _Narrowed(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         found = self._tensors[name]
-        own = name in self._net.tensors and found.dtype is torch.float32
-        return found.to(self._dtype) if own else found
+        return found.to(self._own(name, found.dtype))
+
+    def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Dtype and shape."""
+        if isinstance(self._tensors, Described):
+            dtype, shape = self._tensors.kind(name)
+        else:
+            dtype, shape = self._tensors[name].dtype, tuple(self._tensors[name].shape)
+        return self._own(name, dtype), shape
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read of the file."""
+        self._net.tensors.give_back()
+
+    def _own(self, name: str, found: torch.dtype) -> torch.dtype:
+        return self._dtype if name in self._net.tensors and found is torch.float32 else found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

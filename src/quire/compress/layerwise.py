@@ -6,7 +6,7 @@ it, Frantar et al. 2023). What a layer became is kept before the next begins: a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -93,6 +93,28 @@ def each(change: OfMatrix) -> Callable[[Net, int, Sequence[Matrix], Mapping[Key,
     return of
 
 
+def together(
+    change: Callable[[Iterator[Tensor], Inputs], Iterator[Weight]],
+) -> Callable[[Net, int, Sequence[Matrix], Mapping[Key, Seen]], Made]:
+    """A change of all matrices w [n, k] f32 that read the same, each when it is asked for.
+
+    `change(these, what was seen of their inputs)`: that is of no others, and may be used up.
+    """
+
+    def of(net: Net, layer: int, wanted: Sequence[Matrix], seen: Mapping[Key, Seen]) -> Made:
+        made, groups = dict[str, Weight](), dict[Key, list[Matrix]]()
+        for matrix in wanted:
+            groups.setdefault((matrix.observed, matrix.place.expert), []).append(matrix)
+        for key, members in groups.items():
+            weights = change((m.of(net) for m in members), seen[key].inputs)
+            for matrix in members:
+                with matrix.named():
+                    made[matrix.base] = next(weights)
+        return made, {}
+
+    return of
+
+
 def change_layers(
     net: Net,
     stage: tuple[int, Stage],
@@ -122,7 +144,7 @@ def change_layers(
                 net.set(disk, tensor)
         for matrix in found:
             matrix.put(net, made[matrix.base].dequantize())
-        if stream is not None:
+        if stream is not None and (change.cache or layer + 1 < net.spec.layers):
             peaks = CachePeaks()
             with net.watch_cache(peaks.add):
                 stream.advance(net.layer(layer))
@@ -150,6 +172,8 @@ def of_unit(work: Work, number: int, name: str) -> Made:
 def _changed(net: Net, layer: int, found: Sequence[Matrix], change: Change, stream: Stream | None) -> Made:
     """The new forms of a layer's matrices, whose numbers `net` has afterwards."""
     made, tensors = dict[str, Weight](), dict[str, Tensor]()
+    for matrix in found:
+        matrix.check(net)
     in_turn = change.in_turn and bool(change.wants)
     turns = [list(group) for _, group in groupby(found, key=lambda m: m.turn)] if in_turn else [list(found)]
     for turn in turns:
@@ -169,11 +193,13 @@ def observed(
     if stream is None or not change.wants:
         return {}
     most = -(-SAMPLE // stream.parts) if change.sample else 0
-    seen = {(m.observed, m.place.expert): Seen(Inputs(m.of(net).shape[1], change.wants), most) for m in wanted}
+    readers = {(m.observed, m.place.expert): m for m in wanted}
+    seen = {key: Seen(Inputs(m.columns(net), change.wants), most) for key, m in readers.items()}
 
     def see(role: str, expert: int | None, x: Tensor) -> None:
         if (role, expert) in seen:
-            seen[role, expert].add(x)
+            with readers[role, expert].named():
+                seen[role, expert].add(x)
 
-    stream.observe(net.layer(layer), see)
+    stream.observe(net.layer(layer), see, {role for role, _ in seen})
     return seen

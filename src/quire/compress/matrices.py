@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,16 @@ class Matrix:
         """Its numbers now, f32 [n, k], rows as the file has them."""
         found = net.opened.source.tensor(self.name).float()
         return found.t() if self._turned(net) else found
+
+    def columns(self, net: Net) -> int:
+        """How many it has, without reading it."""
+        return net.opened.source.infos[self.name].shape[0 if self._turned(net) else 1]
+
+    def check(self, net: Net) -> None:
+        """`ModelError` where a number is nan or inf, of which every method would make something else."""
+        with self.named():
+            if not all(math.isfinite(x) for x in torch.aminmax(net.opened.source.tensor(self.name).float())):
+                raise ModelError("a weight holds nan or inf; use another checkpoint")
 
     def put(self, net: Net, value: Tensor) -> None:
         """Give it the numbers `value` [n, k]."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from quire.compress.context import Context
-from quire.compress.layerwise import Change, Key, Made, Seen, each
+from quire.compress.layerwise import Change, Key, Made, Seen, each, together
 from quire.compress.matrices import Matrix, matrices
 from quire.compress.net import Net
-from quire.compress.quantize.gptq import gptq
+from quire.compress.quantize.gptq import gptq_all
 from quire.compress.quantize.grid import Integers
 from quire.compress.quantize.mixed import choose_formats
 from quire.compress.quantize.rtn import rtn
@@ -45,6 +45,8 @@ def chosen(net: Net, context: Context, stage: Mixed) -> dict[int, int]:
     tokens = torch.tensor(context.rows().tokens[:ROWS])
     for layer in range(net.spec.layers):
         found = [m for m in matrices(net, layer) if stage.covers(m.base)]
+        for matrix in found:
+            matrix.check(net)
         numbers = sum(m.of(net).numel() for m in found)
         total += numbers
         unit = UNIT.format(layer)
@@ -82,8 +84,7 @@ def _rounding(stage: Mixed, bits: int) -> Change:
     if stage.rounding == "rtn":
         return Change(each(lambda w, seen: rtn(w, grid, group)))
 
-    def change(w: Tensor, seen: Inputs | None) -> Weight:
-        assert seen is not None
-        return gptq(w, seen.hessian, grid, group)
+    def change(ws: Iterator[Tensor], seen: Inputs) -> Iterator[Weight]:
+        return gptq_all(ws, seen, grid, group)
 
-    return Change(each(change), ("hessian",))
+    return Change(together(change), ("hessian",))

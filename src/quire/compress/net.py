@@ -39,7 +39,9 @@ IGNORED = -100
 
 
 class _Sited(Reader):
-    """Tells the backend which matrices it packs next."""
+    """Tells the backend which matrices it packs next. `streams`: as of `Net`."""
+
+    streams = True
 
     def matrix(
         self, roles: tuple[str, ...], layer: int | None, expert: int | None = None
@@ -53,6 +55,15 @@ class _Sited(Reader):
         self._tell_site((role,), layer)
         return super().dense(role, layer)
 
+    @contextmanager
+    def part(self, layer: int | None = None) -> Iterator[None]:
+        """As of `Reader`, which gives memory back; not where the same is read again at once."""
+        if not self.streams:
+            yield
+            return
+        with super().part(layer):
+            yield
+
     def _tell_site(self, roles: tuple[str, ...], layer: int | None) -> None:
         assert isinstance(self.ops, Differentiable)
         self.ops.site = Site(roles, layer)
@@ -63,7 +74,10 @@ class Net:
 
     `tensors`: by name on disk; a decoder has the values from when it was made. `config`: the fields of config.json,
     without those of a quantization that was undone. Shapes: B sequences of L tokens, hidden widths h, V tokens.
+    `streams`: layers are read once, one after the other, so that memory is given back after each.
     """
+
+    streams = True
 
     def __init__(self, plain: Plain, dtype: torch.dtype) -> None:
         self.tensors = Tensors(plain.base, dtype)
@@ -111,7 +125,9 @@ class Net:
 
     def reader(self, share: Share | None = None) -> Reader:
         """The reader of the current values, in f32."""
-        return _Sited(self.opened, self.ops, Form(torch.float32), share or Share(), None)
+        made = _Sited(self.opened, self.ops, Form(torch.float32), share or Share(), None)
+        made.streams = self.streams
+        return made
 
     def logits(self, tokens: Tensor, encoded: Tensor | None = None, decoder: Decoder | None = None) -> Tensor:
         """Logits f32 [B, L, V] of tokens int [B, L]; `encoded` int [B, E]: what an encoder reads beside each.
@@ -137,9 +153,9 @@ class Net:
     def _run(self, tokens: Tensor, encoded: Tensor | None, decoder: Decoder | None, rows: Tensor) -> Tensor:
         if (encoded is not None) != bool(self.spec.encoder.layers):
             raise ConfigError(f"{self.name}: `encoded` is for models with an encoder, which need it")
-        self._check_length(tokens)
+        self._check_length(tokens.shape[1])
         decoder = self.decoder() if decoder is None else decoder
-        own = {i: Held.of(self._layout()) for i in self.spec.own_layers}
+        own = {i: self._cache() for i in self.spec.own_layers}
         caches = [own[self.spec.kv_layer(i)] for i in range(self.spec.layers)]
         if encoded is None:
             return decoder(flat(tokens, rows), caches)
@@ -152,41 +168,64 @@ class Net:
         """The encoder beside `decoder`, for models that have one."""
         return load_encoder(self.reader(), decoder.embed, self._ropes[self.spec.rope[0]])
 
-    def _check_length(self, tokens: Tensor) -> None:
-        if tokens.shape[1] > self.spec.max_position:
+    def _check_length(self, longest: int) -> None:
+        if longest > self.spec.max_position:
             most = self.spec.max_position
-            raise ConfigError(f"{self.name} has {most} positions, {tokens.shape[1]} tokens were given; cut the text")
+            raise ConfigError(f"{self.name} has {most} positions, {longest} tokens were given; cut the text")
 
-    def _layout(self) -> KVLayout:
+    def _cache(self) -> Held:
         spec = self.spec
         if spec.mla.rank:
-            return LatentLayout(1, 1, spec.mla.rope, torch.float32, rank=spec.mla.rank)
-        return KVLayout(1, spec.kv_heads, spec.head_dim, torch.float32)
+            return Held.of(LatentLayout(1, 1, spec.mla.rope, torch.float32, rank=spec.mla.rank))
+        return Held.of(KVLayout(1, spec.kv_heads, spec.head_dim, torch.float32))
 
-    def enter(self, tokens: Tensor) -> Tensor:
-        """The stream before the first layer, f32 [B, L, h], of tokens int [B, L]."""
-        self._check_length(tokens)
-        part = load_decoder(self.reader(Share(layers=range(0))), self._ropes)
-        return part.enter(flat(tokens)).view(*tokens.shape, -1)
+    def before_layers(self) -> Decoder:
+        """What `enter` runs, of the current values: the table of tokens and what follows it."""
+        return load_decoder(self.reader(Share(layers=range(0))), self._ropes)
+
+    def after_layers(self) -> Decoder:
+        """What `leave` runs, of the current values: the last norm and the head."""
+        return load_decoder(self.reader(Share(layers=range(self.spec.layers, self.spec.layers))), self._ropes)
+
+    def enter(self, tokens: Tensor, part: Decoder | None = None, lengths: Tensor | None = None) -> Tensor:
+        """The stream before the first layer, f32 [B, L, h], of tokens int [B, L].
+
+        `part`: what `before_layers` gave, for several calls. `lengths` int [S]: of sequences that lie one after the
+        other, B is 1 and L their sum then; None: B of length L.
+        """
+        self._check_length(tokens.shape[1] if lengths is None else int(lengths.max()))
+        part = self.before_layers() if part is None else part
+        return part.enter(_batch(tokens, lengths)).view(*tokens.shape, -1)
+
+    def reads(self, index: int) -> str:
+        """What makes keys and values that layer `index` reads beside its own: an encoder or another layer, "" = nothing
+        does, so that the layer runs by itself."""
+        other = self.spec.kv_layer(index)
+        return "an encoder" if self.spec.encoder.layers else f"layer {other}" if other != index else ""
 
     def layer(self, index: int) -> Layer:
         """Layer `index` of the current values. No other layer's weights are read; it lives as long as it is held.
 
         `ModelError` where it reads what another made, an earlier layer or an encoder: such models run as a whole.
         """
-        if self.spec.encoder.layers or self.spec.kv_layer(index) != index:
-            other = "an encoder" if self.spec.encoder.layers else f"layer {self.spec.kv_layer(index)}"
-            raise ModelError(f"{self.name}: layer {index} reads what {other} made; run the model as a whole")
+        if found := self.reads(index):
+            raise ModelError(f"{self.name}: layer {index} reads what {found} made; run the model as a whole")
         reader = self.reader()
         with reader.part(index):
             return load_layer(reader, index, self._ropes[self.spec.rope[index]], None)
 
     def run_layer(
-        self, index: int, x: Tensor, delta: Tensor | None, layer: Layer | None = None
+        self,
+        index: int,
+        x: Tensor,
+        delta: Tensor | None,
+        layer: Layer | None = None,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The stream x f32 [B, L, h] and what is to be added to it, [B, L, h], past layer `index`.
 
-        delta: None before the first layer. `layer`: what `layer(index)` gave, for several calls.
+        delta: None before the first layer. `layer`: what `layer(index)` gave, for several calls. `lengths`: as of
+        `enter`.
         """
         layer = self.layer(index) if layer is None else layer
         ops, rows, shape = self.ops, x.flatten(0, 1), x.shape
@@ -194,16 +233,19 @@ class Net:
             h = layer.attn_norm(ops, rows)
         else:
             rows, h = layer.attn_norm.add(ops, rows, delta.flatten(0, 1))
-        batch = flat(torch.zeros(shape[:2], dtype=torch.int32))
-        cache = Held.of(self._layout())
+        batch = _batch(torch.zeros(shape[:2], dtype=torch.int32), lengths)
+        cache = self._cache()
         rows, added = BLOCKS[self.spec.join](ops, layer, rows, h, batch, cache, None)
         for watching in self._watching:
             watching(*cache.rows()[1:])
         return rows.view(shape), added.view(shape)
 
-    def leave(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Logits f32 [B, L, V] of the stream x and what is to be added to it, f32 [B, L, h], past the last layer."""
-        part = load_decoder(self.reader(Share(layers=range(self.spec.layers, self.spec.layers))), self._ropes)
+    def leave(self, x: Tensor, delta: Tensor, part: Decoder | None = None) -> Tensor:
+        """Logits f32 [B, L, V] of the stream x and what is to be added to it, f32 [B, L, h], past the last layer.
+
+        `part`: what `after_layers` gave, for several calls.
+        """
+        part = self.after_layers() if part is None else part
         batch = flat(torch.zeros(x.shape[:2], dtype=torch.int32))
         return part.leave(x.flatten(0, 1), delta.flatten(0, 1), batch, None).view(*x.shape[:2], -1)
 
@@ -234,16 +276,27 @@ class Net:
 def flat(tokens: Tensor, rows: Tensor | None = None) -> Batch:
     """tokens int [B, L] as a batch of whole sequences over `Held` caches; `rows` int32: that want logits, None: all."""
     count, length = tokens.shape
-    slots = torch.arange(count * length)
+    return in_a_row(tokens.flatten(), torch.full((count,), length), rows)
+
+
+def in_a_row(tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> Batch:
+    """As `flat`, of sequences of `lengths` int [S], whose tokens int [T] lie one after the other."""
+    slots, ends = torch.arange(len(tokens)), lengths.cumsum(0)
+    begins = ends - lengths
+    places = torch.arange(int(lengths.max()))
     return Batch(
-        tokens=tokens.flatten().int(),
-        positions=torch.arange(length, dtype=torch.int32).repeat(count),
+        tokens=tokens.int(),
+        positions=(slots - begins.repeat_interleave(lengths)).int(),
         slots=slots,
-        cu_q=torch.arange(count + 1, dtype=torch.int32) * length,
-        context=torch.full((count,), length, dtype=torch.int32),
-        block_tables=slots.view(count, length).int(),
+        cu_q=F.pad(ends, (1, 0)).int(),
+        context=lengths.int(),
+        block_tables=(begins[:, None] + places).int(),
         logit_rows=slots.int() if rows is None else rows,
     )
+
+
+def _batch(tokens: Tensor, lengths: Tensor | None) -> Batch:
+    return flat(tokens) if lengths is None else in_a_row(tokens.flatten(), lengths)
 
 
 def beside(tokens: Tensor, encoded: int, rows: Tensor) -> Batch:

@@ -6,6 +6,7 @@ goes on where it was: in the middle of a stage with what that kept, or with the 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -18,12 +19,15 @@ from quire.compress.calibrate import Rows, calibration_rows
 from quire.compress.context import Context
 from quire.compress.learned import ADAPTER
 from quire.compress.measure import passport_of
+from quire.compress.net import Net
 from quire.compress.passport import write_passport
+from quire.compress.progress import MEASURING
 from quire.compress.recipe import Recipe
 from quire.compress.resume import Work, code_digest
 from quire.compress.stages import Stage
 from quire.compress.works import WORKS
 from quire.core.config import EngineConfig, ModelConfig
+from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
 from quire.model.disk.checkpoint import EMBEDDED, resolve
 from quire.text.template import ChatTemplate
@@ -50,11 +54,15 @@ def compress(
     `ConfigError` and `ModelError` in one line for what cannot be; nothing of `out` is there then.
     """
     folder = resolve(source)
+    check_layers(source, recipe)
     rows = cache(lambda: text_of(folder, recipe))
+    # Text of the user's is read also where no stage looks at it: what is wrong with it is told.
+    wanted = bool(recipe.calibration.files) or any(stage.calibrated for stage in recipe.stages)
+    text = rows().digest if wanted else ""
     key = {
         "recipe": recipe.digest,
         "source": sampled_digest(folder),
-        "calibration": rows().digest,
+        "calibration": text,
         "version of quire": code_digest(),
     }
     with Work(out, key, restart) as work:
@@ -67,8 +75,22 @@ def compress(
                 run_stage(context, stage)
                 model = str(target)
             if passport and not (Path(model) / ADAPTER).exists():
-                measure(source, Path(model), out.name, recipe, rows().digest)
+                tell(MEASURING)
+                measure(source, Path(model), out.name, recipe, text)
         work.finish(lambda made: _take(Path(model), made))
+
+
+def check_layers(source: str, recipe: Recipe) -> None:
+    """`ConfigError` where a stage is to run layers of the model one by one that read what others made."""
+    net = Net.open(source)
+    reader = next((layer for layer in range(net.spec.layers) if net.reads(layer)), None)
+    for number, stage in enumerate(recipe.stages, 1):
+        if reader is not None and stage.by_layer:
+            raise ConfigError(
+                f"{net.name}: stage {number} ({stage.kind} {stage.method}) runs text through one layer at a time, but "
+                f"layer {reader} reads what {net.reads(reader)} made; take a method without text, as quantize rtn",
+                param="recipe",
+            )
 
 
 def run_stage(context: Context, stage: Stage) -> None:
@@ -89,7 +111,7 @@ def measure(source: str, made: Path, name: str, recipe: Recipe, text: str) -> No
     gguf = made / "model.gguf"
     served, beside = (EngineConfig(model=ModelConfig(model=str(m))) for m in (gguf if gguf.exists() else made, source))
     texts = dict(list(heldout_texts(EMBEDDED).items())[:TEXTS])
-    found = passport_of(served, beside, texts, QUESTIONS, recipe=recipe, digests={"calibration": text})
+    found = passport_of(served, beside, texts, QUESTIONS, recipe=recipe, digests={"calibration": text} if text else {})
     write_passport(made, replace(found, model=name))
 
 
@@ -101,6 +123,13 @@ def text_of(folder: Path, recipe: Recipe) -> Rows:
 
 
 def _take(model: Path, made: Path) -> None:
-    """The last stage's folder becomes the result."""
-    for path in sorted(model.iterdir()):
-        path.replace(made / path.name)
+    """The last stage's folder becomes the result. Nothing is moved: `made` begins anew after a kill amid this."""
+    shutil.copytree(model, made, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    """A second name of a file, or a copy where the file system has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -60,7 +60,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
 class Written(Struct, frozen=True, kw_only=True):
     """`layout`: how the folder says what its numbers are; auto = what the last stage's method usually has."""
 
-    layout: Literal["auto", "dense", "compressed-tensors", "gptq", "awq", "bitsandbytes"] = "auto"
+    layout: Literal["auto", "dense", "compressed-tensors", "gptq", "gptq_v2", "awq", "bitsandbytes"] = "auto"
 
 
 class Recipe(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -26,11 +26,13 @@ import msgspec
 from safetensors import SafetensorError
 
 from quire.core.errors import ConfigError
+from quire.core.whole import becoming, sync, sync_tree, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Facts = dict[str, Any]
+JOURNAL = "journal.jsonl"
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -43,6 +45,12 @@ class Unit(msgspec.Struct, frozen=True):
     facts: Facts
 
 
+def work_folder(out: Path) -> Path:
+    """Where a run that is to become `out` keeps what it has done: beside it, so that one step makes it `out`."""
+    out = out.absolute()
+    return out.parent / f"{out.name}.partial"
+
+
 class Work:
     """A run towards the folder `out`, as a context: one at a time.
 
@@ -51,8 +59,8 @@ class Work:
     """
 
     def __init__(self, out: Path, key: Mapping[str, str], restart: bool = False) -> None:
-        self.out, self.folder = out, out.with_name(out.name + ".partial")
-        self._journal, self._units = self.folder / "journal.jsonl", dict[tuple[int, str], Unit]()
+        self.out, self.folder = out, work_folder(out)
+        self._journal, self._units = self.folder / JOURNAL, dict[tuple[int, str], Unit]()
         self.made = self.folder / "made"
         with _told(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -69,6 +77,8 @@ class Work:
         except OSError:
             raise ConfigError(f"{self.folder}: another run is at work there; wait, or take another OUT") from None
         there = self._journal.exists()
+        if not there and not restart and any(path.name != f"{JOURNAL}.tmp" for path in self.folder.iterdir()):
+            raise ConfigError(f"{self.folder} is of another command's run; remove it, or take another OUT")
         if there and not restart:
             self._check(key, self._read())
         # Else the last run ended between the result's name and the end of its work folder.
@@ -124,7 +134,7 @@ class Work:
 
                 safe = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
                 path = self.folder / f"unit-{stage}-{safe}.safetensors"
-                with _becoming(path) as part:
+                with becoming(path) as part:
                     save_file({key: value.contiguous() for key, value in tensors.items()}, part)
                     digest = digest_of(part)
                 file = path.name
@@ -179,6 +189,10 @@ class Work:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None and not self._units:  # there is nothing that another run could go on with
+            with suppress(OSError):
+                self._clear()
+                self.folder.rmdir()
         self.close()
 
     def _append(self, unit: Unit) -> None:
@@ -208,42 +222,6 @@ def _told(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"{getattr(error, 'filename', None) or path}: {reason}") from None
-
-
-@contextmanager
-def _becoming(path: Path) -> Iterator[Path]:
-    """A name to write to; the file gets its own name when it is on the disk, or goes."""
-    part = path.with_name(path.name + ".tmp")
-    try:
-        yield part
-        sync(part)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all, on the disk when this returns; `OSError` as of writing."""
-    with _becoming(path) as part:
-        part.write_bytes(data)
-
-
-def sync_tree(folder: Path) -> None:
-    """Everything below `folder`, on the disk."""
-    for path in [*folder.rglob("*"), folder]:
-        if not path.is_symlink():
-            sync(path)
-
-
-def sync(path: Path) -> None:
-    """A file or folder, on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def digest_of(path: Path) -> str:

@@ -51,7 +51,11 @@ def by_groups(change: OfGroup, wants: tuple[str, ...], sample: bool = False) -> 
 
 
 def with_awq(bits: int, group: int, symmetric: bool) -> Change:
-    """AWQ: scales where they can be taken out, and clips everywhere."""
+    """AWQ: scales where they can be taken out, and clips everywhere.
+
+    Out of values they can only where each of them is read by one column of the output matrix: under grouped-query
+    attention that matrix is clipped alone, as AutoAWQ and llm-compressor do.
+    """
     grid: Grid = Integers(bits, symmetric)
 
     def change(matrices: list[Tensor], seen: Seen, free: bool) -> tuple[Tensor, Sequence[Weight]]:

@@ -35,6 +35,16 @@ class Stage(Struct, frozen=True, kw_only=True):
             fnmatchcase(tensor, glob) for glob in self.ignore
         )
 
+    @property
+    def by_layer(self) -> bool:
+        """Whether it runs text through one layer at a time, which then may not read what another one made."""
+        return False
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it looks at calibration text."""
+        return self.by_layer
+
 
 class OfMatrices(Stage, frozen=True, kw_only=True):
     """A stage over matrices. The head is left out unless asked for: no later layer makes up for its errors."""
@@ -46,6 +56,11 @@ class WithCache(OfMatrices, frozen=True, kw_only=True):
     """`kv`: keys and values are to be cached in this format, at a scale for each layer that the text shows."""
 
     kv: Literal["none", "fp8", "int8"] = "none"
+
+    @property
+    def by_layer(self) -> bool:
+        """As of `Stage`."""
+        return self.kv != "none"
 
 
 class Rtn(WithCache, frozen=True, kw_only=True):
@@ -63,6 +78,11 @@ class Gptq(Rtn, frozen=True, kw_only=True):
     act_order: bool = True
     static_groups: bool = True
 
+    @property
+    def by_layer(self) -> bool:
+        """As of `Stage`."""
+        return True
+
 
 class Awq(Rtn, frozen=True, kw_only=True):
     """Lin et al. 2023. `grid`: exponents that are tried for the scales; `clip`: whether ranges are searched."""
@@ -71,11 +91,21 @@ class Awq(Rtn, frozen=True, kw_only=True):
     grid: Count = 20
     clip: bool = True
 
+    @property
+    def by_layer(self) -> bool:
+        """As of `Stage`."""
+        return True
+
 
 class SmoothQuant(WithCache, frozen=True, kw_only=True):
     """Xiao et al. 2022, to int8 weights and activations. `alpha`: share of the difficulty that goes to weights."""
 
     alpha: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.5
+
+    @property
+    def by_layer(self) -> bool:
+        """As of `Stage`."""
+        return True
 
 
 class LlmInt8(OfMatrices, frozen=True, kw_only=True):
@@ -89,6 +119,11 @@ class Fp8(WithCache, frozen=True, kw_only=True):
     blocks of 128 x 128)."""
 
     scales: Literal["static", "dynamic", "block"] = "dynamic"
+
+    @property
+    def by_layer(self) -> bool:
+        """As of `Stage`."""
+        return self.scales == "static" or self.kv != "none"
 
 
 class Nf4(OfMatrices, frozen=True, kw_only=True):
@@ -114,6 +149,16 @@ class Mixed(WithCache, frozen=True, kw_only=True):
         if not self.choices or not min(self.choices) <= self.bits_per_weight <= max(self.choices):
             raise ValueError(f"bits_per_weight = {self.bits_per_weight:g} is not within choices = {list(self.choices)}")
 
+    @property
+    def by_layer(self) -> bool:
+        """As of `Stage`."""
+        return self.rounding != "rtn"
+
+    @property
+    def calibrated(self) -> bool:
+        """As of `Stage`."""
+        return True
+
 
 class Gguf(Stage, frozen=True, kw_only=True):
     """A GGUF file in a `format` of ggml's; the last stage of a recipe."""
@@ -132,6 +177,11 @@ class Prune(OfMatrices, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if bool(self.pattern) == bool(self.sparsity):
             raise ValueError('give one of sparsity (as 0.5) and pattern ("2:4" or "4:8")')
+
+    @property
+    def by_layer(self) -> bool:
+        """As of `Stage`."""
+        return self.method != "magnitude"
 
 
 class SparseGpt(Prune, frozen=True, kw_only=True):
@@ -156,6 +206,16 @@ class Structured(Stage, frozen=True, kw_only=True):
         if self.score == "influence" and (self.heads or self.channels):
             raise ValueError('score = "influence" is of whole layers; heads and channels need another one')
 
+    @property
+    def by_layer(self) -> bool:
+        """As of `Stage`."""
+        return self.score in ("activation", "influence")
+
+    @property
+    def calibrated(self) -> bool:
+        """As of `Stage`."""
+        return True
+
 
 class Training(Stage, frozen=True, kw_only=True):
     """A stage that learns. `data`: files as calibration takes them, none = those of calibration; `batch` rows of
@@ -167,6 +227,11 @@ class Training(Stage, frozen=True, kw_only=True):
     length: Count = 512
     learning_rate: Positive = 1e-4
     seed: int = 0
+
+    @property
+    def by_layer(self) -> bool:
+        """As of `Stage`."""
+        return True
 
 
 class Student(Struct, frozen=True, kw_only=True):

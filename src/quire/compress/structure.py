@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -32,8 +33,11 @@ STEP = 32
 def take_out(context: Context, stage: Structured) -> None:
     """Write the model without the parts that score least."""
     net, rows = Net.open(context.model), context.rows().tokens
+    for layer in range(net.spec.layers):
+        for matrix in matrices(net, layer):
+            matrix.check(net)
     spec, tensors, config = net.spec, dict(net.tensors), dict(net.config)
-    elements = SCORES[stage.score](net, rows) if stage.score in SCORES else {}
+    elements = SCORES[stage.score](net, rows, context.spill) if stage.score in SCORES else {}
     if stage.channels:
         width = max(1, round(spec.intermediate * (1 - stage.channels) / STEP)) * STEP
         kept = keep_best(channel_scores(elements, net.config), min(width, spec.intermediate))
@@ -45,21 +49,21 @@ def take_out(context: Context, stage: Structured) -> None:
     if stage.layers:
         if stage.layers >= spec.layers:
             raise ConfigError(f"layers = {stage.layers}: the model has {spec.layers}, and one must stay")
-        scores = influences(net, rows) if not elements else layer_sums(net, elements)
+        scores = influences(net, rows, context.spill) if not elements else layer_sums(net, elements)
         tensors, config = drop_layers(tensors, config, keep_best([scores], spec.layers - stage.layers)[0])
     write(context, net, tensors, config, own_dtype(net))
     for _ in range(spec.layers):
         context.tell("writing")
 
 
-def by_magnitude(net: Net, rows: Rows) -> Elements:
+def by_magnitude(net: Net, rows: Rows, spill: Path | None) -> Elements:
     """|w| of everything."""
     return {name: magnitude(tensor) for name, tensor in net.tensors.items()}
 
 
-def by_activation(net: Net, rows: Rows) -> Elements:
+def by_activation(net: Net, rows: Rows, spill: Path | None) -> Elements:
     """|w| ||x|| of the matrices of layers; nothing of what has no inputs."""
-    stream, found = Stream(net, rows), Elements()
+    stream, found = Stream(net, rows, spill), Elements()
     for layer in range(net.spec.layers):
         own = matrices(net, layer)
         seen = observed(net, layer, own, LOOK, stream)
@@ -74,7 +78,7 @@ def by_activation(net: Net, rows: Rows) -> Elements:
     return {name: found.get(name, torch.zeros(net.tensors.shape(name))) for name in net.tensors}
 
 
-def by_gradient(net: Net, rows: Rows) -> Elements:
+def by_gradient(net: Net, rows: Rows, spill: Path | None) -> Elements:
     """|w dL/dw| of everything, L the mean loss of the text, a row after the other."""
     leaves = net.require_grad(True)
     for row in rows:
@@ -84,16 +88,17 @@ def by_gradient(net: Net, rows: Rows) -> Elements:
     return {name: found.get(name, torch.zeros(net.tensors.shape(name))) for name in net.tensors}
 
 
-def influences(net: Net, rows: Rows) -> Tensor:
+def influences(net: Net, rows: Rows, spill: Path | None) -> Tensor:
     """How much each layer turns the stream, [layers] f64 (ShortGPT)."""
-    stream, found = Stream(net, rows), list[float]()
-    before = [x + delta for x, delta in stream.chunks()]
+    stream, found, turned = Stream(net, rows, spill), list[float](), list[float]()
+
+    def see(before: Tensor, after: Tensor) -> None:
+        turned.append(len(before) * block_influence(before.flatten(0, 1), after.flatten(0, 1)))
+
     for layer in range(net.spec.layers):
-        stream.advance(net.layer(layer))
-        after = [x + delta for x, delta in stream.chunks()]
-        turned = [block_influence(a.flatten(0, 1), b.flatten(0, 1)) for a, b in zip(before, after, strict=True)]
-        found.append(sum(turned) / len(turned))
-        before = after
+        turned.clear()
+        stream.advance(net.layer(layer), see)
+        found.append(sum(turned) / len(rows))
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -108,9 +113,9 @@ def layer_sums(net: Net, elements: Elements) -> Tensor:
     return found
 
 
-SCORES: dict[str, Callable[[Net, Rows], Elements]] = {
+SCORES: dict[str, Callable[[Net, Rows, Path | None], Elements]] = {
     "magnitude": by_magnitude,
     "activation": by_activation,
     "gradient": by_gradient,
 }
-"""Scores of single numbers by name."""
+"""Scores of single numbers by name; the stream of text lies in the folder `spill` where there is one."""

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 
 import torch
 from torch import Tensor
 
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import Source, TensorInfo
+from quire.ops.lazy import torch_dtype
 
 
-class Tensors(MutableMapping[str, Tensor]):
+class Described(Mapping[str, Tensor], ABC):
+    """Tensors by name, of which it is known what they are before they are read or made."""
+
+    @abstractmethod
+    def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Dtype and shape of the tensor `name`."""
+
+    @abstractmethod
+    def give_back(self) -> None:
+        """Give back the memory of what was read; tensors handed out stay valid."""
+
+
+class Tensors(Described, MutableMapping[str, Tensor]):
     """Name on disk -> tensor, floating-point ones in `dtype`. What was not set is read anew each time it is asked for.
 
     So a model of any size takes the memory of what was set. A tensor that was not set must not be written to: it may
@@ -57,6 +71,15 @@ class Tensors(MutableMapping[str, Tensor]):
     def is_floating_point(self, name: str) -> bool:
         """Whether the tensor `name` holds such numbers."""
         return self.source.infos[name].dtype.is_floating_point
+
+    def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Dtype and shape of the tensor `name`."""
+        own = torch_dtype(self.source.infos[name].dtype)
+        return self.dtype if own.is_floating_point else own, self.shape(name)
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read of the file."""
+        self.source.give_back()
 
     def own(self, name: str) -> Tensor:
         """The tensor `name` to write to in place: it is copied once, then it is the value that was set."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.compress.changed import Layers, own_dtype, write_dense, write_laid
 from quire.compress.context import Context
-from quire.compress.layerwise import Change, Key, Made, Seen, change_layers, each
+from quire.compress.layerwise import Change, Key, Made, Seen, change_layers, each, together
 from quire.compress.layouts.base import Layout
 from quire.compress.layouts.bitsandbytes import BitsAndBytes
 from quire.compress.layouts.compressed import CompressedTensors
@@ -27,7 +27,7 @@ from quire.compress.prune.scores import magnitude, wanda
 from quire.compress.prune.sparsegpt import sparsegpt
 from quire.compress.quantize import mxfp4, nf4
 from quire.compress.quantize.fp8 import activation_scale, in_blocks, per_row, per_tensor
-from quire.compress.quantize.gptq import gptq
+from quire.compress.quantize.gptq import gptq_all
 from quire.compress.quantize.grid import Integers
 from quire.compress.quantize.kv_scales import CACHES
 from quire.compress.quantize.outliers import llm_int8
@@ -61,6 +61,7 @@ NO_COLUMNS = torch.empty(0, dtype=torch.int64)
 
 def over_layers(context: Context, stage: Stage, change: Change) -> tuple[Net, Layers]:
     """Change all layers of the context's model."""
+    assert stage.by_layer or not change.reads, "what runs text through layers is checked before any work"
     net = Net.open(context.model)
     if change.cache and net.spec.mla.rank:
         raise ConfigError(
@@ -85,6 +86,8 @@ def quantized(context: Context, stage: Stage, change: Change, usual: Layout) -> 
         )
     net, layers = over_layers(context, stage, replace(change, cache=kv != "none"))
     if layout is not None:
+        if isinstance(layout, BitsAndBytes):
+            layout = replace(layout, dtype=str(own_dtype(net)).removeprefix("torch."))
         if isinstance(layout, CompressedTensors):
             layout = replace(layout, input_scales=layers.with_suffix(".input_scale"))
             if kv != "none":
@@ -105,14 +108,13 @@ def round_gptq(context: Context, stage: Gptq) -> None:
     """GPTQ."""
     grid = Integers(stage.bits, stage.symmetric)
 
-    def change(w: Tensor, seen: Inputs | None) -> Weight:
-        assert seen is not None
-        return gptq(
-            w, seen.hessian, grid, stage.group_size, act_order=stage.act_order, static_groups=stage.static_groups,
+    def change(ws: Iterator[Tensor], seen: Inputs) -> Iterator[Weight]:
+        return gptq_all(
+            ws, seen, grid, stage.group_size, act_order=stage.act_order, static_groups=stage.static_groups,
             damping=stage.damping,
         )  # fmt: skip
 
-    quantized(context, stage, Change(each(change), ("hessian",)), LAYOUTS["gptq"])
+    quantized(context, stage, Change(together(change), ("hessian",)), LAYOUTS["gptq"])
 
 
 def round_awq(context: Context, stage: Awq) -> None:
@@ -190,24 +192,26 @@ def prune_smallest(context: Context, stage: Prune) -> None:
 
 
 def prune_wanda(context: Context, stage: Prune) -> None:
-    """Wanda."""
+    """Wanda. A layer is looked at once, before any of it is pruned, as the paper has it: looked at again after each
+    matrix, KL to the embedded model was 0.792 in place of 0.771 (2:4)."""
 
     def change(w: Tensor, seen: Inputs | None) -> Weight:
         assert seen is not None
         return Weight("f32", apply_mask(w, masked(wanda(w, seen.norms), stage)))
 
-    pruned(context, stage, Change(each(change), ("norms",)))
+    pruned(context, stage, Change(each(change), ("norms",), in_turn=False))
 
 
 def prune_sparsegpt(context: Context, stage: SparseGpt) -> None:
-    """SparseGPT."""
+    """SparseGPT, as the paper has it: a layer is looked at once. Looked at again after each matrix, KL to the embedded
+    model was 0.432 in place of 0.426 (2:4)."""
     target = Pattern.parse(stage.pattern) if stage.pattern else stage.sparsity
 
     def change(w: Tensor, seen: Inputs | None) -> Weight:
         assert seen is not None
         return Weight("f32", sparsegpt(w, seen.hessian, target, damping=stage.damping)[0])
 
-    pruned(context, stage, Change(each(change), ("hessian",)))
+    pruned(context, stage, Change(each(change), ("hessian",), in_turn=False))
 
 
 WORKS: dict[tuple[str, str], Run] = {

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from quire.compress.resume import sync, sync_tree
-from quire.compress.tensors import Tensors
+from quire.compress.tensors import Described
 from quire.core.errors import ConfigError
+from quire.core.whole import sync, sync_tree
 from quire.text.gguf import read_tokenizer
 
 SHARD_BYTES = 4 << 30
@@ -128,11 +128,12 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
 
 
 def _kind(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype | None) -> tuple[torch.dtype, tuple[int, ...]]:
-    """The dtype that a tensor is written in, and its shape; of a `Net`'s tensors it is not read for that."""
-    if isinstance(tensors, Tensors) and tensors.is_floating_point(name):
-        return dtype or tensors.dtype, tensors.shape(name)
-    tensor = tensors[name]
-    return (dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype), tuple(tensor.shape)
+    """The dtype that a tensor is written in, and its shape; of `Described` ones it is not read for that."""
+    if isinstance(tensors, Described):
+        own, shape = tensors.kind(name)
+    else:
+        own, shape = tensors[name].dtype, tuple(tensors[name].shape)
+    return (dtype if dtype is not None and own.is_floating_point else own), shape
 
 
 def _write_shard(
@@ -151,5 +152,5 @@ def _write_shard(
         data = tensors[name].detach().to(kind).contiguous()
         file.write(data.reshape(-1).view(torch.uint8).numpy().data)
         del data
-        if isinstance(tensors, Tensors):
-            tensors.source.give_back()
+        if isinstance(tensors, Described):
+            tensors.give_back()

@@ -41,6 +41,7 @@ ISAS = ("auto", "amx", "avx512", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "
 QUANTIZATIONS = ("none", "int8", "int4", "nf4", "mxfp4", "fp8")
 GROUP_SIZES = (32, 64, 128)
 GENERATION_CONFIGS = ("auto", "vllm")
+SPARSE = ("auto", "off", "on")
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +154,13 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     bf16_bits: Annotated[
         int, about("Memory of a bf16 weight: 12 bits lose nothing and decode faster, 16 read prompts faster.")
     ] = 16
+    sparse: Annotated[
+        str,
+        about(
+            "Keep weights of which many are zero without these (cpu): auto = where one sequence is faster so, off, on.",
+            SPARSE,
+        ),
+    ] = "off"
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,6 +267,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         one_of("kv_cache_dtype", self.cache.kv_cache_dtype, KV_DTYPES)
         one_of("scheduling_policy", self.scheduler.scheduling_policy, POLICIES)
         one_of("device", self.device.device, DEVICES)
+        one_of("sparse", self.device.sparse, SPARSE)
         one_of("generation_config", self.model.generation_config, GENERATION_CONFIGS)
         if self.device.bf16_bits not in (12, 16):
             raise ConfigError(f"--bf16-bits {self.device.bf16_bits} must be 12 or 16", param="bf16_bits")

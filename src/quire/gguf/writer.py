@@ -6,10 +6,8 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. `quire.gg
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from quire.core.errors import ConfigError
+from quire.core.whole import becoming
 from quire.gguf.blocks import BLOCKS, BlockType
 from quire.gguf.file import DEFAULT_ALIGNMENT, MAGIC
 
@@ -60,21 +59,13 @@ def write_file(
     """
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     header = _header(metadata, tensors, alignment)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with beside.open("xb") as file:
+        with becoming(path) as part, part.open("wb") as file:
             file.write(header + bytes(-len(header) % alignment))
             for tensor, array in zip(tensors, data, strict=True):
                 _write_one(file, tensor, array, alignment)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        _sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}; make room or name another") from None
-    finally:
-        with suppress(OSError):
-            beside.unlink()
 
 
 def _write_one(file: BinaryIO, tensor: NewTensor, array: np.ndarray[Any, Any], alignment: int) -> None:
@@ -83,15 +74,6 @@ def _write_one(file: BinaryIO, tensor: NewTensor, array: np.ndarray[Any, Any], a
                           f"{tensor.nbytes}")  # fmt: skip
     file.write(np.ascontiguousarray(array).data)
     file.write(bytes(-tensor.nbytes % alignment))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the folder's new name on disk, too."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _header(metadata: Mapping[str, Any], tensors: Sequence[NewTensor], alignment: int) -> bytes:

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.core.errors import ConfigError
+from quire.core.whole import becoming
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -98,7 +99,7 @@ class Run:
         loss = self.learner.backward(self.step)
         if not math.isfinite(loss):
             raise ConfigError(
-                f"the loss is {loss} at step {self.step + 1}: a text gives no numbers, or the rate is high"
+                f"the loss is {loss} at step {self.step + 1}: text or checkpoint give no numbers, or the rate is high"
             )
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.pace.clip)
         self._optimizer.step()
@@ -156,11 +157,15 @@ def mapped(path: Path, count: int) -> Tensor:
 
     `ConfigError` where the disk has no room for them: without it the first write to one would end the process.
     """
-    with whole_or_nothing(path):
+    with _told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        with path.open("xb") as file:
-            os.posix_fallocate(file.fileno(), 0, 4 * count)
+        try:
+            with path.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, 4 * count)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
         pages = torch.from_file(str(path), shared=True, size=count, dtype=torch.float32)
         path.unlink()
     return pages
@@ -168,19 +173,16 @@ def mapped(path: Path, count: int) -> Tensor:
 
 def write_whole(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
     """A safetensors file that is whole or not there; `ConfigError` where it cannot be written."""
-    part = path.with_suffix(".part")
-    with whole_or_nothing(part):
+    with _told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, str(part), about)
-        part.replace(path)
+        with becoming(path) as part:
+            save_file(tensors, part, about)
 
 
 @contextmanager
-def whole_or_nothing(path: Path) -> Iterator[None]:
-    """Removes `path` and says in one line why, where it cannot be written."""
+def _told(path: Path) -> Iterator[None]:
+    """Says in one line why `path` cannot be written."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):  # nor is there anything to remove where its folder cannot be made
-            path.unlink()
         raise ConfigError(f"{path} cannot be written: {error}; make room there, or give another folder") from None

@@ -269,4 +269,4 @@ def select(device: DeviceConfig) -> Ops:
     if name == "triton":
         return Ops(name, open_gpu(), device.ops)
     native = Native(device.isa, device.threads)
-    return Ops(name, _cpu.Cpu(native, device.bf16_bits), device.ops)
+    return Ops(name, _cpu.Cpu(native, device.bf16_bits, device.sparse), device.ops)

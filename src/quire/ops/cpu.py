@@ -23,12 +23,13 @@ ACTIVATION_NUMBERS = {name: index for index, name in enumerate(ACTIVATIONS)}
 class Cpu:
     """What the implementations below share: the native unit, the arena of outputs, what a recording keeps alive.
 
-    `bf16_bits` 12: bf16 matrices may be packed in 12 bits, without loss.
+    `bf16_bits` 12: bf16 matrices may be packed in 12 bits, without loss. `sparse`: which matrices lose their zeros, as
+    `--sparse` says.
     """
 
-    def __init__(self, native: Native, bf16_bits: int = 16) -> None:
+    def __init__(self, native: Native, bf16_bits: int = 16, sparse: str = "auto") -> None:
         self.native = native
-        self.bf16_bits = bf16_bits
+        self.bf16_bits, self.sparse = bf16_bits, sparse
         self.call = native.call
         self.arena = Arena(native)
         self.held: list[Any] = []

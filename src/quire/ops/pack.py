@@ -13,6 +13,7 @@ from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
 from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
 from quire.ops.matrix import LANES, Numbers, assemble, part_sizes, table_digits
+from quire.ops.pack_sparse import without_zeros
 from quire.ops.pack_stored import pack_stored
 from quire.ops.weights import MOST, SUPER, TABLE_MOST, Packed, Stored, Weight
 
@@ -24,17 +25,23 @@ def pack(cpu: Cpu, weight: Weight | Stored, keep_plain: bool = False, narrow: bo
     """`weight` packed for the native `linear`. Raises `ConfigError` when its kind, dtype or group cannot be packed.
 
     `keep_plain` keeps the unpacked matrix too, for a `linear` overridden with the reference. `narrow`: a bf16 matrix is
-    kept in 12 bits where that loses nothing (`narrow_bf16`).
+    kept in 12 bits where that loses nothing (`narrow_bf16`). Many zeros are left out (`without_zeros`).
     """
+    made = without_zeros(cpu, pack_dense(cpu, weight, narrow))
+    return replace(made, plain=weight) if keep_plain and isinstance(weight, Weight) else made
+
+
+def pack_dense(cpu: Cpu, weight: Weight | Stored, narrow: bool = False) -> Packed:
+    """As `pack`, zeros and all."""
     if isinstance(weight, Stored):
         return pack_stored(cpu, weight)
     _validate(weight)
     narrowed = narrow_bf16(cpu, weight) if narrow and weight.kind == "bf16" else None
     if narrowed is not None:
-        return replace(narrowed, plain=weight) if keep_plain else narrowed
+        return narrowed
     in_blocks = pack_super(cpu, weight)
     if in_blocks is not None:
-        return replace(in_blocks, plain=weight) if keep_plain else in_blocks
+        return in_blocks
     n, k = weight.shape
     wide = weight.scales is not None and weight.scales.itemsize == 4
     padded = -(-n // LANES) * LANES
@@ -51,8 +58,7 @@ def pack(cpu: Cpu, weight: Weight | Stored, keep_plain: bool = False, narrow: bo
         parts["table"] = table_digits(weight.table)
     if weight.order is not None:
         parts["order"] = weight.order
-    made = assemble(weight.kind, (n, k), weight.group, Numbers(wide, weight.activation_bits), parts)
-    return replace(made, plain=weight) if keep_plain else made
+    return assemble(weight.kind, (n, k), weight.group, Numbers(wide, weight.activation_bits), parts)
 
 
 def narrow_bf16(cpu: Cpu, weight: Weight) -> Packed | None:

@@ -12,7 +12,8 @@ from quire.core.errors import ConfigError
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
 from quire.ops.matrix import SHARED, Numbers, assemble, take_apart
-from quire.ops.pack import pack
+from quire.ops.pack import pack_dense
+from quire.ops.pack_sparse import without_zeros
 from quire.ops.weights import Packed, Stored, Weight
 
 
@@ -39,13 +40,13 @@ class _Stack:
         """Pack `weight` behind those before."""
         if isinstance(weight, Weight) and "zeros" in self._own and weight.zeros is None:
             weight = _with_zeros(weight)
-        packed = pack(self._cpu, weight)
+        packed = pack_dense(self._cpu, weight)
         numbers, parts = take_apart(packed)
         if self._format is None:
             self._format = packed.kind, weight.shape, packed.group, numbers
             self._shared = {name: part for name, part in parts.items() if name in SHARED}
         elif isinstance(weight, Weight) and "zeros" in parts and "zeros" not in self._own:
-            blank = take_apart(pack(self._cpu, _with_zeros(weight)))[1]["zeros"]
+            blank = take_apart(pack_dense(self._cpu, _with_zeros(weight)))[1]["zeros"]
             for place in range(self._filled):
                 self._slice("zeros", len(blank), place).copy_(blank)
         own = {name: part for name, part in parts.items() if name not in SHARED}
@@ -58,7 +59,8 @@ class _Stack:
         """All of them."""
         assert self._format is not None and self._filled == self._count
         kind, (n, k), group, numbers = self._format
-        return assemble(kind, (self._count * n, k), group, numbers, self._own | self._shared)
+        whole = assemble(kind, (self._count * n, k), group, numbers, self._own | self._shared)
+        return without_zeros(self._cpu, whole)
 
     def _slice(self, name: str, size: int, place: int) -> Tensor:
         if name not in self._own:

@@ -206,6 +206,10 @@ def labelled(label: str, packed: Packed) -> str:
     """The label of a weight format for reports, with what packing made of it."""
     if packed.kind.startswith("super"):
         return f"{packed.kind} g{packed.group}"
+    if packed.kind.startswith("sparse24_"):
+        return f"{label} 2:4"
+    if packed.kind.startswith("sparse_"):
+        return f"{label} without zeros"
     return f"{label} in 12 bits" if packed.kind == "bf12" else label
 
 

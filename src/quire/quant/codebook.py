@@ -60,15 +60,14 @@ class CodeBook:
         n, k = w.shape
         if k % group:
             raise ConfigError(f"{k} columns are not a multiple of --group-size {group}", param="group_size")
-        values, places = self.table.float().sort(stable=True)
-        borders = (values[1:] + values[:-1]) / 2
+        borders, places = self.borders(torch.float32)
         codes, scales = torch.empty((n, k), dtype=torch.int8), torch.empty((n, k // group))
 
         def work(rows: slice) -> None:
             groups = w[rows].float().view(-1, k // group, group)
-            scale = self._scale(groups.abs().amax(-1))
-            scaled = groups * torch.where(scale > 0, self.unit / scale, 0.0)[..., None]
-            codes[rows] = places[torch.bucketize(scaled.contiguous(), borders)].to(torch.int8).flatten(1)
+            scale = self.scale(groups.abs().amax(-1))
+            scaled = groups * torch.where(scale > 0, 1 / scale, 0.0)[..., None]
+            codes[rows] = places[torch.bucketize(scaled.contiguous(), borders)].flatten(1)
             scales[rows] = scale
 
         over_rows(n, k, work)
@@ -76,11 +75,30 @@ class CodeBook:
             raise ModelError("a weight holds nan or inf and cannot be quantized")
         return self.weight(codes, scales, group, activation_bits=8)
 
-    def _scale(self, top: Tensor) -> Tensor:
-        """The scale of groups whose largest magnitude is `top`: `top` itself, or the power of two of e2m1's range."""
+    def scale(self, top: Tensor) -> Tensor:
+        """The scale of groups whose largest magnitudes are `top` (any shape, f32 or f64), which is not finite where
+        they are not: `top` itself, or 2^floor(log2(top)) over that of the book's largest number, at least 2^-127."""
         if not self.powers:
             return top
-        return torch.where(top == 0, 0.0, torch.exp2(torch.floor(torch.log2(top)) - 2))
+        # log2 in f32 rounds the number just below a power of two up to it; frexp is exact.
+        room = torch.tensor(max(self.digits) / self.unit).frexp().exponent
+        power = torch.ldexp(torch.ones_like(top), (top.frexp().exponent - room).clamp(min=-127))
+        return torch.where((top > 0) & torch.isfinite(top), power, top)
+
+    def borders(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Between the numbers, ascending [numbers - 1] in `dtype`, and the codes of these [numbers] int8.
+
+        What is on a border has the code below it, so one whose upper code is even lies just before the middle where
+        scales are powers of two: ties go to even codes there (Microscaling Formats 1.0).
+        """
+        first = {value: code for code, value in reversed(list(enumerate(self.digits)))}
+        codes = sorted(first.values(), key=self.digits.__getitem__)
+        values = torch.tensor([self.digits[code] for code in codes], dtype=dtype) / self.unit
+        borders = (values[1:] + values[:-1]) / 2
+        if self.powers:
+            upper_even = torch.tensor([code % 2 == 0 for code in codes[1:]])
+            borders = torch.where(upper_even, borders.nextafter(torch.full_like(borders, -torch.inf)), borders)
+        return borders, torch.tensor(codes, dtype=torch.int8)
 
 
 def fewest_bytes(scales: Tensor) -> Tensor:

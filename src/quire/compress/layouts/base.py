@@ -100,17 +100,29 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """Signed codes int8 [r, c] as words int32 [r, ceil(c * bits / 32)]: the inverse of `quant.packed.unpack_rows`."""
     r, c = codes.shape
     out = torch.zeros((r, -(-c * bits // 32)), dtype=torch.int32)
-    places = torch.arange(bits, dtype=torch.uint8)
 
     def work(rows: slice) -> None:
         values = codes[rows].contiguous().view(torch.uint8) + (1 << (bits - 1))  # modulo 256, as a code of 8 bits wants
-        stream = (values[..., None] >> places & 1).flatten(1)
-        stream = torch.nn.functional.pad(stream, (0, -stream.shape[1] % 32))
-        data = np.packbits(stream.numpy(), axis=-1, bitorder="little")
-        out[rows] = torch.from_numpy(data).view(torch.int32)
+        out[rows] = (_in_bytes if 8 % bits == 0 else _bit_by_bit)(values, bits).view(torch.int32)
 
     over_rows(r, bits * c, work)
     return out
+
+
+def _in_bytes(values: Tensor, bits: int) -> Tensor:
+    """`values` uint8 [r, c] of 1, 2, 4 or 8 bits in bytes of whole words: [r, 4 * words] uint8."""
+    parts = torch.nn.functional.pad(values, (0, -values.shape[1] % (32 // bits))).view(len(values), -1, 8 // bits)
+    data = parts[..., 0].clone()
+    for i in range(1, 8 // bits):
+        data |= parts[..., i] << bits * i
+    return data
+
+
+def _bit_by_bit(values: Tensor, bits: int) -> Tensor:
+    """The same of any number of bits."""
+    stream = (values[..., None] >> torch.arange(bits, dtype=torch.uint8) & 1).flatten(1)
+    stream = torch.nn.functional.pad(stream, (0, -stream.shape[1] % 32))
+    return torch.from_numpy(np.packbits(stream.numpy(), axis=-1, bitorder="little"))
 
 
 def most_common(matrices: Mapping[str, Weight], key: Callable[[Weight], T]) -> T | None:

@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compress.quantize.grid import Grid
-from quire.compress.quantize.rtn import rtn
 from quire.ops.layout import quantize_rows
 from quire.ops.weights import quantize_activations, quantize_to_float8
 
 
 class _Through(torch.autograd.Function):
-    """`rounded` with the gradient of `x`; x + (rounded - x) would be off in the last bit."""
+    """`rounded` with the gradient of x; x + (rounded - x) would be off in the last bit."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rounded: Tensor) -> Tensor:
@@ -32,11 +30,6 @@ def straight_through(x: Tensor, rounded: Tensor) -> Tensor:
     """`rounded`, in x's shape and dtype, with x's gradient."""
     through: Tensor = _Through.apply(x, rounded.to(x.dtype))  # type: ignore[no-untyped-call]
     return through
-
-
-def fake_weight(w: Tensor, grid: Grid, group: int = 128) -> Tensor:
-    """w [n, k] as `rtn` rounds it (int8, int4 and every other grid), in its dtype."""
-    return straight_through(w, rtn(w, grid, group).dequantize())
 
 
 def fake_int8(x: Tensor, group: int) -> Tensor:

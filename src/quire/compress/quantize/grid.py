@@ -227,33 +227,14 @@ class Numbers(Grid):
 
     def steps(self, groups: Tensor, clip: float) -> Steps:
         """Steps of the largest magnitudes."""
-        top = groups.abs().amax(-1)
-        if self.book.powers:
-            # log2 in f32 rounds the number just below a power of two up to it; frexp is exact.
-            room = torch.tensor(max(self.book.digits) / self.book.unit).frexp().exponent
-            scale = torch.ldexp(torch.ones_like(top), (top.frexp().exponent - room).clamp(min=-127))
-            top = torch.where(top > 0, scale, 0.0)
-        return Steps((top * clip).float().to(groups.dtype))
+        return Steps((self.book.scale(groups.abs().amax(-1)) * clip).float().to(groups.dtype))
 
     def snap(self, w: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
         """Codes int8, and their numbers."""
-        borders, places = self._borders(w.dtype)
+        borders, places = self.book.borders(w.dtype)
         scaled = (w * _inverse(steps.scale)).contiguous()
         codes = places[torch.bucketize(scaled, borders, out_int32=True)]
         return codes, self.book.table.to(w.dtype)[codes.int()] * (steps.scale / self.book.unit)
-
-    def _borders(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Ascending borders [numbers - 1], and codes [numbers] int8; what is on a border has the code below it."""
-        digits = self.book.digits
-        codes = sorted(
-            {value: code for code, value in reversed(list(enumerate(digits)))}.values(), key=digits.__getitem__
-        )
-        values = torch.tensor([digits[code] for code in codes], dtype=dtype) / self.book.unit
-        borders = (values[1:] + values[:-1]) / 2
-        if self.book.powers:
-            upper_even = torch.tensor([code % 2 == 0 for code in codes[1:]])
-            borders = torch.where(upper_even, borders.nextafter(torch.full_like(borders, -torch.inf)), borders)
-        return borders, torch.tensor(codes, dtype=torch.int8)
 
     def weight(self, codes: Tensor, steps: Steps, group: int, order: Tensor | None = None) -> Weight:
         """Kind table4."""

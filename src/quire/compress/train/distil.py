@@ -89,7 +89,7 @@ class NetTeacher:
     @torch.no_grad()
     def wanted(self, batch: Batch, temperature: float) -> tuple[Wanted, Mapping[int, Tensor]]:
         """As `Teacher`."""
-        logits, hidden = self._net.run(batch.tokens, learned(batch), wanted=self._layers)
+        logits, hidden = self._net.run(batch.tokens, learned(batch), batch.lengths, wanted=self._layers)
         return Wanted((logits / temperature).log_softmax(-1)), hidden
 
 
@@ -198,7 +198,7 @@ class OfTeacher:
         """As `Objective`. `ConfigError` where the teacher has another vocabulary."""
         said, theirs = self.teacher.wanted(batch, self.temperature)
         layers = () if self.hidden is None else tuple(self.hidden.pairs)
-        logits, ours = net.run(batch.tokens, learned(batch), checkpointing, layers)
+        logits, ours = net.run(batch.tokens, learned(batch), batch.lengths, checkpointing, layers)
         if said.ids is None and said.logs.shape[-1] != logits.shape[-1]:
             raise ConfigError(
                 f"--teacher: has {said.logs.shape[-1]} tokens, {net.name} {logits.shape[-1]}; they need one vocabulary"

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.compress.net import Net
 from quire.compress.plain import as_plain
+from quire.compress.resume import JOURNAL, work_folder
 from quire.compress.train.adapt import LoRA, chosen, freeze, merge
 from quire.compress.train.distil import Hidden, KeptTeacher, NetTeacher, OfTeacher, Teacher, digest_of, keep
 from quire.compress.train.learner import NetLearner
@@ -79,11 +80,6 @@ class Job:
         shutil.rmtree(work_folder(self.out), ignore_errors=True)
 
 
-def work_folder(out: Path) -> Path:
-    """Where a run that is to become `out` keeps its state."""
-    return out.absolute().parent / f"{out.name}.training"
-
-
 def _named(work: Path, what: str, model: str, *facts: object) -> Path:
     """Where what is made of `model` and `facts` is kept, so that what others made is not taken for it."""
     found = hashlib.blake2b(f"{sampled_digest(resolve(model))} {facts}".encode(), digest_size=8)
@@ -111,6 +107,8 @@ def prepare(model: str, out: Path, options: TrainOptions, tell: Tell) -> Job:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already; give another place or remove it")
+    if (work_folder(out) / JOURNAL).exists():
+        raise ConfigError(f"{work_folder(out)} is of another command's run; remove it, or take another OUT")
     try:
         return _prepare(model, out, options, tell)
     except OSError as error:

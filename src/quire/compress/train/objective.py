@@ -25,20 +25,20 @@ class OfText:
 
     def loss(self, net: SeenNet, batch: Batch, checkpointing: bool) -> Tensor:
         """As `Objective`."""
-        return of_text(net.run(batch.tokens, learned(batch), checkpointing)[0], batch)
+        return of_text(net.run(batch.tokens, learned(batch), batch.lengths, checkpointing)[0], batch)
 
 
 def of_text(logits: Tensor, batch: Batch) -> Tensor:
     """The loss of `OfText` from logits [N, V] of the places that are learned."""
-    return weighted(F.cross_entropy(logits, batch.targets.flatten()[learned(batch)], reduction="none"), batch)
+    return weighted(F.cross_entropy(logits, batch.targets[learned(batch)], reduction="none"), batch)
 
 
 def learned(batch: Batch) -> Tensor:
-    """Places bool [B * L] whose target is one."""
-    return batch.targets.flatten() != UNREAD
+    """Places bool [T] whose target is one."""
+    return batch.targets != UNREAD
 
 
 def weighted(losses: Tensor, batch: Batch) -> Tensor:
     """The mean of `losses` [N] of the places that are learned by the weights of their rows."""
-    weights = batch.weights[:, None].expand_as(batch.targets).flatten()[learned(batch)]
+    weights = batch.weights[learned(batch)]
     return torch.dot(losses, weights) / weights.sum()

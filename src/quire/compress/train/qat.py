@@ -13,36 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.compress.quantize.fake import fake_cache, fake_fp8, fake_int8, straight_through
 from quire.compress.train.seen import SeenNet, matrices
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
 from quire.ops.differentiable import OUT_OF_PLACE, Differentiable, Site, held
 from quire.ops.held import Held
-from quire.ops.layout import KVCache, quantize_rows
+from quire.ops.layout import KVCache
 from quire.ops.moe import Grouped
-from quire.ops.weights import Packed, quantize_activations, quantize_to_float8
+from quire.ops.weights import Packed
 from quire.quant.base import Quantizer
 from quire.quant.float8 import Float8
-
-ACTIVATION_BITS = 8
-
-
-class _Straight(torch.autograd.Function):
-    """`rounded` in the place of x, whose gradient it has. x + (rounded - x).detach() would be off by a rounding."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rounded: Tensor) -> Tensor:
-        return rounded.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-def straight(x: Tensor, rounded: Tensor) -> Tensor:
-    """`rounded`, whose gradient goes to x as it is; both of one shape, f32."""
-    made: Tensor = _Straight.apply(x, rounded.detach())  # type: ignore[no-untyped-call]
-    return made
 
 
 class FakeQuantized:
@@ -65,11 +46,14 @@ class FakeQuantized:
             return tensor
         rounded, matrix = tensor.detach().to(self._dtype), self._matrices.get(name)
         if matrix is None:
-            return straight(tensor, rounded.float())
+            return straight_through(tensor, rounded)
         scheme = self._scheme.head if matrix.role == "head" else self._scheme
         w = rounded.t().contiguous() if matrix.transposed else rounded
-        made = scheme.quantize(w, self._group).dequantize()
-        return straight(tensor, made.t() if matrix.transposed else made)
+        try:
+            made = scheme.quantize(w, self._group).dequantize()
+        except ModelError as error:
+            raise ModelError(f"{name}: {error.message}") from None
+        return straight_through(tensor, made.t() if matrix.transposed else made)
 
 
 class RoundedOps(Differentiable):
@@ -81,9 +65,9 @@ class RoundedOps(Differentiable):
 
     def __init__(self, scheme: Quantizer | None, group: int, kept: torch.dtype | None) -> None:
         super().__init__()
-        self._rounds: Callable[[Tensor, int, int], tuple[Tensor, Tensor]] | None = None
+        self._rounds: Callable[[Tensor, int], Tensor] | None = None
         if scheme is not None:
-            self._rounds = quantize_to_float8 if isinstance(scheme, Float8) else quantize_activations
+            self._rounds = fake_fp8 if isinstance(scheme, Float8) else fake_int8
         self._group, self._kept = group, kept
         if kept is not None:
             self.rope_and_cache = self._rounded_rope_and_cache
@@ -94,8 +78,7 @@ class RoundedOps(Differentiable):
         about = [DISK_ROLES[role] for role in roles]
         if self._rounds is None or not about or any(r.kind != "linear" or r.wide for r in about):
             return x
-        codes, scales = self._rounds(x.detach(), self._group, ACTIVATION_BITS)
-        return straight(x, (codes.view(*scales.shape, self._group) * scales[..., None]).flatten(1))
+        return self._rounds(x, self._group)
 
     def _linear(self, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
         return super()._linear(self._rounded(x, w), w, bias)
@@ -122,11 +105,7 @@ class RoundedHeld(Held):
 
     def put(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """As of `Held`."""
-        super().put(slots, self._row(keys), self._row(values))
-
-    def _row(self, x: Tensor) -> Tensor:
-        codes, scales = quantize_rows(x.detach(), self.kept)
-        return straight(x, codes.float() * scales[..., None])
+        super().put(slots, fake_cache(keys, self.kept), fake_cache(values, self.kept))
 
 
 def fake_quantize(

@@ -22,6 +22,7 @@ from quire.model.disk.checkpoint import Source
 from quire.model.disk.opened import Opened
 from quire.model.load.adapter_files import module_of
 from quire.model.load.roles import DISK_ROLES
+from quire.model.net.decoder import Decoder
 
 Value = Callable[[str, Tensor], Tensor]
 """(name of a tensor, its numbers) -> what the decoder is made of instead, of the same shape."""
@@ -62,16 +63,19 @@ class Seen:
 class SeenNet(Net):
     """A net that `seen.values` change. Tensors are seen by the names of the claim, each expert's by itself."""
 
+    streams = False
+
     def __init__(self, plain: Plain, dtype: torch.dtype = torch.float32) -> None:
         """`ConfigError` for models whose layers read what others made."""
         super().__init__(plain, dtype)
         spec = self.spec
-        if spec.encoder.layers or any(spec.kv_layer(i) != i for i in range(spec.layers)):
+        if any(map(self.reads, range(spec.layers))):
             raise ConfigError(
                 f"{self.name}: layers read what an encoder or other layers made; such models do not train"
             )
         self.seen = Seen(self.opened.source)
         self.opened = replace(self.opened, source=self.seen)
+        self._ends: tuple[int, Decoder, Decoder] | None = None
 
     @classmethod
     def of(cls, model: str) -> SeenNet:
@@ -79,26 +83,46 @@ class SeenNet(Net):
         return cls(as_plain(open_model(model)))
 
     def run(
-        self, tokens: Tensor, rows: Tensor, checkpointing: bool = False, wanted: Collection[int] = ()
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        lengths: Tensor | None = None,
+        checkpointing: bool = False,
+        wanted: Collection[int] = (),
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """tokens int [B, L] -> logits f32 [N, V] of the places `rows` bool [B * L], and the stream f32 [N, h] there
-        past each of the layers `wanted`.
+        past each of the layers `wanted`. `lengths`: as of `enter`.
 
         `checkpointing`: a layer is made and run anew for its gradients (Chen et al. 2016), so what is kept of it is the
         stream alone, and the dense weights of one layer are there at a time.
         """
-        x, hidden = self.enter(tokens), dict[int, Tensor]()
+        first, last = self._around()
+        x, hidden = self.enter(tokens, first, lengths), dict[int, Tensor]()
         delta: Tensor | None = None
         for i in range(self.spec.layers):
             if checkpointing:
-                x, delta = checkpoint(self.run_layer, i, x, delta, use_reentrant=False)
+                x, delta = checkpoint(self.run_layer, i, x, delta, None, lengths, use_reentrant=False)
             else:
-                x, delta = self.run_layer(i, x, delta)
+                x, delta = self.run_layer(i, x, delta, None, lengths)
             if i in wanted:
                 hidden[i] = (x + delta).flatten(0, 1)[rows]
         assert delta is not None
         x, delta = (t.flatten(0, 1)[rows][None] for t in (x, delta))
-        return self.leave(x, delta)[0], hidden
+        return self.leave(x, delta, last)[0], hidden
+
+    def _around(self) -> tuple[Decoder | None, Decoder | None]:
+        """What is before and after the layers, made once where no step changes it: tables of tokens are large."""
+        names = [
+            name for (_, place), p in self.opened.claim.parts.items() if place.layer is None for name in p.values()
+        ]
+        if any(self.tensors.was_set(self.rewritten.origins[name]) for name in names):
+            return None, None
+        if self._ends is None or self._ends[0] != len(self.seen.values):
+            with torch.enable_grad():
+                if any(self.seen.tensor(name).requires_grad for name in names):
+                    return None, None
+            self._ends = len(self.seen.values), self.before_layers(), self.after_layers()
+        return self._ends[1:]
 
 
 @dataclass(frozen=True)

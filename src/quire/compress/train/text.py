@@ -34,13 +34,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows side by side, the short ones filled with zeros.
+    """Rows one after the other, of T tokens in all: filled up to the longest they would be twice as many in answers.
 
-    tokens [B, L] int64; targets [B, L] int64: the token that is to follow, or `UNREAD`; weights [B] f32; `rows`: their
-    numbers among all.
+    tokens [1, T] int64, without each row's last, which nothing follows; lengths [B] int64; targets [T] int64: the token
+    that is to follow, or `UNREAD`; weights [T] f32: of the rows; `rows`: their numbers among all.
     """
 
     tokens: Tensor
+    lengths: Tensor
     targets: Tensor
     weights: Tensor
     rows: tuple[int, ...] = ()
@@ -48,15 +49,11 @@ class Batch:
 
 def batch_of(rows: Sequence[tuple[int, Row]]) -> Batch:
     """Rows with their numbers as one batch."""
-    length = max(len(row.tokens) for _, row in rows)
-    tokens = torch.zeros((len(rows), length), dtype=torch.int64)
-    targets = torch.full((len(rows), length), UNREAD)
-    for i, (_, row) in enumerate(rows):
-        ids, start = torch.tensor(row.tokens), max(1, row.start)
-        tokens[i, : len(ids)] = ids
-        targets[i, start - 1 : len(ids) - 1] = ids[start:]
-    weights = torch.tensor([row.weight for _, row in rows])
-    return Batch(tokens, targets, weights, tuple(number for number, _ in rows))
+    tokens = [token for _, row in rows for token in row.tokens[:-1]]
+    targets = [token if at >= row.start else UNREAD for _, row in rows for at, token in enumerate(row.tokens) if at]
+    lengths = torch.tensor([len(row.tokens) - 1 for _, row in rows])
+    weights = torch.tensor([row.weight for _, row in rows]).repeat_interleave(lengths)
+    return Batch(torch.tensor([tokens]), lengths, torch.tensor(targets), weights, tuple(number for number, _ in rows))
 
 
 class Texts:

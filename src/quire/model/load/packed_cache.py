@@ -39,8 +39,9 @@ from quire.ops.backend import Ops
 from quire.ops.cases import random_weight
 from quire.ops.cpu import Cpu
 from quire.ops.kinds import KINDS, SUPER_KINDS
-from quire.ops.matrix import Numbers, assemble, part_sizes, take_apart
-from quire.ops.pack import PLAIN, narrow_bf16, pack
+from quire.ops.matrix import LANES, Numbers, assemble, part_sizes, take_apart
+from quire.ops.pack import PLAIN, narrow_bf16, pack_dense
+from quire.ops.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks, sieved, two_of_four
 from quire.ops.weights import MOST, SUPER, Packed, Weight
 from quire.quant.base import Quantizer
 from quire.quant.registry import laid_out
@@ -141,6 +142,9 @@ class PackedCache:
         allowed = part_sizes(entry.kind, (entry.n, entry.k), entry.group, entry.wide)
         needed = {"codes", *kind.always}
         sizes = {name: size for name, (_, size) in entry.parts.items()}
+        sparse = entry.kind in SPARSE.values()
+        if sparse and not sizes.get("codes", 0) % -(-entry.n // LANES):
+            allowed["codes"] = (sizes["codes"],) if "codes" in sizes else ()
         bias = sizes.pop("bias", 4)
         if bias % 4 or not needed <= set(sizes) or any(s not in allowed.get(name, ()) for name, s in sizes.items()):
             raise Damaged(f"a {entry.kind} matrix of shape {shape} has parts of {sizes} bytes")
@@ -152,6 +156,10 @@ class PackedCache:
                 raise Damaged(f"the order of a matrix of shape {shape} is no permutation")
         numbers = Numbers(entry.wide, entry.activation_bits)
         packed = assemble(entry.kind, (entry.n, entry.k), entry.group, numbers, parts)
+        if entry.kind in TWO_OF_FOUR.values() and entry.activation_bits != 8:
+            raise Damaged(f"a {entry.kind} matrix of shape {shape} has activations of {entry.activation_bits} bits")
+        if sparse and not (entry.activation_bits == 8 and holds_blocks(self._cpu, packed)):
+            raise Damaged(f"a {entry.kind} matrix of shape {shape} has blocks that do not end where they should")
         return Kept(packed, None if offsets is None else offsets.view(torch.float32))
 
 
@@ -194,6 +202,7 @@ def packed_cache(
     base = opened.folder.parent if opened.folder.is_file() else opened.folder
     paths = [base / file for file in files]
     name += "-12" if ops.cpu.bf16_bits == 12 else ""
+    name += "" if ops.cpu.sparse == "auto" else f"-sparse-{ops.cpu.sparse}"
     name += "" if options.activations == "auto" else f"-a{options.activations}"
     name += "" if share.world == 1 else f"-rank{share.rank}of{share.world}"
     name += "" if share.layers is None else f"-layers{share.layers.start}to{share.layers.stop - 1}"
@@ -239,9 +248,12 @@ def _layout(cpu: Cpu, target: Quantizer | None) -> str:
     codes = (numbers * 7).round().to(torch.int8)
     made = [_in_super_blocks(codes, *form) for form in SUPER_KINDS]
     made += [q.quantize(numbers, 32).weight for q in ((target, target.head) if target else ())]
-    for weight in (*_samples(), *made):
-        for part in take_apart(pack(cpu, weight))[1].values():
-            found.update(part.numpy().data)
+    two = torch.arange(256) % 4 < 2
+    for weight in (*_samples(), *(replace(w, codes=torch.where(two, w.codes, 0)) for w in _samples()), *made):
+        packed = pack_dense(cpu, weight)
+        for each in (packed, sieved(cpu, packed), two_of_four(cpu, packed)):
+            for part in take_apart(each)[1].values() if each is not None else ():
+                found.update(part.numpy().data)
     narrowed = narrow_bf16(cpu, Weight("bf16", numbers.bfloat16()))
     for part in take_apart(narrowed)[1].values() if narrowed is not None else ():
         found.update(part.numpy().data)

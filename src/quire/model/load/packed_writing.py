@@ -39,8 +39,9 @@ class Kept:
         """Kind, group and wide activations for reports, as `QWeight.label`."""
         if self.packed.kind == "bf12":
             return labelled("bf16", self.packed)
+        kind = self.packed.kind.removeprefix("sparse_").removeprefix("sparse24_")
         wide = " a16" if take_apart(self.packed)[0].activation_bits != 8 and self.packed.group else ""
-        return f"{self.packed.kind} g{self.packed.group}{wide}" if self.packed.group else self.packed.kind
+        return labelled(f"{kind} g{self.packed.group}{wide}" if self.packed.group else kind, self.packed)
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,29 @@
+"""Files of GPTQ and AWQ as gptqmodel reads them, as the numbers that its modules make of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from gptqmodel import BACKEND, GPTQModel
+from tiny import read_all
+
+
+def read(folder: Path) -> torch.nn.Module:
+    model = GPTQModel.load(str(folder), backend=BACKEND.TORCH, device="cpu", dtype=torch.float16).model.float()
+    return plain(model)
+
+
+def plain(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with each quantized module as the numbers that it makes of its codes."""
+    for name, module in [*model.named_modules()]:
+        if hasattr(module, "dequantize_weight"):
+            weight = module.dequantize_weight().detach().float().t()
+            linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            linear.weight.data = weight
+            model.set_submodule(name, linear)
+    return model
+
+
+if __name__ == "__main__":
+    read_all(read)
