@@ -97,6 +97,8 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     (RESPONSES, "tool_choice"): {"tools": [_FUNCTION]},
     (CHAT, "include_reasoning"): {"max_tokens": 40},
     (CHAT, "max_completion_tokens"): {"max_tokens": None},
+    **{(route, "use_beam_search"): {"seed": None} for route in ROUTES[:2]},
+    (COMPLETIONS, "length_penalty"): {"use_beam_search": True, "n": 2, "seed": None},
     (CHAT, "continue_final_message"): {"add_generation_prompt": False},
     (CHAT, "add_generation_prompt"): {"chat_template_kwargs": {"enable_thinking": False}},
     **{(route, "stream_options"): {"stream": True} for route in ROUTES},
@@ -108,8 +110,9 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
 """What a field needs to mean something; the same is sent without it."""
 
 
-ELSEWHERE = {(COMPLETIONS, "add_special_tokens")}
-"""Seen by tests/test_request_fields.py: the embedded model's texts have no special tokens around them."""
+ELSEWHERE = {(COMPLETIONS, "add_special_tokens"), (COMPLETIONS, "length_penalty")}
+"""Seen by tests/test_request_fields.py, as the embedded model's texts have no special tokens around them, and by
+tests/test_more_completions.py, as the engine here gives the same beams at any penalty."""
 
 
 class Outcome(NamedTuple):
@@ -168,7 +171,8 @@ def _sent(server: LiveServer, route: str, body: dict[str, Any]) -> tuple[Any, An
     asked = None
     if reply.status_code == 200:
         found = server.stub.submitted[-1]
-        asked = msgspec.structs.replace(found, id="", arrival=0.0)
+        seed = 0 if body.get("seed") is None else found.seed
+        asked = msgspec.structs.replace(found, id="", arrival=0.0, seed=seed)
     said = re.sub(r'[0-9a-f]{32}|"created(_at)?":\d+', "", reply.text)
     return reply, asked, said
 

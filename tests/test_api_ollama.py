@@ -10,6 +10,7 @@ import pytest
 
 from live_server import LiveServer, live
 from quire.core.structured import StructuredOutputsParams
+from quire.text.infill import BEFORE, BEHIND, Format, infill
 from test_tools_server import SAID, TOOLS, saying
 
 ollama = pytest.importorskip("ollama", reason="the extra 'clients' is not installed")
@@ -81,6 +82,15 @@ def test_a_prompt(server: LiveServer, client: Any) -> None:
     assert "".join(line.response for line in ask(model="stub", prompt="hi", stream=True)) == SAID[SAID.index("Let") :]
 
 
+def test_a_gap_is_filled_without_the_template(server: LiveServer, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gap = Format(("<|user|>", BEFORE, "<|assistant|>", BEHIND))
+    monkeypatch.setattr("quire.server.api.completions.format_of", lambda _: gap)
+    monkeypatch.setattr("quire.server.api.ollama_models.format_of", lambda _: gap)
+    client.generate(model="stub", prompt="one", suffix="two", options={"num_predict": 1})
+    assert list(server.stub.submitted[-1].prompt) == infill(server.tokenizer, gap, "one", "two")
+    assert "insert" in client.show("stub").capabilities
+
+
 def test_log_probabilities(server: LiveServer, client: Any) -> None:
     reply = client.chat(model="stub", messages=HI, tools=TOOLS, logprobs=True, top_logprobs=2)
     assert "".join(entry.token for entry in reply.logprobs).strip() == "Let me see."
@@ -104,7 +114,7 @@ def test_what_is_served(server: LiveServer, client: Any) -> None:
     assert listed.model == running.model == "stub" and listed.digest == running.digest and listed.size == 1000
     assert running.context_length == 2048
     shown = asked.show("stub")
-    assert shown.capabilities == ["completion", "tools", "thinking"] and "tool_call" in shown.template
+    assert shown.capabilities == ["completion", "embedding", "tools", "thinking"] and "tool_call" in shown.template
     assert next(v for k, v in shown.modelinfo.items() if k.endswith(".context_length")) == 2048
     assert set(server.http.get("/api/version").json()) == {"version"}
 
@@ -134,6 +144,7 @@ def test_what_is_ignored_is_named(server: LiveServer) -> None:
         ({"format": 5}, "format"),
         ({"think": "much"}, "think"),
         ({"raw": True, "think": True}, "think"),
+        ({"raw": True, "system": "Be short."}, "system"),
         ({"suffix": "end"}, "suffix"),
         ({"images": ["aGk="]}, "images"),
         ({"template": "{{ .Prompt }}"}, "template"),

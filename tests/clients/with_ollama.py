@@ -1,4 +1,4 @@
-"""Ollama's client: chat, generate, streams, structured output, lists."""
+"""Ollama's client: chat, generate, streams, structured output, vectors, lists."""
 
 from __future__ import annotations
 
@@ -16,4 +16,6 @@ assert "".join(line.message.content for line in lines) == whole.message.content
 assert client.generate(model="pydoc", prompt=QUESTION, options=options).response == whole.message.content
 person(client.chat(model="pydoc", messages=messages, format=SCHEMA, options={"num_predict": 80}).message.content)
 assert "pydoc" in [each.model for each in client.list().models] and client.show("pydoc").capabilities
-print(f"ollama {version('ollama')}: chat, generate, stream, structured output, list, show")
+[row] = client.embed(model="pydoc", input=QUESTION).embeddings
+assert abs(sum(number * number for number in row) - 1.0) < 1e-4
+print(f"ollama {version('ollama')}: chat, generate, stream, structured output, embed, list, show")

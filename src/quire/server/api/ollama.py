@@ -70,9 +70,9 @@ async def generate(service: Service, request: Request) -> Response:
     body = await read_struct(request, service.options, lambda _: GenerateRequest)
     request.state.ignored.extend(ignored_of(body))
     service.check_model(served(service, body.model))
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return _loaded(service, body)
-    if service.template is not None and not body.raw:
+    if service.template is not None and not body.raw and not body.suffix:
         return await _chat(service, request, body, arrival)
     completion = continuation_of(service, body)
     with renamed(RENAMED):

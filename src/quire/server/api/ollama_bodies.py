@@ -62,10 +62,30 @@ class GenerateRequest(Asked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    suffix: Any = None
+    suffix: str | None = None
     template: Any = None
     context: Any = None
     images: Any = None
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embed. `dimensions`: 0 = all."""
+
+    model: str
+    input: str | list[str] | None = None
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: Any = None
+    keep_alive: Any = None
+
+
+class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embeddings."""
+
+    model: str
+    prompt: str | None = None
+    options: Any = None
+    keep_alive: Any = None
 
 
 class OllamaFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,13 +136,14 @@ def ignored_of(body: Asked) -> list[str]:
 
 
 def continuation_of(service: Service, body: GenerateRequest) -> CompletionRequest:
-    """What a `raw` prompt asks for: it is continued as it is."""
-    if body.think:
-        raise BadRequest("think: a raw prompt has no template that could be told", param="think")
+    """What a prompt asks for that no template is put around: it is continued as it is, or up to its `suffix`."""
+    for name in ("think", "system"):
+        if getattr(body, name):
+            raise BadRequest(f"{name}: this prompt has no template that could be told", param=name)
     fields = _fields(service, body)
     if body.logprobs or body.top_logprobs:
         fields["logprobs"] = body.top_logprobs or 0
-    return CompletionRequest(**fields, prompt=body.prompt or "")
+    return CompletionRequest(**fields, prompt=body.prompt or "", suffix=body.suffix)
 
 
 def chat_of(service: Service, body: GenerateRequest | ChatRequest) -> ChatCompletionRequest:

@@ -18,6 +18,7 @@ from quire.server.api.replies import Version
 from quire.server.http.body import read_struct
 from quire.server.service import VERSION, Service
 from quire.text.files import read_json
+from quire.text.infill import format_of
 
 
 class Details(msgspec.Struct, kw_only=True):
@@ -83,7 +84,10 @@ async def show(service: Service, request: Request) -> Response:
         raise BadRequest("model: required, and missing", param="model")
     service.check_model(served(service, name))
     info, formats, details = service.engine.info, service.formats, _details(service)
-    capabilities = ["completion"]
+    pooling = info.pooling
+    capabilities = ["completion"] if pooling.generates else []
+    capabilities += ["embedding"] if not pooling.refused and not pooling.labels else []
+    capabilities += ["insert"] if format_of(service.tokenizer) is not None else []
     capabilities += ["tools"] if formats.tools is not None else []
     capabilities += ["thinking"] if formats.reasoning is not None else []
     family = details.family

@@ -9,9 +9,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.server.api import anthropic, llama_cpp, llama_cpp_state, ollama, ollama_models, tgi
+from quire.server.api import anthropic, llama_cpp, llama_cpp_state, ollama, ollama_embed, ollama_models, tgi
 from quire.server.api.anthropic_bodies import CountRequest, MessagesRequest
-from quire.server.api.ollama_bodies import ChatRequest, GenerateRequest, Named
+from quire.server.api.ollama_bodies import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Named
 from quire.server.api.replies import Version
 from quire.server.service import Service
 
@@ -36,6 +36,8 @@ OTHERS = (
     Route("POST", "/v1/messages/count_tokens", anthropic.count_tokens, CountRequest, anthropic.Count),
     Route("POST", "/api/generate", ollama.generate, GenerateRequest, ollama.OllamaReply, LINES),
     Route("POST", "/api/chat", ollama.chat, ChatRequest, ollama.OllamaReply, LINES),
+    Route("POST", "/api/embed", ollama_embed.embed, EmbedRequest, ollama_embed.EmbedReply),
+    Route("POST", "/api/embeddings", ollama_embed.embeddings, EmbeddingsRequest, ollama_embed.EmbeddingsReply),
     Route("POST", "/api/show", ollama_models.show, Named, ollama_models.Shown),
     Route("GET", "/api/tags", ollama_models.tags, None, ollama_models.OllamaModels),
     Route("GET", "/api/ps", ollama_models.ps, None, ollama_models.OllamaModels),

@@ -14,7 +14,7 @@ from quire.core.errors import BadRequest
 from quire.engine.requests import check_size
 from quire.server.api.protocol import ChatBody, ChatCompletionRequest, Message, Prompt
 from quire.server.api.tools import effort_kwargs, history_calls
-from quire.server.http.body import LARGE
+from quire.server.http.body import LARGE, off_loop
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 from quire.text.render import PROCESSES
@@ -70,6 +70,26 @@ async def encode_texts(
     if sum(_CALL + len(text) for text in texts) <= LARGE:
         return encode()
     return await asyncio.get_running_loop().run_in_executor(_ENCODING, encode)
+
+
+async def encode_first(service: Service, prompts: Prompts, limit: int) -> list[list[int]]:
+    """Token ids of prompts, at most `limit` each: what stands behind is left out, special tokens at the end are not."""
+
+    def shortened(text: str, ids: list[int]) -> list[int]:
+        plain = service.tokenizer.encode(text, False)
+        added = len(ids) - len(plain)
+        before = next((i for i in range(added + 1) if ids[i : i + len(plain)] == plain), None)
+        if before is None or added >= limit:
+            return ids[:limit]
+        return ids[:before] + plain[: limit - added] + ids[before + len(plain) :]
+
+    found = await encode_prompts(service, prompts, True, None)
+    for i, (prompt, ids) in enumerate(zip(prompts, found, strict=True)):
+        if len(ids) > limit:
+            found[i] = (
+                ids[:limit] if not isinstance(prompt, str) else await off_loop(len(prompt), shortened, prompt, ids)
+            )
+    return found
 
 
 def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:

@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
+from quire.core.pooling import Pooling
 from quire.core.request import Output, Request, random_id
 from quire.engine.pooled import (
     PoolingParams,
@@ -153,10 +154,9 @@ async def create_embedding(service: Service, request: HttpRequest) -> Response:
     if body.encoding_format not in (None, "float", "base64"):
         raise BadRequest("encoding_format: must be float or base64", param="encoding_format")
     params.validate(pooling)
-    if pooling.labels and not pooling.refused:
-        raise BadRequest("this model classifies, and makes no embeddings; use /v1/score or /v1/rerank")
+    check_embeds(pooling)
     given = listed(service, body.input, "input")
-    found = await _answers(service, request, body, given, arrival, "input", body.add_special_tokens is not False)
+    found = await answers(service, request, body, given, arrival, "input", body.add_special_tokens is not False)
 
     def written() -> bytes:
         rows = [embedding(pooling, vector_of(output), params) for _, output in found]
@@ -217,14 +217,20 @@ async def _scored(
     if pooling.labels:
         ids = await encode_prompts(service, [*left, *right], True, None)
         pairs = zip(ids[: len(left)] * copies, ids[len(left) :], strict=True)
-        found = await _answers(service, request, body, [[*one, *other] for one, other in pairs], arrival, name)
+        found = await answers(service, request, body, [[*one, *other] for one, other in pairs], arrival, name)
         return found, [relevance(pooling, vector_of(output)) for _, output in found]
-    found = await _answers(service, request, body, [*left, *right], arrival, name)
+    found = await answers(service, request, body, [*left, *right], arrival, name)
     rows: list[Vector] = [vector_of(output) for _, output in found]
     return found, [cosine(a, b) for a, b in zip(rows[: len(left)] * copies, rows[len(left) :], strict=True)]
 
 
-async def _answers(
+def check_embeds(pooling: Pooling) -> None:
+    """`BadRequest` for a model of classes."""
+    if pooling.labels and not pooling.refused:
+        raise BadRequest("this model classifies, and makes no embeddings; use /v1/score or /v1/rerank")
+
+
+async def answers(
     service: Service,
     request: HttpRequest,
     body: VectorFields,
