@@ -68,7 +68,7 @@ def create_app(
     app = FastAPI(title="quire", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service, app.state.responses = service, Responses()
     shown = pages() if options.playground else []
-    app.add_middleware(Gateway, service=service, public=frozenset(page.path for page in shown))
+    app.add_middleware(Gateway, service=service, pages=frozenset(page.path for page in shown))
     if options.allowed_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=options.allowed_origins, allow_methods=["*"], allow_headers=["*"],

@@ -28,8 +28,8 @@ MEASURED = frozenset({"/health", "/ping", "/metrics"})
 """Public too, for load balancers and scrapers that hold no key, unless `protect_metrics` is set."""
 GENERATES = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/score",
-     "/score", "/v1/rerank", "/rerank", "/api/generate", "/api/chat", "/completion", "/generate", "/generate_stream",
-     "/"}
+     "/score", "/v1/rerank", "/rerank", "/api/generate", "/api/chat", "/api/embed", "/api/embeddings", "/completion",
+     "/generate", "/generate_stream", "/"}
 )  # fmt: skip
 """What a full queue refuses before it reads a body."""
 MAX_HEADER_BYTES = 16 << 10
@@ -47,11 +47,12 @@ class Gateway:
     of the body that mean nothing here: the response's `Warning` header names them.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, public: frozenset[str] = frozenset()) -> None:
-        """`public`: further paths that ask for no key."""
+    def __init__(self, app: ASGIApp, service: Service, pages: frozenset[str] = frozenset()) -> None:
+        """`pages`: further paths that may be read without a key."""
         self._app = app
         self._service = service
-        self._public = PUBLIC | public | (frozenset() if service.options.protect_metrics else MEASURED)
+        self._public = PUBLIC | (frozenset() if service.options.protect_metrics else MEASURED)
+        self._pages = pages
         hosts = service.options.allowed_hosts
         if not hosts and service.options.host in ("localhost", "127.0.0.1", "::1"):
             hosts = LOOPBACK
@@ -116,7 +117,8 @@ class Gateway:
             raise HttpError(421, "host: this server does not answer to that name", code="misdirected_request")
         keys = self._service.keys
         path = scope["path"].removeprefix(scope.get("root_path", ""))  # uvicorn puts the one before the other
-        tenant = keys.tenant(headers) if keys.needed and path not in self._public else NOBODY
+        opened = path in self._public or (scope["method"] == "GET" and path in self._pages)
+        tenant = keys.tenant(headers) if keys.needed and not opened else NOBODY
         if tenant is None:
             raise HttpError(
                 401, "a valid key is needed: Authorization: Bearer <key>, or x-api-key: <key>", code="invalid_api_key"
