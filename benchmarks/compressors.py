@@ -77,10 +77,12 @@ METHODS = {
     "fp8_static": Method(_quantize("fp8", scales="static"), ("llmcompressor",)),
     "sparsegpt": Method({"kind": "prune", "method": "sparsegpt", "pattern": "2:4"}, ("llmcompressor",)),
     "wanda": Method({"kind": "prune", "method": "wanda", "pattern": "2:4"}, ("llmcompressor",)),
+    "uniform4": Method(_quantize("gptq", bits=4, group_size=64, act_order=False), layout="compressed-tensors"),
     "mixed4": Method(_quantize("mixed", bits_per_weight=4.0, choices=[3, 4, 8], group_size=64)),
 }
-ABOVE_RTN = ("gptq4_g64", "awq4", "mixed4")
-"""Methods that are to lose less than `rtn4` does."""
+ABOVE = {"gptq4_g64": "rtn4", "awq4": "rtn4", "mixed4": "uniform4"}
+"""Method -> one of its size that is to lose more. `uniform4` is what `mixed4` rounds by, and its layout, with the same
+bits in every layer."""
 COLUMNS = {
     "KL": ("kl", 1, ".5f"),
     "s": ("seconds", 1, ".1f"),
@@ -199,7 +201,7 @@ def shown(row: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each method and tool with our figures, theirs, and ours as a share of theirs; then a line
-    for each method that is to beat plain rounding."""
+    for each method that is to beat a simpler one."""
     found = {_key(row): row for row in rows if "failed" not in row}
     lines = ["| method | beside | " + " | ".join(COLUMNS) + " |", "|---" * (2 + len(COLUMNS)) + "|"]
     for (name, tool), theirs in found.items():
@@ -208,12 +210,11 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             continue
         cells = [_pair(ours[column], theirs[column], unit, form) for column, unit, form in COLUMNS.values()]
         lines.append(f"| {name} | {tool} | " + " | ".join(cells) + " |")
-    plain = found.get(("rtn4", "quire"))
-    for name in ABOVE_RTN:
-        better = found.get((name, "quire"))
+    for name, simple in ABOVE.items():
+        better, plain = found.get((name, "quire")), found.get((simple, "quire"))
         if plain is not None and better is not None:
             sizes = _pair(better["bytes"], plain["bytes"], MIB, ".2f")
-            lines.append(f"\n{name} beside rtn4: KL {_pair(better['kl'], plain['kl'], 1, '.5f')}, MiB {sizes}")
+            lines.append(f"\n{name} beside {simple}: KL {_pair(better['kl'], plain['kl'], 1, '.5f')}, MiB {sizes}")
     return lines
 
 

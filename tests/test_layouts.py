@@ -91,7 +91,7 @@ def test_gptq_is_read_bit_for_bit(
 
 
 @QUICK
-@given(bits=st.sampled_from([2, 3, 4, 8]), **SHAPES)
+@given(bits=st.sampled_from([2, 3, 4, 8]), **{**SHAPES, "order": st.just(False)})
 def test_packed_integers_are_read_bit_for_bit(
     bits: int, n: int, groups: int, group: int, zeros: bool, order: bool, seed: int
 ) -> None:
@@ -107,8 +107,8 @@ def test_awq_is_read_bit_for_bit(n: int, groups: int, group: int, zeros: bool, o
 @pytest.mark.parametrize("form", ["int-quantized", "naive-quantized"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_plain_integers_are_read_bit_for_bit(form: str, bits: int) -> None:
-    for group, zeros, order in ((64, True, True), (128, False, False), (256, True, False)):
-        check(CompressedTensors(form=form), random_weight(bits, 48, 256, group, zeros, order))
+    for group, zeros in ((64, True), (128, False), (256, True)):
+        check(CompressedTensors(form=form), random_weight(bits, 48, 256, group, zeros))
 
 
 def unsigned(weight: Weight, bits: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,11 +147,23 @@ def test_act_order_gives_each_column_its_group() -> None:
     want = torch.empty(128, dtype=torch.int32)
     for place, column in enumerate(weight.order.tolist()):
         want[column] = place // 32
-    for layout, part in ((Gptq(), "g_idx"), (LAYOUTS["compressed-tensors"], "weight_g_idx")):
-        assert torch.equal(layout.tensors(LAYER, weight)[f"{LAYER}.{part}"], want)
+    assert torch.equal(Gptq().tensors(LAYER, weight)[f"{LAYER}.g_idx"], want)
     assert Gptq().config({LAYER: weight})["desc_act"] is True
-    scheme = CompressedTensors().config({LAYER: weight})["config_groups"]["group_0"]["weights"]
-    assert scheme["actorder"] == "group"
+
+
+def test_the_order_that_compressed_tensors_had_is_still_read() -> None:
+    """Files of llm-compressor from before that version of the package."""
+    weight, layout = random_weight(4, 32, 128, 32, zeros=True), LAYOUTS["compressed-tensors"]
+    index = torch.arange(128, dtype=torch.int32)[torch.randperm(128)] // 32
+    parts = {name.removeprefix(f"{LAYER}."): t for name, t in layout.tensors(LAYER, weight).items()}
+    config = layout.config({LAYER: weight})
+    config["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    parts["weight_g_idx"] = index
+    files = {f"{LAYER}.{part}": t for part, t in parts.items()}
+    scheme = matrix_scheme(detect(files, fields(config), MappingProxyType({})), dict.fromkeys(parts, ""))
+    assert weight.scales is not None and weight.zeros is not None
+    numbers = weight.codes.float() - weight.zeros.float()[:, index.long()]
+    assert torch.equal(scheme.load(parts, torch.float32).dequantize(), numbers * weight.scales.float()[:, index.long()])
 
 
 def float8(group: int, rows: int, n: int = 256, k: int = 256, equal: bool = False) -> Weight:
@@ -297,7 +309,7 @@ MIXED: dict[str, Callable[[], dict[str, Weight]]] = {
     "compressed-tensors": lambda: {
         LAYER: float8(256, 1),
         "model.layers.1.mlp.up_proj": random_weight(4, 64, 128, 64),
-        "model.layers.2.mlp.up_proj": random_weight(4, 64, 128, 64, order=True),
+        "model.layers.2.mlp.up_proj": random_weight(3, 64, 128, 32),
         "model.layers.3.mlp.up_proj": random_weight(8, 64, 128, 128, zeros=True),
         "model.layers.4.mlp.up_proj": MXFP4.quantize(torch.randn(8, 64), 32).weight,
         "model.layers.5.mlp.up_proj": replace(random_weight(8, 64, 128, 128), activation_bits=8),
@@ -348,6 +360,7 @@ REFUSED: list[tuple[str, Weight, str]] = [
     ("bitsandbytes", FP4.quantize(torch.randn(4, 64), 64).weight, "another code book"),
     ("bitsandbytes", random_weight(8, 32, 64, 32, order=True), "act-order"),
     ("compressed-tensors", minimums(), "has minimums"),
+    ("compressed-tensors", random_weight(4, 32, 64, 32, order=True), "static_groups = true, or write layout gptq"),
     ("compressed-tensors", NF4.quantize(torch.randn(4, 64), 64).weight, "another code book"),
 ]
 

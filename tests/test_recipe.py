@@ -133,6 +133,10 @@ MISTAKES = {
     QUANTIZE.replace("gptq", "mixed") + "bits_per_weight = 9": "bits_per_weight = 9 is not within choices",
     DISTIL + "student = { layer = 2 }": r"student: layer: there is no such key; is it layers\?",
     DISTIL + "student = { layers = 0 }": "student: layers: 0: Expected int >= 1$",
+    "[output]\nlayout = 'compressed-tensors'\n" + QUANTIZE + "static_groups = false": (
+        r"stage 1 \(quantize gptq\): layout compressed-tensors holds no groups in the order of .*; set static_groups = "
+        "true, or write layout gptq$"
+    ),
     "[[stage]]\nkind='merge'\nmethod='lora'": r"stage 1 \(merge lora\): no stage before it trains an adapter",
 }
 

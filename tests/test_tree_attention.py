@@ -81,18 +81,23 @@ def branch(case: Case, masks: list[list[int]], s: int, row: int) -> Case:
     }
 
 
-@pytest.mark.parametrize("isa", UNITS_HERE)
-@pytest.mark.parametrize("dtype", KV_FORMATS)
-@pytest.mark.parametrize(
-    ("block_size", "d", "window", "extras"),
-    [
-        (16, 64, 0, ""),
-        (1, 24, 70, "softcap"),
-        (4, 80, 0, "alibi"),
-        (64, 32, 530, "sinks alibi"),
-        (128, 16, 3, "softcap sinks alibi"),
-    ],
-)
+SHAPES = [
+    (16, 64, 0, ""),
+    (1, 24, 70, "softcap"),
+    (4, 80, 0, "alibi"),
+    (64, 32, 530, "sinks alibi"),
+    (128, 16, 3, "softcap sinks alibi"),
+]
+# Every run tries each two of unit, format and shape together, with half of the third; the slow one all.
+CASES = [
+    pytest.param(*shape, dtype, isa, marks=[pytest.mark.slow] if (i + j + k) % 2 else [])
+    for i, shape in enumerate(SHAPES)
+    for j, dtype in enumerate(KV_FORMATS)
+    for k, isa in enumerate(UNITS_HERE)
+]
+
+
+@pytest.mark.parametrize(("block_size", "d", "window", "extras", "dtype", "isa"), CASES)
 def test_a_branch_equals_the_same_tokens_alone(
     block_size: int, d: int, window: int, extras: str, dtype: torch.dtype, isa: str
 ) -> None:

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import torch
 from gptqmodel import BACKEND, GPTQModel
+from safetensors.torch import load_file
 from tiny import read_all
 
 
 def read(folder: Path) -> torch.nn.Module:
     model = GPTQModel.load(str(folder), backend=BACKEND.TORCH, device="cpu", dtype=torch.float16).model.float()
-    return plain(model)
+    model = plain(model)
+    # What is not quantized it reads in 16 bits too: norms that AWQ's scales went into are more than that in the file.
+    model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    return model
 
 
 def plain(model: torch.nn.Module) -> torch.nn.Module:

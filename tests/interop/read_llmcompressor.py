@@ -16,7 +16,7 @@ def read(folder: Path) -> torch.nn.Module:
     for module in model.modules():  # each program rounds activations, keys and values in its own way
         if scheme := getattr(module, "quantization_scheme", None):
             scheme.input_activations = None
-    return model
+    return model.float()  # MXFP4 becomes bfloat16, which holds its numbers
 
 
 if __name__ == "__main__":

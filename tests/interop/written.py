@@ -32,7 +32,6 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "rtn4_asymmetric": quantize("rtn", bits=4, group_size=32, symmetric=False),
         "rtn8_rows": quantize("rtn", bits=8, group_size=-1),
         "gptq4": quantize("gptq", COMPRESSED, bits=4, group_size=64),
-        "gptq4_act_order": quantize("gptq", COMPRESSED, bits=4, group_size=64, static_groups=False),
         "awq4": quantize("awq", COMPRESSED, group_size=64),
         "smoothquant": quantize("smoothquant"),
         **{f"fp8_{scales}": quantize("fp8", scales=scales) for scales in ("dynamic", "static", "block")},

@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 from msgspec import Meta, Struct
 
-from quire.compress.stages import METHODS, Count, Gguf, Lora, Merge, Names, Stage
+from quire.compress.stages import METHODS, Count, Gguf, Gptq, Lora, Merge, Names, Stage
 from quire.core.errors import ConfigError
 from quire.core.files import read_bounded
 
@@ -79,6 +79,9 @@ class Recipe(Struct, frozen=True, kw_only=True):
 
 
 TABLES: dict[str, type[Struct]] = {"source": Source, "calibration": Calibration, "output": Written}
+
+UNORDERED = ("compressed-tensors", "awq", "bitsandbytes")
+"""Layouts without a place for a group of columns that do not lie together, or whose readers refuse it."""
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -215,7 +218,8 @@ def _known(given: Iterable[str], known: Iterable[str], place: str, what: str, al
 
 
 def _check_order(recipe: Recipe, origin: str) -> None:
-    """A merge needs an adapter that is there by then, and nothing goes on with a GGUF file."""
+    """A merge needs an adapter that is there by then, nothing goes on with a GGUF file, and the last stage's groups are
+    such as the layout holds."""
     made = False
     for number, stage in enumerate(recipe.stages, 1):
         if isinstance(stage, Gguf) and number < len(recipe.stages):
@@ -227,3 +231,10 @@ def _check_order(recipe: Recipe, origin: str) -> None:
                 param="recipe",
             )
         made = made or isinstance(stage, Lora)
+    last, layout = recipe.stages[-1], recipe.output.layout
+    if isinstance(last, Gptq) and layout in UNORDERED and last.ordered:
+        raise ConfigError(
+            f"{origin}: stage {len(recipe.stages)} (quantize gptq): layout {layout} holds no groups in the order of "
+            "activations, which no current reader takes; set static_groups = true, or write layout gptq",
+            param="recipe",
+        )

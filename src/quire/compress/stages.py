@@ -79,6 +79,11 @@ class Gptq(Rtn, frozen=True, kw_only=True):
     static_groups: bool = True
 
     @property
+    def ordered(self) -> bool:
+        """Whether groups are of columns in the order of activations, which do not lie together."""
+        return self.act_order and not self.static_groups and self.group_size != -1
+
+    @property
     def by_layer(self) -> bool:
         """As of `Stage`."""
         return True

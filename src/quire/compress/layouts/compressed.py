@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 NAIVE, MX, MIXED = "naive-quantized", "mxfp4-pack-quantized", "mixed-precision"
 CAN_BE = {"int4": (PACKED, PLAIN, NAIVE), "int8": (PACKED, PLAIN, NAIVE), "fp8": (FLOAT, NAIVE), "table4": (MX,)}
 """Kind of a weight -> formats that hold it."""
+NO_ORDER = (
+    "has groups in an order of its own (act-order), which no current reader takes; quantize with "
+    "static_groups = true, or write layout gptq"
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,9 @@ class CompressedTensors:
     def tensors(self, base: str, weight: Weight, bias: Tensor | None = None) -> dict[str, Tensor]:
         """The parts of the matrix's format; scales keep their dtype, those of float8 are f32.
 
-        `ConfigError` for a weight with minimums, in another code book than MXFP4, or, quantized, without the zeros that
-        `sparsity` asks for.
+        `ConfigError` for a weight with minimums, with groups in an order of its own (files had `weight_g_idx`, until
+        version 0.19 of the package refused them), in another code book than MXFP4, or, quantized, without the zeros
+        that `sparsity` asks for.
         """
         if is_plain(weight):
             sparse = self._is_sparse(weight)
@@ -121,7 +126,9 @@ class CompressedTensors:
 
     def _integers(self, base: str, weight: Weight, packed: bool) -> dict[str, Tensor]:
         bits = integers(self.name, base, weight, tuple(range(2, 9)))
-        codes, zeros, index = columns(weight), weight.zeros, group_index(weight)
+        if group_index(weight) is not None:
+            raise unfit(self.name, base, NO_ORDER)
+        codes, zeros = columns(weight), weight.zeros
         assert weight.scales is not None
         parts = {"weight_scale": weight.scales}
         if packed:
@@ -130,7 +137,7 @@ class CompressedTensors:
             parts["weight"] = codes
         if zeros is not None:
             parts["weight_zero_point"] = pack(zeros.t().contiguous(), bits).t() if packed else zeros
-        return parts | ({} if index is None else {"weight_g_idx": index})
+        return parts
 
     def _scheme(self, base: str, weight: Weight) -> dict[str, Any]:
         """What a group of `config_groups` says of a matrix, but for its targets."""
@@ -146,8 +153,6 @@ class CompressedTensors:
             args["group_size"], strategy = GROUP, "group"
         elif strategy == "group":
             args["group_size"] = weight.group
-        if group_index(weight) is not None:
-            args["actorder"] = "group"
         inputs = None
         if base in self.input_scales:
             inputs = _arguments(8, floats) | {"strategy": "tensor", "dynamic": False}
