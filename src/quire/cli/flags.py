@@ -30,15 +30,20 @@ ARGUMENT = "model_argument"
 
 
 def with_flags(
-    groups: Mapping[str, Struct], model_argument: bool = True
+    groups: Mapping[str, Struct], model_argument: bool = True, several: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command a flag for every field of `groups` (help panel -> struct), and the argument [MODEL].
 
     The command gets those that were given as one mapping, its first argument; its own parameters stay as they are.
+    `several`: --model may be given several times, and is a list.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         flags = _flags(groups)
+        if several:
+            many = next(i for i, flag in enumerate(flags) if flag.name == "model")
+            option = flags[many].annotation.__metadata__[0]
+            flags[many] = _parameter("model", list[str] | None, option)
         if model_argument:
             kind = next(f.type for f in msgspec.structs.fields(SECTIONS["model"]) if f.name == "model")
             argument = typer.Argument(metavar="MODEL", help=_unfolded(kind)[1].description)

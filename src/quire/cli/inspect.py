@@ -231,6 +231,23 @@ def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | 
     return [("weights that draft", "about " + size(_weights(own, drafts or found, choice, share)))]
 
 
+def needed_bytes(config: EngineConfig) -> int:
+    """What one engine's weights and KV cache take, about, from the headers of its model; a draft's not counted."""
+    from quire.model.describe import compute_dtype, describe, kv_dtype, max_model_len
+    from quire.model.disk.hub import hub_of
+    from quire.model.memory import layer_kv_bytes
+    from quire.ops.choice import choose
+    from quire.run.budget import Bytes, plan_kv, shape_kv
+
+    choice = choose(config.device)
+    found = describe(config.model.model, config.model.load_format, hub_of(config.model))
+    kept = kv_dtype(config.cache, found.spec, compute_dtype(config.model.dtype, found.dtype, choice.backend)[0])
+    layouts = {i: Bytes(layer_kv_bytes(found.spec, kept)) for i in found.spec.own_windows}
+    length = max_model_len(config.model.max_model_len, found.spec)
+    kv = plan_kv(config, shape_kv(config, found.spec.own_windows, layouts, length))
+    return _weights(config, found, choice) + kv.blocks * kv.block_bytes
+
+
 def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> Rows:
     from quire.core.machine import available_memory
     from quire.model.describe import compute_dtype, kv_dtype, max_model_len

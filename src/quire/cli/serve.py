@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.engine.client import EngineClient
     from quire.server.options import ServerOptions
+    from quire.server.several.pool import Listed
 
 logger = logging.getLogger("quire.cli")
 
 
-@with_flags(ENGINE | SERVER)
+@with_flags(ENGINE | SERVER, several=True)
 def serve(
     options: dict[str, Any],
     config_file: Annotated[
@@ -35,10 +36,20 @@ def serve(
             help="TOML file of flags by their long names; those of the command line win.",
         ),
     ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Server",
+            help="TOML file of several models: [models.NAME] with model, pinned and options of the engine. "
+            "Or --model NAME=PATH[,option=value...] several times.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines."""
     options = with_config(config_file, options)
-    config, server = to_engine(options), to_server(options)
+    listed, options = _listed(models, options)
+    server = to_server(options)
     level = server.log_level.upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its name for everything, as "Started" too
@@ -49,6 +60,11 @@ def serve(
         if signal.getsignal(sig) is not signal.SIG_IGN:
             signal.signal(sig, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGUSR1, lambda *_: None)  # an engine that is being loaded is new enough
+    if listed:
+        from quire.server.several.run import serve_several
+
+        raise typer.Exit(serve_several(listed, server, partial(start_engines, server)))
+    config = to_engine(options)
     if config.cluster.node_rank and config.cluster.by_ray:
         raise ConfigError("--node-rank: Ray starts what runs on other hosts; start one server", param="node_rank")
     if config.cluster.node_rank:
@@ -58,6 +74,23 @@ def serve(
     with ExitStack() as until:
         code = run.serve(config, server, partial(start_engines, server, until))
     raise typer.Exit(code)
+
+
+def _listed(file: str | None, options: dict[str, Any]) -> tuple[list[Listed], dict[str, Any]]:
+    """The models of a server of several, none for one alone; and the options, in which `model` is one."""
+    from quire.cli.models import is_listing, listed_models
+
+    given = options.get("model")
+    if isinstance(given, list) and len(given) == 1 and not is_listing(given[0]):
+        options = options | {"model": given[0]}
+        given = given[0]
+    if isinstance(given, list):
+        return listed_models(file, given, options), options
+    if file is None:
+        return [], options
+    if given is not None:
+        raise ConfigError(f"--models {file} and a model {given!r} alone: name it, --model NAME=PATH", param="models")
+    return listed_models(file, (), options), options
 
 
 def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:

@@ -51,13 +51,15 @@ def create_app(
     template: ChatTemplate | None,
     options: ServerOptions,
     config: EngineConfig | None = None,
+    behind: bool = False,
 ) -> FastAPI:
     """The server's application; `app.state.service` is its `Service`. The caller closes the engine.
 
-    `config`: what the engine was told.
+    `config`: what the engine was told. `behind`: another application has the gateway, the watchers and the pages.
     """
     options.validate()
-    service = Service(engine, tokenizer, template, options, config or EngineConfig(), watchers=watchers(options))
+    seeing = () if behind else watchers(options)
+    service = Service(engine, tokenizer, template, options, config or EngineConfig(), watchers=seeing)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -67,19 +69,23 @@ def create_app(
     # No docs pages: they load scripts from elsewhere. /openapi.json describes everything.
     app = FastAPI(title="quire", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service, app.state.responses = service, Responses()
-    shown = pages() if options.playground else []
-    app.add_middleware(Gateway, service=service, public=frozenset(page.path for page in shown))
-    if options.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=options.allowed_origins, allow_methods=["*"], allow_headers=["*"],
-            expose_headers=["x-request-id"],
-        )  # fmt: skip
+    shown = pages() if options.playground and not behind else []
+    if not behind:
+        app.add_middleware(Gateway, service=service, public=frozenset(page.path for page in shown))
+    if options.allowed_origins and not behind:
+        app.add_middleware(CORSMiddleware, **cors(options))
     app.add_exception_handler(QuireError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     _add_routes(app, service)
     app.routes.extend(shown)
     app.openapi = partial(described, app, app.openapi, options.strict)  # type: ignore[method-assign]
     return app
+
+
+def cors(options: ServerOptions) -> dict[str, Any]:
+    """What pages of other origins may do."""
+    everything = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
+    return {"allow_origins": options.allowed_origins, **everything}
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:

@@ -104,6 +104,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool, about("Do not start unless tool calls of the model can be read; they are wherever they can be.")
     ] = False
 
+    models_memory_gb: Annotated[
+        float, about("GB that loaded models may take together (weights and KV caches), with --models; 0 = no bound.")
+    ] = 0.0
+    models_wait: Annotated[float, about("Seconds a request waits for its model to be loaded, with --models.")] = 300.0
     allow_reset_prefix_cache: Annotated[
         bool, about("Let clients empty the prefix cache by POST /reset_prefix_cache.")
     ] = False
@@ -139,6 +143,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_engine_deaths < 1 or not self.engine_deaths_window > 0:
             raise ConfigError(
                 "--max-engine-deaths must be at least 1, --engine-deaths-window above 0", param="max_engine_deaths"
+            )
+        if not self.models_memory_gb >= 0 or not self.models_wait > 0:
+            raise ConfigError(
+                "--models-memory-gb must not be negative, --models-wait above 0 seconds", param="models_memory_gb"
             )
         if self.max_prompt_logprobs < 0:
             raise ConfigError("--max-prompt-logprobs must not be negative", param="max_prompt_logprobs")

@@ -17,6 +17,7 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, Unavailable
@@ -29,10 +30,10 @@ from quire.server.app import create_app
 from quire.server.garbage import Garbage
 from quire.server.http.address import BACKLOG, bind, leave, listen, where
 from quire.server.http.connection import LimitedProtocol
+from quire.server.http.door import Door
 from quire.server.http.watchers import watchers
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
-from quire.server.service import Service
 from quire.text.files import read_text
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -55,7 +56,7 @@ class DrainingServer(uvicorn.Server):
     When the engine has died, it ends as soon as the requests in flight have their errors: a supervisor starts it anew.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Door) -> None:
         super().__init__(config)
         self.service = service
         self._deadline = 0.0
@@ -122,7 +123,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
     """uvicorn with our protocol; limits are its class attributes because uvicorn constructs it."""
     limits = {"header_timeout": options.header_timeout, "write_timeout": options.write_timeout}
     return uvicorn.Config(
@@ -205,15 +206,20 @@ def recorded(client: EngineClient, config: EngineConfig, options: ServerOptions)
     return RecordingClient(client, config, Path(options.record), prompts=options.record_prompts, limit=limit)
 
 
+def prepare(options: ServerOptions) -> None:
+    """What a process that serves does first. `ConfigError` for options that cannot work."""
+    options.validate()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    _raise_file_limit()
+    _check_tls(options)
+
+
 def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[EngineConfig], EngineClient]) -> int:
     """Serve until a signal; the exit code, 1 when the engine died. `start_engine` returns a client, its model loaded.
 
     Raises `ConfigError` for an address that cannot be had and whatever `start_engine` raises, before anything listens.
     """
-    options.validate()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    _raise_file_limit()
-    _check_tls(options)
+    prepare(options)
     _check_files(config, options)
     sock = bind(options)
     try:
@@ -243,7 +249,9 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
     return FAILED_EXIT_CODE if server.forced or engine.failure is not None else 0
 
 
-def make_app(config: EngineConfig, options: ServerOptions, client: EngineClient) -> tuple[AsyncEngine, FastAPI]:
+def make_app(
+    config: EngineConfig, options: ServerOptions, client: EngineClient, behind: bool = False
+) -> tuple[AsyncEngine, FastAPI]:
     """The application over an engine, with the tokenizer and template of its model; the caller closes the engine."""
     info = client.info
     folder = _tokenizer_folder(config, info.folder)
@@ -251,7 +259,7 @@ def make_app(config: EngineConfig, options: ServerOptions, client: EngineClient)
     tokenizer.check_vocab(info.vocab_size)
     template = ChatTemplate.from_folder(folder, tokenizer, config.model.chat_template, info.max_model_len)
     engine = AsyncEngine(client)
-    return engine, create_app(engine, tokenizer, template, options, config)
+    return engine, create_app(engine, tokenizer, template, options, config, behind)
 
 
 def _make(config: EngineConfig, options: ServerOptions, client: EngineClient) -> tuple[AsyncEngine, DrainingServer]:
