@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,19 +201,39 @@ def test_http_over_stub_engines(tmp_path: Path) -> None:
         assert {m["id"]: m["status"] for m in client.get("/v1/models").json()["data"]} == {"a": "failed", "b": "loaded"}
 
 
+def children() -> set[int]:
+    """Processes that this one started."""
+    found = (path.read_text() for path in Path("/proc/self/task").glob("*/children"))
+    return {int(pid) for text in found for pid in text.split()}
+
+
 def _config(folder: str, name: str) -> EngineConfig:
     [model] = listed_models(None, [f"{name}={folder}"], OPTIONS)
     return model.config
 
 
 @pytest.mark.slow
-def test_real_engines_with_a_budget_for_one_lose_nothing(tmp_path: Path) -> None:
+def test_a_killed_engine_leaves_the_others_streams_alone(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "tiny")
     models = listed_models(None, [f"{n}={folder}" for n in "ab"], OPTIONS)
-    options = {"models_memory_gb": models[0].needed * 1.5 / 1e9}
-    server = ServerOptions()
-    with serving(models, lambda until, config: start_engines(server, until, config), **options) as client:
-        for i in range(100):
-            body = {"model": "ab"[i // 10 % 2], "prompt": "x", "max_tokens": 2}
-            assert client.post("/v1/completions", json=body).status_code == 200
-    assert os.getpid() and signal.SIGKILL
+    pids: list[set[int]] = []
+
+    def start(until: ExitStack, config: EngineConfig) -> EngineClient:
+        before = children()
+        engine = start_engines(ServerOptions(), until, config)
+        pids.append(children() - before)
+        return engine
+
+    body = {"model": "b", "prompt": "x", "max_tokens": 100, "ignore_eos": True, "seed": 1}
+    with serving(models, start) as client:
+        assert client.post("/v1/completions", json=body | {"model": "a", "max_tokens": 1}).status_code == 200
+        alone = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        text = ""
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+            for i, line in enumerate(line for line in stream.iter_lines() if line.startswith("data: {")):
+                if i == 0:
+                    for pid in pids[0]:
+                        os.kill(pid, signal.SIGKILL)
+                text += json.loads(line[6:])["choices"][0]["text"]
+        assert text == alone
+        assert client.post("/v1/completions", json=body | {"model": "a", "max_tokens": 1}).status_code == 200
