@@ -18,7 +18,7 @@ from gguf.constants import GGMLQuantizationType as Type  # noqa: E402
 
 from gguf_models import random_blocks, write_gguf  # noqa: E402
 from oracle import BACKENDS, backend, logits, relative_error  # noqa: E402
-from quire.cli.inspect import _Bits, _packed  # noqa: E402
+from quire.cli.needs import _Bits, _packed  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
 from quire.core.errors import ConfigError, ModelError  # noqa: E402
 from quire.engine.local import LocalEngine  # noqa: E402

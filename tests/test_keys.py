@@ -30,9 +30,9 @@ def sent(key: str) -> list[tuple[bytes, bytes]]:
 def test_tenants_have_names_weights_and_salts_of_their_own(file: Path) -> None:
     keys = Keys(ServerOptions(api_keys_file=str(file), api_key=("plain",)))
     assert keys.tenant(sent("a-key")) == Tenant("ann", "tenant ann\0", 3.0)
-    assert keys.tenant(sent("plain")) == Tenant("key 0", "key 0\0")
+    assert keys.tenant(sent("plain")) == Tenant("key 0", "key 0\0", admin=True)
     assert keys.tenant(sent("other")) is None and keys.tenant([]) is None
-    assert Keys(ServerOptions(api_key=("plain",))).tenant(sent("plain")) == Tenant()
+    assert Keys(ServerOptions(api_key=("plain",))).tenant(sent("plain")) == Tenant(admin=True)
     assert not Keys(ServerOptions()).needed
 
 

@@ -30,15 +30,16 @@ ARGUMENT = "model_argument"
 
 
 def with_flags(
-    groups: Mapping[str, Struct], model_argument: bool = True
+    groups: Mapping[str, Struct], model_argument: bool = True, several: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command a flag for every field of `groups` (help panel -> struct), and the argument [MODEL].
 
     The command gets those that were given as one mapping, its first argument; its own parameters stay as they are.
+    `several`: --model may be given several times, and is a list then.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        flags = _flags(groups)
+        flags = [_repeated(flag) if several and flag.name == "model" else flag for flag in _flags(groups)]
         if model_argument:
             kind = next(f.type for f in msgspec.structs.fields(SECTIONS["model"]) if f.name == "model")
             argument = typer.Argument(metavar="MODEL", help=_unfolded(kind)[1].description)
@@ -48,6 +49,8 @@ def with_flags(
         @functools.wraps(function)
         def command(**given: Any) -> Any:
             options = {f.name: v for f in flags if (v := given.pop(f.name)) is not None}
+            if several and len(options.get("model", ())) == 1:
+                [options["model"]] = options["model"]
             if (model := options.pop(ARGUMENT, None)) is not None:
                 set_model(options, model)
             return function(options, **given)
@@ -72,6 +75,11 @@ def _flags(groups: Mapping[str, Struct]) -> list[inspect.Parameter]:
             spelling = f"{_long(name)}/{_long(f'no_{name}')}" if kind is bool else _long(name)
             flags[name] = _parameter(name, kind | None, typer.Option(spelling, hidden=True))
     return list(flags.values())
+
+
+def _repeated(flag: inspect.Parameter) -> inspect.Parameter:
+    """The same flag, which may be given several times."""
+    return _parameter(flag.name, list[str] | None, get_args(flag.annotation)[1])
 
 
 def _flag(field: msgspec.structs.FieldInfo, panel: str) -> inspect.Parameter:

@@ -13,6 +13,7 @@ import typer
 
 from quire.cli.config_file import with_config
 from quire.cli.flags import ENGINE, SERVER, to_engine, to_server, with_flags
+from quire.cli.models import listed_models
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.cli")
 
 
-@with_flags(ENGINE | SERVER)
+@with_flags(ENGINE | SERVER, several=True)
 def serve(
     options: dict[str, Any],
     config_file: Annotated[
@@ -38,7 +39,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines."""
     options = with_config(config_file, options)
-    config, server = to_engine(options), to_server(options)
+    server = to_server(options)
     level = server.log_level.upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its name for everything, as "Started" too
@@ -49,6 +50,11 @@ def serve(
         if signal.getsignal(sig) is not signal.SIG_IGN:
             signal.signal(sig, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGUSR1, lambda *_: None)  # an engine that is being loaded is new enough
+    if listed := listed_models(options):
+        from quire.server.several.run import serve_several
+
+        raise typer.Exit(serve_several(listed, server, partial(start_engines, server)))
+    config = to_engine(options)
     if config.cluster.node_rank and config.cluster.by_ray:
         raise ConfigError("--node-rank: Ray starts what runs on other hosts; start one server", param="node_rank")
     if config.cluster.node_rank:

@@ -56,10 +56,14 @@ class Overloaded(QuireError):
 
 
 class Unavailable(QuireError):
-    """The engine is starting, draining or gone."""
+    """The engine is starting, draining or gone; the client should come back after `retry_after` seconds."""
 
     status = 503
     kind = "service_unavailable"
+
+    def __init__(self, message: str, *, retry_after: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineFailure(QuireError):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -31,6 +31,7 @@ from quire.server.api.responses import Responses, cancel_response, create_respon
 from quire.server.api.tokenize import detokenize, tokenize
 from quire.server.api.vectors import create_embedding, create_rerank, create_score
 from quire.server.http.dialects import dialect_of
+from quire.server.http.door import Door
 from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.middleware import Gateway
 from quire.server.http.watchers import watchers
@@ -40,9 +41,19 @@ from quire.server.service import VERSION, Service
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
+H = TypeVar("H", bound=Callable[..., Awaitable[Response]])
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
 AGAIN = {"retry-after": "1"}
+
+
+class Bound(NamedTuple):
+    """A route whose endpoint needs nothing but the request."""
+
+    method: str
+    path: str
+    endpoint: Callable[[Request], Awaitable[Response]]
+    summary: str
 
 
 def create_app(
@@ -52,7 +63,7 @@ def create_app(
     options: ServerOptions,
     config: EngineConfig | None = None,
 ) -> FastAPI:
-    """The server's application; `app.state.service` is its `Service`. The caller closes the engine.
+    """The application of one model; `app.state.service` is its `Service`. The caller closes the engine.
 
     `config`: what the engine was told.
     """
@@ -64,11 +75,19 @@ def create_app(
         engine.start()
         yield
 
+    return assembled(service, bound(ROUTES, lambda handler, request: handler(service, request)), lifespan)
+
+
+def assembled(
+    door: Door, routes: Iterable[Bound], lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]
+) -> FastAPI:
+    """An application of `routes` with the gateway and the pages before them; `app.state.service` is the `door`."""
+    options = door.options
     # No docs pages: they load scripts from elsewhere. /openapi.json describes everything.
     app = FastAPI(title="quire", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.service, app.state.responses = service, Responses()
+    app.state.service, app.state.responses = door, Responses()
     shown = pages() if options.playground else []
-    app.add_middleware(Gateway, service=service, pages=frozenset(page.path for page in shown))
+    app.add_middleware(Gateway, service=door, pages=frozenset(page.path for page in shown))
     if options.allowed_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=options.allowed_origins, allow_methods=["*"], allow_headers=["*"],
@@ -76,62 +95,43 @@ def create_app(
         )  # fmt: skip
     app.add_exception_handler(QuireError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
-    _add_routes(app, service)
+    for route in routes:
+        _add(app, route)
     app.routes.extend(shown)
     app.openapi = partial(described, app, app.openapi, options.strict)  # type: ignore[method-assign]
     return app
 
 
-def _add_routes(app: FastAPI, service: Service) -> None:
-    routes: list[tuple[str, str, Handler]] = [
-        ("POST", "/v1/completions", create_completion),
-        ("POST", "/v1/chat/completions", create_chat_completion),
-        ("POST", "/v1/embeddings", create_embedding),
-        ("POST", "/v1/score", create_score),
-        ("POST", "/score", create_score),
-        ("POST", "/v1/rerank", create_rerank),
-        ("POST", "/rerank", create_rerank),
-        ("POST", "/v1/responses", create_response),
-        ("GET", "/v1/responses/{response_id}", read_response),
-        ("DELETE", "/v1/responses/{response_id}", delete_response),
-        ("POST", "/v1/responses/{response_id}/cancel", cancel_response),
-        ("GET", "/v1/models", models),
-        ("GET", "/v1/models/{model:path}", model),
-        ("POST", "/v1/load_lora_adapter", load_lora_adapter),
-        ("POST", "/v1/unload_lora_adapter", unload_lora_adapter),
-        ("POST", "/reset_prefix_cache", reset_prefix_cache),
-        ("POST", "/tokenize", tokenize),
-        ("POST", "/detokenize", detokenize),
-        ("GET", "/health", health),
-        ("GET", "/ping", health),
-        ("POST", "/ping", health),
-        ("GET", "/livez", livez),
-        ("GET", "/readyz", readyz),
-        ("GET", "/load", load),
-        ("GET", "/version", version),
-        ("GET", "/metrics", metrics),
-        *((other.method, other.path, other.handler) for other in OTHERS),
+def bound(routes: Iterable[tuple[str, str, H]], call: Callable[[H, Request], Awaitable[Response]]) -> list[Bound]:
+    """Routes whose handlers are called by `call`: method, path and handler of each."""
+    return [
+        Bound(method, path, _endpoint(handler, call), (handler.__doc__ or "").splitlines()[0])
+        for method, path, handler in routes
     ]
-    for method, path, handler in routes:
-        name = f"{method.lower()}{re.sub('[{}]|:path', '', path).replace('/', '_')}"
-        app.add_api_route(
-            path,
-            _endpoint(handler, service),
-            methods=[method],
-            name=name,
-            operation_id=name,
-            summary=(handler.__doc__ or "").splitlines()[0],
-            openapi_extra=operation(path),
-            response_class=Response,
-            response_model=None,
-        )
 
 
-def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(
+    handler: H, call: Callable[[H, Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        return await handler(service, request)
+        return await call(handler, request)
 
     return endpoint
+
+
+def _add(app: FastAPI, route: Bound) -> None:
+    name = f"{route.method.lower()}{re.sub('[{}]|:path', '', route.path).replace('/', '_')}"
+    app.add_api_route(
+        route.path,
+        route.endpoint,
+        methods=[route.method],
+        name=name,
+        operation_id=name,
+        summary=route.summary,
+        openapi_extra=operation(route.path),
+        response_class=Response,
+        response_model=None,
+    )
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
@@ -200,7 +200,7 @@ async def health(service: Service, request: Request) -> Response:
     return Response(status_code=200) if service.engine.ready else Response(status_code=503, headers=AGAIN)
 
 
-async def livez(service: Service, request: Request) -> Response:
+async def livez(door: Door, request: Request) -> Response:
     """200 while the server's event loop turns."""
     return Response(status_code=200)
 
@@ -208,23 +208,29 @@ async def livez(service: Service, request: Request) -> Response:
 async def readyz(service: Service, request: Request) -> Response:
     """200 while requests are taken and the engine makes progress."""
     engine, options = service.engine, service.options
-    checks = {
-        "engine alive": engine.ready,
-        "not draining": not service.draining,
-        "engine makes progress": engine.stalled_seconds < options.stall_timeout,
-    }
+    return readiness(
+        {
+            "engine alive": engine.ready,
+            "not draining": not service.draining,
+            "engine makes progress": engine.stalled_seconds < options.stall_timeout,
+        }
+    )
+
+
+def readiness(checks: dict[str, bool]) -> Response:
+    """200 where all hold."""
     ready = all(checks.values())
     reply = _json(Readiness(ready=ready, checks=checks), 200 if ready else 503)
     reply.headers.update({} if ready else AGAIN)
     return reply
 
 
-async def load(service: Service, request: Request) -> Response:
+async def load(door: Door, request: Request) -> Response:
     """How many API requests are being served."""
-    return _json(Load(server_load=service.active))
+    return _json(Load(server_load=door.active))
 
 
-async def version(service: Service, request: Request) -> Response:
+async def version(door: Door, request: Request) -> Response:
     """The server's version."""
     return _json(Version(version=VERSION))
 
@@ -232,3 +238,34 @@ async def version(service: Service, request: Request) -> Response:
 async def metrics(service: Service, request: Request) -> Response:
     """Everything Prometheus scrapes."""
     return Response(await asyncio.to_thread(service.engine.metrics.render), media_type=CONTENT_TYPE_LATEST)
+
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("POST", "/v1/completions", create_completion),
+    ("POST", "/v1/chat/completions", create_chat_completion),
+    ("POST", "/v1/embeddings", create_embedding),
+    ("POST", "/v1/score", create_score),
+    ("POST", "/score", create_score),
+    ("POST", "/v1/rerank", create_rerank),
+    ("POST", "/rerank", create_rerank),
+    ("POST", "/v1/responses", create_response),
+    ("GET", "/v1/responses/{response_id}", read_response),
+    ("DELETE", "/v1/responses/{response_id}", delete_response),
+    ("POST", "/v1/responses/{response_id}/cancel", cancel_response),
+    ("GET", "/v1/models", models),
+    ("GET", "/v1/models/{model:path}", model),
+    ("POST", "/v1/load_lora_adapter", load_lora_adapter),
+    ("POST", "/v1/unload_lora_adapter", unload_lora_adapter),
+    ("POST", "/reset_prefix_cache", reset_prefix_cache),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+    ("GET", "/health", health),
+    ("GET", "/ping", health),
+    ("POST", "/ping", health),
+    ("GET", "/livez", livez),
+    ("GET", "/readyz", readyz),
+    ("GET", "/load", load),
+    ("GET", "/version", version),
+    ("GET", "/metrics", metrics),
+    *((other.method, other.path, other.handler) for other in OTHERS),
+)

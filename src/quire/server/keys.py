@@ -21,13 +21,14 @@ logger = logging.getLogger("quire.server")
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key in the file, under the tenant's name. `weight`: of its share where the policy is fair.
 
-    `max_sequences` may be in flight at once. Limits of 0 are none.
+    `max_sequences` may be in flight at once. Limits of 0 are none. `admin`: may load and unload models.
     """
 
     key: str
     weight: float = 1.0
     requests_per_minute: float = 0.0
     max_sequences: int = 0
+    admin: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Tenant:
     weight: float = 1.0
     requests_per_minute: float = 0.0
     max_sequences: int = 0
+    admin: bool = False
 
     def called(self, user: object) -> str:
         """The name by which shares are counted: where keys tell nobody apart, what the body's `user` says."""
@@ -77,9 +79,9 @@ class Keys:
 
     def _read(self) -> dict[bytes, Tenant]:
         given = dict.fromkeys(self._given)
-        found = {_digest(key.encode()): Tenant(f"key {i}", f"key {i}\0") for i, key in enumerate(given)}
+        found = {_digest(key.encode()): Tenant(f"key {i}", f"key {i}\0", admin=True) for i, key in enumerate(given)}
         if len(found) == 1 and self._file is None:
-            found = dict.fromkeys(found, NOBODY)
+            found = dict.fromkeys(found, Tenant(admin=True))
         for name, entry in read_keys(self._file).items() if self._file is not None else ():
             digest = _digest(entry.key.encode())
             if digest in found:

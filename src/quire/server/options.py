@@ -11,6 +11,8 @@ from quire.core.option import about
 
 ACCESS_LOGS = ("off", "text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+OF_MODELS = ("tool_call_parser", "reasoning_parser", "enable_auto_tool_choice")
+"""Options that each of several models may have otherwise."""
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +106,19 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool, about("Do not start unless tool calls of the model can be read; they are wherever they can be.")
     ] = False
 
+    models: Annotated[
+        str | None,
+        about(
+            "TOML file of several models to serve: [models.NAME] with model, pinned and options of the engine; or give "
+            "--model NAME=PATH[,option=value...] several times."
+        ),
+    ] = None
+    models_memory_gb: Annotated[
+        float, about("GB (1e9 bytes) that several models may take at a time: weights and KV caches; 0 = no bound.")
+    ] = 0.0
+    models_wait: Annotated[float, about("Seconds that a request waits for its model, of several, to be loaded.")] = (
+        300.0
+    )
     allow_reset_prefix_cache: Annotated[
         bool, about("Let clients empty the prefix cache by POST /reset_prefix_cache.")
     ] = False
@@ -139,6 +154,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_engine_deaths < 1 or not self.engine_deaths_window > 0:
             raise ConfigError(
                 "--max-engine-deaths must be at least 1, --engine-deaths-window above 0", param="max_engine_deaths"
+            )
+        if not self.models_memory_gb >= 0 or not self.models_wait > 0:
+            raise ConfigError(
+                "--models-memory-gb must not be negative, --models-wait above 0 seconds", param="models_memory_gb"
             )
         if self.max_prompt_logprobs < 0:
             raise ConfigError("--max-prompt-logprobs must not be negative", param="max_prompt_logprobs")

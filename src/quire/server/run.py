@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, Unavailable
 from quire.core.machine import uncollected
-from quire.engine.client import EngineClient
+from quire.engine.client import EngineClient, EngineInfo
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.record.recorder import RecordingClient, make_folder
 from quire.gguf.file import is_gguf
@@ -29,10 +29,10 @@ from quire.server.app import create_app
 from quire.server.garbage import Garbage
 from quire.server.http.address import BACKLOG, bind, leave, listen, where
 from quire.server.http.connection import LimitedProtocol
+from quire.server.http.door import Door
 from quire.server.http.watchers import watchers
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
-from quire.server.service import Service
 from quire.text.files import read_text
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -55,7 +55,7 @@ class DrainingServer(uvicorn.Server):
     When the engine has died, it ends as soon as the requests in flight have their errors: a supervisor starts it anew.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Door) -> None:
         super().__init__(config)
         self.service = service
         self._deadline = 0.0
@@ -160,16 +160,18 @@ def _check_tls(options: ServerOptions) -> None:
         ) from None
 
 
-def _check_files(config: EngineConfig, options: ServerOptions) -> None:
-    """Refuse keys, a template or tokenizer that is not there before the model is loaded, which may take minutes.
-
-    The same of traces that cannot be sent.
-    """
+def _check_files(options: ServerOptions) -> None:
+    """Refuse keys that are not there, and traces that cannot be sent, before the model is loaded, which may take
+    minutes."""
     Keys(options)
     for watcher in watchers(options):
         watcher.close()
     if options.record is not None:
         make_folder(Path(options.record))
+
+
+def check_texts(config: EngineConfig) -> None:
+    """The same of a template or tokenizer that is not there."""
     if config.model.chat_template is not None:
         read_text(Path(config.model.chat_template))
     if config.model.tokenizer is not None:
@@ -205,16 +207,22 @@ def recorded(client: EngineClient, config: EngineConfig, options: ServerOptions)
     return RecordingClient(client, config, Path(options.record), prompts=options.record_prompts, limit=limit)
 
 
+def prepare(options: ServerOptions) -> None:
+    """What a process that serves does first. `ConfigError` for options that cannot work."""
+    options.validate()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    _raise_file_limit()
+    _check_tls(options)
+
+
 def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[EngineConfig], EngineClient]) -> int:
     """Serve until a signal; the exit code, 1 when the engine died. `start_engine` returns a client, its model loaded.
 
     Raises `ConfigError` for an address that cannot be had and whatever `start_engine` raises, before anything listens.
     """
-    options.validate()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    _raise_file_limit()
-    _check_tls(options)
-    _check_files(config, options)
+    prepare(options)
+    _check_files(options)
+    check_texts(config)
     sock = bind(options)
     try:
         client = recorded(start_engine(config), config, options)
@@ -243,13 +251,17 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
     return FAILED_EXIT_CODE if server.forced or engine.failure is not None else 0
 
 
-def make_app(config: EngineConfig, options: ServerOptions, client: EngineClient) -> tuple[AsyncEngine, FastAPI]:
-    """The application over an engine, with the tokenizer and template of its model; the caller closes the engine."""
-    info = client.info
+def text_tools(config: EngineConfig, info: EngineInfo) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The tokenizer and the template of a model that is loaded."""
     folder = _tokenizer_folder(config, info.folder)
     tokenizer = Tokenizer.from_folder(folder)
     tokenizer.check_vocab(info.vocab_size)
-    template = ChatTemplate.from_folder(folder, tokenizer, config.model.chat_template, info.max_model_len)
+    return tokenizer, ChatTemplate.from_folder(folder, tokenizer, config.model.chat_template, info.max_model_len)
+
+
+def make_app(config: EngineConfig, options: ServerOptions, client: EngineClient) -> tuple[AsyncEngine, FastAPI]:
+    """The application over an engine, with the tokenizer and template of its model; the caller closes the engine."""
+    tokenizer, template = text_tools(config, client.info)
     engine = AsyncEngine(client)
     return engine, create_app(engine, tokenizer, template, options, config)
 

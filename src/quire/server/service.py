@@ -29,6 +29,16 @@ VERSION = quire.__version__
 logger = logging.getLogger("quire.server")
 
 
+def tell(exchange: Exchange, http: HttpMetrics, watchers: tuple[Watcher, ...]) -> None:
+    """Count an exchange and show it to those who watch; what fails in one of them is no matter of the client's."""
+    http.ended(exchange.route, exchange.method, exchange.status, exchange.seconds)
+    for watcher in watchers:
+        try:
+            watcher.see(exchange)
+        except Exception:
+            logger.exception("%s failed on request %s", type(watcher).__name__, exchange.request_id)
+
+
 @dataclass
 class Service:
     """One model behind one server; `config` is what its engine was told.
@@ -55,13 +65,8 @@ class Service:
         self.passport = read_json(Path(self.engine.info.folder) / "quire.json")
 
     def ended(self, exchange: Exchange) -> None:
-        """Count an exchange and show it to those who watch; what fails in one of them is no matter of the client's."""
-        self.http.ended(exchange.route, exchange.method, exchange.status, exchange.seconds)
-        for watcher in self.watchers:
-            try:
-                watcher.see(exchange)
-            except Exception:
-                logger.exception("%s failed on request %s", type(watcher).__name__, exchange.request_id)
+        """Count an exchange and show it to those who watch."""
+        tell(exchange, self.http, self.watchers)
 
     def close(self) -> None:
         """Let those who watch finish."""

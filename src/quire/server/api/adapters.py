@@ -18,11 +18,15 @@ T = TypeVar("T")
 
 
 class LoadLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`lora_path`: a PEFT folder on the server's disk. `load_inplace`: take the place of the adapter of that name."""
+    """`lora_path`: a PEFT folder on the server's disk. `load_inplace`: take the place of the adapter of that name.
+
+    `model`: the one that it is for, where there are several.
+    """
 
     lora_name: str
     lora_path: str
     load_inplace: bool = False
+    model: str | None = None
 
 
 class UnloadLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,12 +34,14 @@ class UnloadLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     lora_name: str
     lora_int_id: int | None = None
+    model: str | None = None
 
 
 async def load_lora_adapter(service: Service, request: Request) -> Response:
     """Load a LoRA adapter, which requests then name as their model."""
     body = await _read(service, request, LoadLora)
     name, engine = body.lora_name, service.engine
+    service.check_model(body.model)
     if not name or len(name) > MAX_NAME or not name.isprintable() or not body.lora_path:
         raise BadRequest(f"lora_name: needs 1 to {MAX_NAME} printable characters, and a lora_path", param="lora_name")
     if name in service.names:
@@ -49,6 +55,7 @@ async def load_lora_adapter(service: Service, request: Request) -> Response:
 async def unload_lora_adapter(service: Service, request: Request) -> Response:
     """Unload a LoRA adapter; one that requests still use stays."""
     body = await _read(service, request, UnloadLora)
+    service.check_model(body.model)
     if body.lora_name not in service.engine.info.adapters:
         raise ModelNotFound(f"lora_name: {body.lora_name[:200]!r} is not loaded", param="lora_name")
     await service.engine.change_adapter(body.lora_name, "")

@@ -16,6 +16,7 @@ from quire.server.api.ollama import stamp
 from quire.server.api.ollama_bodies import Named, served
 from quire.server.api.replies import Version
 from quire.server.http.body import read_struct
+from quire.server.http.door import Door
 from quire.server.service import VERSION, Service
 from quire.text.files import read_json
 from quire.text.infill import format_of
@@ -32,7 +33,8 @@ class Details(msgspec.Struct, kw_only=True):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
-    """A name that requests may give. `digest`: changes when answers may; `size`: bytes of weights."""
+    """A name that requests may give. `digest`: changes when answers may; `size`: bytes of weights, of several models
+    with their KV caches."""
 
     name: str
     model: str
@@ -70,10 +72,14 @@ async def tags(service: Service, request: Request) -> Response:
 
 async def ps(service: Service, request: Request) -> Response:
     """What is loaded, as Ollama lists what runs: all that is served."""
+    return _json(OllamaModels(models=loaded_models(service)))
+
+
+def loaded_models(service: Service) -> list[OllamaModel]:
+    """The names of a model that is loaded."""
     info = service.engine.info
     memory = info.weight_bytes if service.config.device.device == "cuda" else 0
-    found = [_model(service, name, size_vram=memory, context_length=info.max_model_len) for name in _names(service)]
-    return _json(OllamaModels(models=found))
+    return [_model(service, name, size_vram=memory, context_length=info.max_model_len) for name in _names(service)]
 
 
 async def show(service: Service, request: Request) -> Response:
@@ -83,7 +89,8 @@ async def show(service: Service, request: Request) -> Response:
     if name is None:
         raise BadRequest("model: required, and missing", param="model")
     service.check_model(served(service, name))
-    info, formats, details = service.engine.info, service.formats, _details(service)
+    info, formats = service.engine.info, service.formats
+    details = details_of(info.folder, info.quantization)
     pooling = info.pooling
     capabilities = ["completion"] if pooling.generates else []
     capabilities += ["embedding"] if not pooling.refused and not pooling.labels else []
@@ -105,7 +112,7 @@ async def show(service: Service, request: Request) -> Response:
     )
 
 
-async def version(service: Service, request: Request) -> Response:
+async def version(door: Door, request: Request) -> Response:
     """The server's version, where Ollama's clients ask for it."""
     return _json(Version(version=VERSION))
 
@@ -117,15 +124,16 @@ def _names(service: Service) -> tuple[str, ...]:
 def _model(service: Service, name: str, **more: Any) -> OllamaModel:
     info = service.engine.info
     digest = hashlib.sha256(f"{info.model}\0{info.weights}\0{name}\0{service.fingerprint}".encode()).hexdigest()
-    return OllamaModel(name=name, model=name, size=info.weight_bytes, digest=digest, details=_details(service), **more)
+    details = details_of(info.folder, info.quantization)
+    return OllamaModel(name=name, model=name, size=info.weight_bytes, digest=digest, details=details, **more)
 
 
-def _details(service: Service) -> Details:
-    info = service.engine.info
-    folder = Path(info.folder)
-    family = str(read_json(folder / "config.json").get("model_type", "unknown")) if info.folder else "unknown"
-    kind = "gguf" if folder.suffix == ".gguf" else "safetensors"
-    return Details(format=kind, family=family, families=[family], quantization_level=info.quantization)
+def details_of(folder: str, quantization: str) -> Details:
+    """Of the files of a model."""
+    path = Path(folder)
+    family = str(read_json(path / "config.json").get("model_type", "unknown")) if folder else "unknown"
+    kind = "gguf" if path.suffix == ".gguf" else "safetensors"
+    return Details(format=kind, family=family, families=[family], quantization_level=quantization)
 
 
 def _json(value: msgspec.Struct) -> Response:

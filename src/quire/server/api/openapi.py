@@ -34,8 +34,10 @@ from quire.server.api.responses_answer import ResponseReply
 from quire.server.api.responses_bodies import ResponsesRequest
 from quire.server.api.vectors import EmbeddingRequest, Embeddings, Ranking, RerankRequest, ScoreRequest, Scores
 from quire.server.http.dialects import dialect_of
+from quire.server.several.cards import NamedModel, StateCard
 
 Kinds = tuple[type[msgspec.Struct], ...]
+MODELS = ("/v1/models/load", "/v1/models/unload")
 
 BODIES: dict[str, Kinds] = {
     "/v1/completions": (CompletionRequest,),
@@ -48,6 +50,7 @@ BODIES: dict[str, Kinds] = {
     "/v1/unload_lora_adapter": (UnloadLora,),
     "/tokenize": (TokenizeText, TokenizeChat),
     "/detokenize": (DetokenizeRequest,),
+    **dict.fromkeys(MODELS, (NamedModel,)),
     **{other.path: (other.body,) for other in OTHERS if other.body is not None},
 }
 REPLIES: dict[str, Kinds] = {
@@ -61,6 +64,7 @@ REPLIES: dict[str, Kinds] = {
     "/v1/responses/{response_id}/cancel": (ResponseReply,),
     "/v1/models": (ModelList,),
     "/v1/models/{model:path}": (ModelCard,),
+    **dict.fromkeys(MODELS, (StateCard,)),
     "/tokenize": (Tokens,),
     "/detokenize": (Text,),
     "/readyz": (Readiness,),
@@ -73,7 +77,7 @@ STREAMED = {
     **{other.path: other.stream for other in OTHERS if other.stream},
 }
 PLAIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/metrics")
-ADMIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache")
+ADMIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache", *MODELS)
 
 ANY = {400: "Not HTTP, or a bad field", 401: "No valid key", 421: "A Host this server does not answer to",
        431: "Headers too large", 500: "Internal error"}  # fmt: skip
@@ -123,7 +127,7 @@ def _responses(path: str) -> dict[str, Any]:
     if path in BODIES:
         errors |= WITH_BODY | GENERATES
     if path in ADMIN:
-        errors |= GENERATES | {403: "The server was started without leave to do this"}
+        errors |= GENERATES | {403: "Neither this key nor this server has leave to do this"}
     if path.startswith("/v1/models/"):
         errors[404] = GENERATES[404]
     if path.startswith("/v1/responses/"):

@@ -19,6 +19,7 @@ from quire.server.api.responses_answer import ResponseAnswer, ResponseReply
 from quire.server.api.responses_bodies import RENAMED, Item, ResponsesRequest, chat_of, ignored_of, items_of
 from quire.server.generation import Generated
 from quire.server.http.body import read_struct
+from quire.server.http.door import Door
 from quire.server.service import Service
 from quire.server.speech import Speech
 from quire.server.stored import ResponseStore, Stored
@@ -112,15 +113,15 @@ async def create_response(service: Service, request: Request) -> Response:
     if not body.background:
         return await respond(request, answer)
     memory.made[tenant.name, answer.id] = answer
-    task = asyncio.create_task(_make(service, answer, asked))
+    task = asyncio.create_task(_make(request.app.state.service, answer, asked))
     memory.tasks.add(task)
     task.add_done_callback(memory.tasks.discard)
     return _json(answer.whole())
 
 
-async def _make(service: Service, answer: _Answer, asked: _Asked) -> None:
+async def _make(door: Door, answer: _Answer, asked: _Asked) -> None:
     """In the background: counted as a request, so that a server that drains waits for it."""
-    service.active += 1
+    door.active += 1
     try:
         async for pieces in answer.generation.pieces():
             answer.add(pieces)
@@ -130,12 +131,12 @@ async def _make(service: Service, answer: _Answer, asked: _Asked) -> None:
         answer.status, answer.error = "failed", error
         answer.remember()
     finally:
-        service.active -= 1
+        door.active -= 1
         answer.generation.close()
         asked.responses.made.pop((asked.tenant, answer.id), None)
 
 
-async def read_response(service: Service, request: Request) -> Response:
+async def read_response(door: Door, request: Request) -> Response:
     """A response that was stored, or is made in the background."""
     if request.query_params.get("stream") == "true":
         raise BadRequest("stream: a response that is stored cannot be streamed again", param="stream")
@@ -148,7 +149,7 @@ async def read_response(service: Service, request: Request) -> Response:
     return Response(stored.response, media_type="application/json")
 
 
-async def cancel_response(service: Service, request: Request) -> Response:
+async def cancel_response(door: Door, request: Request) -> Response:
     """End a response that is made in the background."""
     memory, key = responses_of(request), _key(request)
     answer = memory.made.pop(key, None)
@@ -162,7 +163,7 @@ async def cancel_response(service: Service, request: Request) -> Response:
     return _json(answer.whole())
 
 
-async def delete_response(service: Service, request: Request) -> Response:
+async def delete_response(door: Door, request: Request) -> Response:
     """Forget a response that was stored."""
     key = _key(request)
     if not responses_of(request).store.drop(*key):

@@ -37,7 +37,7 @@ async def read_struct(request: Request, options: ServerOptions, choose: Callable
     Fields that the kind does not have are noted in `request.state.ignored`, unless `options.strict` refuses them.
     Raises `BadRequest`, or `HttpError` 408, 413 or 415.
     """
-    data = await _read_bytes(request, options.max_body_bytes, options.body_timeout)
+    data = await read_bytes(request, options.max_body_bytes, options.body_timeout)
 
     def parse() -> tuple[T, list[str]]:
         value = read_json(data)
@@ -50,7 +50,7 @@ async def read_struct(request: Request, options: ServerOptions, choose: Callable
     return body
 
 
-async def _read_bytes(request: Request, limit: int, timeout: float) -> bytes:
+async def read_bytes(request: Request, limit: int, timeout: float) -> bytes:
     """At most `limit` bytes within `timeout` seconds."""
     _check_headers(request, limit)
     try:

@@ -6,8 +6,6 @@ import msgspec
 
 from quire.core.errors import NotFound, Overloaded, QuireError, Unavailable
 
-RETRY_AFTER_UNAVAILABLE = 5
-
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -51,10 +49,8 @@ class ErrorReply(msgspec.Struct, kw_only=True):
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
     """The headers that tell a client what to do about an error."""
     headers: list[tuple[bytes, bytes]] = []
-    if isinstance(error, Overloaded):
+    if isinstance(error, (Overloaded, Unavailable)):
         headers.append((b"retry-after", str(error.retry_after).encode()))
-    elif isinstance(error, Unavailable):
-        headers.append((b"retry-after", str(RETRY_AFTER_UNAVAILABLE).encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers

@@ -16,10 +16,10 @@ from quire.core.request import random_id
 from quire.server.api.fields import warning
 from quire.server.generation import ClientGone
 from quire.server.http.dialects import dialect_of
+from quire.server.http.door import Door
 from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.exchange import Exchange
 from quire.server.keys import NOBODY, Tenant
-from quire.server.service import Service
 
 logger = logging.getLogger("quire.server")
 
@@ -47,7 +47,7 @@ class Gateway:
     of the body that mean nothing here: the response's `Warning` header names them.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, pages: frozenset[str] = frozenset()) -> None:
+    def __init__(self, app: ASGIApp, service: Door, pages: frozenset[str] = frozenset()) -> None:
         """`pages`: further paths that may be read without a key."""
         self._app = app
         self._service = service

@@ -1,0 +1,155 @@
+"""What a model will take of memory, from the headers of its files: weights as they are packed, drafts, the KV cache.
+
+Nothing here imports torch, unless there is a GPU to ask for or transformers' code for the model.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from quire.core.config import EngineConfig
+from quire.core.dtypes import Dtype
+from quire.core.speculation import HEADS, LOOK_UPS, Speculation
+from quire.model.describe import ModelFacts, compute_dtype, describe, kv_dtype, max_model_len
+from quire.model.disk.checkpoint import Checkpoint, resolve
+from quire.model.disk.hf_config import HfConfig, read_json
+from quire.model.disk.hub import hub_beside, hub_of
+from quire.model.load.roles import ROLES, Share, local_spec
+from quire.model.memory import BF12_BITS, kv_bytes_per_token, layer_kv_bytes, weight_bytes
+from quire.model.offload.budget import allowed
+from quire.model.spec import ModelSpec
+from quire.ops.choice import Choice, choose
+from quire.parallel.experts import Division, expert_plan
+from quire.quant.registry import quantizer
+from quire.run.budget import Bytes, KVPlan, shape_kv
+from quire.speculate.eagle_spec import layer_spec
+
+
+class Needs(NamedTuple):
+    """Bytes of all weights that serving a model keeps in memory, and the shape of an engine's KV cache."""
+
+    facts: ModelFacts
+    weights: int
+    shape: KVPlan
+
+
+def needs(config: EngineConfig) -> Needs:
+    """What serving a model takes, from headers, what drafts for it included; each replica has weights of its own."""
+    found = describe(config.model.model, config.model.load_format, hub_of(config.model))
+    choice, drafts = choose(config.device), drafting_model(config)
+    weights = weights_of(config, found, choice)
+    if config.offload.from_file:
+        weights = min(weights, allowed(config))
+    weights += drafting_weights(config, found, drafts, choice)
+    return Needs(found, weights * config.parallel.data_parallel_size, kv_shape(config, found, choice, drafts)[0])
+
+
+def rank_share(config: EngineConfig) -> Share:
+    """What the first rank has, of which none has more."""
+    parallel = config.parallel
+    plan = expert_plan(parallel)
+    over = {"expert": parallel.expert_parallel_size, "tensor": parallel.tensor_parallel_size}.get(plan.axis)
+    return Share(0, parallel.tensor_parallel_size, None if over is None else Division(0, over, plan))
+
+
+def drafting_model(config: EngineConfig) -> ModelFacts | None:
+    """The draft model's facts, where one was asked for."""
+    asked = config.speculation.asked
+    if asked is None or not asked.model or asked.method in HEADS:
+        return None
+    return describe(asked.model, config.model.load_format, hub_beside(config.model))
+
+
+def heads_of(config: EngineConfig, asked: Speculation) -> Checkpoint:
+    """What the folder of heads holds."""
+    return Checkpoint(resolve(asked.model or "", hub_beside(config.model)))
+
+
+def drafting_layers(
+    config: EngineConfig, found: ModelFacts, drafts: ModelFacts | None
+) -> list[tuple[ModelSpec, Dtype]]:
+    """What keeps keys and values beside the model: a draft model, or the layer of EAGLE."""
+    asked = config.speculation.asked
+    if drafts is not None:
+        return [(drafts.spec, drafts.dtype)]
+    if asked is None or asked.method not in ("eagle", "eagle3"):
+        return []
+    path = resolve(asked.model or "", hub_beside(config.model)) / "config.json"
+    return [(layer_spec(HfConfig(read_json(path), str(path)), found.spec, found.name), found.dtype)]
+
+
+def drafting_weights(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | None, choice: Choice) -> int:
+    """Bytes of weights that only draft."""
+    asked = config.speculation.asked
+    if asked is None or asked.method in LOOK_UPS or asked.layers:
+        return 0
+    if asked.method in HEADS:
+        return heads_of(config, asked).nbytes
+    own = replace(config, model=replace(config.model, quantization=asked.quantization))
+    share = rank_share(own) if drafts is None or config.parallel.drafts_everywhere(asked) else None
+    return weights_of(own, drafts or found, choice, share)
+
+
+def kv_shape(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> tuple[KVPlan, int]:
+    """The KV cache, yet without blocks, and bytes of a token in it."""
+    windows: dict[int, int] = {}
+    layouts: dict[int, Bytes] = {}
+    per_token, asked, share = 0, config.speculation.asked, rank_share(config)
+    models = [(local_spec(found.spec, share), found.dtype), *drafting_layers(config, found, drafts)]
+    if drafts is not None and asked is not None and config.parallel.drafts_everywhere(asked):
+        models[1:] = [(local_spec(drafts.spec, share), drafts.dtype)]
+    for spec, on_disk in models:
+        dtype, _ = compute_dtype(config.model.dtype, on_disk, choice.backend)
+        kept, first = kv_dtype(config.cache, spec, dtype), len(windows)
+        windows |= {first + i: window for i, window in spec.own_windows.items()}
+        layouts |= {first + i: Bytes(layer_kv_bytes(spec, kept)) for i in spec.own_windows}
+        per_token += kv_bytes_per_token(spec, kept)
+    return shape_kv(config, windows, layouts, max_model_len(config.model.max_model_len, found.spec)), per_token
+
+
+def weights_of(config: EngineConfig, found: ModelFacts, choice: Choice, share: Share | None = None) -> int:
+    """Bytes of the packed weights, of all or of a rank's share."""
+    dtype, _ = compute_dtype(config.model.dtype, found.dtype, choice.backend)
+    on_cpu = choice.backend == "cpu"
+    narrow = on_cpu and dtype.name == "bfloat16" and config.device.bf16_bits == 12
+    bits = _Bits(8 * dtype.itemsize, BF12_BITS if narrow else 8 * dtype.itemsize, 4 if on_cpu else 8)
+    return _packed(config, found, bits, share)
+
+
+class _Bits(NamedTuple):
+    """Of a number that is not quantized: in tables, in matrices; and of a 4-bit code."""
+
+    table: float
+    matrix: float
+    int4: int
+
+
+def _packed(config: EngineConfig, found: ModelFacts, of: _Bits, share: Share | None) -> int:
+    """Bytes of the packed weights: matrices in the target format with their scales, tables as on disk, norms f32.
+
+    A tied head that is quantized on load is packed a second time, because the embedding table stays as it is for
+    look-ups. The torch reference spends a whole byte on a 4-bit code. Where no roles are known, every parameter is
+    counted as a matrix's.
+    """
+
+    target, spec, total = quantizer(config.model.quantization, found.stored), found.spec, 0
+    scales, share = 16 / config.model.group_size, share or Share()
+    if not found.roles:
+        made = {"int8": 8, "fp8": 8}.get(target.name, of.int4) + scales if target is not None else of.matrix
+        return weight_bytes(found.parameters, made)
+    for name in found.roles:
+        role = ROLES[name]
+        if name == "head" and spec.tied_head and target is None:
+            continue
+        table = of.matrix if spec.tied_head and target is None else of.table
+        bits = {"vector": 32.0, "dense": 32.0, "table": table, "linear": of.matrix}[role.kind]
+        kept = found.matrix_bits if role.kind == "linear" and role.layer else found.outer_bits.get(name, 0.0)
+        if kept:
+            bits = kept + (of.int4 - 4 if kept < 8 else 0)
+        if role.kind == "linear" and target is not None:
+            bits = {"int8": 8, "fp8": 8}.get((target.head if name == "head" else target).name, of.int4) + scales
+        total += weight_bytes(prod(share.shape(name, spec)) * share.copies(name, spec), bits)
+    return total

@@ -1,0 +1,143 @@
+"""Requests to a server of several models: which of them each is for, and its route called with that one's service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.core.errors import BadRequest, QuireError
+from quire.server.api.openapi import BODIES
+from quire.server.app import ROUTES, Handler, assembled, bound
+from quire.server.generation import cancel_on_disconnect
+from quire.server.http.body import off_loop, read_bytes, read_json, shaped
+from quire.server.http.dialects import TGI, dialect_of
+from quire.server.several.pool import Pool, Slot
+from quire.server.several.routes import OWN
+from quire.server.several.state import LoadedModel, Several, keep_adapter
+
+LOAD_LORA, UNLOAD_LORA = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+class Naming(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of bodies that may say which model is meant: `name` in Ollama's, `parameters` in TGI's."""
+
+    model: Any = None
+    name: Any = None
+    lora_name: Any = None
+    lora_path: Any = None
+    parameters: Any = None
+
+
+class Holding:
+    """What a request takes hold of in `request.state.held` it has until its response was sent (pure ASGI)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request (ASGI)."""
+        async with AsyncExitStack() as held:
+            await self._app({**scope, "state": {**scope.get("state", {}), "held": held}}, receive, send)
+
+
+def make_front(several: Several) -> FastAPI:
+    """The application before several models."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loads = asyncio.create_task(_load_pinned(several))
+        try:
+            yield
+        finally:
+            loads.cancel()
+            await several.pool.close()
+
+    async def hand_on(handler: Handler, request: Request) -> Response:
+        return await _hand_on(several, handler, request)
+
+    own = {route[:2] for route in OWN}
+    rest = [route for route in ROUTES if route[:2] not in own]
+    routes = [*bound(OWN, lambda handler, request: handler(several, request)), *bound(rest, hand_on)]
+    app = assembled(several, routes, lifespan)
+    app.add_middleware(Holding)
+    return app
+
+
+async def _load_pinned(several: Several) -> None:
+    """Load them without being waited for. One that cannot be is in the log and in /v1/models; a request tries again."""
+    pinned = [slot.listed.name for slot in several.pool.slots.values() if slot.listed.pinned]
+    await asyncio.gather(*(_tried(several.pool, name) for name in pinned))
+    several.started = True
+
+
+async def _tried(pool: Pool, name: str) -> None:
+    try:
+        await pool.load(name)
+    except QuireError:
+        return
+
+
+async def _hand_on(several: Several, handler: Handler, request: Request) -> Response:
+    """The answer of the model that a request is for."""
+    path, receive = request.scope["route"].path, request.receive
+    said = Naming()
+    if path in BODIES:
+        data = await read_bytes(request, several.options.max_body_bytes, several.options.body_timeout)
+        said = await off_loop(len(data), _naming, data)
+        request = Request(request.scope, _again(data, receive))
+    slot = _slot(several, path, said, request.query_params.get("model"))
+    held: AsyncExitStack = request.state.held
+    async with cancel_on_disconnect(receive):
+        running = await held.enter_async_context(several.pool.use(slot.listed.name))
+    response = await handler(cast(LoadedModel, running).service, request)
+    if path in (LOAD_LORA, UNLOAD_LORA):
+        keep_adapter(slot, said.lora_name, said.lora_path if path == LOAD_LORA else "")
+    return response
+
+
+def _slot(several: Several, path: str, said: Naming, asked: str | None) -> Slot:
+    """The model that a body names, or else the address (`asked`), or whose adapter is meant; else the first.
+
+    `BadRequest`, `ModelNotFound`.
+    """
+    if said.model is not None or asked is not None:
+        slot = several.slot(asked if said.model is None else said.model)
+    elif dialect_of(path) is TGI and isinstance(said.parameters, dict):
+        slot = several.slot(said.parameters.get("adapter_id"))
+    elif path == "/api/show":
+        slot = several.slot(said.name)
+    else:
+        slot = several.slot(None)
+    if path not in (LOAD_LORA, UNLOAD_LORA) or not isinstance(said.lora_name, str):
+        return slot
+    owner = several.owner(said.lora_name) or slot
+    if said.model is not None and owner is not slot:
+        name = said.lora_name[:200]
+        raise BadRequest(f"lora_name: {name!r} belongs to model {owner.listed.name!r}", param="lora_name")
+    return owner
+
+
+def _naming(data: bytes) -> Naming:
+    """What a body says of its model; `BadRequest` for what is no JSON object, as its route would say."""
+    try:
+        return msgspec.json.decode(data, type=Naming)
+    except (msgspec.DecodeError, RecursionError):
+        return shaped(read_json(data), Naming)
+
+
+def _again(data: bytes, receive: Receive) -> Receive:
+    """A body that was read, to be read once more; then what comes behind it."""
+    left: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
+
+    async def replay() -> Message:
+        return left.pop() if left else await receive()
+
+    return replay

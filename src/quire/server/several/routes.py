@@ -1,0 +1,150 @@
+"""What a server of several models answers itself: what is about all of them, or about none."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.server.api import ollama_models
+from quire.server.api.ollama import stamp
+from quire.server.api.ollama_models import OllamaModel, OllamaModels, details_of, loaded_models
+from quire.server.api.responses import cancel_response, delete_response, read_response
+from quire.server.app import livez, load, readiness, version
+from quire.server.http.body import read_struct
+from quire.server.http.errors import HttpError
+from quire.server.several.cards import NamedModel, StateCard, StateList
+from quire.server.several.metrics import rendered
+from quire.server.several.pool import Slot
+from quire.server.several.state import Several, adapters_of, service_of
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _card(several: Several, slot: Slot, name: str) -> StateCard:
+    """Of a model, or of an adapter of it."""
+    several.pool.look()
+    listed, service = slot.listed, service_of(slot)
+    own = name == listed.name
+    return StateCard(
+        id=name,
+        created=several.created,
+        root=listed.root,
+        parent=None if own else listed.name,
+        max_model_len=listed.max_model_len if service is None else service.engine.info.max_model_len,
+        quire=dict(listed.passport) if own and listed.passport else msgspec.UNSET,
+        status=slot.state,
+        pinned=listed.pinned,
+        needed_bytes=listed.needed,
+        error=slot.error or None,
+    )
+
+
+async def models(several: Several, request: Request) -> Response:
+    """Every model with its state, and its adapters."""
+    cards = [_card(several, slot, name) for slot in several.pool.slots.values() for name in _names(slot)]
+    return _json(StateList(data=cards))
+
+
+async def model(several: Several, request: Request) -> Response:
+    """One model by name, with its state."""
+    name = request.path_params["model"]
+    return _json(_card(several, several.slot(name), name))
+
+
+async def load_model(several: Several, request: Request) -> Response:
+    """Load a model now; answers once it is there."""
+    slot = await _administered(several, request)
+    await several.pool.load(slot.listed.name)
+    return _json(_card(several, slot, slot.listed.name))
+
+
+async def unload_model(several: Several, request: Request) -> Response:
+    """Unload a model once its requests in flight have ended; the next one that names it loads it again."""
+    slot = await _administered(several, request)
+    await several.pool.unload(slot.listed.name)
+    return _json(_card(several, slot, slot.listed.name))
+
+
+async def _administered(several: Several, request: Request) -> Slot:
+    """The model that an administrator names."""
+    if several.keys.needed and not request.state.tenant.admin:
+        raise HttpError(403, 'this key may not load or unload models: it has no "admin": true', code="forbidden")
+    body = await read_struct(request, several.options, lambda _: NamedModel)
+    return several.slot(body.model)
+
+
+async def tags(several: Several, request: Request) -> Response:
+    """The names of all models, as Ollama lists what it has."""
+    found = [_tag(several, slot, name) for slot in several.pool.slots.values() for name in _names(slot)]
+    return _json(OllamaModels(models=found))
+
+
+def _tag(several: Several, slot: Slot, name: str) -> OllamaModel:
+    listed = slot.listed
+    return OllamaModel(
+        name=name,
+        model=name,
+        modified_at=stamp(several.created),
+        size=listed.needed,
+        digest=hashlib.sha256(f"{listed.folder}\0{listed.scheme}\0{name}".encode()).hexdigest(),
+        details=details_of(listed.folder, listed.scheme),
+    )
+
+
+async def ps(several: Several, request: Request) -> Response:
+    """What is loaded, as Ollama lists what runs."""
+    several.pool.look()
+    return _json(OllamaModels(models=[found for service in several.engine.loaded for found in loaded_models(service)]))
+
+
+async def health(several: Several, request: Request) -> Response:
+    """200 while the server's event loop turns: models come and go."""
+    return Response(status_code=200)
+
+
+async def readyz(several: Several, request: Request) -> Response:
+    """200 while requests are taken, once pinned models are loaded, or cannot be."""
+    return readiness({"not draining": not several.draining, "pinned models were loaded": several.started})
+
+
+async def metrics(several: Several, request: Request) -> Response:
+    """Everything Prometheus scrapes, of all models that are loaded."""
+    several.pool.look()
+    registries = [several.registry, *(service.engine.metrics.registry for service in several.engine.loaded)]
+    text = await asyncio.to_thread(rendered, registries, list(several.pool.slots.values()))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+def _names(slot: Slot) -> tuple[str, ...]:
+    return (slot.listed.name, *adapters_of(slot))
+
+
+OWN: tuple[tuple[str, str, Callable[[Several, Request], Awaitable[Response]]], ...] = (
+    ("GET", "/v1/models", models),
+    ("GET", "/v1/models/{model:path}", model),
+    ("POST", "/v1/models/load", load_model),
+    ("POST", "/v1/models/unload", unload_model),
+    ("GET", "/v1/responses/{response_id}", read_response),
+    ("DELETE", "/v1/responses/{response_id}", delete_response),
+    ("POST", "/v1/responses/{response_id}/cancel", cancel_response),
+    ("GET", "/api/tags", tags),
+    ("GET", "/api/ps", ps),
+    ("GET", "/api/version", ollama_models.version),
+    ("GET", "/health", health),
+    ("GET", "/ping", health),
+    ("POST", "/ping", health),
+    ("GET", "/livez", livez),
+    ("GET", "/readyz", readyz),
+    ("GET", "/load", load),
+    ("GET", "/version", version),
+    ("GET", "/metrics", metrics),
+)

@@ -1,0 +1,120 @@
+"""Lists of models, and a server of several in a thread of this process, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from live_server import wait_until
+from quire.cli.models import listed_models
+from quire.core.config import EngineConfig
+from quire.engine.client import EngineClient
+from quire.server.http.address import bind
+from quire.server.options import ServerOptions
+from quire.server.run import DrainingServer, uvicorn_config
+from quire.server.several.listed import Listed
+from quire.server.several.run import StartEngine, make_several
+from quire.server.several.state import Several
+from stub_engine import StubEngine, stub_info
+from tiny_model import OPTIONS
+
+
+def listed(name: str, needed: int = 1, pinned: bool = False, config: EngineConfig | None = None) -> Listed:
+    """A model of which nothing is read."""
+    return Listed(
+        name=name,
+        config=config or EngineConfig(),
+        options=ServerOptions(),
+        needed=needed,
+        max_model_len=100,
+        folder="",
+        root=name,
+        scheme="none",
+        passport={},
+        pinned=pinned,
+    )
+
+
+def list_of(folder: Path, names: str, **options: Any) -> list[Listed]:
+    """One tiny model under several names."""
+    return listed_models(OPTIONS | options | {"model": [f"{name}={folder}" for name in names]})
+
+
+@dataclass
+class Stubs:
+    """Starts stub engines, of which `engines` has the latest of each model, and notes the order in `loaded`."""
+
+    engines: dict[str, StubEngine] = field(default_factory=dict)
+    loaded: list[str] = field(default_factory=list)
+    step_seconds: float = 0.0
+
+    def __call__(self, _: ExitStack, config: EngineConfig) -> EngineClient:
+        """Start one (`StartEngine`)."""
+        [name] = config.model.served_model_name
+        adapters = tuple(module.partition("=")[0] for module in config.lora.lora_modules)
+        folder = config.model.model
+        info = stub_info(folder=folder, served_name=name, vocab_size=260, max_model_len=100, adapters=adapters)
+        self.engines[name] = StubEngine(info, self.step_seconds)
+        self.loaded.append(name)
+        return self.engines[name]
+
+    def asked(self) -> str:
+        """Names of the models that got requests since the last time."""
+        names = "".join(name for name, engine in self.engines.items() if engine.submitted)
+        for engine in self.engines.values():
+            engine.submitted.clear()
+        return names
+
+
+class Server:
+    """One that runs."""
+
+    def __init__(self, models: Sequence[Listed], start: StartEngine, options: ServerOptions) -> None:
+        self.state: Several
+        self.state, app = make_several(models, options, start)
+        self._socket = bind(options)
+        self.server = DrainingServer(uvicorn_config(app, options), self.state)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+        self.thread.start()
+        wait_until(lambda: self.server.started)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self._socket.getsockname()[1]}", timeout=120)
+
+    def post(self, path: str, body: dict[str, Any] | None = None, **more: Any) -> httpx.Response:
+        """POST a JSON body, or none."""
+        return self.http.post(path, **({} if body is None else {"json": body}), **more)
+
+    def complete(self, model: str, **fields: Any) -> str:
+        """The text of a completion that must succeed."""
+        reply = self.post("/v1/completions", {"model": model, "prompt": "x", "max_tokens": 3, **fields})
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["model"] == model
+        return str(reply.json()["choices"][0]["text"])
+
+    def states(self) -> dict[str, str]:
+        """Of each model and adapter."""
+        return {card["id"]: card["status"] for card in self.http.get("/v1/models").json()["data"]}
+
+    def stop(self) -> None:
+        """Stop at once."""
+        self.http.close()
+        self.server.should_exit = True
+        self.thread.join(30)
+        self._socket.close()
+        assert not self.thread.is_alive()
+
+
+@contextlib.contextmanager
+def serving(models: Sequence[Listed], start: StartEngine, **options: Any) -> Iterator[Server]:
+    """A running server, stopped at the end."""
+    server = Server(models, start, ServerOptions(port=0, **options))
+    try:
+        yield server
+    finally:
+        server.stop()
