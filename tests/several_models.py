@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from live_server import wait_until
 from quire.cli.models import listed_models
 from quire.core.config import EngineConfig
-from quire.engine.client import EngineClient
+from quire.core.errors import EngineFailure, ModelError
+from quire.core.pooling import Pooling
+from quire.engine.client import AdapterChanged, EngineClient, EngineInfo, StepReport
 from quire.server.http.address import bind
 from quire.server.options import ServerOptions
 from quire.server.run import DrainingServer, uvicorn_config
@@ -31,7 +34,7 @@ def listed(name: str, needed: int = 1, pinned: bool = False, config: EngineConfi
     return Listed(
         name=name,
         config=config or EngineConfig(),
-        options=ServerOptions(),
+        speech={},
         needed=needed,
         max_model_len=100,
         folder="",
@@ -47,21 +50,59 @@ def list_of(folder: Path, names: str, **options: Any) -> list[Listed]:
     return listed_models(OPTIONS | options | {"model": [f"{name}={folder}" for name in names]})
 
 
+class Stub(StubEngine):
+    """Has adapters, as far as their names go."""
+
+    def __init__(self, info: EngineInfo, step_seconds: float) -> None:
+        super().__init__(info, step_seconds)
+        self._changes: list[AdapterChanged] = []
+
+    def change_adapter(self, name: str, folder: str) -> None:
+        """Take a name, or drop it."""
+        others = tuple(each for each in self.info.adapters if each != name)
+        self.info = msgspec.structs.replace(self.info, adapters=(*others, name) if folder else others)
+        self._changes.append(AdapterChanged(name, self.info.adapters))
+
+    def poll(self, timeout: float) -> StepReport | None:
+        """What became of changes, and steps."""
+        if self._changes:
+            return StepReport([], self._stats, (self._changes.pop(),))
+        return super().poll(timeout)
+
+
 @dataclass
 class Stubs:
-    """Starts stub engines, of which `engines` has the latest of each model, and notes the order in `loaded`."""
+    """Starts stub engines, of which `engines` has the latest of each model, and notes the order in `loaded`.
+
+    Facts by which replies of a and b can be told apart: their longest sequences have 100 and 90 tokens, their
+    vocabularies 260 and 261. `gates`: a model is loaded once its gate is open; `broken`: models that cannot be.
+    """
 
     engines: dict[str, StubEngine] = field(default_factory=dict)
     loaded: list[str] = field(default_factory=list)
     step_seconds: float = 0.0
+    gates: dict[str, threading.Event] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
 
-    def __call__(self, _: ExitStack, config: EngineConfig) -> EngineClient:
+    def __call__(self, until: ExitStack, config: EngineConfig) -> EngineClient:
         """Start one (`StartEngine`)."""
         [name] = config.model.served_model_name
-        adapters = tuple(module.partition("=")[0] for module in config.lora.lora_modules)
-        folder = config.model.model
-        info = stub_info(folder=folder, served_name=name, vocab_size=260, max_model_len=100, adapters=adapters)
-        self.engines[name] = StubEngine(info, self.step_seconds)
+        gate, given_up = self.gates.get(name), threading.Event()
+        until.callback(given_up.set)
+        while gate is not None and not gate.wait(0.01):
+            if given_up.is_set():
+                raise EngineFailure("it was given up")
+        if name in self.broken:
+            raise ModelError("config.json: there is no such file")
+        info = stub_info(
+            folder=config.model.model,
+            served_name=name,
+            vocab_size=260 + (name == "b"),
+            max_model_len=90 if name == "b" else 100,
+            adapters=tuple(module.partition("=")[0] for module in config.lora.lora_modules),
+            pooling=Pooling(refused=f"{name} makes none"),
+        )
+        self.engines[name] = Stub(info, self.step_seconds)
         self.loaded.append(name)
         return self.engines[name]
 
@@ -88,7 +129,7 @@ class Server:
 
     def post(self, path: str, body: dict[str, Any] | None = None, **more: Any) -> httpx.Response:
         """POST a JSON body, or none."""
-        return self.http.post(path, **({} if body is None else {"json": body}), **more)
+        return self.http.post(path, json=body, **more)
 
     def complete(self, model: str, **fields: Any) -> str:
         """The text of a completion that must succeed."""

@@ -57,11 +57,11 @@ def is_listing(model: str) -> bool:
 
 
 class _Named(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry, read and checked; `pinned` as `Listed` has it."""
+    """An entry, read and checked, as `Listed` has it."""
 
     name: str
     config: EngineConfig
-    options: ServerOptions
+    speech: dict[str, Any]
     pinned: bool
 
 
@@ -99,7 +99,7 @@ def _listed(model: _Named, room: int | None) -> Listed:
     return Listed(
         name=model.name,
         config=config,
-        options=model.options,
+        speech=model.speech,
         needed=found.weights + each * config.wholes,
         max_model_len=kv.max_model_len,
         folder=str(found.facts.folder),
@@ -172,7 +172,7 @@ def _entry(name: str, own: Entry, shared: Mapping[str, Any]) -> _Named:
         if not name or not isinstance(own.get("model"), str) or not own["model"]:
             raise ConfigError("it needs a name and model = PATH", param="model")
         options = {**shared, **own}
-        config = to_engine(options | {"served_model_name": [name]})
-        return _Named(name=name, config=config, options=to_server(options), pinned=pinned)
+        config, server = to_engine(options | {"served_model_name": [name]}), to_server(options)
+        return _Named(name=name, config=config, speech={f: getattr(server, f) for f in OF_MODELS}, pinned=pinned)
     except QuireError as error:
         raise ConfigError(f"model {name!r}: {error.message}", param=error.param) from None

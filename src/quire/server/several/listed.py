@@ -8,21 +8,20 @@ from typing import Any
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
-from quire.server.options import ServerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
     """A model that may be loaded. `pinned`: at the start, and it makes no room for others.
 
-    `options`: the server's as they are for this model. `needed`: bytes of its weights and KV cache as planned from the
-    headers of its files; of these, too, are what follows it. `root`: what they call it; `scheme`: of its weights;
-    `passport`: what was measured of it, {} where nothing was.
+    `speech`: options of the server that are otherwise for this model (`OF_MODELS`). `needed`: bytes of its weights and
+    KV cache as planned from the headers of its files; of these, too, are what follows it. `root`: what they call it;
+    `scheme`: of its weights; `passport`: what was measured of it, {} where nothing was.
     """
 
     name: str
     config: EngineConfig
-    options: ServerOptions
+    speech: Mapping[str, Any]
     needed: int
     max_model_len: int
     folder: str

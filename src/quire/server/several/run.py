@@ -30,13 +30,13 @@ StartEngine = Callable[[ExitStack, EngineConfig], EngineClient]
 """Loads a model; what goes on the stack is closed after its engine, or while it is loading to have it given up."""
 
 
-def load_model(start_engine: StartEngine, listed: Listed, until: ExitStack) -> LoadedModel:
+def load_model(options: ServerOptions, start_engine: StartEngine, listed: Listed, until: ExitStack) -> LoadedModel:
     """A model with a service of its own; raises what `start_engine` does."""
     client = start_engine(until, listed.config)
     until.callback(client.close)
     tokenizer, template = text_tools(listed.config, client.info)
     # Keys are asked for before the model of a request is known.
-    options = msgspec.structs.replace(listed.options, api_key=(), api_keys_file=None)
+    options = msgspec.structs.replace(options, api_key=(), api_keys_file=None, **listed.speech)
     service = Service(AsyncEngine(client), tokenizer, template, options, listed.config)
     return LoadedModel(service, until)
 
@@ -46,7 +46,8 @@ def make_several(
 ) -> tuple[Several, FastAPI]:
     """The state of the server and its application; `ConfigError` for models that can never be loaded."""
     budget = round(options.models_memory_gb * 1e9)
-    several = Several(Pool(models, partial(load_model, start_engine), budget, options.models_wait), options)
+    pool = Pool(models, partial(load_model, options, start_engine), budget, options.models_wait)
+    several = Several(pool, options)
     return several, make_front(several)
 
 
