@@ -57,7 +57,8 @@ async def models(several: Several, request: Request) -> Response:
 async def model(several: Several, request: Request) -> Response:
     """One model by name, with its state."""
     name = request.path_params["model"]
-    return _json(_card(several, several.slot(name), name))
+    slot = several.slot(name)
+    return _json(_card(several, slot, name if name in adapters_of(slot) else slot.listed.name))
 
 
 async def load_model(several: Several, request: Request) -> Response:
