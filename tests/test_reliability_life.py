@@ -22,7 +22,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "quire"
 WALL_CLOCK = {
     "model/load/packed_folder.py", "server/service.py", "server/api/writer.py", "text/sandbox.py",
     "engine/edge/metrics.py", "engine/record/recorder.py", "server/http/middleware.py", "cache/store_folder.py",
-    "cache/disk.py", "engine/loop/adapting.py", "engine/engine.py",
+    "cache/disk.py", "engine/loop/adapting.py", "engine/engine.py", "server/api/vectors.py", "server/api/ollama.py",
+    "server/api/responses_answer.py", "server/several/state.py",
     "compress/measure.py",  # the date of a passport
 }  # fmt: skip
 """Where the time of day is asked for: ages of files, `created` in replies, the date in a prompt; when something was

@@ -124,24 +124,27 @@ async def test_who_leaves_is_not_loaded_for() -> None:
 
 @turning
 async def test_a_model_that_cannot_load_says_why_and_is_tried_again_later() -> None:
-    tries, refusals = 0, 0
+    tries, cleaned = 0, threading.Event()
 
     def twice(_: Listed, until: ExitStack) -> Model:
-        nonlocal tries, refusals
+        nonlocal tries
         tries += 1
-        until.callback(lambda: setattr(pool, "cleaned", True))
+        until.callback(cleaned.set)
         if tries < 3:
             raise ModelError("config.json: gone") if tries == 1 else ValueError("a defect")
         return Model()
 
     pool = Pool([listed("a")], twice)
-    for _ in range(3):
-        with pytest.raises(Unavailable, match=r"'a' could not be loaded: config\.json: gone; .* in 1 s") as refused:
-            await used(pool, "a")
-        assert refused.value.retry_after == 1
-    assert tries == 1 and vars(pool)["cleaned"] and states(pool) == {"a": "failed"}
-    with pytest.raises(Unavailable, match=r"an internal error, .* in 2 s"):
-        await pool.load("a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.server.several.pool.FIRST_PAUSE", 100.0)
+        for _ in range(3):
+            with pytest.raises(Unavailable, match=r"'a' could not be loaded: config\.json: gone; .* in \d+ s") as told:
+                await used(pool, "a")
+            assert 90 < told.value.retry_after <= 100
+        assert tries == 1 and cleaned.is_set() and states(pool) == {"a": "failed"}
+        with pytest.raises(Unavailable, match=r"an internal error, ") as told:
+            await pool.load("a")
+        assert 190 < told.value.retry_after <= 200
     await pool.load("a")
     assert tries == 3 and states(pool) == {"a": "loaded"} and not pool.slots["a"].error
 

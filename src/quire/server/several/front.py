@@ -118,9 +118,10 @@ def _slot(several: Several, path: str, said: Naming, asked: str | None) -> Slot:
         slot = several.slot(None)
     if path not in (LOAD_LORA, UNLOAD_LORA) or not isinstance(said.lora_name, str):
         return slot
-    owner = several.owner(said.lora_name) or slot
+    owner, name = several.owner(said.lora_name) or slot, said.lora_name[:200]
+    if "=" in name:  # it is kept as name=folder, for the next load of its model
+        raise BadRequest(f"lora_name: {name!r} must hold no =", param="lora_name")
     if said.model is not None and owner is not slot:
-        name = said.lora_name[:200]
         raise BadRequest(f"lora_name: {name!r} belongs to model {owner.listed.name!r}", param="lora_name")
     return owner
 
