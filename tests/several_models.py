@@ -125,7 +125,8 @@ class Server:
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self.thread.start()
         wait_until(lambda: self.server.started)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self._socket.getsockname()[1]}", timeout=120)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.http = httpx.Client(base_url=self.url, timeout=120)
 
     def post(self, path: str, body: dict[str, Any] | None = None, **more: Any) -> httpx.Response:
         """POST a JSON body, or none."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,9 @@ from live_server import LiveServer, live
 from proxy import shown_below
 from quire.server.playground import FOLDER, HEADERS
 from real_server import real
+from several_models import Stubs, list_of, serving
 from stub_engine import StubEngine
+from tiny_model import write_tiny
 
 in_chromium = pytest.mark.skipif(not CHROMIUM, reason="no chromium here: apt-get install chromium")
 DONE = "document.querySelector('.lane:not([hidden]) .answer:last-child[aria-busy=false]')"
@@ -219,6 +222,17 @@ def test_two_answers_side_by_side(browser: Browser, server: LiveServer) -> None:
         assert boxes[1] > boxes[0] + 300
         page.click("#toggle-compare")
         assert page.run("document.querySelectorAll('.lane')[1].hidden")
+
+
+@in_chromium
+def test_the_picker_offers_each_of_several_models(browser: Browser, tmp_path: Path) -> None:
+    stubs = Stubs()
+    with serving(list_of(write_tiny(tmp_path), "ab"), stubs) as several, opened(browser, f"{several.url}/") as page:
+        page.wait("document.querySelector('.model').value")
+        assert page.run("[...document.querySelector('.model').options].map((one) => one.value)") == ["a", "b"]
+        page.run("document.querySelector('.model').value = 'b'")
+        ask(page, "x")
+        assert stubs.loaded == ["b"] and stubs.asked() == "b"
 
 
 @in_chromium
