@@ -233,9 +233,9 @@ class Pool:
         try:
             async with asyncio.timeout(self._wait):
                 while slot.waiting:
-                    for other in self.slots.values():
-                        if other.ending is not None:
-                            await asyncio.wait({other.ending})
+                    if ending := [s.ending for s in self.slots.values() if s.ending and not s.ending.done()]:
+                        await asyncio.wait(ending)
+                        continue  # others may have died meanwhile
                     loaded = [s for s in self.slots.values() if s.running is not None]
                     taken = sum(s.listed.needed for s in loaded)
                     if not self._budget or taken + slot.listed.needed <= self._budget:
