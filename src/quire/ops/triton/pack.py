@@ -103,19 +103,20 @@ def _dense(weight: Weight, device: torch.device) -> Matrix:
 
 
 def _two_of_four(gpu: Gpu, dense: Matrix) -> Matrix | None:
-    """A matrix of 16-bit floats [n, k] without two of each four columns; None where some row has more than two.
+    """A matrix of 16-bit floats [n, k] without two of each four columns; None where some row has more than two, or
+    where columns are so few that their chunks take more.
 
     `codes` [2, n, C * 64]: the first and the second of each four that are there. `places` uint8 [n, C, 32]: their
     columns in two bits each, of fours 0..31 of a chunk in the low halves, of 32..63 in the high. C chunks of 64 fours.
     """
     n, k = dense.codes.shape
-    if k % 4:
+    missing = -(k // 4) % FOURS
+    if k % 4 or 9 * (k + 4 * missing) >= 16 * k:
         return None
     fours = dense.codes.view(n, -1, 4)
     if int((fours != 0).sum(-1, dtype=torch.int8).max()) > 2:
         return None
     there = (fours == 0).to(torch.int8).sort(dim=-1, stable=True).indices[..., :2]
-    missing = -(k // 4) % FOURS
     codes = torch.nn.functional.pad(fours.gather(-1, there), (0, 0, 0, missing)).permute(2, 0, 1).contiguous()
     both = torch.nn.functional.pad((there[..., 0] | there[..., 1] << 2).to(torch.uint8), (0, missing))
     halves = both.view(n, -1, 2, FOURS // 2)
