@@ -53,7 +53,7 @@ class Method:
     layout: str = "auto"
 
     def recipe(self, rows: int, length: int, spill: bool = False) -> dict[str, Any]:
-        """Our recipe of it, calibrated with `rows` of `length` tokens; `spill`: what they are between layers is a file."""
+        """Our recipe of it, calibrated with `rows` of `length` tokens, which `spill` to the disk between layers."""
         return {
             "calibration": {"samples": rows, "length": length, "spill": spill},
             "stage": [self.stage],
@@ -95,7 +95,7 @@ COLUMNS = {
 
 @dataclass
 class Bench:
-    """The source, the text and where things are; `rows` and `length`: of the calibration text, which ours may `spill`."""
+    """The source, the text and where things are; `rows` and `length`: of the calibration text, which ours may spill."""
 
     work: Path
     rows: int
