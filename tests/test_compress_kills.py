@@ -145,7 +145,7 @@ def test_the_stream_may_lie_in_a_file(source: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("stream*")), "it has no name, so no kill leaves it"
     if sys.platform == "linux":
         name = f"{tmp_path}/stream (deleted)"
-        assert name in {os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
+        assert Path(name) in {file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
         assert name not in Path("/proc/self/maps").read_text(), "a mapped file would be memory of the process"
     del stream
 
