@@ -103,12 +103,12 @@ class _Spilled:
 
     def __getitem__(self, at: slice) -> Tensor:
         x = torch.empty(at.stop - at.start, *self._shape[1:])
-        data, done = memoryview(x.numpy()).cast("B"), 0
+        data, done = x.numpy().data.cast("B"), 0
         while done < len(data):
             done += os.preadv(self._file, [data[done:]], at.start * self._row + done)
         return x
 
     def __setitem__(self, at: slice, x: Tensor) -> None:
-        data, done = memoryview(x.contiguous().numpy()).cast("B"), 0
+        data, done = x.contiguous().numpy().data.cast("B"), 0
         while done < len(data):
             done += os.pwrite(self._file, data[done:], at.start * self._row + done)

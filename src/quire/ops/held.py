@@ -106,15 +106,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, order: int, spec: AttentionSpec) ->
     if not spec.softcap and spec.sinks is None and spec.alibi is None and spec.bias is None:
         causal = n == m and order == ONE_BY_ONE and not spec.window
         mask = None if causal or not bool(hidden.any()) else ~hidden
-        # Read in rows of a head it takes 0.83 of the time (four rows of 512 tokens, eight heads of 32).
         out = F.scaled_dot_product_attention(
-            q.contiguous(),
-            k.contiguous(),
-            v.contiguous(),
-            attn_mask=mask,
-            is_causal=causal,
-            scale=spec.scale,
-            enable_gqa=repeat > 1,
+            q, k, v, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=repeat > 1
         )
         return out.transpose(1, 2)
     scores = q @ k.repeat_interleave(repeat, 1).transpose(2, 3) * spec.scale
