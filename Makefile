@@ -32,10 +32,10 @@ test-slow: build .venv/triton
 	$(BIN)/python -m pytest -m slow
 
 chaos: build  ## engines that are killed, stopped, torn and poisoned under load; every answer as alone
-	$(BIN)/python -m pytest -q -s tests/test_chaos.py
+	$(BIN)/python -m pytest -q -s -m "" tests/test_chaos.py
 
 chaos-full: build  ## the same at full scale: 50 kills under 32 streams
-	QUIRE_CHAOS_FULL=1 $(BIN)/python -m pytest -q -s tests/test_chaos.py
+	QUIRE_CHAOS_FULL=1 $(BIN)/python -m pytest -q -s -m "" tests/test_chaos.py
 
 reliability: build  ## thousands of streams, clients that leave or stall, broken bodies, kills, drains, too much load; minutes
 	$(BIN)/python -m pytest -q -s -m "" tests/test_reliability_load.py tests/test_reliability_http.py tests/test_reliability_life.py

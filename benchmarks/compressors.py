@@ -52,10 +52,10 @@ class Method:
     tools: tuple[str, ...] = ()
     layout: str = "auto"
 
-    def recipe(self, rows: int, length: int) -> dict[str, Any]:
-        """Our recipe of it, calibrated with `rows` of `length` tokens."""
+    def recipe(self, rows: int, length: int, spill: bool = False) -> dict[str, Any]:
+        """Our recipe of it, calibrated with `rows` of `length` tokens, which `spill` to the disk between layers."""
         return {
-            "calibration": {"samples": rows, "length": length},
+            "calibration": {"samples": rows, "length": length, "spill": spill},
             "stage": [self.stage],
             "output": {"layout": self.layout},
         }
@@ -95,12 +95,13 @@ COLUMNS = {
 
 @dataclass
 class Bench:
-    """The source, the text and where things are; `rows` and `length`: of the calibration text."""
+    """The source, the text and where things are; `rows` and `length`: of the calibration text, which ours may spill."""
 
     work: Path
     rows: int
     length: int
     folder: Path
+    spill: bool = False
     texts: dict[str, str] = field(default_factory=lambda: heldout_texts(EMBEDDED))
 
     def measured(self, method: str, tool: str) -> dict[str, Any]:
@@ -109,7 +110,7 @@ class Bench:
         job: dict[str, Any] = {"source": str(EMBEDDED), "rows": str(self._rows()), "out": str(out), "method": method}
         python, variables = sys.executable, dict[str, str]()
         if tool == "quire":
-            job |= {"method": "compress", "recipe": METHODS[method].recipe(self.rows, self.length)}
+            job |= {"method": "compress", "recipe": METHODS[method].recipe(self.rows, self.length, self.spill)}
         else:
             env = environment(self.work, tool)
             python, variables = env.python, env.variables
@@ -233,6 +234,7 @@ def main() -> None:
     parser.add_argument("--tool", choices=["quire", *TOOLS], nargs="+", default=["quire", *TOOLS])
     parser.add_argument("--rows", type=int, default=256, help="rows of calibration text")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
+    parser.add_argument("--spill", action="store_true", help="ours keeps the text between layers on the disk")
     parser.add_argument("--texts", type=int, default=0, help="held-out modules that are scored, 0 = all")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "quire-peers")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "compressors.json")
@@ -242,7 +244,7 @@ def main() -> None:
     if not args.table:
         args.work.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=args.work) as folder:
-            bench = Bench(args.work, args.rows, args.length, Path(folder))
+            bench = Bench(args.work, args.rows, args.length, Path(folder), args.spill)
             bench.texts = dict(list(bench.texts.items())[: args.texts or None])
             for method in args.method:
                 for tool in (t for t in ("quire", *METHODS[method].tools) if t in args.tool):

@@ -59,6 +59,8 @@ GROUPED = {
 }  # fmt: skip
 """Form of a matrix of codes -> kind, columns of a group (0: all of a row)."""
 PLAIN = {"f32": F32, "f16": F16, "bf16": BF16}
+FEWER = {"f16, 2:4": "f16", "bf16, 2:4": "bf16"}
+"""Form without zeros -> that of the dense matrix."""
 
 
 def weight(form: str, n: int, k: int) -> Weight:
@@ -80,7 +82,9 @@ def weight(form: str, n: int, k: int) -> Weight:
 @cache
 def packed(n: int, k: int, form: str) -> Packed:
     """A matrix as the kernels read it, which is the same for all devices."""
-    return pack(Gpu(torch.device("cpu"), INTERPRETER, True, Immediate()), weight(form, n, k))
+    gpu = Gpu(torch.device("cpu"), INTERPRETER, True, Immediate())
+    gpu.sparse = form in FEWER
+    return pack(gpu, weight(FEWER.get(form, form), n, k))
 
 
 def forms(gpu: Gpu) -> list[str]:
@@ -104,6 +108,18 @@ def products(gpu: Gpu) -> Iterator[Launch]:
             if form in USUAL:
                 x, bias = zeros(1, 1024, dtype=dtype), zeros(1024, dtype=F32)
                 yield f"{what}, bias", partial(linear.linear, gpu, x, packed(1024, 1024, form), bias)
+    for form, dense in FEWER.items():
+        for m in BATCHES:
+            x = zeros(m, 4096, dtype=PLAIN[dense])
+            yield f"{form}, {m} rows", partial(linear.linear, gpu, x, packed(1024, 4096, form), None)
+        yield (
+            f"{form}, f32 rows",
+            partial(linear.linear, gpu, zeros(1, 1028, dtype=F32), packed(1024, 1028, form), None),
+        )
+    heads = packed(16 * 128, 128, "bf16, 2:4")
+    yield "per head, 2:4", partial(linear.head_linear, gpu, zeros(1, 16 * 192), heads, 16, 128)
+    each = Grouped(packed(8 * 256, 1024, "bf16, 2:4"), 8, 256, None)
+    yield "experts, 2:4", partial(linear.grouped_linear, gpu, zeros(8, 1024), each, None, ints(1, 9))
     heads = packed(16 * 128, 128, "bf16")
     for m in BATCHES:
         yield f"per head, {m} rows", partial(linear.head_linear, gpu, zeros(m, 16 * 192), heads, 16, 128)

@@ -175,7 +175,7 @@ def facts(args: argparse.Namespace) -> dict[str, Any]:
     others = [q for q in data.questions(len(asked) + 4 * NEW) if q.name not in known]
     new = random.Random(0).sample(others, NEW)
     text = write_lines(work / "questions.jsonl", [*told(new) * TIMES, *told(asked)])
-    words = ["train", "--method", "qlora", "--rank", "32", "--alpha", "64", "--rate", "2e-3", "--steps", "216"]
+    words = ["train", "--method", "qlora", "--rank", "64", "--alpha", "128", "--rate", "2e-3", "--steps", "650"]
     seconds = made(work / "adapter", [*words, "--batch", "48", "--data", str(text)])
     made(work / "merged", ["train", "--merge", str(work / "adapter")])
     return {

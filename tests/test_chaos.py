@@ -139,7 +139,12 @@ def wait_for_more(client: httpx.Client, tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "kills"), [(signal.SIGKILL, KILLS), (signal.SIGSEGV, KILLS // 2), (signal.SIGSTOP, KILLS // 2)]
+    ("end", "kills"),
+    [
+        (signal.SIGKILL, KILLS),
+        pytest.param(signal.SIGSEGV, KILLS // 2, marks=pytest.mark.slow),
+        (signal.SIGSTOP, KILLS // 2),
+    ],
 )
 def test_engines_that_are_ended_lose_nothing(tmp_path: Path, end: signal.Signals, kills: int) -> None:
     """SIGSTOP is a hang, which the watchdog ends."""

@@ -144,7 +144,9 @@ def test_the_stream_may_lie_in_a_file(source: Path, tmp_path: Path) -> None:
     stream = Stream(Net.open(str(source)), rows, tmp_path)
     assert not list(tmp_path.glob("stream*")), "it has no name, so no kill leaves it"
     if sys.platform == "linux":
-        assert f"{tmp_path}/stream (deleted)" in Path("/proc/self/maps").read_text()
+        name = f"{tmp_path}/stream (deleted)"
+        assert Path(name) in {file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
+        assert name not in Path("/proc/self/maps").read_text(), "a mapped file would be memory of the process"
     del stream
 
 

@@ -68,10 +68,11 @@ def test_no_kernel_is_left_out(recorded: Rows) -> None:
         moe_kernels,
         rowwise_kernels,
         sampling_kernels,
+        sparse_kernels,
     )  # fmt: skip
 
     modules = (attention_kernels, cache_kernels, chunk_kernels, linear_kernels, moe_kernels, rowwise_kernels,
-               sampling_kernels)  # fmt: skip
+               sampling_kernels, sparse_kernels)  # fmt: skip
     launched = {name.partition(":")[0] for _, name in recorded}
     names = {name for module in modules for name in vars(module) if name.endswith("_kernel") and "program" not in name}
     assert {name.removesuffix("_kernel") for name in names} <= launched
@@ -125,7 +126,11 @@ def test_rows_of_any_batch_meet_one_kind_of_matrix_instruction(recorded: Rows) -
     for (target, name), row in recorded.items():
         kernel, _, label = name.partition(": ")
         form, _, batch = label.rpartition(", ")
-        if kernel in ("dense", "grouped", "scaled") and batch.endswith(" rows") and target.startswith("sm_"):
+        if (
+            kernel in ("dense", "grouped", "scaled", "two_of_four")
+            and batch.endswith(" rows")
+            and target.startswith("sm_")
+        ):
             for part in filter(None, row["matrix"].split("; ")):
                 version, _, shape = part.split(" ")
                 steps.setdefault((target, f"{kernel} {form}"), set()).add((version, shape.split("x")[-1]))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from gptqmodel import BACKEND, GPTQModel
+from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
 from safetensors.torch import load_file
 from tiny import read_all
 
@@ -19,10 +20,17 @@ def read(folder: Path) -> torch.nn.Module:
 
 
 def plain(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with each quantized module as the numbers that it makes of its codes."""
+    """The model with each quantized module as the numbers that it makes of its codes.
+
+    Modules of AWQ multiply in float16, activations too, and have no method for the numbers alone.
+    """
     for name, module in [*model.named_modules()]:
-        if hasattr(module, "dequantize_weight"):
-            weight = module.dequantize_weight().detach().float().t()
+        if hasattr(module, "qweight"):
+            if hasattr(module, "dequantize_weight"):
+                made = module.dequantize_weight()
+            else:
+                made = dequantize_gemm(module.qweight, module.qzeros, module.scales, module.bits, module.group_size)
+            weight = made.detach().float().t()
             linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
             linear.weight.data = weight
             model.set_submodule(name, linear)

@@ -6,6 +6,8 @@ Memory is that of one layer, of what is counted of its inputs, and of the stream
 from __future__ import annotations
 
 import math
+import os
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.net import Net
-from quire.learn.loop import mapped
+from quire.learn.loop import unnamed
 from quire.model.net.decoder import Layer
 
 TOKENS = 2048
@@ -31,15 +33,16 @@ class _Enough(Exception):
 class Stream:
     """The stream of `rows` of tokens, all of one length, before a layer.
 
-    `folder`: where it lies in files that the system may page out; None: in memory.
+    `folder`: where it lies in a file, of which a part is read at a time; None: in memory.
     """
 
     def __init__(self, net: Net, rows: Sequence[Sequence[int]], folder: Path | None = None) -> None:
-        self._net, self._folder = net, folder
+        self._net = net
         count, length = len(rows), len(rows[0])
         step = max(1, TOKENS // length)
         self._parts = [slice(at, min(count, at + step)) for at in range(0, count, step)]
-        self._x = self._room((count, length, net.spec.hidden))
+        shape = count, length, net.spec.hidden
+        self._x = torch.zeros(shape) if folder is None else _Spilled(folder / "stream", shape)
         self.layer = 0
         with torch.no_grad():
             first = net.before_layers()
@@ -89,7 +92,23 @@ class Stream:
         x, delta = self._net.run_layer(self.layer, x, delta, layer)
         return x + delta
 
-    def _room(self, shape: tuple[int, ...]) -> Tensor:
-        if self._folder is None:
-            return torch.zeros(shape)
-        return mapped(self._folder / "stream", math.prod(shape)).view(shape)
+
+class _Spilled:
+    """Rows [count, length, hidden] f32 in a file, read and written in slices of rows."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
+        self._shape, self._row = shape, 4 * math.prod(shape[1:])
+        self._file = unnamed(path, shape[0] * self._row)
+        weakref.finalize(self, os.close, self._file)
+
+    def __getitem__(self, at: slice) -> Tensor:
+        x = torch.empty(at.stop - at.start, *self._shape[1:])
+        data, done = x.numpy().data.cast("B"), 0
+        while done < len(data):
+            done += os.preadv(self._file, [data[done:]], at.start * self._row + done)
+        return x
+
+    def __setitem__(self, at: slice, x: Tensor) -> None:
+        data, done = x.contiguous().numpy().data.cast("B"), 0
+        while done < len(data):
+            done += os.pwrite(self._file, data[done:], at.start * self._row + done)

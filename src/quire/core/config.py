@@ -157,7 +157,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     sparse: Annotated[
         str,
         about(
-            "Keep weights of which many are zero without these (cpu): auto = where one sequence is faster so, off, on.",
+            "Keep weights of which many are zero without these: auto = where one sequence is faster so (cpu), off, on "
+            "(gpu: 2:4 in 16 bits).",
             SPARSE,
         ),
     ] = "off"

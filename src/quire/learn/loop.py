@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -152,23 +153,32 @@ class Run:
             self._optimizer.state[p] = state
 
 
-def mapped(path: Path, count: int) -> Tensor:
-    """`count` zeros, f32, in a file that is made at `path`, has no name afterwards, and is there as long as they are.
+def unnamed(path: Path, size: int) -> int:
+    """The descriptor of a file of `size` zeros that is made at `path` and has no name afterwards: who has it closes it.
 
     `ConfigError` where the disk has no room for them: without it the first write to one would end the process.
     """
     with _told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with path.open("xb") as file:
-                os.posix_fallocate(file.fileno(), 0, 4 * count)
+            os.posix_fallocate(file, 0, size)
         except OSError:
-            path.unlink(missing_ok=True)
+            os.close(file)
             raise
-        pages = torch.from_file(str(path), shared=True, size=count, dtype=torch.float32)
-        path.unlink()
-    return pages
+        finally:
+            path.unlink()
+    return file
+
+
+def mapped(path: Path, count: int) -> Tensor:
+    """`count` zeros, f32, in a file as `unnamed` makes it, which is there as long as they are."""
+    file = unnamed(path, 4 * count)
+    try:
+        return torch.frombuffer(mmap.mmap(file, 4 * count), dtype=torch.float32)
+    finally:
+        os.close(file)
 
 
 def write_whole(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:

@@ -31,7 +31,7 @@ from quire.ops import states_cpu as _states_cpu  # noqa: F401  (registers the im
 from quire.ops.arena import huge_bytes
 from quire.ops.choice import backend_of
 from quire.ops.cpu import Cpu
-from quire.ops.gpu import Gpu, open_gpu
+from quire.ops.gpu import Gpu, check_sparse_units, open_gpu
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
 from quire.ops.moe import Grouped
 from quire.ops.moe_cpu import fuses_experts, group
@@ -267,6 +267,10 @@ def select(device: DeviceConfig) -> Ops:
     if name == "reference":
         return Ops(name, None, device.ops)
     if name == "triton":
-        return Ops(name, open_gpu(), device.ops)
+        gpu = open_gpu()
+        gpu.sparse, gpu.sparse_units = device.sparse == "on", "linear=cusparselt" in device.ops
+        if gpu.sparse_units:
+            check_sparse_units(gpu)
+        return Ops(name, gpu, device.ops)
     native = Native(device.isa, device.threads)
     return Ops(name, _cpu.Cpu(native, device.bf16_bits, device.sparse), device.ops)

@@ -28,7 +28,7 @@ OPS = (
 """Every op. Each backend implements all of them but those of `HOST`, which a test holds."""
 HOST = ("attention_states", "cache_rows", "fold_states")
 """Ops of the reference and of the CPU alone: what spreads a sequence over processes, which GPUs refuse."""
-OTHERS = {"triton": {"linear": ("cublas",)}}
+OTHERS = {"triton": {"linear": ("cublas", "cusparselt")}}
 """Backend -> op -> implementations that `--ops` can name beside the backend's own and the reference."""
 DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/kfd", "/dev/dxg")
 """Files of the drivers without which Linux has no GPU: NVIDIA's, that of its boards, AMD's, and Windows' under WSL."""

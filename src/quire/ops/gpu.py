@@ -44,7 +44,10 @@ class Gpu:
     """One device. Under Triton's interpreter (TRITON_INTERPRET=1) it is the CPU, for tests: same kernels, no GPU.
 
     `chip` chooses kernels, and rows of `CONFIGS`; `interpreted`: kernels run as Python. `runtime` queues work.
+    `sparse`: 2:4 matrices are kept without their zeros; `sparse_units`: also as torch's sparse products read them.
     """
+
+    sparse = sparse_units = False
 
     def __init__(self, device: torch.device, chip: Chip, interpreted: bool, runtime: Runtime) -> None:
         self.device, self.chip, self.interpreted, self.runtime = device, chip, interpreted, runtime
@@ -143,6 +146,15 @@ def chip_of(device: torch.device) -> Chip:
         nvidia and torch.cuda.get_device_capability(device) >= (8, 9),
         nvidia,
     )
+
+
+def check_sparse_units(gpu: Gpu) -> None:
+    """`ConfigError` where torch multiplies no 2:4 matrices, or where they would not be kept."""
+    cusparselt: Any = getattr(torch.backends, "cusparselt", None)
+    if gpu.device.type != "cuda" or cusparselt is None or not cusparselt.is_available():
+        raise ConfigError("--ops linear=cusparselt: this torch has no cuSPARSELt for this device", param="ops")
+    if not gpu.sparse:
+        raise ConfigError("--ops linear=cusparselt multiplies what --sparse on keeps; add that", param="ops")
 
 
 def open_gpu() -> Gpu:

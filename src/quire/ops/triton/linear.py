@@ -14,15 +14,18 @@ from quire.ops.moe import Grouped
 from quire.ops.op import impl
 from quire.ops.reference import gated_activation
 from quire.ops.triton import linear_kernels as kernels
-from quire.ops.triton.pack import Matrix
+from quire.ops.triton.pack import FOURS, TWO_OF_FOUR, Matrix
+from quire.ops.triton.sparse_kernels import two_of_four_kernel
 from quire.ops.weights import E4M3_MOST, MOST, Packed
 
 PLAIN, HEADS, EXPERTS = (mode.value for mode in (kernels.PLAIN, kernels.HEADS, kernels.EXPERTS))
 CODED = {"int4": kernels.INT4, "table4": kernels.TABLE4, "e2m1": kernels.E2M1, "int8": kernels.INT8}
-SHARED_TILES = {"table4": "int4", "e2m1": "int4"}
-"""Forms that have the tiles of another."""
-STEP = 256
+SHARED_TILES = {"table4": "int4", "e2m1": "int4", TWO_OF_FOUR: "two_of_four"}
+"""Form -> that whose tiles it has, or another name of its own."""
+STEP = 4 * FOURS
 """Runs of columns are a multiple of this many, so that every kernel's steps fit into them."""
+LEAST_ROWS = 65
+"""Rows from which `cusparselt` takes a product: with fewer a product waits for memory."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ def multiply(gpu: Gpu, x: Tensor, w: Matrix, p: Product, out: Tensor) -> None:
     x_scales = None
     if w.form in ("f32", "f16"):
         _dense(gpu, x, w, p, cut, (target, bias))
+    elif w.form == TWO_OF_FOUR:
+        _two_of_four(gpu, x, w, p, cut, (target, bias))
     elif w.form == "scaled":
         x_scales = _scaled(gpu, x, w, p, cut, (target, bias))
     else:
@@ -124,6 +129,18 @@ def _dense(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> 
     kernels.dense_kernel[cut.grid](
         to[0], x, w.codes, to[1], p.tokens, p.offsets, p.m, p.n, p.k, p.rows, x.stride(0), to[0].stride(-2), p.x_step,
         cut.run, p.count, BK=block, EVEN=p.k % block == 0, **cut.constants(gpu, p),
+    )  # fmt: skip
+
+
+def _two_of_four(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> None:
+    """x's columns of a remainder by four are brought together first: programs read them side by side."""
+    assert w.places is not None
+    wanted = x.view(len(x), -1, p.x_step)[..., : p.k] if p.x_step else x
+    apart, x_step = wanted.reshape(len(x), -1, 4).permute(2, 0, 1).contiguous(), p.k // 4 if p.x_step else 0
+    two_of_four_kernel[cut.grid](
+        to[0], apart, w.codes, w.places, to[1], p.tokens, p.offsets, p.m, len(x), p.n, p.k // 4, apart.shape[-1],
+        w.codes.shape[1], p.rows, to[0].stride(-2), x_step, w.places.shape[1], cut.run // STEP, p.count,
+        EVEN=p.k % STEP == 0, **cut.constants(gpu, p),
     )  # fmt: skip
 
 
@@ -187,6 +204,17 @@ def linear_cublas(gpu: Gpu, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor
     check_rows(x, "linear x", w.k)
     y = torch.nn.functional.linear(x.to(w.handle.codes.dtype), w.handle.codes)
     y = y.to(torch.float32 if w.kind == "f32" else x.dtype)
+    return y if bias is None else y.add_(bias)
+
+
+@impl("linear", "triton:cusparselt")
+def linear_cusparselt(gpu: Gpu, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
+    """2:4 matrices through torch's semi-structured products from `LEAST_ROWS` rows on, whose units skip the zeros
+    (Mishra et al. 2021): a row's last bits may then depend on the batch it is in. All else as by `linear`."""
+    if w.handle.units is None or len(x) < LEAST_ROWS:
+        return linear(gpu, x, w, bias)
+    check_rows(x, "linear x", w.k)
+    y = torch.nn.functional.linear(x.to(w.handle.codes.dtype), w.handle.units).to(x.dtype)
     return y if bias is None else y.add_(bias)
 
 

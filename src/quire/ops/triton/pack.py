@@ -3,11 +3,14 @@
 Codes of a chunk of columns lie together for all rows, so that a tile of rows is one piece of memory whatever the group:
 8 bits [k / group, rows, group]; 4 bits [k / C, rows, C / 2] with C = max(group, 32), where the first half of a chunk's
 columns are the low halves of its bytes. What rows have per group is [k / group, rows].
+
+With `--sparse on` a matrix of 16-bit floats that is 2:4 is kept without two of each four columns: a decode reads 1.125
+bytes a weight instead of two.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,16 +21,21 @@ from quire.ops.weights import Packed, Weight
 
 GROUPS = (16, 32, 64, 128)
 FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+TWO_OF_FOUR = "2:4"
+"""The form of floats without two of each four columns."""
+FOURS = 64
+"""Of them in a chunk."""
 E2M1_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers of MXFP4, which kernels compute instead of looking them up."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """What the kernels of linear_kernels.py read.
+    """What the kernels of linear_kernels.py and sparse_kernels.py read.
 
-    `form`: "f32" or "f16" (16-bit floats), "int4", "table4", "e2m1" or "int8" (integer codes times floats), "scaled"
-    (int8 or float8 on both sides). `group` 0: one scale per row. `shift`: what a stored code is larger than its number.
+    `form`: "f32" or "f16" (16-bit floats), "2:4" (those without two of each four, `places` says which), "int4",
+    "table4", "e2m1" or "int8" (integer codes times floats), "scaled" (int8 or float8 on both sides). `group` 0: one
+    scale per row. `shift`: what a stored code is larger than its number. `units`: it as torch's 2:4 products read it.
     """
 
     form: str
@@ -39,6 +47,8 @@ class Matrix:
     order: Tensor | None = None
     group: int = 0
     shift: int = 0
+    places: Tensor | None = None
+    units: Tensor | None = None
 
 
 def pack(gpu: Gpu, weight: Weight, keep_plain: bool = False) -> Packed:
@@ -51,18 +61,23 @@ def pack(gpu: Gpu, weight: Weight, keep_plain: bool = False) -> Packed:
     device, (n, k) = gpu.device, weight.shape
     if 0 in weight.codes.shape:
         raise _refusal(weight, "it must be a matrix with rows and columns")
+    kind = weight.kind
     if weight.kind in FLOATS:
         matrix = _dense(weight, device)
+        fewer = _two_of_four(gpu, matrix) if gpu.sparse and matrix.form == "f16" else None
+        if fewer is not None:
+            matrix, kind = fewer, f"sparse24_{weight.kind}"
     elif weight.kind == "fp8" or _both_int8(weight):
         matrix = _scaled(gpu, weight)
     elif weight.kind in ("int4", "int8", "table4"):
         matrix = _coded(weight, device)
     else:
         raise _refusal(weight, "known kinds are f32, bf16, f16, fp8, int8, int4, table4")
-    grown = tuple(t for t in (matrix.codes, matrix.scales, matrix.zeros, matrix.mins) if t is not None)
-    shared = tuple(t for t in (matrix.table, matrix.order) if t is not None)
-    size = sum(t.numel() * t.element_size() for t in grown)
-    return Packed(weight.kind, n, k, weight.group, size, grown, matrix, weight if keep_plain else None, shared)
+    parts = (matrix.codes, matrix.scales, matrix.zeros, matrix.mins, matrix.places)
+    grown = tuple(t for t in parts if t is not None)
+    shared = tuple(t for t in (matrix.table, matrix.order, matrix.units) if t is not None)
+    size = sum(t.numel() * t.element_size() for t in (*grown, *units_parts(matrix)))
+    return Packed(kind, n, k, weight.group, size, grown, matrix, weight if keep_plain else None, shared)
 
 
 def keeps_activations(weight: Weight) -> bool:
@@ -85,6 +100,35 @@ def _dense(weight: Weight, device: torch.device) -> Matrix:
     if weight.codes.dtype is not dtype:
         raise _refusal(weight, f"its values are {weight.codes.dtype}")
     return Matrix("f32" if weight.kind == "f32" else "f16", weight.codes.to(device).contiguous())
+
+
+def _two_of_four(gpu: Gpu, dense: Matrix) -> Matrix | None:
+    """A matrix of 16-bit floats [n, k] without two of each four columns; None where some row has more than two, or
+    where columns are so few that their chunks take more.
+
+    `codes` [2, n, C * 64]: the first and the second of each four that are there. `places` uint8 [n, C, 32]: their
+    columns in two bits each, of fours 0..31 of a chunk in the low halves, of 32..63 in the high. C chunks of 64 fours.
+    """
+    n, k = dense.codes.shape
+    missing = -(k // 4) % FOURS
+    if k % 4 or 9 * (k + 4 * missing) >= 16 * k:
+        return None
+    fours = dense.codes.view(n, -1, 4)
+    if int((fours != 0).sum(-1, dtype=torch.int8).max()) > 2:
+        return None
+    there = (fours == 0).to(torch.int8).sort(dim=-1, stable=True).indices[..., :2]
+    codes = torch.nn.functional.pad(fours.gather(-1, there), (0, 0, 0, missing)).permute(2, 0, 1).contiguous()
+    both = torch.nn.functional.pad((there[..., 0] | there[..., 1] << 2).to(torch.uint8), (0, missing))
+    halves = both.view(n, -1, 2, FOURS // 2)
+    places = (halves[:, :, 0] | halves[:, :, 1] << 4).contiguous()
+    units = torch.sparse.to_sparse_semi_structured(dense.codes) if gpu.sparse_units else None
+    return replace(dense, form=TWO_OF_FOUR, codes=codes, places=places, units=units)
+
+
+def units_parts(matrix: Matrix) -> list[Tensor]:
+    """The memory of `units`, a tensor that says the size of the dense one."""
+    parts = (getattr(matrix.units, name, None) for name in ("packed", "meta"))
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def _scaled(gpu: Gpu, weight: Weight) -> Matrix:
