@@ -172,7 +172,8 @@ def kills(args: argparse.Namespace) -> dict[str, Any]:
     whole = watch(compressed(model, work / "whole", words, "--no-passport"))
     wanted, layers = sums(work / "whole"), int(model.config["num_hidden_layers"])
     out, journal = work / "cut", work / "cut.partial" / "journal.jsonl"
-    places = sorted(random.Random(args.seed).uniform(0, layers) for _ in range(args.kills))
+    rng = random.Random(args.seed)
+    places = sorted(rng.uniform(0, layers) for _ in range(args.kills))
     runs = []
     for place in places:
         reached = math.inf

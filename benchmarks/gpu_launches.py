@@ -116,8 +116,8 @@ def products(gpu: Gpu) -> Iterator[Launch]:
             f"{form}, f32 rows",
             partial(linear.linear, gpu, zeros(1, 1028, dtype=F32), packed(1024, 1028, form), None),
         )
-    heads = packed(16 * 128, 128, "bf16, 2:4")
-    yield "per head, 2:4", partial(linear.head_linear, gpu, zeros(1, 16 * 192), heads, 16, 128)
+    heads = packed(16 * 128, 256, "bf16, 2:4")
+    yield "per head, 2:4", partial(linear.head_linear, gpu, zeros(1, 16 * 256), heads, 16, 128)
     each = Grouped(packed(8 * 256, 1024, "bf16, 2:4"), 8, 256, None)
     yield "experts, 2:4", partial(linear.grouped_linear, gpu, zeros(8, 1024), each, None, ints(1, 9))
     heads = packed(16 * 128, 128, "bf16")
