@@ -63,10 +63,11 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
         ({"kind": "quantize", "method": "fp8", "scales": "block"}, "auto", 0.1),
         ({"kind": "quantize", "method": "nf4"}, "auto", 0.2),
         ({"kind": "quantize", "method": "mxfp4"}, "auto", 0.3),
-        (
+        pytest.param(
             {"kind": "quantize", "method": "mixed", "bits_per_weight": 4.5, "choices": [4, 8], "group_size": 32},
             "auto",
             0.3,
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -39,7 +39,9 @@ time.sleep(0.3)
 """
 
 
-@pytest.mark.parametrize("rest", [FORK, DAEMON], ids=["fork", "daemon"])
+@pytest.mark.parametrize(
+    "rest", [pytest.param(FORK, id="fork"), pytest.param(DAEMON, id="daemon", marks=pytest.mark.slow)]
+)
 @pytest.mark.skipif(load_native() is None, reason="the reference has no threads of its own")
 def test_the_process_ends_as_it_should(rest: str, tmp_path: Path) -> None:
     program = BEGIN.format(options=OPTIONS) + rest

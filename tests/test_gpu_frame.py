@@ -155,7 +155,7 @@ STEPS = {"graphs": SMALL, "eager": SMALL | {"enforce_eager": True},
 
 @needs_triton
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("steps", ["graphs", *(pytest.param(s, marks=pytest.mark.slow) for s in ("eager", "chunks"))])
 def test_the_engine_on_the_gpu_backend_gives_the_reference_s_tokens(folder: Path, steps: str) -> None:
     found = []
     for options in ({"device": "reference"}, {"device": "cuda", "ops": MISSING} | STEPS[steps]):

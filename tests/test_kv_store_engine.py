@@ -107,7 +107,7 @@ def test_a_store_and_a_restart_change_no_bit(form: str, tmp_path: Path) -> None:
 
 
 @native
-@pytest.mark.parametrize("form", ["heads", *(pytest.param(f, marks=pytest.mark.slow) for f in RANKS if f != "heads")])
+@pytest.mark.parametrize("form", [pytest.param(form, marks=pytest.mark.slow) for form in RANKS])
 def test_parts_of_blocks_that_ranks_have_come_back(form: str, tmp_path: Path) -> None:
     restarted(RANKS[form] | {"tensor_parallel_size": 2}, make_requests(12, 6144), tmp_path, least=10)
 

@@ -32,7 +32,7 @@ PROCESS = 48 << 20
 
 
 @pytest.mark.parametrize("config", [LLAMA, MIXTURE], ids=lambda c: c["model_type"])
-@pytest.mark.parametrize("quantization", ["int4", "none"])
+@pytest.mark.parametrize("quantization", ["int4", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_load_takes_the_packed_model_and_a_layer(config: dict[str, Any], quantization: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_zeros(tmp_path)

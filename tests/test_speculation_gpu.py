@@ -23,7 +23,7 @@ from turns import working
 __all__ = ["folder"]
 WAYS = ("ngram", "suffix", "layers", "model", "medusa", "eagle3")
 TREES = tuple(f"{way} tree" for way in WAYS)
-QUICK = ("eagle3",)
+QUICK = ("medusa",)
 
 
 def asked(way: str, folder: Path, adaptive: bool = False) -> str:

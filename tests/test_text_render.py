@@ -366,6 +366,7 @@ def ask(url: str) -> int:
     return 503
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_server_whose_template_hangs(tmp_path: Path) -> None:
     (tmp_path / "hang.jinja").write_text(SOMETIMES)
     with ThreadPoolExecutor(4) as threads:
