@@ -150,6 +150,7 @@ def test_a_disk_that_is_nearly_full_is_said_in_a_line(
     folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(packed_folder, "FREE_SHARE", 10)
     usage = packed_folder.shutil.disk_usage(folder)
     monkeypatch.setattr(packed_folder.shutil, "disk_usage", lambda _: usage._replace(free=usage.total // 10 + 1000))
     assert load(folder).writing is None

@@ -119,6 +119,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json": {"type": "nothing"}}, "Invalid type: nothing"),
     ({"json": {"not": {}}}, "Unimplemented keys"),
     ({"json": {"$ref": "#"}}, "no text of it"),
+    ({"json": {"allOf": [{"$id": "http://a/b/", "$ref": "#/$defs/c"}], "$defs": {"c": {}}}}, "$id beside $ref"),
     ({"regex": "(a"}, "unclosed group"),
     ({"grammar": "start: b"}, 'unknown name: "b"'),
     ({"grammar": "start: start"}, "no text of it"),

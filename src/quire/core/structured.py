@@ -65,3 +65,21 @@ def structured(value: Any) -> Any:
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
         raise refusal(reason, place.rstrip("`")) from None
+
+
+def renamed_reference(schema: Any) -> bool:
+    """Whether somewhere in a JSON schema `$id` stands beside `$ref`.
+
+    Drafts disagree on what the reference then means: up to draft 7 `$id` is ignored there, since 2019-09 it changes the
+    address that `$ref` is relative to.
+    """
+    left = [schema]
+    while left:
+        found = left.pop()
+        if isinstance(found, list):
+            left += found
+        elif isinstance(found, dict):
+            if isinstance(found.get("$ref"), str) and isinstance(found.get("$id"), str):
+                return True
+            left += [value for name, value in found.items() if name not in ("const", "default", "enum", "examples")]
+    return False

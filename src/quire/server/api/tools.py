@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.core.structured import StructuredOutputsParams
+from quire.core.structured import StructuredOutputsParams, renamed_reference
 from quire.server.api.protocol import ChatCompletionRequest, Message
 from quire.server.api.shapes import Asked, shape_of
 from quire.server.service import Service
@@ -66,6 +66,9 @@ def check_tools(service: Service, tools: Sequence[Mapping[str, Any]]) -> Schemas
             raise BadRequest(f"{at}.function.strict: must be true or false", param=f"{at}.function.strict")
         if schema is not None and not isinstance(schema, dict):
             raise BadRequest(f"{at}.function.parameters: must be a JSON schema", param=f"{at}.function.parameters")
+        if renamed_reference(schema):
+            told = "$id beside $ref means another thing in each draft of JSON Schema; leave that $id out"
+            raise BadRequest(f"{at}.function.parameters: {told}", param=f"{at}.function.parameters")
         found[name] = schema or {}
     return found
 

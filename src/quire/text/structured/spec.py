@@ -9,6 +9,8 @@ from typing import Any
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
+from quire.core.structured import renamed_reference
+
 LARK = "%llguidance {}\n"
 """What grammars begin with that are Lark for certain; others are looked at, as they may be GBNF."""
 
@@ -23,9 +25,9 @@ def grammar_of(kind: str, value: Any, options: Mapping[str, Any], special: Colle
     `options`: about spaces and names of JSON. `special`: tokens of the model that no text spells.
     """
     if kind == "json_object":
-        return _json({"type": "object"}, options)
+        return _json(_schema({"type": "object"}, options), options)
     if kind == "json":
-        return _json(_read(value), options)
+        return _json(_schema(value, options), options)
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(value))
     if kind == "choice":
@@ -59,9 +61,15 @@ def _read(value: Any) -> Any:
         raise NotOffered(f"it is not JSON: {error}") from None
 
 
+def _schema(value: Any, options: Mapping[str, Any]) -> Any:
+    """A JSON schema that was given, as it is to be followed; `NotOffered` where drafts disagree on what it says."""
+    schema = _read(value)
+    if renamed_reference(schema):
+        raise NotOffered("$id beside $ref means another thing in each draft of JSON Schema; leave that $id out")
+    return _closed(schema) if options.get("disable_additional_properties") else schema
+
+
 def _json(schema: Any, options: Mapping[str, Any]) -> str:
-    if options.get("disable_additional_properties"):
-        schema = _closed(schema)
     asked: dict[str, Any] = {}
     if options.get("disable_any_whitespace"):
         asked["whitespace_flexible"] = False
@@ -98,9 +106,7 @@ def _tags(value: Any, options: Mapping[str, Any], special: Collection[str]) -> s
         trigger = next((t for t in triggers if texts[0].startswith(t)), None)  # type: ignore[union-attr]
         if trigger is None:
             raise NotOffered(f"structures[{place}]: no trigger is how it begins")
-        schema = _read(each.get("schema", {}))
-        if options.get("disable_additional_properties"):
-            schema = _closed(schema)
+        schema = _schema(each.get("schema", {}), options)
         tags.append(StructTag(trigger=trigger, begin=texts[0], grammar=schema, end=texts[1]))
     apart = [t for t in triggers if t in special]
     if apart and len(apart) != len(triggers):
