@@ -13,21 +13,22 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "quire"
 LAYERS = (
     {"core"},
-    {"cache", "sched", "ops", "text", "gguf", "parallel"},
+    {"cache", "sched", "ops", "text", "gguf", "parallel", "figures"},
     {"quant", "sample", "learn"},
     {"model"},
     {"run"},
+    {"plan"},
     {"speculate"},
     {"engine"},
-    {"server", "bench", "compress", "search"},
+    {"bench"},
+    {"server", "compress", "search", "simulate", "tune", "dashboard"},
     {"cli"},
 )
 # Inside L1 a scheduler plans in terms of the block tables, a GGUF file carries its own tokenizer, and
-# what ranks exchange is recorded with the ops of a step. In L5 a passport says what the measurements of `bench`
-# find.
-ALLOWED_SIDEWAYS = {("sched", "cache"), ("text", "gguf"), ("parallel", "ops"), ("compress", "bench")}
+# what ranks exchange is recorded with the ops of a step.
+ALLOWED_SIDEWAYS = {("sched", "cache"), ("text", "gguf"), ("parallel", "ops")}
 FILES = sorted(p for folder in ("src", "tests", "training", "benchmarks") for p in (ROOT / folder).rglob("*.py"))
-TORCH_FREE = {"core", "cache", "sched", "text", "gguf", "server"}
+TORCH_FREE = {"core", "cache", "sched", "text", "gguf", "figures", "server", "simulate", "dashboard"}
 
 
 def layer_of(package: str) -> int:

@@ -1,0 +1,1 @@
+"""L5: rows of figures as one page that needs nothing else."""

@@ -1,0 +1,1 @@
+"""L5: a cluster that pretends: the real scheduler, block pool, prefix cache and router under predicted step times."""
