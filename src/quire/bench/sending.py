@@ -121,20 +121,21 @@ class Sender:
         """All of it: seconds from the start to the last answer. `on_done` is called after each turn."""
         self._done = on_done
         limit = asyncio.Semaphore(self._load.max_concurrency or len(workload.sessions))
-        running: set[asyncio.Task[None]] = set()
         with undisturbed():
             start = time.perf_counter()
-            for number, session in enumerate(workload.sessions):
-                first = session.turns[0].new()  # made before it is due
-                due = start + session.due
-                await until(due)
-                await limit.acquire()
-                ready = max(due, time.perf_counter()) if limit.locked() or self._load.max_concurrency else due
-                task = asyncio.create_task(self._converse(number, session, first, Record(due, ready=ready)))
-                running.add(task)
-                task.add_done_callback(running.discard)
-                task.add_done_callback(lambda _: limit.release())
-            await asyncio.gather(*running)
+            async with asyncio.TaskGroup() as running:
+                for number, session in enumerate(workload.sessions):
+                    first = session.turns[0].new()  # made before it is due
+                    record = Record(start + session.due)
+                    await until(record.intended)
+                    if limit.locked():
+                        await limit.acquire()
+                        record.ready = time.perf_counter()
+                    else:
+                        await limit.acquire()
+                    task = running.create_task(self._converse(number, session, first, record))
+                    task.add_done_callback(lambda _: limit.release())
+                    await asyncio.sleep(0)  # let it go before the next is made
             return time.perf_counter() - start
 
     async def _converse(self, number: int, session: Session, said: list[int], record: Record) -> None:

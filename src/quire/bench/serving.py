@@ -51,7 +51,7 @@ def targets_of(texts: tuple[str, ...]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Server:
-    """What a server says of itself. `tells_time`: its clock is asked for; `longest`: tokens of its context, 0 unknown."""
+    """What a server says of itself. `tells_time`: its clock is asked for; `longest`: tokens of its context, or 0."""
 
     model: str
     name: str
@@ -72,13 +72,11 @@ async def look(client: Client, load: ServeLoad) -> Server:
         raise ConfigError(f"--clocks {load.clocks}: known are {', '.join(CLOCKS)}", param="clocks")
     try:
         cards = (await client.get("/v1/models"))["data"]
-        card: dict[str, Any] = next(
-            (card for card in cards if card["id"] == load.model), {} if load.model else cards[0]
-        )
+        card: dict[str, Any] = next((each for each in cards if load.model in ("", each["id"])), {})
     except (HttpFailure, LookupError, TypeError):
-        if not load.model:
-            raise HttpFailure(f"{load.base_url}/v1/models names no model; name one: --model NAME") from None
         card = {}
+    if not card and not load.model:
+        raise HttpFailure(f"{load.base_url}/v1/models names no model; name one: --model NAME")
     owner = str(card.get("owned_by", "")) or "unknown"
     try:
         version = str((await client.get("/version"))["version"]) if owner in ("quire", "vllm") else ""
