@@ -18,6 +18,8 @@ from quire.core.config import cpu_count
 from quire.core.errors import ConfigError
 from quire.core.machine import processor
 
+GUIDELLM = {"TPOT": "time_per_output_token", "ITL": "inter_token_latency"}
+"""Those of its figures that are none of ours; AIPerf's ITL is our tpot, its inter-chunk latency our itl."""
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
@@ -69,11 +71,9 @@ def _print_latencies(console: Console, results: dict[str, Any]) -> None:
         table.add_column(column, justify="right")
     rows = dict(results["latency_ms"])
     rows |= {f"{name} from due time": found for name, found in results.get("from_intended_ms", {}).items()}
-    told = results.get("dialects_ms", {})
-    rows |= {
-        f"{tool}: {name}": found for tool, names in told.items() if tool != "vllm" for name, found in names.items()
-    }
-    rows["client (sent late)"] = results.get("client_ms")
+    told = results.get("dialects_ms", {}).get("guidellm", {})
+    rows |= {f"GuideLLM's {short}": told.get(name) for short, name in GUIDELLM.items()}
+    rows["sent late by"] = results.get("client_ms")
     for name, found in rows.items():
         if found is not None:
             table.add_row(name, *(f"{found[c]:,.2f}" for c in COLUMNS))

@@ -13,9 +13,11 @@ from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
 from quire.cli.flags import ENGINE, pick, to_arguments, to_engine, with_flags
 
 if TYPE_CHECKING:
+    from quire.bench.serving import Measured
     from quire.bench.sweep import Point
     from quire.core.config import EngineConfig
     from quire.engine.local import LocalEngine
+    from quire.figures.files import Appending
 
 ROWS = ".jsonl"
 
@@ -69,16 +71,24 @@ def serve(options: dict[str, Any], output: Rows = None) -> None:
 
     rows = Appending(output) if output is not None and output.suffix == ROWS else None
     if load.sweep:
-        found = on_loop(sweep(load, lambda point: print(_line(load.sweep, point), flush=True)))
-        measured, results = [point.measured for point in found.points], found.results()
+
+        def on_point(point: Point) -> None:
+            print(_line(load.sweep, point), flush=True)
+            _keep(rows, point.measured)
+
+        results = on_loop(sweep(load, on_point)).results()
     else:
-        measured = [on_loop(serving.measure(load))]
-        results = measured[0].results()
+        measured = on_loop(serving.measure(load))
+        _keep(rows, measured)
+        results = measured.results()
     report("serve", msgspec.structs.replace(load, api_key=""), None, results, None if rows else output)
-    for each in measured if rows else ():
-        rows.add(each.row(_command(each.load)))
     if not results["rates"]["completed"]:
         raise typer.Exit(1)
+
+
+def _keep(rows: Appending | None, measured: Measured) -> None:
+    if rows is not None:
+        rows.add(measured.row(_command(measured.load)))
 
 
 def _line(kind: str, point: Point) -> str:
