@@ -76,7 +76,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes came."""
         self._now = time.perf_counter()
-        if self._parser is None:  # nothing was asked
+        if self._answer is None or self._answer.done():  # nothing was asked
             self.close()
             return
         try:
@@ -111,11 +111,15 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """httptools: the answer is whole."""
+        if self._answer is None or self._answer.done():  # an answer too many
+            self.clean = False
+            self.close()
+            return
         status = self._parser.get_status_code()
         self.clean = not self._lost and self._parser.should_keep_alive() and not self._ends_by_closing
         if status != 200:
             self._fail(HttpFailure(f"HTTP {status}: {_message(b''.join(self._error))}"))
-        elif self._answer is not None and not self._answer.done():
+        else:
             self._answer.set_result(None)
 
     def _fail(self, error: Exception) -> None:

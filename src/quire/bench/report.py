@@ -105,7 +105,7 @@ def _print_sweep(console: Console, points: list[dict[str, Any]], knee: dict[str,
     table.add_column("")
     for point in points:
         cells = (point.get(column) for column in columns)
-        table.add_row(*("" if c is None else f"{c:,.2f}" for c in cells), "held" if point["held"] else point["why"])
+        table.add_row(*("" if c is None else f"{c:,.2f}" for c in cells), "held" if point["held"] else "")
     console.print(table)
 
 
