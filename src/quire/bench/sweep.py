@@ -2,8 +2,8 @@
 
 Throughput follows a rate while requests are answered as fast as they come: between the tenth and the ninetieth
 hundredth of each, so that neither the first answer's wait nor the last one's counts. It follows a concurrency while
-doubling that brings a tenth more, or a step of it the same in proportion. Attainment as in DistServe (Zhong et al.,
-OSDI 2024): a load is held while that share of requests meets every target.
+it grows at least as the root of that: twice as many at a time must bring 1.41 times as much. Attainment as in
+DistServe (Zhong et al., OSDI 2024): a load is held while that share of requests meets every target.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from quire.core.errors import ConfigError
 
 FOLLOWS = 0.95
 """Answered beside offered rate: what a load of hundreds of requests can tell from 1."""
-GAIN = 1.1
-"""Of throughput, by twice the concurrency."""
 FINE = 1.05
 """Rates this close need none between them; concurrencies are whole."""
 LEAST = 20
@@ -112,7 +110,7 @@ def judged(at: float, measured: Measured, before: Point | None) -> Point:
     elif load.sweep == "rate" and answered < FOLLOWS * offered:
         why = f"{answered:.2f} requests/s were answered of {offered:.2f}"
     elif before is not None and load.sweep == "concurrency":
-        needed = before.answered * GAIN ** math.log2(at / before.at)
+        needed = before.answered * math.sqrt(at / before.at)
         if answered < needed:
             why = f"{answered:.2f} requests/s after {before.answered:.2f} at {before.at:g}"
     return Point(at, measured, offered, answered, why)
@@ -120,11 +118,16 @@ def judged(at: float, measured: Measured, before: Point | None) -> Point:
 
 async def sweep(load: ServeLoad, on_point: Callable[[Point], None] = lambda _: None) -> Sweep:
     """All loads until the knee is found. `ConfigError` for a load that cannot be swept."""
+    return await search(load, _measured, on_point)
+
+
+async def _measured(load: ServeLoad, warm: bool) -> Measured:
+    return await measure(load, warm=warm)
+
+
+async def search(load: ServeLoad, one: Measure, on_point: Callable[[Point], None]) -> Sweep:
+    """The same, where `one` measures a load."""
     check(load)
-
-    async def one(asked: ServeLoad, warm: bool) -> Measured:
-        return await measure(asked, warm=warm)
-
     return await _Search(load, one, on_point).go()
 
 
