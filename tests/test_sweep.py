@@ -1,78 +1,112 @@
-"""Recipes that are tried one after the other, and what is drawn of them."""
+"""The search for the knee, on servers that are formulas: so many requests a second, so many at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import asyncio
+import heapq
+import math
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
-from typer.testing import CliRunner
 
-from quire.cli.app import app
-from quire.compress import sweep as sweeping
-from quire.compress.passport import read_passport, write_passport
-from quire.compress.recipe import Recipe, recipe_of
-from quire.compress.sweep import PAGE, PICTURE, sweep
+from quire.bench.arrivals import due_times
+from quire.bench.loads import ServeLoad
+from quire.bench.records import Record
+from quire.bench.serving import Measured, Server, targets_of
+from quire.bench.sessions import Workload
+from quire.bench.sweep import MOST_POINTS, Point, Sweep, check, search, speed
 from quire.core.errors import ConfigError
-from test_frontier import passport
+
+SERVER = Server("m", "pretended", "", False, 0, True)
 
 
-def recipe(bits: int) -> Recipe:
-    return recipe_of({"stage": [{"kind": "quantize", "method": "rtn", "bits": bits, "group_size": 32}]}, "r")
+class Pretended:
+    """Answers `slots` requests at a time, each in `seconds`; all of the loads it got. `broken`: from that rate on."""
+
+    def __init__(self, slots: int, seconds: float, broken: float = math.inf) -> None:
+        self.slots, self.seconds, self.broken = slots, seconds, broken
+        self.loads: list[ServeLoad] = []
+
+    async def measure(self, load: ServeLoad, warm: bool) -> Measured:
+        self.loads.append(load)
+        bound = min(self.slots, load.max_concurrency or self.slots)
+        free, records = [0.0] * bound, []
+        for due in due_times(load, load.num_prompts):
+            start = max(due, free[0])
+            end = start + self.seconds
+            heapq.heapreplace(free, end)
+            sent = start if load.max_concurrency else due
+            records.append(Record(due, sent, [end - self.seconds / 2, end], 4, 2, ready=sent))
+            if self.broken <= load.request_rate < math.inf:
+                records[-1].error = "no"
+        targets = targets_of(load.goodput)
+        return Measured(load, SERVER, Workload([], [], "poisson"), records, max(free), targets)
+
+    def sweep(self, **options: Any) -> Sweep:
+        points: list[Point] = []
+        found = asyncio.run(search(ServeLoad(**options), self.measure, points.append))
+        assert sorted(points, key=lambda point: point.at) == found.points and len(points) <= MOST_POINTS
+        return found
 
 
-RECIPES = {"four": recipe(4), "eight": recipe(8)}
-KL = {"four": 0.1, "eight": 0.001}
+@pytest.mark.parametrize("start", [math.inf, 3.0, 300.0])
+def test_the_rate_is_raised_until_the_server_falls_behind(start: float) -> None:
+    """8 at a time of 0.1 s each: 80 a second. The knee is where answers keep to 95 % of what is offered."""
+    server = Pretended(8, 0.1)
+    found = server.sweep(sweep="rate", request_rate=start, sweep_seconds=20.0, arrivals="constant")
+    assert found.knee is not None and found.bounded
+    assert 75 < found.knee.at <= 80 / 0.95 + 0.1
+    missed = min(point.at for point in found.points if not point.held)
+    assert found.knee.at < missed <= found.knee.at * 1.051
+    assert len({load.seed for load in server.loads}) >= len(found.points), "no prompt is sent twice"
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of what was made, by a workbench that only writes passports."""
-    names: list[str] = []
-
-    def compress(source: str, out: Path, made: Recipe, tell: Callable[[str], None], **_: object) -> None:
-        names.append(out.name)
-        if out.name == "broken":
-            raise ConfigError("broken: as it was told")
-        out.mkdir(parents=True)
-        found = passport(KL[out.name], 10 if out.name == "four" else 20)
-        write_passport(out, replace(found, digests=found.digests | {"recipe": made.digest}))
-
-    monkeypatch.setattr(sweeping, "compress", compress)
-    return names
+def test_targets_end_a_sweep_before_throughput_does() -> None:
+    """Poisson arrivals wait for each other long before the server is full."""
+    free = Pretended(1, 0.01).sweep(sweep="rate", sweep_seconds=15.0)
+    bound = Pretended(1, 0.01).sweep(sweep="rate", sweep_seconds=15.0, goodput=("e2e:30",), attainment=0.9)
+    assert free.knee is not None and bound.knee is not None
+    assert bound.knee.at < 0.8 * free.knee.at
+    assert any("met the targets" in point.why for point in bound.points)
+    told = bound.results()
+    assert told["knee"] == {"rate": bound.knee.at, "bounded": True}
+    assert told["rates"]["completed"] == len(bound.knee.measured.records)
+    assert [line["rate"] for line in told["sweep"]] == [point.at for point in bound.points]
 
 
-def test_each_is_made_once_and_all_are_drawn(made: list[str], tmp_path: Path) -> None:
-    drawn = sweep("", tmp_path, RECIPES, print)
-    assert made == ["four", "eight"] and drawn == [tmp_path / PAGE, tmp_path / PICTURE]
-    page = (tmp_path / PAGE).read_text()
-    assert all(name in page for name in RECIPES) and (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
-    sweep("", tmp_path, RECIPES, print)
-    assert made == ["four", "eight"]
+@pytest.mark.parametrize("slots", [1, 6, 21])
+def test_the_concurrency_is_raised_until_it_brings_nothing(slots: int) -> None:
+    found = Pretended(slots, 0.1).sweep(sweep="concurrency", sweep_seconds=10.0)
+    assert found.knee is not None and found.bounded
+    assert 0.8 * slots <= found.knee.at <= 1.2 * slots + 1, "a step that brings nothing is not held"
+    assert all(point.measured.load.max_concurrency == point.at for point in found.points)
 
 
-def test_what_was_known_before_a_failure_is_drawn(made: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="as it was told"):
-        sweep("", tmp_path, {"four": RECIPES["four"], "broken": recipe(8)}, print)
-    assert "four" in (tmp_path / PAGE).read_text()
+def test_a_server_that_holds_nothing_has_no_knee() -> None:
+    found = Pretended(1, 0.01).sweep(sweep="rate", request_rate=50.0, goodput=("ttft:1",), sweep_seconds=2.0)
+    assert found.knee is None and found.results()["knee"]["rate"] is None
+    broken = Pretended(100, 0.01, broken=30.0).sweep(sweep="rate", request_rate=8.0, sweep_seconds=2.0)
+    assert broken.knee is not None and 8 <= broken.knee.at < 30
+    assert any(point.why.endswith("failed") for point in broken.points)
 
 
-def test_a_folder_of_another_recipe_is_no_result(made: list[str], tmp_path: Path) -> None:
-    sweep("", tmp_path, RECIPES, print)
-    with pytest.raises(ConfigError, match="was not made and measured by recipe four"):
-        sweep("", tmp_path, {"four": recipe(3)}, print)
+def test_speed_forgets_the_ends() -> None:
+    assert speed([float(i) for i in range(101)]) == pytest.approx(1.0)
+    assert speed([*(float(i) for i in range(100)), 1e6]) == pytest.approx(1.0)
+    assert speed([]) == speed([1.0]) == 0.0 and speed([1.0, 1.0]) == math.inf
 
 
-@pytest.mark.slow
-def test_the_command_measures_and_draws(tmp_path: Path) -> None:
-    for bits in (4, 8):
-        lines = '[calibration]\nsamples = 4\n\n[[stage]]\nkind = "quantize"\nmethod = "rtn"\ngroup_size = 32\n'
-        (tmp_path / f"b{bits}.toml").write_text(f"{lines}bits = {bits}\n")
-    words = ["compress", "pydoc", str(tmp_path / "out")]
-    words += [word for bits in (4, 8) for word in ("--frontier", str(tmp_path / f"b{bits}.toml"))]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
-    four, eight = (read_passport(tmp_path / "out" / name) for name in ("b4", "b8"))
-    assert four is not None and eight is not None and four.size_bytes < eight.size_bytes and four.kl > eight.kl
-    assert str(tmp_path / "out" / PAGE) in result.output
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sweep": "tokens"}, "known are rate, concurrency"),
+        ({"sweep": "rate", "arrivals": "closed"}, "have no rate"),
+        ({"sweep": "rate", "arrivals": "trace", "trace": "x"}, "have no rate"),
+        ({"sweep": "rate", "ramp_up_end_rps": 2.0}, "leave --ramp-up-start-rps"),
+        ({"sweep": "concurrency", "request_rate": 2.0}, "arrivals are closed"),
+        ({"sweep": "concurrency", "arrivals": "poisson"}, "arrivals are closed"),
+    ],
+)
+def test_loads_that_cannot_be_swept_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check(ServeLoad(**options))
