@@ -20,12 +20,12 @@ from quire.model.net.tapped import TappedDecoder, Taps, picked, tapped
 from quire.ops.backend import Captured, Ops, Replay
 from quire.ops.layout import KVCache
 from quire.run.activations import activations
-from quire.run.arrays import NO_ARRAYS, Arrays, DeviceArrays, Sizes
+from quire.run.arrays import NO_ARRAYS, Arrays, DeviceArrays
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
 from quire.run.extended import ExtendedStep
-from quire.run.shapes import LOGITS, MOST, fitting, graph_sizes
+from quire.run.shapes import LOGITS, MOST, Sizes, fitting, graph_sizes
 from quire.run.spread import Spread
 
 Run = Callable[[Batch, Sequence[KVCache], Sequence[Batch]], torch.Tensor]
