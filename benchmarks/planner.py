@@ -25,6 +25,8 @@ from typing import Any
 from figures import measure, parser_of
 from shapes import SHAPES, write_config
 
+from quire.core.machine import end_with_parent
+
 FORMATS = ("none", "int8", "int4")
 TIMES = ((1, 128), (8, 128), (32, 128), (1, 512), (4, 512), (16, 512), (1, 2048), (1, 4096))
 """(batch, tokens of a prompt): 8 for each of three formats."""
@@ -225,6 +227,7 @@ PARTS = {"calibrate": calibrate, "memory": memory, "times": times, "critical": c
 def main() -> None:
     """Measure the named parts, or be the process of one."""
     if len(sys.argv) == 3 and sys.argv[1].startswith("--child="):
+        end_with_parent()
         made: Any = CHILDREN[sys.argv[1].removeprefix("--child=")]
         print(json.dumps(made(**json.loads(sys.argv[2]))))
         return

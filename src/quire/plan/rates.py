@@ -18,7 +18,7 @@ from quire.plan.devices import ARITHMETIC, BANDWIDTH, HOST_SECONDS, LINK_SECONDS
 from quire.plan.work import Chunk
 
 FILE = "planner.json"
-NEAR, FAR = 24 << 20, 320 << 20
+NEAR, FAR = 24 << 20, 256 << 20
 """Bytes of weights that a calibration runs through: caches keep the first, and not the other."""
 
 
