@@ -39,8 +39,11 @@ STEPS = 40
 PROMPT = 512
 
 
-def machine_of(config: EngineConfig, device: Device | None, fresh: bool = False) -> Machine:
-    """Where `config` is to run: a named GPU, or this machine, calibrated for what the config needs.
+def machine_of(
+    config: EngineConfig, device: Device | None, fresh: bool = False, beside: tuple[str, ...] = ()
+) -> Machine:
+    """Where `config` is to run: a named GPU, or this machine, calibrated for what the config needs, and for the formats
+    `beside`, which advice compares.
 
     The first time takes some 10 s and a format; `fresh` measures again. `ConfigError` where nothing can be calibrated.
     """
@@ -51,10 +54,11 @@ def machine_of(config: EngineConfig, device: Device | None, fresh: bool = False)
     if choice.backend != "cpu":
         raise ConfigError(
             f"--device this: step times are calibrated for the CPU's kernels, and {choice.backend} runs here; name the "
-            "GPU, or ask for --backend cpu",
+            "GPU, or ask for --device cpu",
             param="device",
         )
     kinds = {part.kind for rank in rank_needs(config, found, choice) for part in rank.parts if part.product}
+    kinds |= {kind if kind == "bf16" else f"{kind} g{config.model.group_size}" for kind in beside}
     return Machine(None, calibration(config.device, kinds, kv_format(config, found, choice).name, fresh))
 
 

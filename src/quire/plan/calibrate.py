@@ -35,7 +35,8 @@ SECONDS = 0.08
 TURNS = 5
 HEADS = ((16, 8, 128), (24, 6, 64))
 """Heads, heads of keys and values, size of a head."""
-ATTENDED = ((1, 256, 1), (1, 2048, 1), (16, 256, 1), (16, 1024, 1), (1, 0, 64), (1, 0, 512), (1, 1536, 512))
+ATTENDED = ((1, 255, 1), (1, 3071, 1), (16, 255, 1), (16, 1023, 1), (1, 0, 64), (4, 0, 96), (1, 0, 512), (1, 1536, 384),
+            (1, 3072, 512))  # fmt: skip
 """Sequences, tokens before, rows of each."""
 VOCABULARY = 32000
 FULL = 128
@@ -193,10 +194,10 @@ def attention_rates(ops: Ops, dtype: torch.dtype) -> AttentionRates:
         for case in ATTENDED:
             seqs, before, own = case
             keys, wide = seqs * (before + own), heads * d
-            pairs = seqs * own * (2 * before + own + 1) / 2 * wide
-            features = [1.0, 0.0, 0.0, pairs, seqs * own * wide]
+            pairs = seqs * own * (2 * before + own + 1) / 2
+            features = [1.0, 0.0, 0.0, 0.0, pairs * heads, pairs * wide, seqs * own * wide]
             if own == 1:
-                features = [1.0, keys * layout.bytes_per_token, pairs, 0.0, 0.0]
+                features = [1.0, keys * layout.bytes_per_token, pairs * heads, pairs * wide, 0.0, 0.0, 0.0]
             rows.append(features)
             spent.append(found[case] / len(caches))
     return AttentionRates(*non_negative(np.array(rows), np.array(spent)))
