@@ -7,7 +7,7 @@ and so are no figures of the calibration. Every point is timed in turns with all
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -42,14 +42,14 @@ VOCABULARY = 32000
 FULL = 128
 """Rows from which products in tiles do not hide the reading of weights any more, which is added."""
 
-Timed = Mapping[Hashable, Callable[[], object]]
+Timed = Mapping[Any, Callable[[], object]]
 
 
-def timed_in_turns(timed: Timed, seconds: float = SECONDS, turns: int = TURNS) -> dict[Hashable, float]:
+def timed_in_turns(timed: Timed, seconds: float = SECONDS, turns: int = TURNS) -> dict[Any, float]:
     """Seconds of each, all in turns, each run right after one that is not timed: the lower quartile, since what
     else the machine does only ever adds.
     """
-    found: dict[Hashable, list[float]] = {name: [] for name in timed}
+    found: dict[Any, list[float]] = {name: [] for name in timed}
     end = time.perf_counter() + seconds * len(timed)
     while len(next(iter(found.values()))) < turns or time.perf_counter() < end:
         for name, run in timed.items():
@@ -68,8 +68,8 @@ def kind_rates(ops: Ops, kind: str, seconds: float = SECONDS, far: int = FAR) ->
     native, before = ops.cpu.native, ops.cpu.native.tuning
     linear = [_packed(ops, kind, 2 * WIDTH, WIDTH)]
     mlp = [_packed(ops, kind, 2 * INNER, WIDTH), _packed(ops, kind, WIDTH, INNER)]
-    timed: dict[Hashable, Callable[[], object]] = {}
-    numbers: dict[Hashable, float] = {}
+    timed: dict[Any, Callable[[], object]] = {}
+    numbers: dict[Any, float] = {}
     lone, pairs = _copies(ops, linear, far), _copies(ops, mlp, far)
     tuned = measured_tuning(native, lambda rows: ops.capture(lambda: _mlps(ops, pairs, rows)).run, max(ROWS))
     native.set_tuning(tuned)
@@ -168,7 +168,7 @@ def between_seconds(ops: Ops) -> dict[int, float]:
             x, h = ops.add_rmsnorm(x, delta, weight, 1e-5)
         return h  # type: ignore[no-any-return]
 
-    spent = timed_in_turns({rows: ops.capture(lambda r=rows: run(r)).run for rows in ROWS})
+    spent = timed_in_turns({rows: ops.capture(partial(run, rows)).run for rows in ROWS})
     return {rows: spent[rows] / layers / WIDTH for rows in ROWS}
 
 
@@ -180,7 +180,7 @@ def sample_seconds(ops: Ops) -> float:
     return timed_in_turns({"": lambda: ops.sample(logits, draws)})[""] / rows / VOCABULARY
 
 
-def attention_rates(ops: Ops, dtype: torch.dtype) -> AttentionRates:
+def attention_rates(ops: Ops, dtype: torch.dtype, seconds: float = SECONDS) -> AttentionRates:
     """Of keys and values in `dtype`: the non-negative least squares of what the cases took, each weighed alike."""
     rows, spent = [], []
     for heads, kv_heads, d in HEADS:
@@ -190,7 +190,7 @@ def attention_rates(ops: Ops, dtype: torch.dtype) -> AttentionRates:
         for cache in caches:
             cache.keys.zero_(), cache.values.zero_()
         runs = {case: _attention(ops, caches, heads, case) for case in ATTENDED}
-        found = timed_in_turns(runs)
+        found = timed_in_turns(runs, seconds)
         for case in ATTENDED:
             seqs, before, own = case
             keys, wide = seqs * (before + own), heads * d

@@ -23,6 +23,9 @@ SCHEMA = 1
 MOST_BYTES = 1 << 20
 ENFORCED = ("num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 """Options that a plan pins: all that decides how much memory an engine takes beside its weights."""
+FREE = ("model", "revision", "download_dir", "load_format", "tokenizer", "served_model_name", "seed", "chat_template",
+        "generation_config", "cache_packed", "cache_packed_gib", "max_num_queued_reqs")  # fmt: skip
+"""Options that a start may give otherwise: where the same model lies, and what changes neither memory nor speed."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,18 +136,17 @@ def read_plan(path: Path) -> Plan:
 
 def planned_config(plan: Plan, given: EngineConfig, names: set[str]) -> EngineConfig:
     """The engine's configuration by the plan. `given` says what the command line asks for, `names` which options that
-    are: one that is otherwise than planned is refused, but for the place of the same model.
+    are: one that is otherwise than planned is refused, unless it is `FREE`.
     """
     asked = flat(given)
-    for name in sorted(names - {"model", "revision", "download_dir"}):
+    for name in sorted(names - set(FREE)):
         planned = plan.options.get(name, DEFAULTS[name])
         if asked[name] != planned:
             raise ConfigError(
                 f"--{name.replace('_', '-')} {asked[name]}: the plan has {planned}; leave it out, or plan anew",
                 param=name,
             )
-    places = {name: asked[name] for name in ("model", "revision", "download_dir") if name in names}
-    return flat_config(**plan.options | places)
+    return flat_config(**plan.options | {name: asked[name] for name in FREE if name in names})
 
 
 def check_plan(plan: Plan, config: EngineConfig) -> None:

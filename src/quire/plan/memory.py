@@ -135,6 +135,9 @@ def account(
     weights = most.weights
     if config.offload.from_file:
         weights = min(weights, allowed(config))
+    if config.offload.fully_shard:  # each of the replicas has its part of the layers
+        layers = sum(part.nbytes for part in most.parts if part.layers)
+        weights += -(-layers // config.parallel.data_parallel_size) - layers
     there = available_memory() if device is None else round(device.memory * config.cache.gpu_memory_utilization)
     bare = Account(
         weights=weights,
