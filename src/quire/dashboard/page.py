@@ -39,9 +39,10 @@ def page(files: Sequence[File], stamp: str = "") -> bytes:
     """The page of these rows. `stamp`: what `serve` calls their state, which the page then watches; "" for a file."""
     scripts = [UPLOT[0].read_text(), joined(MODULES)]
     styles = [UPLOT[1].read_text(), (WEB / "style.css").read_text()]
+    asks = "'self'" if stamp else "'none'"
     policy = (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:; "
-        f"connect-src {"'self'" if stamp else "'none'"}; base-uri 'none'; form-action 'none'; "
+        f"connect-src {asks}; base-uri 'none'; form-action 'none'; "
         "require-trusted-types-for 'script'"
     )
     icon = base64.b64encode((SHARED / "icon.svg").read_bytes()).decode()
