@@ -31,8 +31,8 @@ MODULES = (
 MARK = "<!doctype html>\n<!-- a quire dashboard -->\n"
 """How every page begins."""
 
-_IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
-_EXPORT = re.compile(r"^export (default )?", re.MULTILINE)
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:const|function|class) (\w+))", re.MULTILINE)
 
 
 def page(files: Sequence[File], stamp: str = "") -> bytes:
@@ -66,8 +66,15 @@ def page(files: Sequence[File], stamp: str = "") -> bytes:
 
 
 def joined(modules: Sequence[Path]) -> str:
-    """Modules as one, since a page from a disk may import none: their names are those of one scope."""
-    return "\n".join(_EXPORT.sub("", _IMPORT.sub("", path.read_text())) for path in modules)
+    """Modules as one, since a page from a disk may import none: each is a function that returns what it exports."""
+    return "\n".join(_enclosed(path) for path in modules)
+
+
+def _enclosed(path: Path) -> str:
+    text = path.read_text()
+    exported = ", ".join(match[1] for match in _EXPORT.finditer(text))
+    body = _EXPORT.sub("", _IMPORT.sub(r"const \1 = $\2;", text))
+    return f"const ${path.stem} = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();"
 
 
 def _hashes(texts: Sequence[str]) -> str:

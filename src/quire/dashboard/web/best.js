@@ -50,7 +50,7 @@ export const best = {
     const said = meeting.length
       ? `${plural(meeting.length, "row")} of ${known.length.toLocaleString("en")} meet ${targets.length ? "the targets" : "no targets, as there are none"}; ranked by ${label}.`
       : known.length ? "None meets the targets. Those that miss them by least:" : "No row says what is asked for.";
-    return [el("p", { role: "status", class: meeting.length ? "answer" : "note" }, said + unsaid), ranked(list, { store, targets, worth, label, details })];
+    return [el("p", { role: "status", class: meeting.length ? "answer" : "note" }, said + unsaid), ranked(list, { store, targets, worth, goal, label, details })];
   },
 };
 
@@ -59,10 +59,10 @@ function miss(row, targets) {
   return Math.max(0, ...targets.map(({ metric, bound, least }) => (least ? bound / row.metrics[metric] : row.metrics[metric] / bound)));
 }
 
-function ranked(list, { store, targets, worth, label, details }) {
+function ranked(list, { store, targets, worth, goal, label, details }) {
   const names = differing(list, store);
   const places = new Map(list.map((row, i) => [row, i + 1]));
-  const metrics = [...new Set([...targets.map(({ metric }) => metric), "output_tokens_per_s", "ttft_ms_p50", "tpot_ms_p50"])].filter((name) => list.some((row) => name in row.metrics));
+  const metrics = [...new Set([...targets.map(({ metric }) => metric), "output_tokens_per_s", "ttft_ms_p50", "tpot_ms_p50"])].filter((name) => name !== goal && list.some((row) => name in row.metrics));
   const columns = [
     { title: "Configuration", value: (row) => places.get(row), show: (row) => `${places.get(row)}. ${describe(row, names)}` },
     { title: label, numeric: true, value: worth, show: (row) => shown(worth(row)) },

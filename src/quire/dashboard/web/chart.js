@@ -62,8 +62,8 @@ export class Chart {
     this.plot = new uPlot({
       mode: 2, width, height: this.height, legend: { show: false }, series: [null, ...series],
       cursor: { x: false, y: false, points: { show: false }, drag: { x: true, y: true, uni: 30 } },
-      scales: { x: scale(this.x, this.ends("x")), y: scale(this.y, this.ends("y")) },
-      axes: [this.axis(this.x, {}), this.axis(this.y, { size: this.y.words ? 120 : 64 })],
+      scales: { x: scale(this.x, this.ends("x"), this.ends("x")), y: scale(this.y, this.ends("y"), this.ends("y", true)) },
+      axes: [this.axis(this.x, { size: 34 }), this.axis(this.y, { size: this.y.words ? 120 : 64 })],
       hooks: { draw: [() => this.leave()] },
     }, data, this.field);
     this.plot.over.append(this.spot, this.tip);
@@ -72,13 +72,13 @@ export class Chart {
     this.plot.over.addEventListener("click", () => this.openPoint());
   }
 
-  /** The least and the largest value, with those of intervals. */
-  ends(name) {
+  /** The least and the largest value, or ends of intervals where `ranges`. */
+  ends(name, ranges = false) {
     let [low, high] = [Infinity, -Infinity];
     for (const { points } of this.series) {
       for (const each of points) {
-        low = Math.min(low, each[name], name === "y" && each.low > 0 ? each.low : Infinity);
-        high = Math.max(high, each[name], name === "y" && each.high > 0 ? each.high : -Infinity);
+        low = Math.min(low, each[name], ranges && each.low > 0 ? each.low : Infinity);
+        high = Math.max(high, each[name], ranges && each.high > 0 ? each.high : -Infinity);
       }
     }
     return [low, high];
@@ -89,7 +89,9 @@ export class Chart {
     const values = axis.words
       ? (_, splits) => splits.map((at) => (Number.isInteger(at) ? cut(axis.words[at] ?? "") : ""))
       : (_, splits) => splits.map((at) => (at === null ? "" : shown(at)));
-    return { stroke: color, label: axis.label, labelSize: 22, labelFont: "12px system-ui", font: "12px system-ui", values,
+    // uPlot would begin decades at the end of the scale, and leave most of their ticks without a number.
+    const ticks = axis.log ? { splits: (_, __, low, high) => decades(low, high), filter: (_, splits) => splits } : {};
+    return { stroke: color, label: axis.label, labelSize: 20, labelGap: 0, ...ticks, labelFont: "12px system-ui", font: "12px system-ui", values,
       grid: { stroke: style("--grid"), width: 1 }, ticks: { stroke: style("--grid"), width: 1 }, ...more };
   }
 
@@ -100,7 +102,8 @@ export class Chart {
     const places = points.map((each) => [at(each.x, "x"), at(each.y, "y")]);
     ctx.save();
     ctx.beginPath();
-    ctx.rect(plot.bbox.left, plot.bbox.top, plot.bbox.width, plot.bbox.height);
+    const edge = (MARK + 2) * ratio; // a mark on the edge is seen whole
+    ctx.rect(plot.bbox.left - edge, plot.bbox.top - edge, plot.bbox.width + 2 * edge, plot.bbox.height + 2 * edge);
     ctx.clip();
     ctx.strokeStyle = ctx.fillStyle = color;
     ctx.lineWidth = 1.5 * ratio;
@@ -194,14 +197,24 @@ function marks(ctx, points, places, size) {
   ctx.stroke(hollow);
 }
 
+/** Round numbers from `low` to `high`: 1, 2 and 5 of each decade, of many decades 1 alone. */
+function decades(low, high) {
+  const first = Math.floor(Math.log10(low));
+  const last = Math.ceil(Math.log10(high));
+  const steps = last - first > 4 ? [1] : [1, 2, 5];
+  const found = [];
+  for (let power = first; power <= last; power += 1) found.push(...steps.map((step) => step * 10 ** power));
+  return found.filter((value) => value >= low && value <= high);
+}
+
 const cut = (text) => (text.length > 16 ? `${text.slice(0, 15)}…` : text);
 
-function scale(axis, [low, high]) {
+/** `data`: the ends of points, with which uPlot asks for the whole; `seen`: those of all that is drawn. */
+function scale(axis, data, [low, high]) {
   if (axis.words) return { time: false, range: () => [-0.5, axis.words.length - 0.5] };
   if (!(high >= low)) return { time: false, range: () => [0, 1] };
   const whole = axis.log ? [low / 1.25, high * 1.25] : padded(low, high);
-  // uPlot asks with the ends of the data for the whole, and with those of a selection for a part.
-  const range = (_, least, most) => (least === null || (least <= low && most >= high) || least === most ? whole : [least, most]);
+  const range = (_, least, most) => (least === null || (least === data[0] && most === data[1]) || least === most ? whole : [least, most]);
   return { time: false, distr: axis.log ? 3 : 1, range };
 }
 

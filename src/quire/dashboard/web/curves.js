@@ -29,7 +29,7 @@ export const curves = {
     const drawn = rows.filter((row) => axes.every((each) => number(row, each.name) !== null));
     if (!drawn.length) return [el("p", { class: "note" }, `No row has both ${axes[0].label} and ${axes[1].label}.`)];
     const names = differing(drawn, store);
-    const telling = names.filter((name) => !ASKED.has(name));
+    const telling = [...names.filter((name) => !ASKED.has(name)), ...(drawn.some((row) => row.file !== drawn[0].file) ? ["file"] : [])];
     // A configuration's name is made once for its rows: they differ in load alone.
     for (const row of drawn) row.curve = describe(row, telling);
     const series = coloured(drawn, "curve").map((each) => ({

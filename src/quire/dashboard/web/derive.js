@@ -24,8 +24,9 @@ export function underRoof(row) {
   const each = 2 * row.model.parameters;
   if (!weights || !each) return [];
   const found = [];
-  const batch = Math.max(1, row.load.batch);
-  const decode = row.metrics.decode_tokens_per_s ?? (row.metrics.tpot_ms_p50 > 0 && row.load.batch ? (1000 * batch) / row.metrics.tpot_ms_p50 : 0);
+  const { batch } = row.load; // 0: how many shared a step is not known
+  if (!batch) return [];
+  const decode = row.metrics.decode_tokens_per_s ?? (row.metrics.tpot_ms_p50 > 0 ? (1000 * batch) / row.metrics.tpot_ms_p50 : 0);
   if (decode > 0) found.push({ intensity: (each * batch) / weights, rate: each * decode, phase: "decode", estimated: true });
   const prefill = row.metrics.prefill_tokens_per_s;
   const tokens = Math.max(1, row.load.input_len) * batch;

@@ -64,7 +64,8 @@ export class Rows {
   }
 
   label(name) {
-    return this.unit(name) ? `${said(name)} (${this.unit(name)})` : said(name);
+    const unit = this.unit(name);
+    return unit ? `${said(unit.endsWith("/s") ? name.replace(/_per_s$/, "") : name)} (${unit})` : said(name);
   }
 }
 

@@ -46,7 +46,7 @@ function line(columns, item, open) {
   const cells = columns.map((column, i) => {
     const said = column.show(item);
     const first = i === 0 && open ? el("button", { type: "button", class: "link", click: () => open(item) }, said) : said;
-    return el(i === 0 ? "th" : "td", { class: column.numeric ? "number" : null, scope: i === 0 ? "row" : null }, first);
+    return el(i === 0 ? "th" : "td", { class: column.numeric ? "number" : column.wide ? "wide" : null, scope: i === 0 ? "row" : null }, first);
   });
   return el("tr", {}, ...cells);
 }

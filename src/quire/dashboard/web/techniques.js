@@ -7,7 +7,8 @@ import { compareRows } from "./statistics.js";
 import { sortable } from "./table.js";
 import { plural, shown } from "./words.js";
 
-const CLAIM = /^claim(?:ed)?[^:]*:\s*/i;
+const CLAIM = /^claim(?:ed)?[^:]*:\s*/i; // a note that begins so says what is claimed
+const IMPROVES = /^improves:\s*(\w+)/i; // and one that begins so, which metric a technique is for
 const BAR = { width: 180, height: 18 };
 
 const first = (store) => ["output_tokens_per_s", "decode_tokens_per_s", "prefill_tokens_per_s"].find((name) => store.metrics.includes(name)) ?? store.metrics[0] ?? "";
@@ -17,42 +18,51 @@ export const techniques = {
   title: "What techniques buy",
 
   controls({ store, state }) {
-    return [select(state, "metric", "Metric", metricChoices(store), first(store))];
+    return [select(state, "metric", "Metric", [["", "what each is for"], ...metricChoices(store)], "")];
   },
 
   draw({ store, state, details }, rows) {
-    const metric = state.get("metric", first(store));
-    const pairs = switched(rows).map(([on, off]) => ({ on, off, ...compareRows(on, off, metric) })).filter((pair) => pair.ratio > 0);
-    if (!pairs.length) return [el("p", { class: "note" }, `No two rows differ in whether a technique is on and both have ${store.label(metric)}.`)];
+    const chosen = state.get("metric");
+    const pairs = switched(rows).map(([on, off]) => {
+      const metric = chosen || improves(on) || improves(off) || first(store);
+      return { on, off, metric, ...compareRows(on, off, metric) };
+    }).filter((pair) => pair.ratio > 0);
+    if (!pairs.length) return [el("p", { class: "note" }, `No two rows differ in whether a technique is on and both have ${chosen ? store.label(chosen) : "a metric of it"}.`)];
     const names = differing(pairs.map((pair) => pair.on), store).filter((name) => !name.startsWith("options."));
-    const better = store.better(metric);
     const most = Math.max(1.5, ...pairs.flatMap(({ ratio, high, low }) => [ratio, 1 / ratio, high || 0, low > 0 ? 1 / low : 0]));
     const columns = [
       { title: "Technique", value: ({ on }) => on.technique, show: ({ on }) => on.technique },
+      { title: "Metric", wide: true, value: ({ metric }) => metric, show: ({ metric }) => store.label(metric) },
       { title: "On / off", numeric: true, value: (pair) => pair.ratio, show: (pair) => `${shown(pair.ratio)}×` },
       { title: "95 % interval", value: (pair) => pair.low, show: (pair) => (Number.isNaN(pair.low) ? "one round" : `${shown(pair.low)} to ${shown(pair.high)}`) },
-      { title: `worse ← 1 → better`, value: (pair) => pair.ratio, show: (pair) => bar(pair, better, most) },
+      { title: `worse ← 1 → better`, value: (pair) => pair.ratio, show: (pair) => bar(pair, store.better(pair.metric), most) },
       { title: "Told apart", value: (pair) => Number(pair.significant), show: (pair) => (pair.significant ? "yes" : pair.rounds < 6 ? "too few rounds" : "no") },
-      { title: "Claimed", value: (pair) => claims(pair)[0] ?? "", show: (pair) => claims(pair).join("; ") || "–" },
+      { title: "Claimed", wide: true, value: (pair) => claims(pair)[0] ?? "", show: (pair) => claims(pair).join("; ") || "–" },
       { title: "Where", value: ({ on }) => describe(on, names), show: ({ on }) => describe({ ...on, technique: "" }, names) },
-      { title: "Off", value: (pair) => pair.off.metrics[metric], show: (pair) => el("button", { type: "button", class: "link", click: () => details.open(pair.off) }, shown(pair.off.metrics[metric], store.unit(metric))) },
+      { title: "Off", value: (pair) => pair.off.metrics[pair.metric], show: ({ off, metric }) => el("button", { type: "button", class: "link", click: () => details.open(off) }, shown(off.metrics[metric], store.unit(metric))) },
     ];
     return [
-      el("p", { class: "soft" }, `${store.label(metric)}: ${better === "neither" ? "neither way is better" : `${better} is better`}. ${plural(pairs.length, "pair")} of rows; the first column opens the one with the technique on.`),
+      el("p", { class: "soft" }, `${plural(pairs.length, "pair")} of rows, with the technique on and off. The first column opens the one with it on, the last the one without.`),
       sortable("What techniques buy", columns, pairs, (pair) => details.open(pair.on)),
     ];
   },
 };
 
+const improves = (row) => row.notes.map((note) => IMPROVES.exec(note)?.[1]).find(Boolean);
 const claims = ({ on, off }) => [...new Set([...on.notes, ...off.notes].filter((note) => CLAIM.test(note)).map((note) => note.replace(CLAIM, "")))];
 
-/** [with, without] of each row that has a technique on: of those that are else alike, the one with most options alike. */
+/** [with, without] of each row that has a technique on: of those that are else alike, the one with most options alike.
+ *
+ * Without: off, or of no technique at all.
+ */
 export function switched(rows) {
-  for (const row of rows) row.alike = JSON.stringify([row.technique, row.kind, row.benchmark, row.suite, row.machine.name, row.engine.name, row.model.name, row.load]);
-  return groups(rows.filter((row) => row.technique), "alike").flatMap(([, inside]) => {
-    const off = inside.filter((row) => !row.on);
-    return off.length ? inside.filter((row) => row.on).map((row) => [row, nearest(row, off)]) : [];
-  });
+  for (const row of rows) row.alike = JSON.stringify([row.kind, row.benchmark, row.suite, row.machine.name, row.engine.name, row.model.name, row.load]);
+  return groups(rows, "alike").flatMap(([, inside]) => inside.filter((row) => row.technique && row.on).flatMap((row) => {
+    const off = inside.filter((other) => other.technique === row.technique && !other.on);
+    const plain = inside.filter((other) => !other.technique);
+    const others = off.length ? off : plain;
+    return others.length ? [[row, nearest(row, others)]] : [];
+  }));
 }
 
 function nearest(row, others) {
