@@ -91,8 +91,8 @@ def latencies(machine: Machine) -> list[Row]:
                     model=Model(name="pydoc", parameters=PARAMETERS, format=name, kv_format="bfloat16"),
                     load=Load(requests=batch, batch=batch, input_len=128, output_len=64, arrivals="closed"),
                     **summed(found[name], facts),
-                )  # fmt: skip
-            )  # fmt: skip
+                )
+            )
     for engine in engines.values():
         engine.close()
     return rows
@@ -119,8 +119,8 @@ def prefixes(machine: Machine) -> list[Row]:
                 model=Model(name="pydoc", parameters=PARAMETERS, format="bfloat16", kv_format="bfloat16"),
                 load=Load(requests=24, batch=0, input_len=176, output_len=16, shared_prefix=160),
                 notes=["claim: one copy of a common prefix"], **summed(found[on], {}),
-            )  # fmt: skip
-        )  # fmt: skip
+            )
+        )
         engine.close()
     return rows
 
@@ -138,8 +138,8 @@ def qualities(machine: Machine) -> list[Row]:
                 engine=this_engine(), command=f"quire eval{f' --quantization {name}' if more else ''} --limit 1",
                 model=Model(name="pydoc", parameters=PARAMETERS, format=name, kv_format="bfloat16"), load=Load(),
                 metrics={"perplexity": found, "weight_bytes": float(llm.info.weight_bytes)},
-            )  # fmt: skip
-        )  # fmt: skip
+            )
+        )
         del llm
     return rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ MAX_ROWS = 200_000
 
 @dataclass(frozen=True)
 class File:
-    """`name` as it was given, or below the folder that was."""
+    """`name`: below the folder that all files are in."""
 
     name: str
     rows: list[Row]
@@ -44,12 +45,14 @@ def found(paths: Iterable[Path]) -> list[Path]:
 def gather(paths: Sequence[Path]) -> list[File]:
     """What they hold. `ConfigError` as of reading, and for more than `MAX_ROWS` rows."""
     files, count = [], 0
-    for path in found(paths):
+    all_of_them = found(paths)
+    shared = os.path.commonpath([path.absolute().parent for path in all_of_them]) if all_of_them else ""
+    for path in all_of_them:
         rows = read_rows(path)
         count += len(rows)
         if count > MAX_ROWS:
             raise ConfigError(f"there are more than {MAX_ROWS:,} rows; name fewer files")
-        files.append(File(str(path), rows))
+        files.append(File(os.path.relpath(path.absolute(), shared), rows))
     return files
 
 

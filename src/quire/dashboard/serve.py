@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def server(paths: Sequence[Path], port: int) -> ThreadingHTTPServer:
-    """One that listens, on a free port where it is 0. `ConfigError` for a port that cannot be had, and for bad files."""
+    """One that listens, on a free port where it is 0. `ConfigError` for a port that cannot be had, and of files."""
     pages = Pages(paths)
     pages.page()
     handler = type("BoundHandler", (Handler,), {"pages": pages})

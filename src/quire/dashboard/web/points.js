@@ -3,7 +3,7 @@
 import { describe, get, groups, inOrder, number } from "./rows.js";
 import { shown, word } from "./words.js";
 
-const MOST = 9; // colours that are told apart; what is left is one series
+const MOST = 10; // colours that are told apart; what is left is one series
 const RAMP = 5;
 
 /** Marks by kind: measured points are filled, what nobody measured here is hollow. */
@@ -18,8 +18,8 @@ export function coloured(rows, by) {
   const numeric = found.length > MOST && found.every(([value]) => typeof value === "number");
   if (numeric) return fifths(rows, by);
   const named = found.map(([value, each], i) => ({ name: value === "" ? "–" : word(value), color: style(`--c${i % MOST}`), rows: each }));
-  if (named.length <= MOST + 1) return named;
-  const kept = new Set([...named].sort((a, b) => b.rows.length - a.rows.length).slice(0, MOST));
+  if (named.length <= MOST) return named;
+  const kept = new Set([...named].sort((a, b) => b.rows.length - a.rows.length).slice(0, MOST - 1));
   const rest = named.filter((each) => !kept.has(each));
   const first = named.filter((each) => kept.has(each)).map((each, i) => ({ ...each, color: style(`--c${i}`) }));
   return [...first, { name: `${rest.length} others`, color: style("--soft"), rows: rest.flatMap((each) => each.rows) }];

@@ -108,10 +108,27 @@ export function inOrder(a, b) {
 const TELLING = ["kind", "machine.name", "engine.name", "engine.version", "model.name", "model.format", "model.kv_format",
   "load.batch", "load.rate", "load.input_len", "load.output_len", "load.arrivals", "load.name", "benchmark", "suite"];
 
-/** Fields, of those that tell configurations apart, in which these rows differ. */
+/** The fewest fields that tell these rows apart as far as fields do: each says something that those before it do not. */
 export function differing(rows, store) {
-  const names = [...TELLING, ...store.fields.filter((name) => name.startsWith("options.") || name.startsWith("machine.d"))];
-  return names.filter((name) => rows.some((row) => get(row, name) !== get(rows[0], name)));
+  const names = [...TELLING, "machine.devices", ...store.fields.filter((name) => name.startsWith("options."))].filter((name) => store.varying.includes(name));
+  let [places, count] = parted(rows.map(() => 0), rows, (row) => (row.technique ? `${row.technique} ${row.on}` : ""));
+  return names.filter((name) => {
+    const [finer, more] = parted(places, rows, (row) => get(row, name));
+    if (more === count) return false;
+    [places, count] = [finer, more];
+    return true;
+  });
+}
+
+/** Which part each row belongs to, and how many there are, once `places` are parted further by a value. */
+function parted(places, rows, value) {
+  const seen = new Map();
+  const finer = rows.map((row, i) => {
+    const key = `${places[i]} ${value(row)}`;
+    if (!seen.has(key)) seen.set(key, seen.size);
+    return seen.get(key);
+  });
+  return [finer, seen.size];
 }
 
 /** What a row is, in a few words: the fields `names`, and its technique. */
