@@ -16,8 +16,8 @@ from quire.figures.rows import Row, fields
 DISTINCT = ("kind", "benchmark", "suite", "time", "command", "machine", "engine", "model", "load", "technique", "on",
             "options", "dialect", "notes")  # fmt: skip
 """Fields of which many rows have the same value. The order is that of a row's places."""
-DIGITS = 7
-"""Of numbers that were found: more are noise, and a page of 50,000 rows is half as large."""
+WHOLE = 1 << 53
+"""Below it whole numbers are kept to the last digit."""
 
 
 class Distinct:
@@ -76,7 +76,7 @@ def _numbers(row: Row, names: Distinct) -> list[list[Any]]:
 
 
 def _short(value: float) -> float | int:
-    """A number with `DIGITS` digits, whole ones as they are."""
-    if value != value or value in (float("inf"), float("-inf")):
-        return value  # JSON has null for it
-    return int(value) if value == int(value) and abs(value) < 1 << 53 else float(f"{value:.{DIGITS}g}")
+    """A number with 7 digits, whole ones as they are: more are noise, and a page of 50,000 rows is half as large."""
+    if value.is_integer():
+        return int(value) if -WHOLE < value < WHOLE else value
+    return float(f"{value:.7g}")  # nan and inf stay, for which JSON has null

@@ -33,7 +33,7 @@ export const curves = {
     // A configuration's name is made once for its rows: they differ in load alone.
     for (const row of drawn) row.curve = describe(row, telling);
     const series = coloured(drawn, "curve").map((each) => ({
-      ...each, line: true, points: groups(each.rows, "curve").flatMap(([curve, inside]) => alongLoad(inside.map((row) => point(row, ...axes, names)).filter(Boolean)).map((one) => ({ ...one, line: curve }))),
+      ...each, line: true, points: groups(each.rows, "curve").flatMap(([curve, inside]) => alongLoad(inside.map((row) => point(row, ...axes, names)).filter(Boolean)).map((one) => Object.assign(one, { line: curve }))),
     }));
     const chart = new Chart({ title: "Throughput over latency", x: axes[0], y: axes[1], series, open: (row) => details.open(row), height: 440 });
     return [el("p", { class: "soft" }, "Better is up and to the left. A line goes from little load to much."), legend(series), chart.root, kinds(drawn),

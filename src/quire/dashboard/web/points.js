@@ -36,12 +36,12 @@ function fifths(rows, by) {
   return none.length ? [...found, { name: "–", color: style("--soft"), rows: none }] : found;
 }
 
-/** A point of a row; null where it lacks one of both. Values that are texts are places among `axis.words`. */
+/** A point of a row, with its name once somebody asks; null where it lacks one of both. Values that are texts are places among `axis.words`. */
 export function point(row, x, y, names) {
   const [at, value] = [place(row, x), place(row, y)];
   if (at === null || value === null) return null;
   const [low, high] = row.intervals[y.name] ?? [];
-  return { x: at, y: value, low, high, row, mark: MARKS[row.kind], label: describe(row, names) };
+  return { x: at, y: value, low, high, row, mark: MARKS[row.kind], get label() { return describe(row, names); } };
 }
 
 function place(row, axis) {

@@ -57,12 +57,14 @@ const claims = ({ on, off }) => [...new Set([...on.notes, ...off.notes].filter((
  */
 export function switched(rows) {
   for (const row of rows) row.alike = JSON.stringify([row.kind, row.benchmark, row.suite, row.machine.name, row.engine.name, row.model.name, row.load]);
-  return groups(rows, "alike").flatMap(([, inside]) => inside.filter((row) => row.technique && row.on).flatMap((row) => {
-    const off = inside.filter((other) => other.technique === row.technique && !other.on);
-    const plain = inside.filter((other) => !other.technique);
-    const others = off.length ? off : plain;
-    return others.length ? [[row, nearest(row, others)]] : [];
-  }));
+  return groups(rows, "alike").flatMap(([, inside]) => {
+    const parts = new Map(groups(inside, "technique"));
+    return [...parts].filter(([technique]) => technique).flatMap(([, own]) => {
+      const off = own.filter((row) => !row.on);
+      const others = off.length ? off : parts.get("") ?? [];
+      return others.length ? own.filter((row) => row.on).map((row) => [row, nearest(row, others)]) : [];
+    });
+  });
 }
 
 function nearest(row, others) {

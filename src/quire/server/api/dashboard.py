@@ -17,7 +17,7 @@ from quire.server.http.seen import Counts
 from quire.server.playground import FOLDER, KINDS, page_route
 from quire.server.service import VERSION, Service
 
-LIVE = FOLDER / "live"
+LIVE = FOLDER.parent / "live"
 SHARED = tuple(FOLDER / name for name in ("api.js", "dom.js", "metrics.js", "icon.svg"))
 UPLOT = Path(quire.__file__).parent / "dashboard" / "web" / "uplot"
 
