@@ -85,7 +85,11 @@ def latencies(machine: Machine) -> list[Row]:
             quantization = f" --quantization {name}" if FORMATS[name] else ""
             rows.append(
                 Row(
-                    kind="measured", benchmark="latency", suite="pictures", time=now(), machine=machine,
+                    kind="measured",
+                    benchmark="latency",
+                    suite="pictures",
+                    time=now(),
+                    machine=machine,
                     engine=this_engine(),
                     command=f"quire bench latency{quantization} --batch-size {batch} --input-len 128 --output-len 64",
                     model=Model(name="pydoc", parameters=PARAMETERS, format=name, kv_format="bfloat16"),
@@ -112,13 +116,21 @@ def prefixes(machine: Machine) -> list[Row]:
     for on, engine in engines.items():
         rows.append(
             Row(
-                kind="measured", benchmark="throughput", suite="pictures", time=now(), machine=machine,
-                engine=this_engine(), technique="prefix cache", on=on, options={"enable_prefix_caching": on},
+                kind="measured",
+                benchmark="throughput",
+                suite="pictures",
+                time=now(),
+                machine=machine,
+                engine=this_engine(),
+                technique="prefix cache",
+                on=on,
+                options={"enable_prefix_caching": on},
                 command=f"quire bench throughput --{'' if on else 'no-'}enable-prefix-caching --num-prompts 24 "
                 "--input-len 16 --output-len 16 --shared-prefix 160",
                 model=Model(name="pydoc", parameters=PARAMETERS, format="bfloat16", kv_format="bfloat16"),
                 load=Load(requests=24, batch=0, input_len=176, output_len=16, shared_prefix=160),
-                notes=["claim: one copy of a common prefix"], **summed(found[on], {}),
+                notes=["claim: one copy of a common prefix"],
+                **summed(found[on], {}),
             )
         )
         engine.close()
@@ -134,9 +146,15 @@ def qualities(machine: Machine) -> list[Row]:
         found = quality.perplexity(llm, texts)["perplexity"]
         rows.append(
             Row(
-                kind="measured", benchmark="quality", suite="pictures", time=now(), machine=machine,
-                engine=this_engine(), command=f"quire eval{f' --quantization {name}' if more else ''} --limit 1",
-                model=Model(name="pydoc", parameters=PARAMETERS, format=name, kv_format="bfloat16"), load=Load(),
+                kind="measured",
+                benchmark="quality",
+                suite="pictures",
+                time=now(),
+                machine=machine,
+                engine=this_engine(),
+                command=f"quire eval{f' --quantization {name}' if more else ''} --limit 1",
+                model=Model(name="pydoc", parameters=PARAMETERS, format=name, kv_format="bfloat16"),
+                load=Load(),
                 metrics={"perplexity": found, "weight_bytes": float(llm.info.weight_bytes)},
             )
         )

@@ -17,12 +17,12 @@ export function coloured(rows, by) {
   const found = by ? groups(rows, by) : [["", rows]];
   const numeric = found.length > MOST && found.every(([value]) => typeof value === "number");
   if (numeric) return fifths(rows, by);
-  const named = found.map(([value, each], i) => ({ name: value === "" ? "–" : word(value), color: style(`--c${i % MOST}`), rows: each }));
-  if (named.length <= MOST) return named;
-  const kept = new Set([...named].sort((a, b) => b.rows.length - a.rows.length).slice(0, MOST - 1));
-  const rest = named.filter((each) => !kept.has(each));
-  const first = named.filter((each) => kept.has(each)).map((each, i) => ({ ...each, color: style(`--c${i}`) }));
-  return [...first, { name: `${rest.length} others`, color: style("--soft"), rows: rest.flatMap((each) => each.rows) }];
+  const many = found.length > MOST;
+  const kept = new Set(many ? [...found].sort(([, a], [, b]) => b.length - a.length).slice(0, MOST - 1) : found);
+  const first = found.filter((each) => kept.has(each)).map(([value, each], i) => ({ name: value === "" ? "–" : word(value), color: style(`--c${i}`), rows: each }));
+  if (!many) return first;
+  const rest = found.filter((each) => !kept.has(each)).flatMap(([, each]) => each);
+  return [...first, { name: `${(found.length - first.length).toLocaleString("en")} others`, color: style("--soft"), rows: rest }];
 }
 
 function fifths(rows, by) {

@@ -8,7 +8,9 @@ const LEFT_OUT = new Set(["limits", "versions"]);
 
 /** The rows that the page carries, and what is said about their fields. */
 export async function load(text) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i += 1) bytes[i] = letters.charCodeAt(i); // Uint8Array.from takes ten times as long
   const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const document = await new Response(plain).json();
   return new Rows(document);
@@ -99,13 +101,13 @@ export function groups(rows, name) {
   return found.size > MOST_ORDERED ? [...found] : [...found].sort(([a], [b]) => inOrder(a, b));
 }
 
-const letters = new Intl.Collator("en", { numeric: true }); // one for all: localeCompare would make one for each comparison
+const collator = new Intl.Collator("en", { numeric: true }); // one for all: localeCompare would make one for each comparison
 
 /** Numbers by size, before texts by letters, in which numbers count as such. */
 export function inOrder(a, b) {
   if (typeof a === "number" && typeof b === "number") return a - b;
   if (typeof a === "number" || typeof b === "number") return typeof a === "number" ? -1 : 1;
-  return letters.compare(String(a), String(b));
+  return collator.compare(String(a), String(b));
 }
 
 const TELLING = ["kind", "machine.name", "engine.name", "engine.version", "model.name", "model.format", "model.kv_format",
