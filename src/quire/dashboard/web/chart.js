@@ -28,8 +28,14 @@ export class Chart {
     this.said = el("div", { class: "unseen", "aria-live": "polite" });
     this.tip = el("div", { class: "tip", hidden: true });
     this.spot = el("div", { class: "spot", hidden: true });
-    this.field = el("div", { class: "field", tabindex: this.points.length ? "0" : null, role: "img", "aria-label": this.summary(),
-      keydown: (event) => this.key(event), blur: () => this.leave() });
+    this.field = el("div", {
+      class: "field",
+      tabindex: this.points.length ? "0" : null,
+      role: "img",
+      "aria-label": this.summary(),
+      keydown: (event) => this.key(event),
+      blur: () => this.leave(),
+    });
     this.root = el("figure", { class: "chart" }, heading && el("figcaption", {}, heading), this.field, this.said);
     this.root.chart = this;
     watcher.observe(this.root);
@@ -57,15 +63,31 @@ export class Chart {
 
   make(width) {
     const data = [null, ...this.series.map(({ points }) => [points.map((each) => each.x), points.map((each) => each.y)])];
-    const facets = [{ scale: "x", auto: true }, { scale: "y", auto: true }];
-    const series = this.series.map((each) => ({ label: each.name, stroke: each.color, facets, paths: (plot, i) => this.paint(plot, i, each) }));
-    this.plot = new uPlot({
-      mode: 2, width, height: this.height, legend: { show: false }, series: [null, ...series],
-      cursor: { x: false, y: false, points: { show: false }, drag: { x: true, y: true, uni: 30 } },
-      scales: { x: scale(this.x, this.ends("x"), this.ends("x")), y: scale(this.y, this.ends("y"), this.ends("y", true)) },
-      axes: [this.axis(this.x, { size: 34 }), this.axis(this.y, { size: this.y.words ? 120 : 64 })],
-      hooks: { draw: [() => this.leave()] },
-    }, data, this.field);
+    const facets = [
+      { scale: "x", auto: true },
+      { scale: "y", auto: true },
+    ];
+    const series = this.series.map((each) => ({
+      label: each.name,
+      stroke: each.color,
+      facets,
+      paths: (plot, i) => this.paint(plot, i, each),
+    }));
+    this.plot = new uPlot(
+      {
+        mode: 2,
+        width,
+        height: this.height,
+        legend: { show: false },
+        series: [null, ...series],
+        cursor: { x: false, y: false, points: { show: false }, drag: { x: true, y: true, uni: 30 } },
+        scales: { x: scale(this.x, this.ends("x"), this.ends("x")), y: scale(this.y, this.ends("y"), this.ends("y", true)) },
+        axes: [this.axis(this.x, { size: 34 }), this.axis(this.y, { size: this.y.words ? 120 : 64 })],
+        hooks: { draw: [() => this.leave()] },
+      },
+      data,
+      this.field,
+    );
     this.plot.over.append(this.spot, this.tip);
     this.plot.over.addEventListener("mousemove", (event) => this.hover(event));
     this.plot.over.addEventListener("mouseleave", () => this.leave());
@@ -91,8 +113,19 @@ export class Chart {
       : (_, splits) => splits.map((at) => (at === null ? "" : shown(at)));
     // uPlot would begin decades at the end of the scale, and leave most of their ticks without a number.
     const ticks = axis.log ? { splits: (_, __, low, high) => decades(low, high), filter: (_, splits) => splits } : {};
-    return { stroke: color, label: axis.label, labelSize: 20, labelGap: 0, ...ticks, labelFont: "12px system-ui", font: "12px system-ui", values,
-      grid: { stroke: style("--grid"), width: 1 }, ticks: { stroke: style("--grid"), width: 1 }, ...more };
+    return {
+      stroke: color,
+      label: axis.label,
+      labelSize: 20,
+      labelGap: 0,
+      ...ticks,
+      labelFont: "12px system-ui",
+      font: "12px system-ui",
+      values,
+      grid: { stroke: style("--grid"), width: 1 },
+      ticks: { stroke: style("--grid"), width: 1 },
+      ...more,
+    };
   }
 
   paint(plot, index, { points, color, line, dash }) {
@@ -142,11 +175,15 @@ export class Chart {
 
   key(event) {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (step) this.at = (this.at + step + this.order.length + (this.at < 0 && step < 0 ? 1 : 0)) % this.order.length;
-    else if (event.key === "Home" || event.key === "End") this.at = event.key === "Home" ? 0 : this.order.length - 1;
-    else if (event.key === "Enter" && this.shown) return this.openPoint();
-    else return;
-    event.preventDefault();
+    const { length } = this.order;
+    if (step) this.at = (this.at + step + length + (this.at < 0 && step < 0 ? 1 : 0)) % length;
+    else if (event.key === "Home" || event.key === "End") this.at = event.key === "Home" ? 0 : length - 1;
+    else if (event.key !== "Enter" || !this.shown) return;
+    event.preventDefault(); // else Enter would press the button that has the focus next
+    if (event.key === "Enter") {
+      this.openPoint();
+      return;
+    }
     this.show(this.order[this.at]);
     this.said.textContent = this.tip.textContent;
   }
@@ -158,8 +195,11 @@ export class Chart {
     const value = (axis, at) => (axis.words ? axis.words[at] : shown(at, axis.unit));
     const range = point.low === undefined ? "" : ` (${shown(point.low)} to ${shown(point.high)})`;
     this.tip.replaceChildren(
-      el("b", {}, point.label), el("span", {}, ` ${this.y.label}: ${value(this.y, point.y)}${range}`),
-      el("span", {}, ` ${this.x.label}: ${value(this.x, point.x)}`), el("small", {}, ` ${point.row.kind}`));
+      el("b", {}, point.label),
+      el("span", {}, ` ${this.y.label}: ${value(this.y, point.y)}${range}`),
+      el("span", {}, ` ${this.x.label}: ${value(this.x, point.x)}`),
+      el("small", {}, ` ${point.row.kind}`),
+    );
     this.spot.hidden = this.tip.hidden = false;
     const room = this.plot.over.clientWidth - this.tip.offsetWidth;
     const above = top - this.tip.offsetHeight - 12;

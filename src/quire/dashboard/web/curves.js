@@ -19,13 +19,19 @@ export const curves = {
 
   controls({ store, state }) {
     const is = (test) => metricChoices(store).filter(([name]) => test.test(name));
-    return [select(state, "latency", "Latency (x)", is(/_ms_/), have(store.all, LATENCIES)),
-      select(state, "rate", "Throughput (y)", is(/_per_s$/), have(store.all, RATES)), check(state, "logx", "Log x"), check(state, "logy", "Log y")];
+    return [
+      select(state, "latency", "Latency (x)", is(/_ms_/), have(store.all, LATENCIES)),
+      select(state, "rate", "Throughput (y)", is(/_per_s$/), have(store.all, RATES)),
+      check(state, "logx", "Log x"),
+      check(state, "logy", "Log y"),
+    ];
   },
 
   draw({ store, state, details }, rows) {
-    const axes = [axis(store, rows, state.get("latency", have(store.all, LATENCIES)), state.get("logx") === "1"),
-      axis(store, rows, state.get("rate", have(store.all, RATES)), state.get("logy") === "1")];
+    const axes = [
+      axis(store, rows, state.get("latency", have(store.all, LATENCIES)), state.get("logx") === "1"),
+      axis(store, rows, state.get("rate", have(store.all, RATES)), state.get("logy") === "1"),
+    ];
     const drawn = rows.filter((row) => axes.every((each) => number(row, each.name) !== null));
     if (!drawn.length) return [el("p", { class: "note" }, `No row has both ${axes[0].label} and ${axes[1].label}.`)];
     const names = differing(drawn, store);
@@ -33,10 +39,26 @@ export const curves = {
     // A configuration's name is made once for its rows: they differ in load alone.
     for (const row of drawn) row.curve = describe(row, telling);
     const series = coloured(drawn, "curve").map((each) => ({
-      ...each, line: true, points: groups(each.rows, "curve").flatMap(([curve, inside]) => alongLoad(inside.map((row) => point(row, ...axes, names)).filter(Boolean)).map((one) => Object.assign(one, { line: curve }))),
+      ...each,
+      line: true,
+      points: groups(each.rows, "curve").flatMap(([curve, inside]) =>
+        alongLoad(inside.map((row) => point(row, ...axes, names)).filter(Boolean)).map((one) => Object.assign(one, { line: curve })),
+      ),
     }));
-    const chart = new Chart({ title: "Throughput over latency", x: axes[0], y: axes[1], series, open: (row) => details.open(row), height: 440 });
-    return [el("p", { class: "soft" }, "Better is up and to the left. A line goes from little load to much."), legend(series), chart.root, kinds(drawn),
-      asTable(chart.points, axes, details)];
+    const chart = new Chart({
+      title: "Throughput over latency",
+      x: axes[0],
+      y: axes[1],
+      series,
+      open: (row) => details.open(row),
+      height: 440,
+    });
+    return [
+      el("p", { class: "soft" }, "Better is up and to the left. A line goes from little load to much."),
+      legend(series),
+      chart.root,
+      kinds(drawn),
+      asTable(chart.points, axes, details),
+    ];
   },
 };

@@ -1,8 +1,15 @@
 // Metrics that follow from others of the same row.
 
-const BITS = [[/^(float32|f32|fp32)$/i, 32], [/^(bfloat16|bf16|float16|f16|fp16|half)$/i, 16],
-  [/^(int8|fp8|q8_0|w8a8|float8\w*)$/i, 8], [/^(int4|nf4|mxfp4|nvfp4|fp4|gptq|awq|q4_\w+|iq4_\w+)$/i, 4],
-  [/^(q6_k)$/i, 6.5], [/^(q5_\w+)$/i, 5.5], [/^(q3_\w+|iq3_\w+)$/i, 3.4], [/^(q2_\w+|iq2_\w+)$/i, 2.6]];
+const BITS = [
+  [/^(float32|f32|fp32)$/i, 32],
+  [/^(bfloat16|bf16|float16|f16|fp16|half)$/i, 16],
+  [/^(int8|fp8|q8_0|w8a8|float8\w*)$/i, 8],
+  [/^(int4|nf4|mxfp4|nvfp4|fp4|gptq|awq|q4_\w+|iq4_\w+)$/i, 4],
+  [/^(q6_k)$/i, 6.5],
+  [/^(q5_\w+)$/i, 5.5],
+  [/^(q3_\w+|iq3_\w+)$/i, 3.4],
+  [/^(q2_\w+|iq2_\w+)$/i, 2.6],
+];
 
 /** Bytes of a model's weights: measured, or from parameters and format; null where neither is known. */
 function weightBytes(row) {
@@ -19,7 +26,8 @@ function weightBytes(row) {
  */
 export function underRoof(row) {
   const { flops_per_s: rate, flops_per_byte: intensity, bytes_per_s: bytes } = row.metrics;
-  if (rate > 0 && (intensity > 0 || bytes > 0)) return [{ intensity: intensity ?? rate / bytes, rate, phase: row.benchmark, estimated: false }];
+  if (rate > 0 && (intensity > 0 || bytes > 0))
+    return [{ intensity: intensity ?? rate / bytes, rate, phase: row.benchmark, estimated: false }];
   const weights = weightBytes(row);
   const each = 2 * row.model.parameters;
   if (!weights || !each) return [];
@@ -51,14 +59,21 @@ export function frontier(rows, goals) {
   const best = [];
   const on = new Array(rows.length).fill(false);
   for (const i of order) {
-    const beaten = best.some((j) => points[j].every((value, k) => value >= points[i][k]) && points[j].some((value, k) => value > points[i][k]));
+    const beaten = best.some(
+      (j) => points[j].every((value, k) => value >= points[i][k]) && points[j].some((value, k) => value > points[i][k]),
+    );
     if (beaten) continue;
     on[i] = true;
     best.push(i);
   }
   // Of equals in the first goal, one that came early may be beaten by one that came late.
   for (const i of best) {
-    if (best.some((j) => j !== i && points[j].every((value, k) => value >= points[i][k]) && points[j].some((value, k) => value > points[i][k]))) on[i] = false;
+    if (
+      best.some(
+        (j) => j !== i && points[j].every((value, k) => value >= points[i][k]) && points[j].some((value, k) => value > points[i][k]),
+      )
+    )
+      on[i] = false;
   }
   return on;
 }

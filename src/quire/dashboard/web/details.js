@@ -9,7 +9,9 @@ export class Details {
     this.state = state;
     this.dialog = byId("details");
     this.dialog.addEventListener("close", () => this.state.set({ row: null }));
-    this.dialog.addEventListener("click", (event) => { if (event.target === this.dialog) this.dialog.close(); });
+    this.dialog.addEventListener("click", (event) => {
+      if (event.target === this.dialog) this.dialog.close();
+    });
   }
 
   open(row) {
@@ -34,8 +36,13 @@ export class Details {
       this.metrics(row),
       el("h3", {}, "What it is"),
       table(this.facts(row)),
-      el("p", {}, copyButton(() => location.href, "Copy link to this row"), " ",
-        copyButton(() => JSON.stringify(plain(row), null, 2), "Copy as JSON")),
+      el(
+        "p",
+        {},
+        copyButton(() => location.href, "Copy link to this row"),
+        " ",
+        copyButton(() => JSON.stringify(plain(row), null, 2), "Copy as JSON"),
+      ),
     );
     if (!this.dialog.open) this.dialog.showModal();
     this.dialog.scrollTop = 0;
@@ -48,15 +55,30 @@ export class Details {
       const [low, high] = row.intervals[name] ?? [];
       const meaning = row.dialect[name] ?? this.store.meaning(name);
       const rounds = row.samples[name] ?? [];
-      return el("tr", {},
+      return el(
+        "tr",
+        {},
         el("th", { scope: "row" }, name, el("small", {}, row.dialect[name] ? `${meaning} (its dialect)` : meaning)),
         el("td", {}, shown(row.metrics[name], this.store.unit(name))),
         el("td", {}, low === undefined ? "" : `${shown(low)} to ${shown(high)}`),
-        el("td", { class: "soft" }, rounds.length ? `${rounds.length}: ${rounds.slice(0, 12).map((value) => shown(value)).join(", ")}${rounds.length > 12 ? " …" : ""}` : ""));
+        el(
+          "td",
+          { class: "soft" },
+          rounds.length
+            ? `${rounds.length}: ${rounds
+                .slice(0, 12)
+                .map((value) => shown(value))
+                .join(", ")}${rounds.length > 12 ? " …" : ""}`
+            : "",
+        ),
+      );
     });
     const head = ["Metric", "Median", "95 % interval", "Rounds"].map((text) => el("th", { scope: "col" }, text));
-    return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Metrics" },
-      el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...lines)));
+    return el(
+      "div",
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Metrics" },
+      el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...lines)),
+    );
   }
 
   facts(row) {
@@ -69,7 +91,8 @@ export class Details {
         else for (const [inner, each] of Object.entries(value)) found.push([`${part}.${name}.${inner}`, each]);
       }
     }
-    return found.filter(([, value]) => value !== "" && value !== undefined)
+    return found
+      .filter(([, value]) => value !== "" && value !== undefined)
       .map(([name, value]) => [name, word(value), this.store.meaning(name)]);
   }
 }
@@ -79,10 +102,21 @@ function plain({ id, file, ...row }) {
 }
 
 function command(row) {
-  return el("div", { class: "command" }, el("code", {}, row.command), copyButton(() => row.command));
+  return el(
+    "div",
+    { class: "command" },
+    el("code", {}, row.command),
+    copyButton(() => row.command),
+  );
 }
 
 function table(facts) {
-  const lines = facts.map(([name, value, meaning]) => el("tr", {}, el("th", { scope: "row", title: meaning || null }, name), el("td", {}, value)));
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Fields" }, el("table", { class: "facts" }, el("tbody", {}, ...lines)));
+  const lines = facts.map(([name, value, meaning]) =>
+    el("tr", {}, el("th", { scope: "row", title: meaning || null }, name), el("td", {}, value)),
+  );
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Fields" },
+    el("table", { class: "facts" }, el("tbody", {}, ...lines)),
+  );
 }

@@ -30,9 +30,15 @@ export const explore = {
     const fields = fieldChoices(store);
     const all = [...metricChoices(store), ...fields];
     const none = [["", "none"]];
-    return [select(state, "x", "Across (x)", all, x), select(state, "y", "Up (y)", all, y),
-      select(state, "color", "Colour", [...none, ...fields, ...metricChoices(store)], by), select(state, "facet", "Panels", [...none, ...fields], ""),
-      check(state, "lines", "Lines along the load"), check(state, "logx", "Log x"), check(state, "logy", "Log y")];
+    return [
+      select(state, "x", "Across (x)", all, x),
+      select(state, "y", "Up (y)", all, y),
+      select(state, "color", "Colour", [...none, ...fields, ...metricChoices(store)], by),
+      select(state, "facet", "Panels", [...none, ...fields], ""),
+      check(state, "lines", "Lines along the load"),
+      check(state, "logx", "Log x"),
+      check(state, "logy", "Log y"),
+    ];
   },
 
   draw(context, rows) {
@@ -45,11 +51,21 @@ export const explore = {
     const charts = panels.slice(0, PANELS).map(([value, inside]) => {
       const own = new Set(inside);
       const lines = series.map((each) => {
-        const points = each.rows.filter((row) => own.has(row)).map((row) => point(row, ...axes, names)).filter(Boolean);
+        const points = each.rows
+          .filter((row) => own.has(row))
+          .map((row) => point(row, ...axes, names))
+          .filter(Boolean);
         return { ...each, line: state.get("lines") === "1", points: alongLoad(points) };
       });
-      return new Chart({ title: "Rows", x: axes[0], y: axes[1], series: lines, open: (row) => details.open(row),
-        height: facet ? 260 : 420, heading: facet ? `${facet}: ${word(value) || "none"}` : null });
+      return new Chart({
+        title: "Rows",
+        x: axes[0],
+        y: axes[1],
+        series: lines,
+        open: (row) => details.open(row),
+        height: facet ? 260 : 420,
+        heading: facet ? `${facet}: ${word(value) || "none"}` : null,
+      });
     });
     const drawn = charts.flatMap((chart) => chart.points);
     const lacking = rows.length - drawn.length;
@@ -57,7 +73,9 @@ export const explore = {
       legend(series),
       el("div", { class: facet ? "panels" : "panel" }, ...charts.map((chart) => chart.root)),
       panels.length > PANELS ? el("p", { class: "note" }, `${panels.length - PANELS} more panels are left out: filter.`) : null,
-      lacking > 0 && panels.length <= PANELS ? el("p", { class: "soft" }, `${plural(lacking, "row")} without ${store.label(x)} or ${store.label(y)}.`) : null,
+      lacking > 0 && panels.length <= PANELS
+        ? el("p", { class: "soft" }, `${plural(lacking, "row")} without ${store.label(x)} or ${store.label(y)}.`)
+        : null,
       kinds(rows),
       asTable(drawn, axes, details),
     ];
@@ -69,8 +87,17 @@ export function asTable(points, axes, details) {
   const value = (ax, at) => (ax.words ? ax.words[at] : shown(at, ax.unit));
   const columns = [
     { title: "Row", value: (each) => each.label, show: (each) => each.label },
-    ...["x", "y"].map((name, i) => ({ title: axes[i].label, numeric: true, value: (each) => each[name], show: (each) => value(axes[i], each[name]) })),
-    { title: "95 % interval", value: (each) => each.low, show: (each) => (each.low === undefined ? "" : `${shown(each.low)} to ${shown(each.high)}`) },
+    ...["x", "y"].map((name, i) => ({
+      title: axes[i].label,
+      numeric: true,
+      value: (each) => each[name],
+      show: (each) => value(axes[i], each[name]),
+    })),
+    {
+      title: "95 % interval",
+      value: (each) => each.low,
+      show: (each) => (each.low === undefined ? "" : `${shown(each.low)} to ${shown(each.high)}`),
+    },
   ];
   const box = el("details", { class: "as-table" }, el("summary", {}, "The same as a table"));
   box.addEventListener("toggle", () => {

@@ -26,12 +26,29 @@ class Page {
     this.state = new State();
     this.details = new Details(store, this.state);
     this.context = { store, state: this.state, details: this.details };
-    byId("views").append(...VIEWS.map(({ name, title }) => el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "view",
-      click: () => this.state.set({ view: name, row: null }, true), keydown: (event) => this.arrow(event, name) }, title)));
+    byId("views").append(
+      ...VIEWS.map(({ name, title }) =>
+        el(
+          "button",
+          {
+            type: "button",
+            role: "tab",
+            id: `tab-${name}`,
+            "aria-controls": "view",
+            click: () => this.state.set({ view: name, row: null }, true),
+            keydown: (event) => this.arrow(event, name),
+          },
+          title,
+        ),
+      ),
+    );
     byId("filters").append(...filters(store, this.state));
     byId("filter-box").open = !NARROW.matches;
     this.state.watch((whole) => this.follow(whole));
-    addEventListener("popstate", () => { this.state.read(); this.follow(true); });
+    addEventListener("popstate", () => {
+      this.state.read();
+      this.follow(true);
+    });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
     this.follow(true);
   }
@@ -66,8 +83,10 @@ class Page {
 
   draw() {
     const rows = passing(this.context.store, this.state);
-    byId("count").textContent = rows.length === this.context.store.all.length ? plural(rows.length, "row")
-      : `${rows.length.toLocaleString("en")} of ${plural(this.context.store.all.length, "row")}`;
+    byId("count").textContent =
+      rows.length === this.context.store.all.length
+        ? plural(rows.length, "row")
+        : `${rows.length.toLocaleString("en")} of ${plural(this.context.store.all.length, "row")}`;
     dropCharts();
     const nothing = el("p", { class: "note" }, "No row passes the filters.");
     byId("result").replaceChildren(...(rows.length ? this.view.draw(this.context, rows) : [nothing]).filter(Boolean));
@@ -97,7 +116,9 @@ function watchFiles(stamp) {
       say("The server that made this page does not answer; what is shown may be old.");
     }
   };
-  setInterval(() => { if (!document.hidden) look(); }, WATCH);
+  setInterval(() => {
+    if (!document.hidden) look();
+  }, WATCH);
 }
 
 async function start() {

@@ -19,7 +19,9 @@ export function coloured(rows, by) {
   if (numeric) return fifths(rows, by);
   const many = found.length > MOST;
   const kept = new Set(many ? [...found].sort(([, a], [, b]) => b.length - a.length).slice(0, MOST - 1) : found);
-  const first = found.filter((each) => kept.has(each)).map(([value, each], i) => ({ name: value === "" ? "–" : word(value), color: style(`--c${i}`), rows: each }));
+  const first = found
+    .filter((each) => kept.has(each))
+    .map(([value, each], i) => ({ name: value === "" ? "–" : word(value), color: style(`--c${i}`), rows: each }));
   if (!many) return first;
   const rest = found.filter((each) => !kept.has(each)).flatMap(([, each]) => each);
   return [...first, { name: `${(found.length - first.length).toLocaleString("en")} others`, color: style("--soft"), rows: rest }];
@@ -30,7 +32,8 @@ function fifths(rows, by) {
   const found = [];
   for (let i = 0; i < RAMP; i += 1) {
     const part = ordered.slice(Math.floor((i * ordered.length) / RAMP), Math.floor(((i + 1) * ordered.length) / RAMP));
-    if (part.length) found.push({ name: `${shown(get(part[0], by))} to ${shown(get(part.at(-1), by))}`, color: style(`--r${i}`), rows: part });
+    if (part.length)
+      found.push({ name: `${shown(get(part[0], by))} to ${shown(get(part.at(-1), by))}`, color: style(`--r${i}`), rows: part });
   }
   const none = rows.filter((row) => number(row, by) === null);
   return none.length ? [...found, { name: "–", color: style("--soft"), rows: none }] : found;
@@ -41,7 +44,17 @@ export function point(row, x, y, names) {
   const [at, value] = [place(row, x), place(row, y)];
   if (at === null || value === null) return null;
   const [low, high] = row.intervals[y.name] ?? [];
-  return { x: at, y: value, low, high, row, mark: MARKS[row.kind], get label() { return describe(row, names); } };
+  return {
+    x: at,
+    y: value,
+    low,
+    high,
+    row,
+    mark: MARKS[row.kind],
+    get label() {
+      return describe(row, names);
+    },
+  };
 }
 
 function place(row, axis) {

@@ -21,8 +21,10 @@ export class Rows {
     this.about = about;
     this.files = files;
     this.all = rows.map(([file, number, places, metrics, intervals, samples]) => {
-      const row = { file: files[file], id: `${file}.${number}` };
-      distinct.forEach((name, i) => { row[name] = values[name][places[i]]; });
+      const row = { file: files[file], id: `${files[file]}.${number}` };
+      distinct.forEach((name, i) => {
+        row[name] = values[name][places[i]];
+      });
       row.metrics = named(names, metrics);
       row.intervals = named(names, intervals);
       row.samples = named(names, samples);
@@ -110,13 +112,34 @@ export function inOrder(a, b) {
   return collator.compare(String(a), String(b));
 }
 
-const TELLING = ["kind", "machine.name", "engine.name", "engine.version", "model.name", "model.format", "model.kv_format",
-  "load.batch", "load.rate", "load.input_len", "load.output_len", "load.arrivals", "load.name", "benchmark", "suite"];
+const TELLING = [
+  "kind",
+  "machine.name",
+  "engine.name",
+  "engine.version",
+  "model.name",
+  "model.format",
+  "model.kv_format",
+  "load.batch",
+  "load.rate",
+  "load.input_len",
+  "load.output_len",
+  "load.arrivals",
+  "load.name",
+  "benchmark",
+  "suite",
+];
 
 /** The fewest fields that tell these rows apart as far as fields do: each says something that those before it do not. */
 export function differing(rows, store) {
-  const names = [...TELLING, "machine.devices", ...store.fields.filter((name) => name.startsWith("options."))].filter((name) => store.varying.includes(name));
-  let [places, count] = parted(rows.map(() => 0), rows, (row) => (row.technique ? `${row.technique} ${row.on}` : ""));
+  const names = [...TELLING, "machine.devices", ...store.fields.filter((name) => name.startsWith("options."))].filter((name) =>
+    store.varying.includes(name),
+  );
+  let [places, count] = parted(
+    rows.map(() => 0),
+    rows,
+    (row) => (row.technique ? `${row.technique} ${row.on}` : ""),
+  );
   return names.filter((name) => {
     const [finer, more] = parted(places, rows, (row) => get(row, name));
     if (more === count) return false;
@@ -138,7 +161,9 @@ function parted(places, rows, value) {
 
 /** What a row is, in a few words: the fields `names`, and its technique. */
 export function describe(row, names) {
-  const words = names.map((name) => [name, get(row, name)]).filter(([, value]) => value !== undefined && value !== "")
+  const words = names
+    .map((name) => [name, get(row, name)])
+    .filter(([, value]) => value !== undefined && value !== "")
     .map(([name, value]) => (typeof value === "string" && !name.startsWith("options.") ? value : `${name.split(".").at(-1)} ${value}`));
   if (row.technique) words.push(`${row.technique} ${row.on ? "on" : "off"}`);
   return words.join(" · ") || `${row.engine.name} ${row.model.name}`;

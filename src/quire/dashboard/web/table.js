@@ -10,11 +10,25 @@ const PART = 50;
 export function sortable(label, columns, items, open = null, part = PART) {
   const sorted = { by: -1, sign: 1, shown: part };
   const body = el("tbody");
-  const more = el("button", { type: "button", click: () => { sorted.shown += 4 * part; draw(); } });
-  const heads = columns.map((column, i) => el("th", { scope: "col", title: column.hint || null },
-    el("button", { type: "button", class: "sort", click: () => sort(i) }, column.title)));
-  const root = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
-    el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body));
+  const more = el("button", {
+    type: "button",
+    click: () => {
+      sorted.shown += 4 * part;
+      draw();
+    },
+  });
+  const heads = columns.map((column, i) =>
+    el(
+      "th",
+      { scope: "col", title: column.hint || null },
+      el("button", { type: "button", class: "sort", click: () => sort(i) }, column.title),
+    ),
+  );
+  const root = el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
+    el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body),
+  );
 
   function sort(i) {
     sorted.sign = sorted.by === i ? -sorted.sign : 1;
@@ -46,7 +60,11 @@ function line(columns, item, open) {
   const cells = columns.map((column, i) => {
     const said = column.show(item);
     const first = i === 0 && open ? el("button", { type: "button", class: "link", click: () => open(item) }, said) : said;
-    return el(i === 0 ? "th" : "td", { class: column.numeric ? "number" : column.wide ? "wide" : null, scope: i === 0 ? "row" : null }, first);
+    return el(
+      i === 0 ? "th" : "td",
+      { class: column.numeric ? "number" : column.wide ? "wide" : null, scope: i === 0 ? "row" : null },
+      first,
+    );
   });
   return el("tr", {}, ...cells);
 }

@@ -38,13 +38,32 @@ export class Lines {
   make(width) {
     const axis = { stroke: style("--soft"), font: "11px system-ui", grid: { stroke: style("--grid"), width: 1 }, ticks: { show: false } };
     const ago = (at) => (at === 0 ? "now" : `${Math.round(-at)} s`);
-    this.plot = new uPlot({
-      width, height: HEIGHT, legend: { show: false }, cursor: { y: false, points: { size: 6 }, drag: { x: false } },
-      scales: { x: { time: false, range: () => [-this.span, 0] }, y: { range: (_, __, most) => [0, most > 0 ? 1.1 * most : 1] } },
-      axes: [{ ...axis, size: 24, values: (_, splits) => splits.map(ago) }, { ...axis, size: 62, values: (_, splits) => splits.map((value) => this.show(value)) }],
-      series: [{}, ...this.series.map(([, name], i) => ({ label: name, stroke: style(`--c${i}`), width: 1.5, spanGaps: false, points: { show: false } }))],
-      hooks: { setCursor: [(plot) => this.say(plot.cursor.idx ?? null)] },
-    }, [[], ...this.series.map(() => [])], this.field);
+    this.plot = new uPlot(
+      {
+        width,
+        height: HEIGHT,
+        legend: { show: false },
+        cursor: { y: false, points: { size: 6 }, drag: { x: false } },
+        scales: { x: { time: false, range: () => [-this.span, 0] }, y: { range: (_, __, most) => [0, most > 0 ? 1.1 * most : 1] } },
+        axes: [
+          { ...axis, size: 24, values: (_, splits) => splits.map(ago) },
+          { ...axis, size: 62, values: (_, splits) => splits.map((value) => this.show(value)) },
+        ],
+        series: [
+          {},
+          ...this.series.map(([, name], i) => ({
+            label: name,
+            stroke: style(`--c${i}`),
+            width: 1.5,
+            spanGaps: false,
+            points: { show: false },
+          })),
+        ],
+        hooks: { setCursor: [(plot) => this.say(plot.cursor.idx ?? null)] },
+      },
+      [[], ...this.series.map(() => [])],
+      this.field,
+    );
   }
 
   /** Readings of the last `span` seconds. */
@@ -53,7 +72,10 @@ export class Lines {
     this.span = span;
     const now = readings.at(-1)?.at ?? 0;
     this.shown = readings.filter((each) => each.at >= now - span);
-    this.plot?.setData([this.shown.map((each) => each.at - now), ...this.series.map(([field]) => this.shown.map((each) => each[field] ?? null))]);
+    this.plot?.setData([
+      this.shown.map((each) => each.at - now),
+      ...this.series.map(([field]) => this.shown.map((each) => each[field] ?? null)),
+    ]);
     this.say(this.plot?.cursor.left >= 0 ? this.plot.cursor.idx : null);
   }
 

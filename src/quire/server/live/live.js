@@ -16,18 +16,73 @@ const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const time = (seconds) => (seconds < 1 ? `${Number((1000 * seconds).toPrecision(3))} ms` : `${Number(seconds.toPrecision(3))} s`);
 
 const TILES = [
-  ["running", "Running", whole], ["waiting", "Waiting", whole], ["kv", "KV cache used", percent], ["tokenRate", "Output tokens/s", rate],
-  ["promptRate", "Prompt tokens/s", rate], ["requestRate", "Finished/s", rate], ["ttft50", "TTFT, median", time], ["ttft99", "TTFT, p99", time],
-  ["itl50", "ITL, median", time], ["itl99", "ITL, p99", time], ["acceptance", "Drafts accepted", percent], ["hits", "Prefix hits", percent],
-  ["preempted", "Preemptions", whole], ["restarts", "Engine restarts", whole],
+  ["running", "Running", whole],
+  ["waiting", "Waiting", whole],
+  ["kv", "KV cache used", percent],
+  ["tokenRate", "Output tokens/s", rate],
+  ["promptRate", "Prompt tokens/s", rate],
+  ["requestRate", "Finished/s", rate],
+  ["ttft50", "TTFT, median", time],
+  ["ttft99", "TTFT, p99", time],
+  ["itl50", "ITL, median", time],
+  ["itl99", "ITL, p99", time],
+  ["acceptance", "Drafts accepted", percent],
+  ["hits", "Prefix hits", percent],
+  ["preempted", "Preemptions", whole],
+  ["restarts", "Engine restarts", whole],
 ];
 const CHARTS = [
-  ["Tokens per second", rate, [["tokenRate", "output"], ["promptRate", "prompt"]]],
-  ["Sequences", rate, [["running", "running"], ["waiting", "waiting"], ["batch", "tokens a step"]]],
-  ["Time to first token", time, [["ttft50", "p50"], ["ttft95", "p95"], ["ttft99", "p99"]]],
-  ["Time between tokens", time, [["itl50", "p50"], ["itl95", "p95"], ["itl99", "p99"]]],
-  ["KV cache", percent, [["kv", "used"], ["waste", "reserved and empty"]]],
-  ["Shares", percent, [["acceptance", "drafts accepted"], ["hits", "prompt found in the cache"]]],
+  [
+    "Tokens per second",
+    rate,
+    [
+      ["tokenRate", "output"],
+      ["promptRate", "prompt"],
+    ],
+  ],
+  [
+    "Sequences",
+    rate,
+    [
+      ["running", "running"],
+      ["waiting", "waiting"],
+      ["batch", "tokens a step"],
+    ],
+  ],
+  [
+    "Time to first token",
+    time,
+    [
+      ["ttft50", "p50"],
+      ["ttft95", "p95"],
+      ["ttft99", "p99"],
+    ],
+  ],
+  [
+    "Time between tokens",
+    time,
+    [
+      ["itl50", "p50"],
+      ["itl95", "p95"],
+      ["itl99", "p99"],
+    ],
+  ],
+  [
+    "KV cache",
+    percent,
+    [
+      ["kv", "used"],
+      ["waste", "reserved and empty"],
+    ],
+  ],
+  [
+    "Shares",
+    percent,
+    [
+      ["acceptance", "drafts accepted"],
+      ["hits", "prompt found in the cache"],
+    ],
+  ],
 ];
 
 const page = { readings: new Readings(), model: "", paused: false, state: null, busy: false };
@@ -64,7 +119,10 @@ async function read() {
     draw(own);
     notice(refused);
     const up = (metrics.get("quire:engine_healthy") ?? []).every(({ value }) => value === 1);
-    health(up ? (page.state?.draining ? "warn" : "good") : "bad", up ? (page.state?.draining ? "draining" : "serving") : "an engine is gone");
+    health(
+      up ? (page.state?.draining ? "warn" : "good") : "bad",
+      up ? (page.state?.draining ? "draining" : "serving") : "an engine is gone",
+    );
   } catch (error) {
     page.readings.miss(at);
     if (error.status === 401) wantKey();
@@ -83,7 +141,9 @@ async function state() {
   } catch (error) {
     page.state = null;
     if (error.status !== 401) throw error;
-    return getKey() ? "The server does not know this key: tenants and incidents are not shown." : "Tenants and incidents are shown to those who have a key.";
+    return getKey()
+      ? "The server does not know this key: tenants and incidents are not shown."
+      : "Tenants and incidents are shown to those who have a key.";
   }
 }
 
@@ -94,18 +154,32 @@ function wantKey() {
 
 /** The models there are; one that is gone is not chosen any more. */
 function offer(metrics) {
-  const names = [...new Set(["vllm:num_requests_running", "quire:model_state"].flatMap((name) => (metrics.get(name) ?? []).map(({ labels }) => labels.model_name)))].sort();
+  const names = [
+    ...new Set(
+      ["vllm:num_requests_running", "quire:model_state"].flatMap((name) =>
+        (metrics.get(name) ?? []).map(({ labels }) => labels.model_name),
+      ),
+    ),
+  ].sort();
   const select = byId("model");
   if (names.join("\n") === page.names) return;
   page.names = names.join("\n");
-  select.replaceChildren(el("option", { value: "" }, names.length > 1 ? "all" : names[0] ?? "all"), ...(names.length > 1 ? names.map((name) => el("option", { value: name, selected: name === page.model }, name)) : []));
+  select.replaceChildren(
+    el("option", { value: "" }, names.length > 1 ? "all" : (names[0] ?? "all")),
+    ...(names.length > 1 ? names.map((name) => el("option", { value: name, selected: name === page.model }, name)) : []),
+  );
   page.model = select.value;
 }
 
 function draw(metrics) {
   const seconds = Number(byId("window").value);
   const last = page.readings.last;
-  const shown = { ...last, ...page.readings.percentiles(last, seconds), acceptance: page.readings.share("accepted", "drafted", seconds), hits: page.readings.share("found", "looked", seconds) };
+  const shown = {
+    ...last,
+    ...page.readings.percentiles(last, seconds),
+    acceptance: page.readings.share("accepted", "drafted", seconds),
+    hits: page.readings.share("found", "looked", seconds),
+  };
   for (const [name, , show] of TILES) {
     const value = shown[name] ?? null;
     page.tiles.get(name).textContent = value === null ? "–" : show(value);

@@ -5,12 +5,22 @@ import { histogram, largest, quantile, total } from "./metrics.js";
 const KEPT = 1000; // readings: a quarter of an hour
 const AROUND = 10; // seconds over which a chart takes a percentile: single requests would leave gaps
 
-const HISTOGRAMS = { ttft: "vllm:time_to_first_token_seconds", itl: "vllm:inter_token_latency_seconds", queue: "vllm:request_queue_time_seconds" };
+const HISTOGRAMS = {
+  ttft: "vllm:time_to_first_token_seconds",
+  itl: "vllm:inter_token_latency_seconds",
+  queue: "vllm:request_queue_time_seconds",
+};
 const TOTALS = {
-  tokens: "vllm:generation_tokens_total", prompts: "vllm:prompt_tokens_total", done: "vllm:request_success_total",
-  drafted: "vllm:spec_decode_num_draft_tokens_total", accepted: "vllm:spec_decode_num_accepted_tokens_total",
-  looked: "vllm:prefix_cache_queries_total", found: "vllm:prefix_cache_hits_total",
-  preempted: "vllm:num_preemptions_total", restarts: "quire:engine_restarts_total", steps: "quire:engine_steps_total",
+  tokens: "vllm:generation_tokens_total",
+  prompts: "vllm:prompt_tokens_total",
+  done: "vllm:request_success_total",
+  drafted: "vllm:spec_decode_num_draft_tokens_total",
+  accepted: "vllm:spec_decode_num_accepted_tokens_total",
+  looked: "vllm:prefix_cache_queries_total",
+  found: "vllm:prefix_cache_hits_total",
+  preempted: "vllm:num_preemptions_total",
+  restarts: "quire:engine_restarts_total",
+  steps: "quire:engine_steps_total",
 };
 const QUANTILES = [50, 95, 99];
 
@@ -18,7 +28,11 @@ const QUANTILES = [50, 95, 99];
 export function ofModel(metrics, model) {
   if (!model) return metrics;
   const found = new Map();
-  for (const [name, samples] of metrics) found.set(name, samples.filter(({ labels }) => (labels.model_name ?? model) === model));
+  for (const [name, samples] of metrics)
+    found.set(
+      name,
+      samples.filter(({ labels }) => (labels.model_name ?? model) === model),
+    );
   return found;
 }
 
@@ -33,9 +47,14 @@ export class Readings {
 
   /** Keep what was read at `at` seconds; a server that was started again counts from 0, and nothing is taken across that. */
   add(metrics, at) {
-    const reading = { at, born: total(metrics, "process_start_time_seconds"),
-      running: total(metrics, "vllm:num_requests_running"), waiting: total(metrics, "vllm:num_requests_waiting"),
-      kv: largest(metrics, "vllm:kv_cache_usage_perc"), waste: largest(metrics, "quire:kv_waste_ratio") };
+    const reading = {
+      at,
+      born: total(metrics, "process_start_time_seconds"),
+      running: total(metrics, "vllm:num_requests_running"),
+      waiting: total(metrics, "vllm:num_requests_waiting"),
+      kv: largest(metrics, "vllm:kv_cache_usage_perc"),
+      waste: largest(metrics, "quire:kv_waste_ratio"),
+    };
     for (const [name, metric] of Object.entries(TOTALS)) reading[name] = total(metrics, metric);
     for (const [name, metric] of Object.entries(HISTOGRAMS)) reading[name] = histogram(metrics, metric);
     const before = this.last;
@@ -53,10 +72,16 @@ export class Readings {
   rates(before, now) {
     const seconds = before && !before.missing && now.since <= before.at ? now.at - before.at : 0;
     const per = (name) => (seconds > 0 ? (now[name] - before[name]) / seconds : null);
-    const share = (part, whole) => (seconds > 0 && now[whole] > before[whole] ? (now[part] - before[part]) / (now[whole] - before[whole]) : null);
-    return { tokenRate: per("tokens"), promptRate: per("prompts"), requestRate: per("done"),
+    const share = (part, whole) =>
+      seconds > 0 && now[whole] > before[whole] ? (now[part] - before[part]) / (now[whole] - before[whole]) : null;
+    return {
+      tokenRate: per("tokens"),
+      promptRate: per("prompts"),
+      requestRate: per("done"),
       batch: seconds > 0 && now.steps > before.steps ? (now.tokens - before.tokens) / (now.steps - before.steps) : null,
-      acceptance: share("accepted", "drafted"), hits: share("found", "looked") };
+      acceptance: share("accepted", "drafted"),
+      hits: share("found", "looked"),
+    };
   }
 
   /** Of the last `seconds`: ttft50, itl99 and so on, in seconds; null where nothing came. */
