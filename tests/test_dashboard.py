@@ -248,7 +248,7 @@ def test_a_link_keeps_the_view(browser: Browser, written: Path) -> None:
         found.wait("document.querySelector('#tab-explore').ariaSelected === 'true'")
         found.run("location.hash = '#view=rows&f.engine.name=vllm'")
         found.wait("document.querySelector('#count').textContent === '4 of 30 rows'")
-        assert found.run("document.querySelectorAll('tbody tr').length") == 4
+        assert found.run("document.querySelectorAll('#result tbody tr').length") == 4
 
 
 @in_chromium

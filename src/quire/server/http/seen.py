@@ -14,6 +14,7 @@ from quire.server.http.exchange import Exchange
 
 LOGGERS = ("quire.engine", "quire.server")
 KEPT = 100
+MAX_PATH = 80
 TOGETHER_SECONDS = 60.0
 """What happens again within this time counts as one incident that happened more often."""
 FAILED, REFUSED = 500, (401, 403, 429, 503)
@@ -60,8 +61,7 @@ class Seen:
         if generation is not None and not failed:
             failed = "error" in generation.finish_reasons
         if failed or refused:
-            what = f"{exchange.method} {exchange.route}: {status if status >= 400 else 'ended with an error'}"
-            self.note("failed" if failed else "refused", what, exchange.tenant.name)
+            self.note("failed" if failed else "refused", _said(exchange), exchange.tenant.name)
         if not posted or status == 401:
             return
         counts = self.tenants.setdefault(exchange.tenant.name, Counts())
@@ -101,6 +101,13 @@ class Seen:
         finally:
             for name in LOGGERS:
                 logging.getLogger(name).removeHandler(ear)
+
+
+def _said(exchange: Exchange) -> str:
+    if exchange.status == 401:
+        return "a request without a valid key: 401"  # whoever sends those is not to choose what is read here
+    where = exchange.scope["path"][:MAX_PATH]
+    return f"{exchange.method} {where}: {exchange.status if exchange.status >= 400 else 'ended with an error'}"
 
 
 class _Ear(logging.Handler):
