@@ -32,7 +32,7 @@ export class Details {
     this.dialog.replaceChildren(
       el("header", {}, title, close),
       row.command ? command(row) : el("p", { class: "soft" }, "No command is known that makes this row again."),
-      ...row.notes.map((note) => el("p", { class: "note" }, note)),
+      ...row.notes.map((note) => el("p", { class: "soft" }, note)),
       this.metrics(row),
       el("h3", {}, "What it is"),
       table(this.facts(row)),

@@ -62,7 +62,7 @@ function line(columns, item, open) {
     const first = i === 0 && open ? el("button", { type: "button", class: "link", click: () => open(item) }, said) : said;
     return el(
       i === 0 ? "th" : "td",
-      { class: column.numeric ? "number" : column.wide ? "wide" : null, scope: i === 0 ? "row" : null },
+      { class: column.numeric ? "number" : column.wide ? "wide" : column.title.includes("interval") ? "even-line" : null, scope: i === 0 ? "row" : null },
       first,
     );
   });

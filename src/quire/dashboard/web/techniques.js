@@ -9,7 +9,7 @@ import { plural, shown } from "./words.js";
 
 const CLAIM = /^claim(?:ed)?[^:]*:\s*/i; // a note that begins so says what is claimed
 const IMPROVES = /^improves:\s*(\w+)/i; // and one that begins so, which metric a technique is for
-const BAR = { width: 180, height: 18 };
+const BAR = { width: 140, height: 18 };
 
 const first = (store) =>
   ["output_tokens_per_s", "decode_tokens_per_s", "prefill_tokens_per_s"].find((name) => store.metrics.includes(name)) ??
@@ -47,7 +47,7 @@ export const techniques = {
     const most = Math.max(1.5, ...pairs.flatMap(({ ratio, high, low }) => [ratio, 1 / ratio, high || 0, low > 0 ? 1 / low : 0]));
     const columns = [
       { title: "Technique", value: ({ on }) => on.technique, show: ({ on }) => on.technique },
-      { title: "Metric", wide: true, value: ({ metric }) => metric, show: ({ metric }) => store.label(metric) },
+      { title: "Metric", value: ({ metric }) => metric, show: ({ metric }) => store.label(metric) },
       { title: "On / off", numeric: true, value: (pair) => pair.ratio, show: (pair) => `${shown(pair.ratio)}×` },
       {
         title: "95 % interval",

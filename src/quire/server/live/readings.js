@@ -47,11 +47,13 @@ export class Readings {
 
   /** Keep what was read at `at` seconds; a server that was started again counts from 0, and nothing is taken across that. */
   add(metrics, at) {
+    // Gauges are of the last step: where clients left and none followed, they still count these.
+    const idle = total(metrics, "quire:requests_in_flight") === 0;
     const reading = {
       at,
       born: total(metrics, "process_start_time_seconds"),
-      running: total(metrics, "vllm:num_requests_running"),
-      waiting: total(metrics, "vllm:num_requests_waiting"),
+      running: idle ? 0 : total(metrics, "vllm:num_requests_running"),
+      waiting: idle ? 0 : total(metrics, "vllm:num_requests_waiting"),
       kv: largest(metrics, "vllm:kv_cache_usage_perc"),
       waste: largest(metrics, "quire:kv_waste_ratio"),
     };
