@@ -31,7 +31,8 @@ export class Chart {
     this.field = el("div", {
       class: "field",
       tabindex: this.points.length ? "0" : null,
-      role: "img",
+      role: "application",
+      "aria-roledescription": "chart",
       "aria-label": this.summary(),
       keydown: (event) => this.key(event),
       blur: () => this.leave(),

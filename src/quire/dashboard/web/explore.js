@@ -74,7 +74,7 @@ export const explore = {
       el("div", { class: facet ? "panels" : "panel" }, ...charts.map((chart) => chart.root)),
       panels.length > PANELS ? el("p", { class: "note" }, `${panels.length - PANELS} more panels are left out: filter.`) : null,
       lacking > 0 && panels.length <= PANELS
-        ? el("p", { class: "soft" }, `${plural(lacking, "row")} without ${store.label(x)} or ${store.label(y)}.`)
+        ? el("p", { class: "soft" }, `${plural(lacking, "row")} without ${store.label(x)} or ${store.label(y)}${axes.some((each) => each.log) ? ", or with 0 on a logarithmic axis" : ""}.`)
         : null,
       kinds(rows),
       asTable(drawn, axes, details),

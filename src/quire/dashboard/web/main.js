@@ -110,8 +110,10 @@ function watchFiles(stamp) {
   const look = async () => {
     try {
       const found = await (await fetch("state")).json();
-      if (found.stamp && found.stamp !== stamp) location.reload();
-      say(found.error);
+      const changed = found.stamp && found.stamp !== stamp;
+      const reading = byId("details").open;
+      if (changed && !reading) location.reload();
+      say(changed && reading ? "The files have changed: the page follows once this row is closed." : found.error);
     } catch {
       say("The server that made this page does not answer; what is shown may be old.");
     }

@@ -1,5 +1,5 @@
 """What the live page tells beside metrics: counts of each tenant, and what went wrong lately. Kept whether or not
-somebody looks, at a microsecond or so for a request."""
+somebody looks, at some 10 microseconds for a request."""
 
 from __future__ import annotations
 
