@@ -99,8 +99,10 @@ fields: build  ## send every field that clients of OpenAI and vLLM know, and wri
 pairs: build  ## run every feature beside every way to be parallel, and write the table of README.md (minutes)
 	PYTHONPATH=tests $(BIN)/python tests/parallel_pairs.py
 
-pictures: build  ## the playground's, of the embedded model in a headless Chromium (two minutes)
+pictures: build  ## the playground's and the dashboards', of the embedded model in a headless Chromium (five minutes)
 	$(BIN)/python tests/playground_pictures.py docs/images/playground
+	$(BIN)/python tests/dashboard_rows.py build/dashboard-rows
+	$(BIN)/python tests/dashboard_pictures.py docs/images/dashboard build/dashboard-rows
 
 train: build  ## the embedded model from scratch (an hour or two on a CPU)
 	$(BIN)/python training/train.py

@@ -9,6 +9,7 @@ import typer
 import quire
 from quire.cli.bench import bench
 from quire.cli.compress import compress
+from quire.cli.dashboard import dashboard
 from quire.cli.demo import demo
 from quire.cli.doctor import doctor
 from quire.cli.evaluate import evaluate
@@ -53,6 +54,7 @@ app.command("generate")(generate)
 app.command("run-batch")(run_batch)
 app.command("replay")(replay)
 app.add_typer(bench, name="bench")
+app.command("dashboard")(dashboard)
 app.command("eval")(evaluate)
 app.command("inspect")(inspect)
 app.command("plan")(plan)

@@ -62,6 +62,18 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
 
 
+class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several engines of a model. `up`: false while it is started again, or is gone for good."""
+
+    up: bool = True
+    running: int = 0
+    waiting: int = 0
+    used_blocks: int = 0
+    total_blocks: int = 0
+    generation_tokens: int = 0
+    restarts: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals after a step. `waste` is the share of reserved KV slots that hold no token.
 
@@ -69,7 +81,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     `expert_pairs`: pairs (token, choice) that each rank computed, where experts are divided over ranks;
     `expert_imbalance`: those of the rank that had most, over the mean of ranks, of all layers' steps.
     `running_adapters`, `waiting_adapters`: names of LoRA adapters that sequences in the batch and in the queue use.
-    `bubbles`: share of the time of steps that each rank of a pipeline waited for others.
+    `bubbles`: share of the time of steps that each rank of a pipeline waited for others. `replicas`: each of several
+    engines; none where there is one.
     """
 
     running: int = 0
@@ -97,6 +110,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
     bubbles: tuple[float, ...] = ()
+    replicas: tuple[ReplicaStats, ...] = ()
     kv_store: StoreStats | None = None
 
 

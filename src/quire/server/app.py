@@ -23,6 +23,7 @@ from quire.engine.edge.async_engine import AsyncEngine
 from quire.server.api.adapters import load_lora_adapter, unload_lora_adapter
 from quire.server.api.chat import create_chat_completion
 from quire.server.api.completions import create_completion
+from quire.server.api.dashboard import live_pages, live_state
 from quire.server.api.openapi import described, operation
 from quire.server.api.others import OTHERS
 from quire.server.api.replies import Load, ModelCard, ModelList, Readiness, Version
@@ -83,10 +84,17 @@ def assembled(
 ) -> FastAPI:
     """An application of `routes` with the gateway and the pages before them; `app.state.service` is the `door`."""
     options = door.options
+
+    @asynccontextmanager
+    async def heard(app: FastAPI) -> AsyncIterator[None]:
+        with door.seen.heard():
+            async with lifespan(app):
+                yield
+
     # No docs pages: they load scripts from elsewhere. /openapi.json describes everything.
-    app = FastAPI(title="quire", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="quire", version=VERSION, lifespan=heard, docs_url=None, redoc_url=None)
     app.state.service, app.state.responses = door, Responses()
-    shown = pages() if options.playground else []
+    shown = [*live_pages(), *(pages() if options.playground else [])]
     app.add_middleware(Gateway, service=door, pages=frozenset(page.path for page in shown))
     if options.allowed_origins:
         app.add_middleware(
@@ -267,5 +275,6 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/load", load),
     ("GET", "/version", version),
     ("GET", "/metrics", metrics),
+    ("GET", "/dashboard/state", live_state),
     *((other.method, other.path, other.handler) for other in OTHERS),
 )

@@ -26,14 +26,15 @@ def pages() -> list[Route]:
 
     Links in them are relative, so that they hold under any path a proxy shows the server at.
     """
-    return [_page(path) for path in sorted(FOLDER.iterdir()) if path.suffix in KINDS]
+    files = (path for path in sorted(FOLDER.iterdir()) if path.suffix in KINDS)
+    return [page_route(path, "/" if path.name == "index.html" else f"/playground/{path.name}") for path in files]
 
 
-def _page(path: Path) -> Route:
+def page_route(path: Path, where: str) -> Route:
+    """A file of the package at `where`."""
     body, kind = path.read_bytes(), KINDS[path.suffix]
 
     async def page(_: Request) -> Response:
         return Response(body, headers=HEADERS, media_type=kind)
 
-    where = "/" if path.name == "index.html" else f"/playground/{path.name}"
     return Route(where, page, methods=["GET"], include_in_schema=False)

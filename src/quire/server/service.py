@@ -18,6 +18,7 @@ from quire.engine.requests import Seeds, sampling_defaults
 from quire.server.http.errors import ModelNotFound
 from quire.server.http.exchange import Exchange, Watcher
 from quire.server.http.http_metrics import HttpMetrics
+from quire.server.http.seen import Seen
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.server.speech import Formats, formats_of
@@ -60,13 +61,14 @@ class Service:
 
     def __post_init__(self) -> None:
         self.keys = Keys(self.options)
+        self.seen = Seen()
         self.http = HttpMetrics(self.engine.metrics.registry)
         self.formats: Formats = formats_of(self.options, self.template, self.tokenizer)
         self.passport = read_json(Path(self.engine.info.folder) / "quire.json")
 
     def ended(self, exchange: Exchange) -> None:
         """Count an exchange and show it to those who watch."""
-        tell(exchange, self.http, self.watchers)
+        tell(exchange, self.http, (self.seen, *self.watchers))
 
     def close(self) -> None:
         """Let those who watch finish."""

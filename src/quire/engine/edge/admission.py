@@ -28,6 +28,11 @@ class Admission:
         self._latency = 1.0
 
     @property
+    def held(self) -> dict[str, int]:
+        """Sequences in flight of each tenant that has any."""
+        return dict(self._held)
+
+    @property
     def full(self) -> bool:
         """Whether nobody gets in."""
         return self.sequences >= self.max_sequences

@@ -8,7 +8,7 @@ received, TPOT = (E2E - TTFT) / (tokens - 1). Each of a request's `n` sequences 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,7 +16,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from quire.core.request import FinishReason, Request
-from quire.engine.client import EngineInfo, Stats
+from quire.engine.client import EngineInfo, ReplicaStats, Stats
 from quire.engine.edge.account import SequenceClock
 
 LABELS = ("model_name", "engine")
@@ -48,6 +48,17 @@ STORE = (
     ("counter", "dropped", "Blocks that were not kept, for want of time or room."),
 )
 """Of `StoreStats`: kind of metric, name, help."""
+
+
+REPLICA: tuple[tuple[str, str, str, Callable[[ReplicaStats], float]], ...] = (
+    ("gauge", "up", "1 while this engine of several answers.", lambda one: one.up),
+    ("gauge", "running", "Sequences in its batch.", lambda one: one.running),
+    ("gauge", "waiting", "Sequences in its queue.", lambda one: one.waiting),
+    ("gauge", "kv_usage", "Used share of its KV blocks.", lambda one: one.used_blocks / max(1, one.total_blocks)),
+    ("counter", "generation_tokens", "Tokens it generated.", lambda one: one.generation_tokens),
+    ("counter", "restarts", "Times it was started again.", lambda one: one.restarts),
+)
+"""Of `ReplicaStats`: kind of metric, name, help, value."""
 
 
 def buckets_125(limit: int) -> tuple[int, ...]:
@@ -104,6 +115,8 @@ class _StepCollector(Collector):
         yield gauge("quire:kv_bytes_per_token", "Bytes of keys and values per token.", self.info.kv_bytes_per_token)
         if stats.bubbles:
             yield self._bubbles()
+        if stats.replicas:
+            yield from self._replicas()
         if stats.kv_store is not None:
             for kind, name, text in STORE:
                 made = gauge if kind == "gauge" else counter
@@ -140,6 +153,18 @@ class _StepCollector(Collector):
         for rank, share in enumerate(self.stats.bubbles):
             family.add_metric([self.info.served_name, ENGINE, str(rank)], share)
         return family
+
+    def _replicas(self) -> Iterable[Metric]:
+        """Each of several engines of the model, by its number."""
+        kinds: dict[str, type[GaugeMetricFamily | CounterMetricFamily]] = {
+            "gauge": GaugeMetricFamily,
+            "counter": CounterMetricFamily,
+        }
+        for kind, name, text, value in REPLICA:
+            family = kinds[kind](f"quire:replica_{name}", text, labels=[*LABELS, "replica"])
+            for number, stats in enumerate(self.stats.replicas):
+                family.add_metric([self.info.served_name, ENGINE, str(number)], float(value(stats)))
+            yield family
 
     def _experts(self) -> Metric:
         family = CounterMetricFamily(

@@ -17,7 +17,7 @@ import msgspec
 
 from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Request
-from quire.engine.client import AdapterChanged, EngineInfo, Stats, StepReport, StoreStats
+from quire.engine.client import AdapterChanged, EngineInfo, ReplicaStats, Stats, StepReport, StoreStats
 from quire.engine.life.kept import Kept
 from quire.engine.life.router import Router
 from quire.engine.life.supervised import SupervisedEngine
@@ -152,7 +152,7 @@ class ReplicatedEngine:
                 if output.finish_reason is not None:
                     self._ended(output.request_id, place)
             changes = tuple(done for change in found.changes if (done := self._settled(change)) is not None)
-            return StepReport(found.outputs, total(self._stats), changes)
+            return StepReport(found.outputs, self._total(), changes)
 
     def close(self) -> None:
         """End all of them."""
@@ -244,7 +244,16 @@ class ReplicatedEngine:
             if not self._move(place, ended=True):
                 raise EngineFailure(f"{error.message}; the other replicas are being started, too")
             self._stats[place] = msgspec.structs.replace(self._stats[place], running=0, waiting=0, used_blocks=0)
-            return StepReport([], total(self._stats))
+            return StepReport([], self._total())
+
+    def _total(self) -> Stats:
+        """The numbers of all together, and of each."""
+        names = ("running", "waiting", "used_blocks", "total_blocks", "generation_tokens", "restarts")
+        each = tuple(
+            ReplicaStats(up=up, **{name: getattr(stats, name) for name in names})
+            for up, stats in zip(self._ready, self._stats, strict=True)
+        )
+        return msgspec.structs.replace(total(self._stats), replicas=each)
 
     def _settled(self, change: AdapterChanged) -> AdapterChanged | None:
         """What became of a change once every replica said so: the first error, if there was one."""

@@ -10,6 +10,7 @@ import msgspec
 from fastapi import FastAPI
 
 from quire.server.api.adapters import LoadLora, UnloadLora
+from quire.server.api.dashboard import Live
 from quire.server.api.others import LISTS, OTHERS, SSE
 from quire.server.api.protocol import (
     ChatCompletionRequest,
@@ -70,6 +71,7 @@ REPLIES: dict[str, Kinds] = {
     "/readyz": (Readiness,),
     "/load": (Load,),
     "/version": (Version,),
+    "/dashboard/state": (Live,),
     **{other.path: (other.reply,) for other in OTHERS},
 }
 STREAMED = {

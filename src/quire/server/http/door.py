@@ -7,6 +7,7 @@ from typing import Protocol
 from quire.core.errors import QuireError
 from quire.engine.edge.turns import Turns
 from quire.server.http.exchange import Exchange
+from quire.server.http.seen import Seen
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 
@@ -31,7 +32,9 @@ class Door(Protocol):
 
     draining: bool
     active: int
+    created: int
     keys: Keys
+    seen: Seen
 
     @property
     def engine(self) -> Engines: ...

@@ -19,7 +19,7 @@ from quire.server.http.dialects import dialect_of
 from quire.server.http.door import Door
 from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.exchange import Exchange
-from quire.server.keys import NOBODY, Tenant
+from quire.server.keys import NOBODY
 
 logger = logging.getLogger("quire.server")
 
@@ -83,7 +83,7 @@ class Gateway:
         counted = scope["method"] == "POST"
         self._service.active += counted
         try:
-            exchange.tenant = self._check(scope, headers)
+            self._check(exchange, scope, headers)
             if counted:
                 await self._service.engine.turns.mine()
             own = {"tenant": exchange.tenant, "exchange": exchange, "ignored": ignored}
@@ -106,8 +106,8 @@ class Gateway:
             self._service.ended(exchange)
             exchange.scope = scope  # that of the application refers to the exchange
 
-    def _check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Tenant:
-        """The tenant; raises for a request that must not reach a route, whose body has not been read."""
+    def _check(self, exchange: Exchange, scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
+        """Find the tenant; raises for a request that must not reach a route, whose body has not been read."""
         size = sum(len(name) + len(value) for name, value in headers)
         if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             raise HttpError(431, "the request's headers are too large", code="headers_too_large")
@@ -123,13 +123,13 @@ class Gateway:
             raise HttpError(
                 401, "a valid key is needed: Authorization: Bearer <key>, or x-api-key: <key>", code="invalid_api_key"
             )
+        exchange.tenant = tenant
         if self._service.draining and scope["method"] == "POST":
             raise Unavailable("the server is shutting down; send the request again in a moment")
         if scope["method"] == "POST":
             keys.spend(tenant)
             if path in GENERATES:
                 self._service.engine.check_room()
-        return tenant
 
 
 async def send_error(send: Send, error: QuireError, path: str) -> None:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.api import ollama_models
+from quire.server.api.dashboard import state_of
 from quire.server.api.ollama import stamp
 from quire.server.api.ollama_models import OllamaModel, OllamaModels, details_of, loaded_models
 from quire.server.api.responses import cancel_response, delete_response, read_response
@@ -125,6 +126,11 @@ async def metrics(several: Several, request: Request) -> Response:
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
+async def live_state(several: Several, request: Request) -> Response:
+    """Models that are loaded, tenants and incidents, for the live page."""
+    return state_of(several, several.engine.loaded, request)
+
+
 def _names(slot: Slot) -> tuple[str, ...]:
     return (slot.listed.name, *adapters_of(slot))
 
@@ -148,4 +154,5 @@ OWN: tuple[tuple[str, str, Callable[[Several, Request], Awaitable[Response]]], .
     ("GET", "/load", load),
     ("GET", "/version", version),
     ("GET", "/metrics", metrics),
+    ("GET", "/dashboard/state", live_state),
 )

@@ -15,6 +15,7 @@ from quire.engine.edge.turns import Turns
 from quire.server.http.errors import ModelNotFound
 from quire.server.http.exchange import Exchange
 from quire.server.http.http_metrics import HttpMetrics
+from quire.server.http.seen import Seen
 from quire.server.http.watchers import watchers
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
@@ -90,10 +91,11 @@ class Several:
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
         self.watchers = watchers(options)
+        self.seen = Seen()
 
     def ended(self, exchange: Exchange) -> None:
         """Count an exchange and show it to those who watch."""
-        tell(exchange, self.http, self.watchers)
+        tell(exchange, self.http, (self.seen, *self.watchers))
 
     def close(self) -> None:
         """Let those who watch finish."""

@@ -1,0 +1,139 @@
+"""The live page at `/dashboard`, and what it asks beside /metrics: models, tenants, and what went wrong lately."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import quire
+from quire.server.http.door import Door
+from quire.server.http.seen import Counts
+from quire.server.playground import FOLDER, KINDS, page_route
+from quire.server.service import VERSION, Service
+
+LIVE = FOLDER.parent / "live"
+SHARED = tuple(FOLDER / name for name in ("api.js", "dom.js", "metrics.js", "icon.svg"))
+UPLOT = Path(quire.__file__).parent / "dashboard" / "web" / "uplot"
+
+
+class LiveModel(msgspec.Struct, kw_only=True):
+    """A model that is loaded."""
+
+    name: str
+    max_model_len: int
+    backend: str
+    isa: str
+    threads: int
+    quantization: str
+    kv_cache_dtype: str
+    num_blocks: int
+    block_size: int
+    policy: str
+    replicas: int
+
+
+class LiveTenant(msgspec.Struct, kw_only=True):
+    """Of all requests since the start; `in_flight`: sequences now. `weight`: of its share where that counts."""
+
+    name: str
+    in_flight: int
+    requests: int
+    refused: int
+    failed: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+class LiveIncident(msgspec.Struct, kw_only=True):
+    """Times in seconds since 1970."""
+
+    first: float
+    last: float
+    level: str
+    message: str
+    count: int
+
+
+class Live(msgspec.Struct, kw_only=True):
+    """Response of /dashboard/state. `whole`: of everybody; false where the key shows its own tenant alone."""
+
+    version: str
+    started: int
+    draining: bool
+    whole: bool
+    models: list[LiveModel]
+    tenants: list[LiveTenant]
+    incidents: list[LiveIncident]
+
+
+def live_pages() -> list[Route]:
+    """`/dashboard`, and a route below it for each file of the page: those that it shares with the playground, too."""
+    files = [path for folder in (LIVE, UPLOT) for path in sorted(folder.iterdir()) if path.suffix in KINDS]
+    return [
+        page_route(path, "/dashboard" if path.name == "index.html" else f"/dashboard/{path.name}")
+        for path in (*files, *SHARED)
+    ]
+
+
+async def live_state(service: Service, request: Request) -> Response:
+    """Models, tenants and incidents, for the live page."""
+    return state_of(service, [service], request)
+
+
+def state_of(door: Door, services: Sequence[Service], request: Request) -> Response:
+    """Of the models that are loaded. Whoever has a key that is no administrator's sees what is its own."""
+    tenant = request.state.tenant
+    whole = tenant.admin or not door.keys.needed
+    held: Counter[str] = Counter()
+    for service in services:
+        held.update(service.engine.admission.held)
+    names = sorted({*door.seen.tenants, *held}) if whole else [tenant.name]
+    found = Live(
+        version=VERSION,
+        started=door.created,
+        draining=door.draining,
+        whole=whole,
+        models=[_model(service) for service in services],
+        tenants=[_tenant(name, held[name], door.seen.tenants.get(name, Counts())) for name in names],
+        incidents=[
+            LiveIncident(first=i.first, last=i.last, level=i.level, message=i.message, count=i.count)
+            for i in reversed(list(door.seen.incidents))
+            if whole or i.tenant == tenant.name != ""
+        ],
+    )
+    return Response(msgspec.json.encode(found), media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _tenant(name: str, in_flight: int, counts: Counts) -> LiveTenant:
+    return LiveTenant(
+        name=name,
+        in_flight=in_flight,
+        requests=counts.requests,
+        refused=counts.refused,
+        failed=counts.failed,
+        prompt_tokens=counts.prompt_tokens,
+        output_tokens=counts.output_tokens,
+    )
+
+
+def _model(service: Service) -> LiveModel:
+    info, parallel = service.engine.info, service.config.parallel
+    return LiveModel(
+        name=info.served_name,
+        max_model_len=info.max_model_len,
+        backend=info.backend,
+        isa=info.isa,
+        threads=info.threads,
+        quantization=info.quantization,
+        kv_cache_dtype=info.kv_cache_dtype,
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        policy=info.scheduling_policy,
+        replicas=parallel.data_parallel_size,
+    )
