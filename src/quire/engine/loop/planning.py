@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from quire.core.config import EngineConfig, SchedulerConfig
+from quire.core.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
+from quire.core.speculation import LOOK_UPS
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.run.budget import KVPlan, check_asked, gpu_cache_bytes, plan_kv, shape_kv
@@ -47,6 +48,20 @@ def make_plan(
     limits = _limits(config.scheduler, model, kv.max_model_len)
     _check(limits, ops, kv.max_model_len)
     return Plan(kv, limits, capture, sum(layout.bytes_per_token for layout in layouts.values()))
+
+
+def same_weights(one: EngineConfig, other: EngineConfig) -> bool:
+    """Whether an engine of `one` is one of `other` once its cache, steps and look-ups are arranged anew.
+
+    Ranks, stores of blocks and whatever drafts by a model are made at the start alone.
+    """
+
+    def fixed(config: EngineConfig) -> EngineConfig:
+        return replace(config, cache=CacheConfig(), scheduler=SchedulerConfig(), speculation=SpeculationConfig())
+
+    asked = [config.speculation.asked for config in (one, other)]
+    light = all(drafts is None or drafts.method in LOOK_UPS for drafts in asked)
+    return light and fixed(one) == fixed(other) and one.parallel.processes == 1 and not one.tiers.any
 
 
 def _limits(limits: SchedulerConfig, model: Model, length: int) -> SchedulerConfig:
