@@ -44,9 +44,9 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
             "Without it no answer changes."
         ),
     ] = ""
-    space: Annotated[str | None, about("TOML file: option = [values to try]. It replaces what is tried by default.")] = (
-        None
-    )
+    space: Annotated[
+        str | None, about("TOML file: option = [values to try]. It replaces what is tried by default.")
+    ] = None
     vary: Annotated[
         tuple[str, ...],
         about("NAME=VALUE,VALUE: what to try of one option; with it or --space nothing else varies. Several times."),

@@ -40,7 +40,7 @@ class Candidate:
     """A configuration: values of the axes, and the whole."""
 
     values: tuple[tuple[str, Value], ...]
-    config: EngineConfig
+    config: EngineConfig = field(compare=False, repr=False)
 
     @property
     def options(self) -> dict[str, Value]:
@@ -100,10 +100,22 @@ def make_space(base: EngineConfig, axes: Axes) -> Space:
     for values in itertools.product(*axes.values()):
         named = tuple(zip(axes, values, strict=True))
         try:
-            space.candidates.append(Candidate(named, with_values(base, dict(named))))
+            candidate = Candidate(named, with_values(base, dict(named)))
+            check_cores(candidate.config)
+            space.candidates.append(candidate)
         except ConfigError as error:
             space.refused[error.message] += 1
     return space
+
+
+def check_cores(config: EngineConfig) -> None:
+    """`ConfigError` for more processes than cores, and for threads of each that they share anyway."""
+    if config.device.device == "cuda" or config.processes == 1:
+        return
+    if config.processes > cores().threads:
+        raise ConfigError("more ranks and replicas than cores would take turns on them", param="data_parallel_size")
+    if config.device.threads:
+        raise ConfigError("ranks and replicas divide the threads among them: --threads 0", param="threads")
 
 
 def usual_axes(base: EngineConfig, load: Load, slo: Slo, bf16: bool, prompts: bool) -> Axes:

@@ -46,7 +46,13 @@ def make_plan(
     check_asked(config, shape.block_bytes, free)
     kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape, beside, ranks))
     limits = _limits(config.scheduler, model, kv.max_model_len)
-    _check(limits, ops, kv.max_model_len)
+    check_limits(limits, kv.max_model_len)
+    if limits.async_scheduling and ops.gpu is None:
+        raise ConfigError(
+            f"--async-scheduling needs a GPU: on the {ops.name} backend the host itself computes each step, "
+            "and nothing is left to overlap with it; leave the option out",
+            param="async_scheduling",
+        )
     return Plan(kv, limits, capture, sum(layout.bytes_per_token for layout in layouts.values()))
 
 
@@ -72,8 +78,8 @@ def _limits(limits: SchedulerConfig, model: Model, length: int) -> SchedulerConf
     return replace(limits, enable_chunked_prefill=False, max_num_batched_tokens=room)
 
 
-def _check(limits: SchedulerConfig, ops: Ops, length: int) -> None:
-    """Limits of a step that the model or the device makes impossible."""
+def check_limits(limits: SchedulerConfig, length: int) -> None:
+    """`ConfigError` for limits of a step that cannot be where sequences have up to `length` tokens."""
     if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < length:
         raise ConfigError(
             f"without chunked prefill --max-num-batched-tokens ({limits.max_num_batched_tokens}) must be at least "
@@ -84,12 +90,6 @@ def _check(limits: SchedulerConfig, ops: Ops, length: int) -> None:
         raise ConfigError(
             "--target-itl-ms cuts prompts into chunks, which is turned off, or which this model's encoder cannot do",
             param="target_itl_ms",
-        )
-    if limits.async_scheduling and ops.gpu is None:
-        raise ConfigError(
-            f"--async-scheduling needs a GPU: on the {ops.name} backend the host itself computes each step, "
-            "and nothing is left to overlap with it; leave the option out",
-            param="async_scheduling",
         )
 
 
