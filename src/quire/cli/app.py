@@ -21,6 +21,7 @@ from quire.cli.serve import serve
 from quire.cli.talk import chat, generate
 from quire.cli.train import train
 from quire.cli.train_heads import train_heads
+from quire.cli.tune import tune
 
 app = typer.Typer(
     name="quire",
@@ -62,4 +63,5 @@ app.command("doctor")(doctor)
 app.command("compress")(compress)
 app.command("train")(train)
 app.command("train-heads")(train_heads)
+app.command("tune")(tune)
 app.command("demo")(demo)

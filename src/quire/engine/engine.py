@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig
-from quire.core.errors import BadRequest, QuireError
+from quire.core.errors import BadRequest, ConfigError, QuireError
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.client import EngineInfo, Stats
@@ -19,7 +20,7 @@ from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.experts import expert_counts
 from quire.engine.loop.facts import engine_info, pooling_of
 from quire.engine.loop.guiding import Guiding
-from quire.engine.loop.planning import Plan, make_plan
+from quire.engine.loop.planning import Plan, make_plan, same_weights
 from quire.engine.loop.pooled import check_kind, classify
 from quire.engine.loop.portable import Portable
 from quire.engine.loop.tiering import tiering_of
@@ -56,22 +57,42 @@ class Engine:
         with ended_on_error(self.ranks), told_plainly(config.model.model):
             self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks), shards)
             self.drafting = load_drafting(config, self.model, self.ops, progress, first_place(self.ranks))
-            plan = make_plan(config, self.model, self.ops, self.beside, self.ranks)
-            if self.ranks is not None:
-                alone = self.drafting is not None and self.drafting.alone
-                self.ranks.allocate(plan.kv, plan.limits, alone, kept_layers((self.model,))[0].values())
-            self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
-            self._allocate(plan)
-        self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
-        most, staged = max(1 + self.ahead, config.parallel.steps_under_way), config.parallel.pipeline_parallel_size > 1
-        self.under_way = UnderWay(self.runner, self.scheduler, self.speculator, most, staged)
+            self._arrange()
         self.load_seconds = time.monotonic() - started
         self.pooling = pooling_of(config, self.model)
         told = None if self.ranks is None else self.ranks.adapter
         known = None if self.tiering is None else self.tiering.know
         self.adapting = Adapting(self.model.adapters, self._users, told, known)
+
+    def _arrange(self) -> None:
+        """Decide on the cache and on the bounds of steps, and make everything that depends on them."""
+        config = self.config
+        plan = make_plan(config, self.model, self.ops, self.beside, self.ranks)
+        if self.ranks is not None:
+            alone = self.drafting is not None and self.drafting.alone
+            self.ranks.allocate(plan.kv, plan.limits, alone, kept_layers((self.model,))[0].values())
+        self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
+        self._allocate(plan)
+        self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
+        most, staged = max(1 + self.ahead, config.parallel.steps_under_way), config.parallel.pipeline_parallel_size > 1
+        self.under_way = UnderWay(self.runner, self.scheduler, self.speculator, most, staged)
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.step_tokens, self.step_seconds, self.all_seconds = 0, 0.0, 0.0
+
+    def rearrange(self, config: EngineConfig) -> None:
+        """Go on, idle, under other options of the cache, of steps and of look-ups that draft: the weights stay.
+
+        `ConfigError` where a start would refuse them, after which it must be rearranged again; where weights would be
+        others (`same_weights`); while anything runs.
+        """
+        config.validate()
+        if not same_weights(self.config, config) or self.has_work:
+            raise ConfigError("rearrange: the engine runs requests, or these options need other weights; start another")
+        self.config = config
+        self.drafting = load_drafting(config, self.model, self.ops, None)
+        del self.under_way, self.runner, self.scheduler, self.guiding, self.speculator, self.pool, self.prefix
+        gc.collect()  # the old cache goes before the new one is sized
+        self._arrange()
 
     def _allocate(self, plan: Plan) -> None:
         """Take the memory that `plan` says, and run what the first step would otherwise wait for.

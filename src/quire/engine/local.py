@@ -53,6 +53,12 @@ class LocalEngine:
         """Later requests find nothing of earlier ones."""
         self.engine.reset_prefix_cache()
 
+    @finished_before_the_end
+    def rearrange(self, config: EngineConfig) -> None:
+        """The same weights under other options of cache, steps and look-ups, while nothing runs: as `Engine` says."""
+        self.engine.rearrange(config)
+        self._info = self.engine.info()
+
     def restart(self) -> None:
         """Nothing starts it again."""
         raise EngineFailure("nothing starts this engine again")

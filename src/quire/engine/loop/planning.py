@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from quire.core.config import EngineConfig, SchedulerConfig
+from quire.core.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
+from quire.core.speculation import LOOK_UPS
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.run.budget import KVPlan, check_asked, gpu_cache_bytes, plan_kv, shape_kv
@@ -45,8 +46,28 @@ def make_plan(
     check_asked(config, shape.block_bytes, free)
     kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape, beside, ranks))
     limits = _limits(config.scheduler, model, kv.max_model_len)
-    _check(limits, ops, kv.max_model_len)
+    check_limits(limits, kv.max_model_len)
+    if limits.async_scheduling and ops.gpu is None:
+        raise ConfigError(
+            f"--async-scheduling needs a GPU: on the {ops.name} backend the host itself computes each step, "
+            "and nothing is left to overlap with it; leave the option out",
+            param="async_scheduling",
+        )
     return Plan(kv, limits, capture, sum(layout.bytes_per_token for layout in layouts.values()))
+
+
+def same_weights(one: EngineConfig, other: EngineConfig) -> bool:
+    """Whether an engine of `one` is one of `other` once its cache, steps and look-ups are arranged anew.
+
+    Ranks, stores of blocks and whatever drafts by a model are made at the start alone.
+    """
+
+    def fixed(config: EngineConfig) -> EngineConfig:
+        return replace(config, cache=CacheConfig(), scheduler=SchedulerConfig(), speculation=SpeculationConfig())
+
+    asked = [config.speculation.asked for config in (one, other)]
+    light = all(drafts is None or drafts.method in LOOK_UPS for drafts in asked)
+    return light and fixed(one) == fixed(other) and one.parallel.processes == 1 and not one.tiers.any
 
 
 def _limits(limits: SchedulerConfig, model: Model, length: int) -> SchedulerConfig:
@@ -57,8 +78,8 @@ def _limits(limits: SchedulerConfig, model: Model, length: int) -> SchedulerConf
     return replace(limits, enable_chunked_prefill=False, max_num_batched_tokens=room)
 
 
-def _check(limits: SchedulerConfig, ops: Ops, length: int) -> None:
-    """Limits of a step that the model or the device makes impossible."""
+def check_limits(limits: SchedulerConfig, length: int) -> None:
+    """`ConfigError` for limits of a step that cannot be where sequences have up to `length` tokens."""
     if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < length:
         raise ConfigError(
             f"without chunked prefill --max-num-batched-tokens ({limits.max_num_batched_tokens}) must be at least "
@@ -69,12 +90,6 @@ def _check(limits: SchedulerConfig, ops: Ops, length: int) -> None:
         raise ConfigError(
             "--target-itl-ms cuts prompts into chunks, which is turned off, or which this model's encoder cannot do",
             param="target_itl_ms",
-        )
-    if limits.async_scheduling and ops.gpu is None:
-        raise ConfigError(
-            f"--async-scheduling needs a GPU: on the {ops.name} backend the host itself computes each step, "
-            "and nothing is left to overlap with it; leave the option out",
-            param="async_scheduling",
         )
 
 
