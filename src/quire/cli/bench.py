@@ -10,6 +10,7 @@ import typer
 
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
 from quire.cli.flags import ENGINE, pick, to_engine, with_flags
+from quire.cli.suite import COMMANDS
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")]
 
 bench = typer.Typer(help="Measure latency, throughput, or a server under load.", no_args_is_help=True)
+for name, command in COMMANDS.items():
+    bench.command(name)(command)
 
 
 @bench.command()
