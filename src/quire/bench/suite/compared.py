@@ -51,9 +51,8 @@ def lines(rows: Iterable[Row]) -> list[str]:
     told = []
     for pair in pairs(rows):
         load, about = pair.on.load, TECHNIQUES.get(pair.on.technique)
-        told.append(
-            f"{pair.on.technique}: {pair.on.model.name}, {load.batch} x {load.input_len:g} -> {load.output_len:g}"
-        )
+        what = f"{load.batch} x {load.input_len:g} -> {load.output_len:g}"
+        told.append(f"{pair.on.technique}: {pair.on.model.name}, {what}")
         told += [f"  {text}" for name in dict.fromkeys((pair.metric, THROUGHPUT)) if (text := _line(pair, name))]
         if about is not None and about.claim:
             told.append(f"  claimed: {about.claim}")
@@ -64,12 +63,11 @@ def _line(pair: Pair, metric: str) -> str:
     ratio, about = pair.ratio(metric), METRICS[metric]
     if ratio is None:
         return ""
-    text = f"{metric}: {_shown(pair.on.metrics[metric], about.unit)} on, {_shown(pair.off.metrics[metric], about.unit)} off"
-    text += f", {ratio.ratio:.2f}"
+    on, off = (_shown(row.metrics[metric], about.unit) for row in (pair.on, pair.off))
+    text = f"{metric}: {on} on, {off} off, {ratio.ratio:.2f}"
     if metric in pair.on.samples:
-        text += (
-            f" [{ratio.interval.low:.2f}, {ratio.interval.high:.2f}]{'' if ratio.significant else ', may be chance'}"
-        )
+        text += f" [{ratio.interval.low:.2f}, {ratio.interval.high:.2f}]"
+        text += "" if ratio.significant else ", may be chance"
     return text + {"lower": " (less is better)"}.get(about.better, "")
 
 

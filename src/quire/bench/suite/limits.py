@@ -5,6 +5,7 @@ A process of its own, whose memory is touched once. The names are those of `quir
 
 from __future__ import annotations
 
+import functools
 import signal
 
 import torch
@@ -49,7 +50,7 @@ class Probe:
         out = torch.zeros(1, dtype=torch.int64)
         for op, (kind, work) in PROBES.items():
             if op in self.cpu.native.ids and kind in NAMES:
-                seconds = best_seconds(lambda op=op: self.cpu.call(op, out.data_ptr(), ROUNDS))
+                seconds = best_seconds(functools.partial(self.cpu.call, op, out.data_ptr(), ROUNDS))
                 rate = ROUNDS * work * self.cpu.native.threads / seconds
                 found[NAMES[kind]] = max(rate, found.get(NAMES[kind], 0.0))
         return found

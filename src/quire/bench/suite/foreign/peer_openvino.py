@@ -100,7 +100,8 @@ class Peer:
 
     def load(self, items: list[list[Any]], most: int) -> dict[str, Any]:
         """See `protocol.run_load`."""
-        return run_load(self, [Item(*item) for item in items], most)
+        found: dict[str, Any] = run_load(self, [Item(*item) for item in items], most)
+        return found
 
     def submit(self, number: int, prompt: list[int], output: int) -> None:
         """Queue a request."""

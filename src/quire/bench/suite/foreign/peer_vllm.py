@@ -1,8 +1,8 @@
 """vLLM's CPU build as a measured process, in an environment of its own (see protocol.py).
 
-    python peer_vllm.py FOLDER [SEQUENCES [LENGTH [LOAD_FORMAT]]]
+    python peer_vllm.py FOLDER SEQUENCES LENGTH LOAD_FORMAT
 
-FOLDER may hold config.json only: weights are made up in bf16, unless LOAD_FORMAT is auto. The engine runs in this
+FOLDER may hold config.json only: weights are made up in bf16, if LOAD_FORMAT is dummy. The engine runs in this
 process, scheduling synchronously, so that one call of `step` is one step and its time is the step's.
 """
 
@@ -20,7 +20,7 @@ VOCABULARY = 32000
 class Peer:
     """An engine without prefix cache. torch.compile stays on, as it does by default."""
 
-    def __init__(self, folder: str, sequences: int = 64, length: int = 2048, load_format: str = "dummy") -> None:
+    def __init__(self, folder: str, sequences: int, length: int, load_format: str) -> None:
         from vllm import EngineArgs, LLMEngine
 
         self.engine = LLMEngine.from_engine_args(
@@ -71,7 +71,7 @@ class Peer:
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         """Tokens/s of `batch` sequences together, each after `context` tokens."""
-        made = {}
+        made: dict[str, int] = {}
         for _ in range(batch):
             self.ask(context, steps + 8)
         while len(made) < batch:
@@ -86,7 +86,8 @@ class Peer:
 
     def load(self, items: list[list[Any]], most: int) -> dict[str, Any]:
         """See `protocol.run_load`."""
-        return run_load(self, [Item(*item) for item in items], most)
+        found: dict[str, Any] = run_load(self, [Item(*item) for item in items], most)
+        return found
 
     def submit(self, number: int, prompt: list[int], output: int) -> None:
         """Queue a request."""
@@ -113,8 +114,8 @@ class Peer:
 def main() -> None:
     """Load, say so, obey."""
     answers, sys.stdout = sys.stdout, sys.stderr  # vLLM logs to standard output
-    folder, *sizes = sys.argv[1:4]
-    serve(Peer(folder, *map(int, sizes), *sys.argv[4:5]), answers)
+    folder, sequences, length, load_format = sys.argv[1:5]
+    serve(Peer(folder, int(sequences), int(length), load_format), answers)
 
 
 if __name__ == "__main__":
