@@ -1,4 +1,4 @@
-"""What NVIDIA's AIPerf writes: profile_export_aiperf.json or .csv (GenAI-Perf's CSV, which it grew out of, is read too).
+"""What NVIDIA's AIPerf writes: profile_export_aiperf.json or .csv (and GenAI-Perf's CSV, which it grew out of).
 
 Its inter-token latency is (request latency - time to first token) / (output tokens - 1) of each request: quire's TPOT.
 """

@@ -1,4 +1,4 @@
-"""What GuideLLM writes as benchmarks.json: a benchmark for each rate, each metric as a distribution by how requests ended.
+"""What GuideLLM writes as benchmarks.json: a benchmark for each rate, distributions of each metric by how requests ended.
 
 Its time per output token includes the time to the first; what it calls inter-token latency is a request's mean gap,
 which is quire's TPOT, each request weighted by its tokens.
@@ -45,7 +45,10 @@ def read(text: str, where: str) -> list[Row]:
     found = table(read_json(text, where))
     if not knows(found):
         raise ConfigError(f"{where}: no benchmarks with metrics in it")
-    return [_row(table(one), found) for one in found["benchmarks"]]
+    rows = [_row(one, found) for one in map(table, found["benchmarks"]) if table(one.get("metrics"))]
+    if not (rows := [row for row in rows if row.metrics]):
+        raise ConfigError(f"{where}: no benchmarks with metrics in it")
+    return rows
 
 
 def _row(one: dict[str, Any], report: dict[str, Any]) -> Row:

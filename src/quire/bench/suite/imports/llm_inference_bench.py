@@ -2,7 +2,7 @@
 
 Columns: Hardware, Num of Hardware, Framework, Model, `Input Output Length` (one number for both) or `Input Length` and
 `Output Length`, Batch Size, Latency (seconds of the batch), Throughput, and by file: TTFT Latency, end_latency,
-avg_power, Perplexity, KV Cache, KV Cache Dtype, KV Cache Block_size, speculative model, num speculative tokens,
+avg_power (mW or W), Perplexity, KV Cache, KV Cache Dtype, KV Cache Block_size, speculative model, num speculative tokens,
 speculative_decoding.
 """
 
@@ -22,7 +22,6 @@ DIALECT = {
     "duration_s": "latency of one batch, start to end",
     "e2e": "latency of one batch: all of its requests end together",
     "ttft": "time of generating one token with the same prompts",
-    "itl": "(latency - time of one token) / (output tokens - 1) / batch: of the whole batch, not of a sequence",
     "watts": "mean over the run and over all devices together",
     "perplexity": "as the suite measured it, on LongBench",
 }
@@ -68,7 +67,9 @@ def _row(found: dict[str, str], metrics: dict[str, float], load: Load) -> Row:
         options["block_size"] = count(size)
     stored = re.search(r"Weight\s*=\s*(\w+).*KV Cache\s*=\s*(\w+)", found.get("KV Cache Dtype", ""))
     weights, kv = stored.groups() if stored else ("", "")
-    devices = count(found.get("Num of Hardware"), 1)
+    devices, notes = count(found.get("Num of Hardware"), 1), []
+    if (end := number(found.get("end_latency"))) is not None:
+        notes = [f"end_latency {end:g} s: of another run, with as many output as input tokens"]
     return made(
         "llm-inference-bench",
         metrics=metrics,
@@ -80,21 +81,21 @@ def _row(found: dict[str, str], metrics: dict[str, float], load: Load) -> Row:
         technique=technique,
         on=on,
         options=options,
+        notes=notes,
     )
 
 
 def _metrics(found: dict[str, str], reads: float, writes: float, batch: float) -> dict[str, float]:
     metrics: dict[str, float] = {}
-    seconds = number(found.get("Latency", found.get("end_latency")))
-    rate, first, power = (number(found.get(name)) for name in ("Throughput", "TTFT Latency", "avg_power"))
+    names = ("Latency", "Throughput", "TTFT Latency", "avg_power")
+    seconds, rate, first, power = (number(found.get(name)) for name in names)
     if rate is None and seconds:
         rate = batch * (reads + writes) / seconds
     if first is not None:
-        # Such files give the lengths of the prompt and of the one token; the end is that of a second, whole run.
         metrics["ttft_ms_mean"] = 1e3 * first
     if seconds:
         metrics |= {"duration_s": seconds, "e2e_ms_mean": 1e3 * seconds}
-    if rate is not None and first is None:
+    if rate is not None:
         metrics["total_tokens_per_s"] = rate
         metrics["output_tokens_per_s"] = rate * writes / (reads + writes)
     if power is not None:

@@ -11,8 +11,8 @@ from quire.figures.rows import Row
 
 MAX_BYTES = 256 << 20
 KNOWN = (
-    "LLM-Inference-Bench (All_results.csv), vllm bench serve, latency and throughput (JSON), GuideLLM (benchmarks.json), "
-    "llama-bench (json, jsonl, csv, md), AIPerf (profile_export_aiperf.json or .csv)"
+    "LLM-Inference-Bench (All_results.csv), vllm bench serve, latency and throughput (JSON), "
+    "GuideLLM (benchmarks.json), llama-bench (json, jsonl, csv, md), AIPerf (profile_export_aiperf.json or .csv)"
 )
 
 

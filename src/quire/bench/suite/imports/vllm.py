@@ -30,10 +30,9 @@ THROUGHPUT = {"output_tokens_per_s": "output tokens / time of all requests, offl
 
 def knows(found: Any) -> bool:
     """Whether a JSON value is one of the three."""
-    names = table(found)
-    return "request_throughput" in names or {"avg_latency", "latencies"} <= names.keys() or (
-        {"elapsed_time", "num_requests", "total_num_tokens"} <= names.keys()
-    )  # fmt: skip
+    names = table(found).keys()
+    kinds = {"request_throughput", "completed"}, {"avg_latency", "latencies"}, {"elapsed_time", "num_requests"}
+    return any(kind <= names for kind in kinds)
 
 
 def read(text: str, where: str) -> list[Row]:
@@ -53,10 +52,8 @@ def _model(found: dict[str, Any]) -> Model:
 def _serve(found: dict[str, Any]) -> Row:
     metrics = {ours: found.get(theirs) for theirs, ours in RATES.items()}
     for theirs, ours in NAMES.items():
-        metrics |= {
-            f"{ours}_ms_mean": found.get(f"mean_{theirs}_ms"),
-            f"{ours}_ms_p50": found.get(f"median_{theirs}_ms"),
-        }
+        metrics[f"{ours}_ms_mean"] = found.get(f"mean_{theirs}_ms")
+        metrics[f"{ours}_ms_p50"] = found.get(f"median_{theirs}_ms")
         for name in found:
             if part := re.fullmatch(rf"p(90|95|99)_{theirs}_ms", name):
                 metrics[f"{ours}_ms_p{part[1]}"] = found[name]
@@ -97,17 +94,15 @@ def _latency(found: dict[str, Any], where: str) -> Row:
     metrics = {f"e2e_ms_{part}": 1e3 * value for part, value in spread.items()}
     metrics |= {"e2e_ms_mean": 1e3 * math.fsum(seconds) / len(seconds), "duration_s": math.fsum(seconds) / len(seconds)}
     args = table(found.get("args"))
-    batch = count(args.get("batch_size"), 1)
-    load = Load(
-        requests=batch, batch=batch, input_len=count(args.get("input_len")), output_len=count(args.get("output_len"))
-    )
+    batch, reads, writes = (count(args.get(name)) for name in ("batch_size", "input_len", "output_len"))
+    load = Load(requests=batch or 1, batch=batch or 1, input_len=reads, output_len=writes)
     return made("vllm-latency", metrics=metrics, engine=Engine(name="vllm"), model=_model(found), load=load,
                 dialect=LATENCY, samples={"e2e_ms_p50": [1e3 * value for value in seconds]})  # fmt: skip
 
 
 def _throughput(found: dict[str, Any]) -> Row:
     seconds, requests = number(found["elapsed_time"]), count(found["num_requests"], 1)
-    written, tokens = count(found.get("total_output_tokens")), count(found["total_num_tokens"])
+    written, tokens = count(found.get("total_output_tokens")), count(found.get("total_num_tokens"))
     metrics = {"duration_s": seconds, "requests_per_s": found.get("requests_per_second"),
                "total_tokens_per_s": found.get("tokens_per_second")}  # fmt: skip
     if written and seconds:
