@@ -1,4 +1,4 @@
-"""What GuideLLM writes as benchmarks.json: a benchmark for each rate, distributions of each metric by how requests ended.
+"""What GuideLLM writes as benchmarks.json: a benchmark for each rate, each metric as distributions by how requests end.
 
 Its time per output token includes the time to the first; what it calls inter-token latency is a request's mean gap,
 which is quire's TPOT, each request weighted by its tokens.

@@ -2,8 +2,8 @@
 
 Columns: Hardware, Num of Hardware, Framework, Model, `Input Output Length` (one number for both) or `Input Length` and
 `Output Length`, Batch Size, Latency (seconds of the batch), Throughput, and by file: TTFT Latency, end_latency,
-avg_power (mW or W), Perplexity, KV Cache, KV Cache Dtype, KV Cache Block_size, speculative model, num speculative tokens,
-speculative_decoding.
+avg_power (mW or W), Perplexity, KV Cache, KV Cache Dtype, KV Cache Block_size, speculative model,
+num speculative tokens, speculative_decoding.
 """
 
 from __future__ import annotations
