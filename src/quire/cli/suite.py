@@ -36,7 +36,8 @@ def suite(
 
     place = (work or cache_folder() / "bench").absolute()
     rows = run_suite(file, found, output, place, only=only, retry=retry, make=make_peers)
-    print("\n".join(lines(rows)))
+    for line in lines(rows):
+        print(line)
     if rows and not any(row.metrics for row in rows):
         raise typer.Exit(1)
 
