@@ -58,6 +58,7 @@ GRID = '[[grid]]\nmodels = ["micro"]\ninput = [8]\noutput = [4]\n'
         ("[[grid]]\noptions = {blocksize = 16}\n", "is it block_size"),
         ('[[grid]]\noptions = {model = "x"}\n', "said by `models`"),
         ('[[grid]]\ntechniques = ["draft"]\n', "say what drafts"),
+        ('[[grid]]\nengines = ["vllm"]\ntechniques = ["capture"]\n', "in quire alone"),
         ('[[grid]]\n[[exclude]]\nmodels = "a"\n', "is it model"),
         ("", "there is no"),
         ("grid = 3\n", "there is no"),

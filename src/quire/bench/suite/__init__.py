@@ -34,8 +34,9 @@ A suite is grids; each grid is the product of its lists, and of each combination
 A model that is a name of `foreign/shapes.py` is that shape with random weights: it costs what a real one does, and says
 nothing: no perplexity, and drafts are accepted as chance has it. A technique is compared with itself, off: both engines
 are loaded, take turns in the same minutes and share the machine's ups and downs; so do all engines of a row without a
-technique. Each is a process of its own. The KV cache holds what the load takes, and as much again for prefixes, unless
-`num_blocks` says otherwise; where a technique is about memory, it holds no more than the load's mean.
+technique, and with one quire alone is measured. Each is a process of its own. The KV cache holds what the load takes,
+and as much again for prefixes, unless `num_blocks` says otherwise; where a technique is about memory, it holds no more
+than the load's mean.
 
 The file of rows is appended to, a row at a time once all rounds of its group are done. Run again, the suite goes on
 where it was; what failed is a row with a note, which `--retry` measures again.

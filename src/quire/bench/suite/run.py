@@ -222,6 +222,8 @@ class Bench:
         samples = {name: [m[name] for m in one.rounds if name in m] for name in names}
         facts = {} if one.process is None else one.process.facts
         notes = [note for note in (self.energy.why, self._probe_why, *dict.fromkeys(one.notes)) if note]
+        if "://" in one.variant.engine and "model" in facts:
+            notes.append(f"the server calls its model {facts['model']}")
         if one.why:
             notes = [one.why]
             samples, one.once = {}, {}

@@ -130,6 +130,8 @@ def _check(suite: Suite, path: Path) -> None:
         _named(tuple(e for e in grid.engines if "://" not in e), ENGINES, f"{where}: engines")
         if grid.prompts not in ("random", "text"):
             raise ConfigError(f"{where}: prompts {grid.prompts!r} is neither random nor text")
+        if "quire" not in grid.engines and "none" not in grid.techniques:
+            raise ConfigError(f"{where}: techniques are switched in quire alone; add it to the engines")
         for name in ("input", "output"):
             for text in getattr(grid, name):
                 try:
