@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from quire.bench.suite.limits import PROBES, ROUNDS
 from quire.core.config import DeviceConfig
 from quire.ops import cases
 from quire.ops.arena import huge_bytes
@@ -49,17 +50,6 @@ ROWS = (1, 4, 16, 64, 512)
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 64
 PEAK_OF = {"f32": "f32", "bf16": "bf16", "bf12": "bf16", "fp8": "bf16"}
 """Kind of products; "int8" for all others."""
-ROUNDS = 20000
-PROBES = {
-    "probe_f32": ("f32", 8 * 16 * 16 * 2),
-    "probe_bf16": ("bf16", 8 * 16 * 16 * 4),
-    "probe_int8": ("int8", 8 * 16 * 16 * 8),
-    "probe_tiles_bf16": ("bf16", 8 * 4 * 16 * 16 * 32 * 2),
-    "probe_tiles_int8": ("int8", 8 * 4 * 16 * 16 * 64 * 2),
-    **{f"probe_tiles_g{group}": ("int8", 8 * 4 * 16 * 16 * group * 2) for group in (32, 64, 128)},
-}
-"""Op -> (kind of numbers, operations of a round on one thread): of vectors, and of tiles where there are any, also when
-the sums of every group leave them."""
 
 
 @dataclass(frozen=True)

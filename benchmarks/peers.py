@@ -15,19 +15,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from environments import environment
-from shapes import SHAPES, write_checkpoint, write_config
+from quire.bench.suite.engines import Job, gguf_file, llama_cpp, openvino, vllm
+from quire.bench.suite.foreign.shapes import SHAPES, write_config
+from quire.bench.suite.models import source_of
+from quire.bench.suite.process import Command, Process
 
 HERE = Path(__file__).parent
 MEASURES: dict[str, dict[str, Any]] = {
@@ -38,86 +37,11 @@ MEASURES: dict[str, dict[str, Any]] = {
     },
 }
 USUAL = ["prefill 512", "decode x1", "decode x16"]
-PAUSE = (
-    0.3  # before each command: OpenMP threads of the engine that has just answered may still spin (Intel's for 0.2 s)
-)
 
 
-@dataclass(frozen=True)
-class Command:
-    """How a measured process is started."""
-
-    words: list[str]
-    variables: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a peer is asked to load: a shape in a format of its own."""
-
-    work: Path
-    shape: str
-    format: str
-    threads: int
-
-    def file(self, name: str, make: Callable[[Path], Any]) -> Path:
-        """A model file or folder below `work`, made when it is missing; a broken attempt leaves nothing behind."""
-        path = self.work / name
-        if not path.exists():
-            part = path.with_name(f"{path.name}.part")
-            shutil.rmtree(part, ignore_errors=True)
-            make(part)
-            part.rename(path)
-        return path
-
-
-MADE = ("bf16", "q8_0", "q4_0")
-"""Formats that gguf_files.py writes; llama.cpp itself quantizes to others, by its own mixtures of block types."""
-
-
-def gguf_file(job: Job) -> Path:
-    """A GGUF file of random weights."""
-    env = environment(job.work, "llama")
-    config = write_config(job.shape, job.work / job.shape) / "config.json"
-
-    def make(part: Path) -> None:
-        if job.format in MADE:
-            env.run(HERE / "gguf_files.py", "random", config, job.format, part)
-        else:
-            source = gguf_file(replace(job, format="bf16"))
-            env.run(HERE / "peer_llama_cpp.py", "quantize", source, part, job.format)
-
-    return job.file(f"{job.shape}-{job.format}.gguf", make)
-
-
-def llama_cpp(job: Job) -> Command:
-    """llama.cpp on a GGUF file of random weights."""
-    env = environment(job.work, "llama")
-    model = gguf_file(job)
-    return Command([env.python, str(HERE / "peer_llama_cpp.py"), str(model), str(job.threads)], env.variables)
-
-
-def openvino(job: Job) -> Command:
-    """OpenVINO GenAI on a checkpoint of random weights that optimum-intel exported.
-
-    -P, here and for vLLM: Hugging Face's packages try `import kernels` and would find the benchmark of that name.
-    """
-    env = environment(job.work, "openvino")
-    script = HERE / "peer_openvino.py"
-
-    def export(part: Path) -> None:
-        checkpoint = job.file(f"{job.shape}-bf16", lambda folder: write_checkpoint(job.shape, folder))
-        env.run("-P", script, "make", checkpoint, job.format, part)
-
-    model = job.file(f"{job.shape}-openvino-{job.format}", export)
-    return Command([env.python, "-P", str(script), "run", str(model), str(job.threads)], env.variables)
-
-
-def vllm(job: Job) -> Command:
-    """vLLM's CPU build, which makes up random weights itself."""
-    env = environment(job.work, "vllm")
-    folder = write_config(job.shape, job.work / job.shape)
-    return Command([env.python, "-P", str(HERE / "peer_vllm.py"), str(folder), str(job.threads)], env.variables)
+def job(work: Path, shape: str, fmt: str, threads: int) -> Job:
+    """What a peer is asked to load: a shape in a format of its own. Environments that are missing are made."""
+    return Job(work, source_of(shape, work), fmt, threads, make=True)
 
 
 PEERS: dict[str, Callable[[Job], Command]] = {"llama.cpp": llama_cpp, "openvino": openvino, "vllm": vllm}
@@ -144,57 +68,9 @@ PAIRS = [
     *(Pair("llama.cpp", name, name, {}, same_file=True) for name in ("q4_k_m", "q5_k_m", "q6_k", "q3_k_m", "iq4_xs")),
     Pair("openvino", "int4", "int4", {"quantization": "int4", "group_size": 128}),
     Pair("openvino", "int8", "int8", {"quantization": "int8", "group_size": 128}),
-    Pair("vllm", "bf16", "bf16", {"dtype": "bfloat16"}),
-    Pair("vllm", "bf16-12", "bf16", {"dtype": "bfloat16", "bf16_bits": 12}),
+    Pair("vllm", "bf16", "bfloat16", {"dtype": "bfloat16"}),
+    Pair("vllm", "bf16-12", "bfloat16", {"dtype": "bfloat16", "bf16_bits": 12}),
 ]
-
-
-class Process:
-    """A measured engine. What it writes to standard error is shown only when it dies."""
-
-    def __init__(self, name: str, command: Command, log: Path) -> None:
-        self.name, self._log = name, log
-        with log.open("w") as errors:
-            self._process = subprocess.Popen(
-                command.words,
-                env=os.environ | command.variables,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        self.facts = self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        code = self._process.wait()
-        raise SystemExit(f"{self.name} ended with exit code {code}; {self._log} ends:\n{self._log.read_text()[-2000:]}")
-
-    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one command."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def rate(self, command: dict[str, Any]) -> float:
-        """Tokens/s for one command."""
-        time.sleep(PAUSE)
-        return float(self.ask(command)["rate"])
-
-    def close(self) -> None:
-        """End of input ends the process; one that does not end is killed."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 def quire_process(folder: Path, options: dict[str, Any], log: Path) -> Process:
@@ -255,9 +131,9 @@ def run_pair(args: argparse.Namespace, shape: str, pair: Pair, results: Results)
     if not measures:
         return
     started = time.perf_counter()
-    job = Job(args.work, shape, pair.peer_format, args.threads)
-    folder = gguf_file(job) if pair.same_file else write_config(shape, args.work / shape)
-    command = PEERS[pair.peer](job)
+    asked = job(args.work, shape, pair.peer_format, args.threads)
+    folder = gguf_file(asked) if pair.same_file else write_config(shape, args.work / shape)
+    command = PEERS[pair.peer](asked)
     peer = Process(pair.peer, command, args.work / f"{pair.peer}.log")
     quire = quire_process(folder, pair.quire | {"threads": args.threads}, args.work / "quire.log")
     print(f"{shape}, {pair.peer} {pair.name}: loaded in {time.perf_counter() - started:.0f} s", flush=True)

@@ -26,12 +26,14 @@ from typing import Any, NamedTuple
 
 import torch
 from environments import environment
-from peers import HERE, Command, Process
+from peers import HERE
 from safetensors.torch import load_file, save_file
 from shapes import MATRICES, SHAPES, shape_of, write_tokenizer
 from torch import Tensor
 
 from quire.bench.quality import heldout_texts
+from quire.bench.suite.engines import FOREIGN
+from quire.bench.suite.process import Command, Process
 from quire.core.config import flat_config
 from quire.core.errors import QuireError
 from quire.core.params import SamplingParams
@@ -110,10 +112,10 @@ def gguf_file(work: Path, folder: Path, fmt: str | None) -> Path:
     env = environment(work, "llama")
     exact = folder / "f32.gguf"
     if not exact.exists():
-        env.run(HERE / "gguf_files.py", "convert", folder, exact)
+        env.run(FOREIGN / "gguf_files.py", "convert", folder, exact)
     file = folder / f"{fmt}.gguf" if fmt else exact
     if not file.exists():
-        env.run(HERE / "peer_llama_cpp.py", "quantize", exact, file, fmt)
+        env.run(FOREIGN / "peer_llama_cpp.py", "quantize", exact, file, fmt)
     return file
 
 
@@ -122,7 +124,7 @@ def run_llama_cpp(work: Path, folder: Path, fmt: str | None, windows: list[list[
     import numpy as np
 
     env, file = environment(work, "llama"), gguf_file(work, folder, fmt)
-    words = [env.python, str(HERE / "peer_llama_cpp.py"), str(file), "2", "1"]
+    words = [env.python, str(FOREIGN / "peer_llama_cpp.py"), str(file), "2", "1"]
     process = Process("llama.cpp", Command(words, env.variables), work / "q.log")
     out = folder / "logits.npy"
     found = []

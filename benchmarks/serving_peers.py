@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from environments import LLAMA_CPP_PYTHON, environment
-from peers import HERE, Job, llama_cpp
+from peers import HERE, job
 from servers import server
 from shapes import SHAPES, write_config
 
 from quire.bench import serving
 from quire.bench.loads import ServeLoad
+from quire.bench.suite.engines import llama_cpp
 
 FORMATS = {
     "q4_0": ["--quantization", "int4", "--group-size", "32"],
@@ -54,7 +55,7 @@ def quire_words(args: argparse.Namespace, folder: Path) -> list[str]:
 
 def llama_words(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """The command line of llama-server and its environment."""
-    command = llama_cpp(Job(args.work, args.shape, args.format, args.threads))
+    command = llama_cpp(job(args.work, args.shape, args.format, args.threads))
     binary = environment(args.work, "llama").folder / "build" / "bin" / "llama-server"
     longest = PREFIX + args.input_len + args.output_len
     return [

@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from environments import environment
-from peers import HERE, Job, gguf_file
+from peers import HERE, job
 from shapes import write_checkpoint
+
+from quire.bench.suite.engines import FOREIGN, gguf_file
 
 CASES: dict[str, dict[str, str]] = {"q4_k_m": {}, "bf16-int4": {"quantization": "int4"}}
 
@@ -102,14 +104,14 @@ class Starts:
     """The processes of one case; `kept` is what quire keeps for later starts."""
 
     def __init__(self, args: argparse.Namespace, case: str, kept: Path) -> None:
-        job = Job(args.work, "llama-1b", "q4_k_m" if case == "q4_k_m" else "bf16", args.threads)
+        asked = job(args.work, "llama-1b", "q4_k_m" if case == "q4_k_m" else "bf16", args.threads)
         env = environment(args.work, "llama")
-        theirs = gguf_file(job)
-        ours = theirs if not CASES[case] else job.file("llama-1b-bf16", lambda f: write_checkpoint("llama-1b", f))
+        theirs = gguf_file(asked)
+        ours = theirs if not CASES[case] else asked.file("llama-1b-bf16", lambda f: write_checkpoint("llama-1b", f))
         options = json.dumps({"threads": args.threads, "max_model_len": 2048} | CASES[case])
         self.kept, self.files, self._keeps = kept, [theirs, ours], bool(CASES[case])
         self._quire = [sys.executable, __file__, "--start", str(ours), options]
-        self._theirs = [env.python, str(HERE / "peer_llama_cpp.py"), "first", str(theirs), str(args.threads)]
+        self._theirs = [env.python, str(FOREIGN / "peer_llama_cpp.py"), "first", str(theirs), str(args.threads)]
         self._variables = env.variables
 
     def run(self, what: str, dropped: bool) -> dict[str, float]:

@@ -11,6 +11,7 @@ import typer
 
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
 from quire.cli.flags import ENGINE, pick, to_arguments, to_engine, with_flags
+from quire.cli.suite import COMMANDS
 
 if TYPE_CHECKING:
     from quire.bench.serving import Measured
@@ -28,6 +29,8 @@ Rows = Annotated[
 ]
 
 bench = typer.Typer(help="Measure latency, throughput, or a server under load.", no_args_is_help=True)
+for name, command in COMMANDS.items():
+    bench.command(name)(command)
 
 
 @bench.command()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def random(config: str, kind: str, path: str) -> None:
     for i in range(c["num_hidden_layers"]):
         for name in MATRICES:
             if "num_experts" not in c or not name.startswith("ffn_"):
-                matrix(f"blk.{i}.{name}.weight", *shape_of(name, c), kind)
+                rows, columns = shape_of(name, c)
+                matrix(f"blk.{i}.{name}.weight", rows, columns, kind)
         if "num_experts" in c:
             experts(f"blk.{i}")
         for name in NORMS:
@@ -136,4 +138,5 @@ def convert(folder: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    {"random": random, "convert": convert}[sys.argv[1]](*sys.argv[2:])
+    made: dict[str, Callable[..., None]] = {"random": random, "convert": convert}
+    made[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,189 @@
+"""How each engine is started for a job: quire and peers, which have the files and the environment that they need.
+
+Whoever cannot take part raises `ConfigError` with the reason, which becomes a row's note.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from quire.bench.suite.environments import Environment, environment, existing
+from quire.bench.suite.foreign.shapes import write_checkpoint
+from quire.bench.suite.models import Source
+from quire.bench.suite.process import Command
+from quire.bench.suite.spec import PEER_FORMATS
+from quire.core.errors import ConfigError
+
+FOREIGN = Path(__file__).parent / "foreign"
+MADE = ("bf16", "q8_0", "q4_0")
+"""Formats that gguf_files.py writes; llama.cpp itself quantizes to others, by its own mixtures of block types."""
+GGUF = {"auto": "bf16", "bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+"""Of a suite's formats, those that llama.cpp has blocks of the same size for."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an engine is asked to load, and how much of it at one time.
+
+    `length`: tokens of the longest sequence. `options`, `mode`: quire's. `make`: missing environments are made.
+    """
+
+    work: Path
+    source: Source
+    format: str
+    threads: int
+    batch: int = 32
+    length: int = 512
+    options: Mapping[str, Any] = field(default_factory=dict)
+    mode: str = ""
+    make: bool = False
+
+    def file(self, name: str, make: Callable[[Path], Any]) -> Path:
+        """A model file or folder below `work`, made when it is missing; a broken attempt leaves nothing behind."""
+        path = self.work / name
+        if not path.exists():
+            part = path.with_name(f"{path.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.unlink(missing_ok=True)
+            make(part)
+            part.rename(path)
+        return path
+
+    def environment(self, name: str) -> Environment:
+        """The peer's. `ConfigError` where it was not made and is not to be."""
+        if self.make:
+            return environment(self.work, name)
+        found = existing(self.work, name)
+        if found is None:
+            raise ConfigError(f"there is no environment {self.work / name}; --make-peers makes it (minutes)")
+        return found
+
+    @property
+    def load_format(self) -> str:
+        """Of folders."""
+        return "dummy" if self.source.random else "auto"
+
+    @property
+    def folder(self) -> str:
+        """Of the model. `ConfigError` where it is a file."""
+        if self.source.facts is None or self.source.facts.folder.is_file():
+            raise ConfigError(f"{self.source.name} is no folder")
+        return str(self.source.facts.folder)
+
+
+def quire(job: Job) -> Command:
+    """In this environment; formats of GGUF files by the file that llama.cpp gets."""
+    told = {"model": str(gguf_file(job))} if job.format in PEER_FORMATS else job.source.options
+    options = told | dict(job.options) | {"cache_packed": "off"}
+    words = [sys.executable, "-m", "quire.bench.suite.worker", json.dumps(options), job.mode]
+    return Command(words)
+
+
+def gguf_file(job: Job) -> Path:
+    """The file itself, or one of random weights of a shape."""
+    if job.source.path.endswith(".gguf"):
+        return Path(job.source.path)
+    if not job.source.random:
+        raise ConfigError(f"llama.cpp reads GGUF files; name one in the place of {job.source.name}")
+    fmt = GGUF.get(job.format, job.format)
+    if fmt not in (*MADE, *PEER_FORMATS):
+        raise ConfigError(f"llama.cpp has no format like {job.format}")
+    env = job.environment("llama")
+    config = Path(job.source.path) / "config.json"
+
+    def make(part: Path) -> None:
+        if fmt in MADE:
+            env.run(FOREIGN / "gguf_files.py", "random", config, fmt, part)
+        else:
+            source = gguf_file(replace(job, format="bfloat16"))
+            env.run(FOREIGN / "peer_llama_cpp.py", "quantize", source, part, fmt)
+
+    return job.file(f"{job.source.name}-{fmt}.gguf", make)
+
+
+def llama_cpp(job: Job) -> Command:
+    """llama.cpp on a GGUF file."""
+    env, model = job.environment("llama"), gguf_file(job)
+    numbers = [str(number) for number in (job.threads, job.batch, job.length)]
+    return Command([env.python, str(FOREIGN / "peer_llama_cpp.py"), str(model), *numbers], env.variables)
+
+
+def openvino(job: Job) -> Command:
+    """OpenVINO GenAI on a checkpoint that optimum-intel exported."""
+    if job.format not in ("int8", "int4"):
+        raise ConfigError(f"openvino: models are exported as int8 or int4 here, not {job.format}")
+    env, script = job.environment("openvino"), FOREIGN / "peer_openvino.py"
+
+    def export(part: Path) -> None:
+        name = job.source.name
+        made = job.file(f"{name}-bf16", lambda f: write_checkpoint(name, f)) if job.source.random else job.folder
+        env.run(script, "make", made, job.format, part)
+
+    model = job.file(f"{job.source.name}-openvino-{job.format}", export)
+    return Command([env.python, str(script), "run", str(model), str(job.threads), str(job.batch)], env.variables)
+
+
+def vllm(job: Job) -> Command:
+    """vLLM's CPU build, in bf16; it makes up random weights itself."""
+    _bf16(job, "vllm")
+    env = job.environment("vllm")
+    variables = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{job.threads - 1}",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    words = [env.python, str(FOREIGN / "peer_vllm.py"), job.folder, str(job.batch), str(job.length), job.load_format]
+    return Command(words, env.variables | variables)
+
+
+def transformers(job: Job) -> Command:
+    """Hugging Face's `generate` in bf16; in this environment where it has none of its own."""
+    _bf16(job, "transformers")
+    found = existing(job.work, "transformers")
+    if found is None and importlib.util.find_spec("transformers") is None:
+        found = job.environment("transformers")
+    python = sys.executable if found is None else found.python
+    numbers = [str(job.threads), str(job.batch)]
+    return Command([python, str(FOREIGN / "peer_transformers.py"), job.folder, *numbers, job.load_format])
+
+
+def _bf16(job: Job, name: str) -> None:
+    if job.format not in ("auto", "bfloat16"):
+        raise ConfigError(f"{name}: runs in bfloat16 here, not {job.format}")
+
+
+ADAPTERS: dict[str, Callable[[Job], Command]] = {
+    "quire": quire,
+    "llama.cpp": llama_cpp,
+    "openvino": openvino,
+    "vllm": vllm,
+    "transformers": transformers,
+}
+
+
+def name_of(engine: str) -> str:
+    """What a row calls it: the name before = of a URL, and else `openai`."""
+    if "://" not in engine:
+        return engine
+    before, given, _ = engine.partition("=")
+    return before if given and "://" not in before else "openai"
+
+
+def command_of(engine: str, job: Job) -> Command:
+    """Of an engine as a suite names it. `ConfigError`: why it cannot take part."""
+    if job.source.why and "://" not in engine:
+        raise ConfigError(job.source.why)
+    if "://" in engine:
+        url = engine.partition("=")[2] if name_of(engine) != "openai" else engine
+        return Command([sys.executable, "-m", "quire.bench.suite.over_http", url])
+    return ADAPTERS[engine](job)

@@ -1,0 +1,61 @@
+"""What this machine can do at most: `python -m quire.bench.suite.limits` answers each `{"do": "limits"}` as of now.
+
+A process of its own, whose memory is touched once. The names are those of `quire.figures.metrics.LIMITS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+
+import torch
+
+from quire.bench.suite.foreign.protocol import serve
+from quire.core.machine import end_with_parent
+from quire.ops.arena import huge_bytes
+from quire.ops.cpu import Cpu
+from quire.ops.measure import best_seconds, read_rate
+from quire.ops.native import Native
+
+READ_BYTES = 768 << 20
+"""More than caches hold."""
+ROUNDS = 20000
+PROBES = {
+    "probe_f32": ("f32", 8 * 16 * 16 * 2),
+    "probe_bf16": ("bf16", 8 * 16 * 16 * 4),
+    "probe_int8": ("int8", 8 * 16 * 16 * 8),
+    "probe_tiles_bf16": ("bf16", 8 * 4 * 16 * 16 * 32 * 2),
+    "probe_tiles_int8": ("int8", 8 * 4 * 16 * 16 * 64 * 2),
+    **{f"probe_tiles_g{group}": ("int8", 8 * 4 * 16 * 16 * group * 2) for group in (32, 64, 128)},
+}
+"""Op -> (kind of numbers, operations of a round on one thread): of vectors, and of tiles where there are any, also when
+the sums of every group leave them."""
+NAMES = {"bf16": "bf16_flops_per_s", "int8": "int8_ops_per_s"}
+
+
+class Probe:
+    """All threads of the native kernels, and memory to read."""
+
+    def __init__(self) -> None:
+        self.cpu = Cpu(Native())
+        self._data = huge_bytes(self.cpu.native, READ_BYTES).zero_()
+
+    def facts(self) -> dict[str, str]:
+        """Which unit."""
+        return {"isa": self.cpu.native.isa}
+
+    def limits(self) -> dict[str, float]:
+        """By name, per second, of all threads together; half a second."""
+        found = {"read_bytes_per_s": read_rate(self.cpu, self._data)}
+        out = torch.zeros(1, dtype=torch.int64)
+        for op, (kind, work) in PROBES.items():
+            if op in self.cpu.native.ids and kind in NAMES:
+                seconds = best_seconds(functools.partial(self.cpu.call, op, out.data_ptr(), ROUNDS))
+                rate = ROUNDS * work * self.cpu.native.threads / seconds
+                found[NAMES[kind]] = max(rate, found.get(NAMES[kind], 0.0))
+        return found
+
+
+if __name__ == "__main__":
+    end_with_parent(signal.SIGKILL)
+    serve(Probe())

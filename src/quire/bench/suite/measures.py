@@ -1,0 +1,70 @@
+"""What one load found, as metrics: by the names and formulas of `quire.figures.metrics`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.bench.records import Record, milliseconds
+from quire.bench.suite.models import Source
+from quire.bench.suite.spec import LoadCase
+from quire.figures.metrics import PERCENTILES
+
+
+def records_of(found: dict[str, Any], inputs: list[int]) -> list[Record]:
+    """The requests that were answered, with the lengths of their prompts."""
+    records = []
+    for (due, sent, times, tokens), length in zip(found["records"], inputs, strict=True):
+        if times:
+            records.append(Record(due, sent, times, length, sum(tokens)))
+    return records
+
+
+def metrics_of(found: dict[str, Any], inputs: list[int], load: LoadCase) -> dict[str, float]:
+    """Of what an engine answered to `load`; empty where it answered no request."""
+    records, seconds = records_of(found, inputs), float(found["seconds"])
+    metrics = {"failed": float(len(inputs) - len(records))}
+    if not records:
+        return metrics
+    timed = [r for r in records if r.tpot is not None]
+    parts = {
+        "ttft": [r.ttft for r in records],
+        "e2e": [r.e2e for r in records],
+        "tpot": [r.tpot for r in timed if r.tpot is not None],
+        "tpot_guidellm": [r.e2e / r.output_tokens for r in records],
+        "itl": [gap for r in records for gap in r.gaps],
+    }
+    if load.pattern.numbers or load.pattern.kind == "closed":
+        parts |= {"ttft_due": [r.ttft + r.late for r in records], "e2e_due": [r.e2e + r.late for r in records]}
+    for name, values in parts.items():
+        if (spread := milliseconds(values)) is not None:
+            metrics |= {f"{name}_ms_{part}": spread[part] for part in PERCENTILES}
+    read, written = sum(r.input_tokens for r in records), sum(r.output_tokens for r in records)
+    metrics |= {
+        "duration_s": seconds,
+        "requests_per_s": len(records) / seconds,
+        "output_tokens_per_s": written / seconds,
+        "total_tokens_per_s": (read + written) / seconds,
+    }
+    if load.arrivals == "at-once" and load.requests <= load.batch:
+        metrics["prefill_tokens_per_s"] = read / max(r.chunks[0] for r in records)
+    tokens, decoding = found["decode"]
+    if decoding:
+        metrics["decode_tokens_per_s"] = tokens / decoding
+    return metrics | {name: float(value) for name, value in found.get("extra", {}).items()}
+
+
+def roofline(metrics: dict[str, float], load: LoadCase, source: Source, told: dict[str, float]) -> dict[str, float]:
+    """Of steps that decode `load.batch` sequences of the load's mean length: what they multiply and read a second.
+
+    `told`: `weights`, bytes of all but the table of tokens, and `kv`, of a token's keys and values. Nothing where
+    steps are not all alike: requests wait, or drafts are verified.
+    """
+    rate = metrics.get("decode_tokens_per_s")
+    if not rate or source.facts is None or load.requests > load.batch or "acceptance" in metrics:
+        return {}
+    spec = source.facts.spec
+    context = load.shared_prefix + (load.inputs.low + load.inputs.high) / 2 + (load.outputs.low + load.outputs.high) / 4
+    table = 0 if spec.tied_head else spec.vocab_size * spec.hidden
+    flops = 2 * (source.facts.active_parameters - table) + 4 * context * spec.layers * spec.heads * spec.head_dim
+    moved = told["weights"] / load.batch + context * told["kv"]
+    return {"flops_per_s": flops * rate, "bytes_per_s": moved * rate, "flops_per_byte": flops / moved}

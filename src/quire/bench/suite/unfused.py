@@ -1,0 +1,45 @@
+"""Fused calls taken apart: what each is made of, one native call after the other, with the same results.
+
+In the process of a benchmark alone, before its engine is loaded. Matrices that lie as one (q, k and v; gate and up)
+stay one: how weights lie is decided when they are read, and attention reads what they give as one row.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.ops import rowwise_cpu as _rowwise_cpu  # noqa: F401  (registers the implementations)
+from quire.ops.cpu import Cpu
+from quire.ops.op import REGISTRY, impl
+from quire.ops.weights import Packed
+
+
+def unfuse() -> None:
+    """Register the parts in the place of the whole."""
+    own = {name: REGISTRY[name].impls["cpu"] for name in ("linear", "gated_activation", "add", "rmsnorm", "layernorm")}
+
+    @impl("gated_mlp", "cpu")
+    def gated_mlp(
+        cpu: Cpu,
+        x: Tensor,
+        gate_up: Packed,
+        gate_up_bias: Tensor | None,
+        down: Packed,
+        down_bias: Tensor | None,
+        kind: str,
+    ) -> Tensor:
+        wide = own["linear"](cpu, x, gate_up, gate_up_bias)
+        narrow: Tensor = own["linear"](cpu, own["gated_activation"](cpu, wide, kind), down, down_bias)
+        return narrow
+
+    @impl("add_layernorm", "cpu")
+    def add_layernorm(
+        cpu: Cpu, x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        total = own["add"](cpu, x, delta)
+        return total, own["layernorm"](cpu, total, weight, bias, eps)
+
+    @impl("add_rmsnorm", "cpu")
+    def add_rmsnorm(cpu: Cpu, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = own["add"](cpu, x, delta)
+        return total, own["rmsnorm"](cpu, total, weight, eps)
