@@ -24,6 +24,19 @@ BOUND = 1.25
 """In flight at a replica that is followed, beside the mean; two more are always allowed."""
 HALF_LIFE = 200
 """Requests after which placed work counts half in who has had least."""
+Ready = Sequence[bool] | NDArray[np.bool_]
+"""Which replicas may get a request."""
+
+
+def suited(ready: Ready, prefill: int, started: bool) -> Ready:
+    """Of those that are ready, which are to take a request whose prompt was computed (`started`) or was not.
+
+    The first `prefill` compute prompts and the others go on with them; where none of a kind runs the others do both.
+    """
+    if not prefill:
+        return ready
+    some = [bool(each) and started == (i >= prefill) for i, each in enumerate(ready)]
+    return some if any(some) else ready
 
 
 class Router:
@@ -37,7 +50,7 @@ class Router:
         self._work = np.zeros(replicas)
         self.in_flight = np.zeros(replicas, np.int64)
 
-    def place(self, request: Request, ready: Sequence[bool] | NDArray[np.bool_]) -> int:
+    def place(self, request: Request, ready: Ready) -> int:
         """The replica for `request`; one that is not `ready` only where none is. Counted until `left`."""
         some = np.asarray(ready, bool)
         if not some.any():
