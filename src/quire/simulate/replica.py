@@ -19,7 +19,6 @@ from quire.core.plan import ChunkResult, StepPlan
 from quire.core.request import Output, Request
 from quire.plan import work
 from quire.plan.work import StepTimes
-from quire.sched.admission import check_length
 from quire.sched.policy import Policy
 from quire.sched.scheduler import Scheduler
 from quire.simulate.steady import advance, next_decodes, serve
@@ -78,6 +77,7 @@ class Replica:
     ) -> None:
         """`tiers`: makes what is behind the pool, where there is a store."""
         self.setup, self._times, self._clock, self._meter, self._tiers = setup, times, clock, meter, tiers
+        self._decode_times = decode_times(times)
         self.until: float | None = None
         self.version = 0
         self._preemptions = self._queries = self._hits = 0
@@ -101,11 +101,8 @@ class Replica:
     # ------------------------------------------------------------------------------------------------------- requests
 
     def submit(self, request: Request, first: float = 0.0, last: float = 0.0) -> None:
-        """Queue a request before the next step; its first and last token came then where it began elsewhere.
-
-        `ContextTooLong` where it could never run.
-        """
-        check_length(len(request.prompt), self.scheduler.tables, self.setup.max_model_len)
+        """Queue a request, of a length that can run, before the next step; its first and last token came then where
+        it began elsewhere."""
         self._inbox.append((request, first, last))
         full = len(self.scheduler.running) >= self.setup.scheduler.max_num_seqs
         if not (full and type(self.scheduler.policy) is Policy):  # else it cannot matter before somebody ends
@@ -160,7 +157,7 @@ class Replica:
         steps = next_decodes(scheduler, now, self._refused) if self.setup.fast else 0
         if steps:
             contexts = [seq.computed for seq in scheduler.running]
-            self._ends = list(accumulate(decode_times(self._times, contexts, steps), initial=now))
+            self._ends = list(accumulate(self._decode_times(contexts, steps), initial=now))
         else:
             self._plan = scheduler.plan()
             if not self._plan.chunks and not self._plan.preempted:

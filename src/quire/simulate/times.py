@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -96,8 +96,11 @@ def read_table(path: Path) -> StepTable:
     return table
 
 
-def decode_times(times: StepTimes, contexts: Sequence[int], steps: int) -> list[float]:
-    """Seconds of each of the next `steps` in which sequences of these `contexts` decode one token each."""
+def decode_times(times: StepTimes) -> Callable[[Sequence[int], int], list[float]]:
+    """Gives seconds of each of the next steps, so many, in which sequences of these contexts decode one token each."""
     if isinstance(times, SteadyTimes):
-        return times.steady(len(contexts), sum(contexts), steps)
-    return [times.seconds([Chunk(1, context + step) for context in contexts]) for step in range(steps)]
+        steady = times.steady
+        return lambda contexts, steps: steady(len(contexts), sum(contexts), steps)
+    return lambda contexts, steps: [
+        times.seconds([Chunk(1, context + step) for context in contexts]) for step in range(steps)
+    ]
