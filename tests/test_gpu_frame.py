@@ -20,9 +20,9 @@ from quire.engine.engine import Engine
 from quire.engine.llm import LLM
 from quire.model.load.place import placed
 from quire.ops.op import REGISTRY
-from quire.run.arrays import DeviceArrays, Sizes
+from quire.run.arrays import DeviceArrays
 from quire.run.budget import gpu_cache_bytes
-from quire.run.shapes import LARGEST, fitting, graph_sizes
+from quire.run.shapes import LARGEST, Sizes, fitting, graph_sizes
 from quire.run.warm import warm_device
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton

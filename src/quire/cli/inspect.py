@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 def inspect(options: dict[str, Any]) -> None:
     """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""
     config = to_engine(options)
-    from quire.cli.needs import drafting_model
     from quire.compress.passport import passport_rows, read_passport
     from quire.model.describe import describe
     from quire.model.disk.hub import hub_of
     from quire.ops.choice import choose
+    from quire.plan.needs import drafting_model
 
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
     choice = choose(config.device)
@@ -59,8 +59,8 @@ def _backend_rows(config: EngineConfig, choice: Choice) -> Rows:
 
 def _stage_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
     """Who has what; layers of stages are those asked for, or what would be chosen if nothing were measured."""
-    from quire.cli.needs import weights_of
     from quire.model.load.stages import numbers_of, stages_of
+    from quire.plan.needs import weights_of
 
     parallel, spec = config.parallel, found.spec
     rows = []
@@ -111,8 +111,8 @@ def _model_rows(found: ModelFacts) -> Rows:
 
 def _rank_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
     """What a rank has; options that do not fit the model are refused as at its load."""
-    from quire.cli.needs import rank_share, weights_of
     from quire.model.load.roles import local_spec
+    from quire.plan.needs import rank_share, weights_of
 
     parallel = config.parallel
     if parallel.ranks == 1 or parallel.pipeline_parallel_size > 1 or not found.roles:
@@ -156,7 +156,7 @@ def _encoder_rows(found: ModelFacts) -> Rows:
 
 
 def _speculation_rows(config: EngineConfig, asked: Speculation, drafts: ModelFacts | None) -> Rows:
-    from quire.cli.needs import heads_of
+    from quire.plan.needs import heads_of
 
     who = {
         "ngram": f"prompt look-up by the last {asked.prompt_lookup_min} to {asked.prompt_lookup_max} tokens",
@@ -171,15 +171,15 @@ def _speculation_rows(config: EngineConfig, asked: Speculation, drafts: ModelFac
 
 def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | None, choice: Choice) -> Rows:
     """What drafting takes beside: weights of its own; keys and values only where it is another model."""
-    from quire.cli.needs import drafting_weights
+    from quire.plan.needs import drafting_weights
 
     weights = drafting_weights(config, found, drafts, choice)
     return [("weights that draft", "about " + size(weights))] if weights else []
 
 
 def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> Rows:
-    from quire.cli.needs import drafting_layers, kv_shape, weights_of
     from quire.core.machine import available_memory
+    from quire.plan.needs import drafting_layers, kv_shape, weights_of
     from quire.run.budget import check_asked, plan_kv
 
     shape, per_token = kv_shape(config, found, choice, drafts)

@@ -18,7 +18,7 @@ from quire.engine.options import KNOWN, UNBUILT
 from quire.server.options import OF_MODELS, ServerOptions
 
 if TYPE_CHECKING:
-    from quire.cli.needs import Needs
+    from quire.plan.needs import Needs
     from quire.server.several.listed import Listed
 
 Entry = dict[str, Any]
@@ -81,7 +81,7 @@ def _planned(models: list[_Named], budget_gb: float) -> list[Listed]:
 
 def _listed(model: _Named, room: int | None) -> Listed:
     """`room`: bytes that its weights and KV cache may take; None where there is no bound."""
-    from quire.cli.needs import needs
+    from quire.plan.needs import needs
     from quire.run.budget import plan_kv
     from quire.server.several.listed import Listed
     from quire.text.files import read_json

@@ -42,7 +42,7 @@ class ModelFacts:
     `active_parameters`: less those of the experts a token does not take. `roles`: those the model has for certain.
     `stored`: `Opened.stored`.
     `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized;
-    `outer_bits`: the same of the table of tokens and of a head of its own, by role.
+    `outer_bits`: the same of the table of tokens and of a head of its own, by role. `bias_numbers`: in all biases.
     """
 
     name: str
@@ -61,6 +61,7 @@ class ModelFacts:
     kv_bytes_per_token: int
     generation: GenerationDefaults
     notes: tuple[str, ...]
+    bias_numbers: int = 0
 
 
 def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = NEWEST) -> Opened:
@@ -134,6 +135,7 @@ def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelF
         kv_bytes_per_token=kv_bytes_per_token(opened.spec, BF16),
         generation=read_generation(opened.folder, opened.spec),
         notes=opened.notes,
+        bias_numbers=sum(infos[p["bias"]].numbers for p in opened.claim.parts.values() if "bias" in p),
     )
 
 

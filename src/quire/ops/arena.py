@@ -57,6 +57,18 @@ class Arena:
         self._used = [0, 0, 0]
         self.buffers: list[Tensor] = [*self._areas]
 
+    def reserve(self, outer: int, layer: int) -> None:
+        """Make room before the first step for `outer` bytes of what lives until `begin`, and `layer` of a layer's.
+
+        An area that grows while a step runs begins anew in a larger one, and what was recorded keeps the one before:
+        llama-1b in int4 kept 46 MB so.
+        """
+        for i, size in enumerate((outer, layer, layer)):
+            if size > self._areas[i].numel():
+                self._areas[i] = huge_bytes(self._native, -(-size // HUGE) * HUGE)
+        self._views.clear()
+        self.begin()
+
     def begin(self) -> None:
         """Forget everything handed out: the memory is reused from here on."""
         self._now, self._used = 0, [0, 0, 0]

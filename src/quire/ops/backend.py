@@ -207,6 +207,11 @@ class Ops:
         )
         return KVCache(layout, keys, values)
 
+    def reserve(self, outer: int, layer: int) -> None:
+        """Room for the outputs of the largest step, where they have memory of their own (`Arena.reserve`)."""
+        if self.cpu is not None:
+            self.cpu.arena.reserve(outer, layer)
+
     def begin_step(self) -> None:
         """Take back the memory of all outputs."""
         if self.cpu is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -17,50 +17,20 @@ from quire.model.batch import Batch
 from quire.ops.gpu import take_drawn
 from quire.ops.runtime import Mark, Runtime
 from quire.ops.sampling import Found
+from quire.run.shapes import WIDE, Sizes
 
 NO_ARRAYS: Mapping[str, Tensor] = {}
-WIDE = ("slots", "tree")
-"""Arrays of int64."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Most rows, sequences and blocks of a sequence in a step; groups of layers; whether there is an encoder."""
-
-    rows: int
-    seqs: int
-    blocks: int
-    groups: int = 1
-    cross: bool = False
-
-    @property
-    def tables(self) -> tuple[int, int, int]:
-        """Shape of the block tables: one per group, and the encoder's."""
-        return self.groups + self.cross, self.seqs, self.blocks
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Array -> shape; all int32 but those of `WIDE`, which come first: so all stay aligned."""
-        own = {"slots": (self.groups, self.rows), "tree": (self.rows,), "tokens": (self.rows,),
-               "positions": (self.rows,), "logit_rows": (self.rows,), "adapters": (self.rows,),
-               "logit_adapters": (self.rows,),
-               "cu_q": (self.seqs + 1,), "context": (self.seqs,)}  # fmt: skip
-        return own | ({"owners": (self.rows,), "encoded": (self.seqs,)} if self.cross else {})
-
-    @property
-    def nbytes(self) -> int:
-        """Of all of them."""
-        return sum(math.prod(shape) * (8 if name in WIDE else 4) for name, shape in self.shapes.items())
-
-    def cut(self, memory: Tensor) -> dict[str, Tensor]:
-        """The arrays as views of `memory` (uint8)."""
-        views, at = {}, 0
-        for name, shape in self.shapes.items():
-            dtype = torch.int64 if name in WIDE else torch.int32
-            end = at + math.prod(shape) * dtype.itemsize
-            views[name] = memory[at:end].view(dtype).view(shape)
-            at = end
-        return views
+def cut(sizes: Sizes, memory: Tensor) -> dict[str, Tensor]:
+    """The arrays of `sizes` as views of `memory` (uint8)."""
+    views, at = {}, 0
+    for name, shape in sizes.shapes.items():
+        dtype = torch.int64 if name in WIDE else torch.int32
+        end = at + math.prod(shape) * dtype.itemsize
+        views[name] = memory[at:end].view(dtype).view(shape)
+        at = end
+    return views
 
 
 class Arrays:
@@ -88,7 +58,7 @@ class Arrays:
     def _place(self, memory: Tensor, tables: Tensor) -> None:
         """Let the ops read these."""
         self._memory, self._tables = memory, tables
-        self._views = self.sizes.cut(memory)
+        self._views = cut(self.sizes, memory)
         self._of_group = list(zip(self._views["slots"], tables, strict=False))
         self._each = torch.arange(self.sizes.rows + 1 if self.sizes.cross else 0, dtype=torch.int32).to(memory.device)
 
@@ -168,10 +138,10 @@ class _Buffer:
     def __init__(self, runtime: Runtime, device: torch.device, sizes: Sizes) -> None:
         cells = math.prod(sizes.tables)
         self.host, self.host_tables = runtime.pinned(sizes.nbytes), runtime.pinned(4 * cells).view(torch.int32)
-        self.arrays: dict[str, NDArray[Any]] = {name: v.numpy() for name, v in sizes.cut(self.host).items()}
+        self.arrays: dict[str, NDArray[Any]] = {name: v.numpy() for name, v in cut(sizes, self.host).items()}
         self.device = torch.zeros(sizes.nbytes, dtype=torch.uint8, device=device)
         self.device_tables = torch.zeros(cells, dtype=torch.int32, device=device)
-        self.views = sizes.cut(self.device)
+        self.views = cut(sizes, self.device)
         self.sent: Mark | None = None
         self.read: Mark | None = None
 

@@ -1,6 +1,9 @@
-"""Sizes of steps that are captured as graphs on a GPU."""
+"""Sizes of a step's arrays, and of the steps that are captured as graphs on a GPU."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 LARGEST = 256
 """Rows of the largest graph: beyond it a step takes long enough to hide its launches."""
@@ -37,3 +40,37 @@ def fitting(sizes: tuple[int, ...], tokens: int, seqs: int, logits: int, exact: 
         return (tokens, seqs) if tokens == logits <= EXACT else (0, 0)
     size = next((size for size in sizes if size >= tokens), 0)
     return size, size
+
+
+WIDE = ("slots", "tree")
+"""Arrays of int64."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Most rows, sequences and blocks of a sequence in a step; groups of layers; whether there is an encoder."""
+
+    rows: int
+    seqs: int
+    blocks: int
+    groups: int = 1
+    cross: bool = False
+
+    @property
+    def tables(self) -> tuple[int, int, int]:
+        """Shape of the block tables: one per group, and the encoder's."""
+        return self.groups + self.cross, self.seqs, self.blocks
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Array -> shape; all int32 but those of `WIDE`, which come first: so all stay aligned."""
+        own = {"slots": (self.groups, self.rows), "tree": (self.rows,), "tokens": (self.rows,),
+               "positions": (self.rows,), "logit_rows": (self.rows,), "adapters": (self.rows,),
+               "logit_adapters": (self.rows,),
+               "cu_q": (self.seqs + 1,), "context": (self.seqs,)}  # fmt: skip
+        return own | ({"owners": (self.rows,), "encoded": (self.seqs,)} if self.cross else {})
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        return sum(math.prod(shape) * (8 if name in WIDE else 4) for name, shape in self.shapes.items())

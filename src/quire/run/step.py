@@ -19,12 +19,13 @@ from quire.model.net.lora import NONE
 from quire.model.net.tapped import TappedDecoder, Taps, picked, tapped
 from quire.ops.backend import Captured, Ops, Replay
 from quire.ops.layout import KVCache
-from quire.run.arrays import NO_ARRAYS, Arrays, DeviceArrays, Sizes
+from quire.run.activations import activations
+from quire.run.arrays import NO_ARRAYS, Arrays, DeviceArrays
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
 from quire.run.extended import ExtendedStep
-from quire.run.shapes import LOGITS, MOST, fitting, graph_sizes
+from quire.run.shapes import LOGITS, MOST, Sizes, fitting, graph_sizes
 from quire.run.spread import Spread
 
 Run = Callable[[Batch, Sequence[KVCache], Sequence[Batch]], torch.Tensor]
@@ -76,6 +77,9 @@ class Step:
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
         self.arrays = Arrays(sizes, own) if ops.gpu is None else DeviceArrays(sizes, own, ops.gpu.runtime, ops.device)
         self.most_logits = max(self.arrays.max_seqs, min(LOGITS, max_tokens))
+        room = activations(model.spec, max_tokens, self.most_logits, fused=model.adapters is None)
+        scores = 4 * self.most_logits * (model.spec.vocab_size + model.spec.hidden)
+        ops.reserve(max(room.outer, scores), max(room.layer, room.last))
         self.hidden = torch.empty(0)
         self._decoder = model.decoder if taps is None else self._tapped(taps)
         self.recorded: dict[tuple[int, int, bool], Recording] = {}

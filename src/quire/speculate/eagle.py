@@ -18,6 +18,7 @@ from quire.core.errors import ModelError
 from quire.core.speculation import TreeForm
 from quire.model.build import Model, kv_layout
 from quire.model.describe import KV_TYPES
+from quire.model.families.eagle import layer_spec
 from quire.model.families.rope import shared_tables
 from quire.model.load.place import placed
 from quire.model.net.decoder import Decoder, Layer, own_attention
@@ -30,7 +31,6 @@ from quire.ops.backend import Ops
 from quire.run.step import Step
 from quire.speculate.eagle_decoder import Beside, EagleDecoder, Entry, Mixed
 from quire.speculate.eagle_drafter import EagleDrafter
-from quire.speculate.eagle_spec import layer_spec
 from quire.speculate.head_file import HeadFile
 
 

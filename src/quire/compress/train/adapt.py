@@ -17,8 +17,7 @@ from quire.compress.train.seen import Matrix, SeenNet, matrices
 from quire.core.errors import ConfigError, ModelError
 from quire.learn.loop import write_whole
 from quire.model.load.adapter_files import LowRank, TableChange, module_of, read_adapter
-from quire.model.load.adapters import ADAPTED
-from quire.model.load.roles import FUSED
+from quire.model.load.roles import ADAPTED, FUSED
 
 MOST_RANK = 1 << 16
 

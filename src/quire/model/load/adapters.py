@@ -14,11 +14,8 @@ from quire.model.disk.opened import Opened
 from quire.model.load.adapter_files import AdapterFile, LowRank, read_adapter
 from quire.model.load.extension import Where
 from quire.model.load.extensions import Extensions
-from quire.model.load.roles import DISK_ROLES, FUSED, KEY_VALUE, Share, disk_rows
+from quire.model.load.roles import ADAPTED, DISK_ROLES, FUSED, KEY_VALUE, Share, disk_rows
 from quire.model.net.lora import NONE, Piece
-
-ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
-"""Roles of layers that an adapter may change: not those of experts, routers and latents."""
 
 
 class Adapters:

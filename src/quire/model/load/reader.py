@@ -17,11 +17,11 @@ from quire.core.errors import ModelError
 from quire.core.machine import trim_heap
 from quire.core.progress import LoadProgress
 from quire.model.disk.opened import Opened
-from quire.model.load.adapters import ADAPTED, Adapters
+from quire.model.load.adapters import Adapters
 from quire.model.load.keeping import InMemory, Keeper
 from quire.model.load.packed_cache import PackedCache
 from quire.model.load.place import placed
-from quire.model.load.roles import DISK_ROLES, ROWS, Share, disk_rows, local_spec, shard, shard_vector
+from quire.model.load.roles import ADAPTED, DISK_ROLES, ROWS, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
 from quire.ops.backend import Ops
 from quire.ops.weights import labelled

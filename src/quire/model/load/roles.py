@@ -177,6 +177,9 @@ ROLES |= {f"cross_{name}": _cross(name) for name in ("q", "k", "v", "o")} | {"cr
 KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
 """Roles that a layer which reads another's keys and values does not have."""
 
+ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
+"""Roles of layers that an adapter may change: not those of experts, routers and latents."""
+
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 """Matrices that some families keep as one on disk: name -> the roles whose rows they hold."""
 

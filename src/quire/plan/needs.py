@@ -5,7 +5,6 @@ Nothing here imports torch, unless there is a GPU to ask for or transformers' co
 
 from __future__ import annotations
 
-from math import prod
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -17,15 +16,15 @@ from quire.model.describe import ModelFacts, compute_dtype, describe, kv_dtype, 
 from quire.model.disk.checkpoint import Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.disk.hub import hub_beside, hub_of
-from quire.model.load.roles import ROLES, Share, local_spec
-from quire.model.memory import BF12_BITS, kv_bytes_per_token, layer_kv_bytes, weight_bytes
+from quire.model.families.eagle import layer_spec
+from quire.model.load.roles import Share, local_spec
+from quire.model.memory import kv_bytes_per_token, layer_kv_bytes
 from quire.model.offload.budget import allowed
 from quire.model.spec import ModelSpec
 from quire.ops.choice import Choice, choose
 from quire.parallel.experts import Division, expert_plan
-from quire.quant.registry import quantizer
+from quire.plan.weights import weight_parts
 from quire.run.budget import Bytes, KVPlan, shape_kv
-from quire.speculate.eagle_spec import layer_spec
 
 
 class Needs(NamedTuple):
@@ -112,44 +111,4 @@ def kv_shape(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: Mo
 
 def weights_of(config: EngineConfig, found: ModelFacts, choice: Choice, share: Share | None = None) -> int:
     """Bytes of the packed weights, of all or of a rank's share."""
-    dtype, _ = compute_dtype(config.model.dtype, found.dtype, choice.backend)
-    on_cpu = choice.backend == "cpu"
-    narrow = on_cpu and dtype.name == "bfloat16" and config.device.bf16_bits == 12
-    bits = _Bits(8 * dtype.itemsize, BF12_BITS if narrow else 8 * dtype.itemsize, 4 if on_cpu else 8)
-    return _packed(config, found, bits, share)
-
-
-class _Bits(NamedTuple):
-    """Of a number that is not quantized: in tables, in matrices; and of a 4-bit code."""
-
-    table: float
-    matrix: float
-    int4: int
-
-
-def _packed(config: EngineConfig, found: ModelFacts, of: _Bits, share: Share | None) -> int:
-    """Bytes of the packed weights: matrices in the target format with their scales, tables as on disk, norms f32.
-
-    A tied head that is quantized on load is packed a second time, because the embedding table stays as it is for
-    look-ups. The torch reference spends a whole byte on a 4-bit code. Where no roles are known, every parameter is
-    counted as a matrix's.
-    """
-
-    target, spec, total = quantizer(config.model.quantization, found.stored), found.spec, 0
-    scales, share = 16 / config.model.group_size, share or Share()
-    if not found.roles:
-        made = {"int8": 8, "fp8": 8}.get(target.name, of.int4) + scales if target is not None else of.matrix
-        return weight_bytes(found.parameters, made)
-    for name in found.roles:
-        role = ROLES[name]
-        if name == "head" and spec.tied_head and target is None:
-            continue
-        table = of.matrix if spec.tied_head and target is None else of.table
-        bits = {"vector": 32.0, "dense": 32.0, "table": table, "linear": of.matrix}[role.kind]
-        kept = found.matrix_bits if role.kind == "linear" and role.layer else found.outer_bits.get(name, 0.0)
-        if kept:
-            bits = kept + (of.int4 - 4 if kept < 8 else 0)
-        if role.kind == "linear" and target is not None:
-            bits = {"int8": 8, "fp8": 8}.get((target.head if name == "head" else target).name, of.int4) + scales
-        total += weight_bytes(prod(share.shape(name, spec)) * share.copies(name, spec), bits)
-    return total
+    return sum(part.nbytes for part in weight_parts(config, found, choice, share))

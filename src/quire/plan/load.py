@@ -1,0 +1,90 @@
+"""What is asked of an engine, and what it must keep: `--load batch=8,input=512,output=128`, `--slo ttft=200,itl=50`."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from quire.core.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+MOST = 1 << 24
+"""Of any number of a load."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """`batch` requests that come at once, or, with a `rate`, so many a second for ever (Poisson). Lengths in tokens;
+    of a prompt's `input` tokens `shared` are found in the prefix cache.
+    """
+
+    batch: int = 1
+    rate: float = 0.0
+    input: int = 512
+    output: int = 128
+    shared: int = 0
+
+    def check(self) -> Load:
+        """Itself; `ConfigError` for what no load is."""
+        for name, least in (("batch", 1), ("input", 1), ("output", 1), ("shared", 0)):
+            if not least <= getattr(self, name) <= MOST:
+                raise ConfigError(f"--load {name}={getattr(self, name)}: must lie in [{least}, {MOST:,}]", param="load")
+        if not 0 <= self.rate <= MOST:
+            raise ConfigError(f"--load rate={self.rate:g}: must be requests a second", param="load")
+        if self.shared >= self.input:
+            raise ConfigError(
+                f"--load shared={self.shared}: at least one of input={self.input} tokens is computed", param="load"
+            )
+        return self
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True):
+    """Most milliseconds to the first token and between tokens, as means; 0: no target."""
+
+    ttft: float = 0.0
+    itl: float = 0.0
+
+    def check(self) -> Slo:
+        """Itself; `ConfigError` for a negative one."""
+        if not (self.ttft >= 0 and self.itl >= 0):
+            raise ConfigError("--slo: milliseconds must not be negative", param="slo")
+        return self
+
+
+def parse_load(text: str) -> Load:
+    """`Load` of "rate=2,input=512,output=128"; `ConfigError` names what it is not."""
+    given = _pairs("load", text, Load.__struct_fields__)
+    if "rate" in given and "batch" in given:
+        raise ConfigError("--load: rate= are requests a second, batch= those that come at once; give one", param="load")
+    if "rate" in given and float(given["rate"]) <= 0:
+        raise ConfigError(f"--load rate={given['rate']}: must be above 0", param="load")
+    return _made("load", given, Load).check()
+
+
+def parse_slo(text: str) -> Slo:
+    """`Slo` of "ttft=200,itl=50"."""
+    return _made("slo", _pairs("slo", text, Slo.__struct_fields__), Slo).check()
+
+
+def _pairs(option: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in text.split(","):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or name not in names or name in found:
+            raise ConfigError(
+                f"--{option} {text!r}: {word!r} is not one of {', '.join(f'{n}=NUMBER' for n in names)}, each once",
+                param=option,
+            )
+        try:
+            float(value)
+        except ValueError:
+            raise ConfigError(f"--{option} {text!r}: {value!r} is no number", param=option) from None
+        found[name] = value
+    return found
+
+
+def _made(option: str, given: dict[str, str], struct: type[T]) -> T:
+    try:
+        return msgspec.convert(given, struct, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--{option}: {error}", param=option) from None

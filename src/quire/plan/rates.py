@@ -1,0 +1,262 @@
+"""How fast a machine is at what steps are made of: measured here and kept, or a datasheet's peaks by stated shares."""
+
+from __future__ import annotations
+
+import math
+import os
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from quire.core.machine import cache_folder, processor
+from quire.core.version import VERSION
+from quire.plan.devices import ARITHMETIC, BANDWIDTH, HOST_SECONDS, LINK_SECONDS, Device
+from quire.plan.work import Chunk
+
+FILE = "planner.json"
+NEAR, FAR = 24 << 20, 320 << 20
+"""Bytes of weights that a calibration runs through: caches keep the first, and not the other."""
+
+
+class Product(NamedTuple):
+    """Matrices that one step multiplies with: `numbers` of `kind` that it reads, `nbytes` of them, in `calls` ops, by
+    so many `rows` each; `mlp`: in a fused MLP. `footprint`: bytes of all weights of a step.
+    """
+
+    kind: str
+    numbers: float
+    nbytes: float
+    rows: float
+    calls: float
+    mlp: bool
+    footprint: float
+
+
+class Attended(NamedTuple):
+    """Attention of one layer: heads, those of keys and values, numbers of a head, bytes of a token, tokens seen."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv_bytes: int
+    window: int = 0
+
+    def pairs(self, chunks: Sequence[Chunk]) -> float:
+        """Row and key pairs that are multiplied."""
+        return sum(self._pairs(chunk) for chunk in chunks)
+
+    def _pairs(self, chunk: Chunk) -> float:
+        rows, first = chunk.rows, chunk.context + 1
+        if not self.window:
+            return rows * (first + chunk.context + rows) / 2
+        growing = max(0, min(rows, self.window - first))
+        return growing * (2 * first + growing - 1) / 2 + (rows - growing) * self.window
+
+    def keys(self, chunk: Chunk) -> int:
+        """Tokens whose keys and values are read."""
+        whole = chunk.context + chunk.rows
+        return min(whole, self.window + chunk.rows) if self.window else whole
+
+
+class Rates(Protocol):
+    """Seconds of the parts of a step. `kind` says where they come from, as rows of figures do; `note` how."""
+
+    kind: str
+    note: str
+
+    def product(self, product: Product) -> float:
+        """Of the ops of one role over all layers."""
+        ...
+
+    def attention(self, one: Attended, chunks: Sequence[Chunk], layers: int) -> float:
+        """Of all `layers` that are alike."""
+        ...
+
+    def between(self, rows: int, width: int, layers: int) -> float:
+        """Of norms, ropes and what else is done to rows of `width` between products, in all layers."""
+        ...
+
+    def outside(self, rows: int, seqs: int, vocabulary: int) -> float:
+        """Of a step beside its decoder: scheduling, sampling, what the host does."""
+        ...
+
+    def exchange(self, nbytes: float, ranks: int) -> float:
+        """Of one sum of `nbytes` over `ranks`."""
+        ...
+
+
+class Sheet:
+    """A named GPU by its datasheet: rooflines (Williams et al. 2009) at stated shares of the peaks."""
+
+    kind = "datasheet"
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.note = (
+            f"{device.source}; assumed: {BANDWIDTH:.0%} of its bandwidth, {ARITHMETIC:.0%} of its dense rates, "
+            f"{HOST_SECONDS * 1e3:g} ms a step beside kernels"
+        )
+
+    def product(self, product: Product) -> float:
+        """The longer of reading and computing. 4-bit codes are multiplied as 16-bit numbers."""
+        bits = 8 if product.kind.startswith(("int8", "fp8")) else 16
+        compute = 2 * product.numbers * product.rows / (ARITHMETIC * self._device.peak(bits))
+        return max(product.nbytes / (BANDWIDTH * self._device.bandwidth), compute)
+
+    def attention(self, one: Attended, chunks: Sequence[Chunk], layers: int) -> float:
+        """The longer of reading keys and values and multiplying."""
+        read = sum(map(one.keys, chunks)) * one.kv_bytes / (BANDWIDTH * self._device.bandwidth)
+        compute = 4 * one.pairs(chunks) * one.heads * one.head_dim / (ARITHMETIC * self._device.peak(16))
+        return layers * max(read, compute)
+
+    def between(self, rows: int, width: int, layers: int) -> float:
+        """Some ten passes over the rows in 16 bits."""
+        return layers * 20 * rows * width / (BANDWIDTH * self._device.bandwidth)
+
+    def outside(self, rows: int, seqs: int, vocabulary: int) -> float:
+        """What is assumed of the host, and the logits' way."""
+        return HOST_SECONDS + 8 * seqs * vocabulary / (BANDWIDTH * self._device.bandwidth)
+
+    def exchange(self, nbytes: float, ranks: int) -> float:
+        """A ring: each rank sends and gets 2 (n - 1) / n of the bytes (Thakur et al. 2005)."""
+        return LINK_SECONDS + 2 * nbytes * (ranks - 1) / ranks / self._device.link
+
+
+class KindRates(msgspec.Struct, frozen=True):
+    """Seconds of a number of one kind of matrix by rows, in linears and in fused MLPs, of weights near and far."""
+
+    rows: list[int]
+    linear_near: list[float]
+    linear_far: list[float]
+    mlp_near: list[float]
+    mlp_far: list[float]
+
+
+class AttentionRates(msgspec.Struct, frozen=True):
+    """Seconds of a layer's attention: a call; bytes of keys and values that decodes read; multiply-adds of decodes, of
+    rows of prompts; rows of prompts.
+    """
+
+    call: float
+    read: float
+    decode: float
+    prompt: float
+    row: float
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured on this machine (`quire.plan.calibrate`, `quire.bench.calibration`).
+
+    `between`: by rows, seconds of norms and ropes of a layer per number of width. `call`: of one op. `host`: of a step,
+    a sequence in it, a row of it. `sample`: of a logit. `process`: bytes of a process that holds no model.
+    """
+
+    machine: str
+    read_bytes_per_s: float
+    call: float
+    kinds: dict[str, KindRates]
+    attention: dict[str, AttentionRates]
+    between: dict[int, float]
+    sample: float
+    host: tuple[float, float, float]
+    process: int
+    measured: str = ""
+
+
+class Measured:
+    """This machine by its `Calibration`. `kv`: the format of keys and values.
+
+    A kind that was not measured counts as the one of as many bits.
+    """
+
+    kind = "measured"
+
+    def __init__(self, found: Calibration, kv: str) -> None:
+        self._found, self._kv = found, kv
+        self.note = f"calibrated on this machine, {found.machine}, {found.measured}"
+
+    def product(self, product: Product) -> float:
+        """By the number, interpolated over rows and over how far the weights lie."""
+        rates = self._found.kinds[stand_in(product.kind, self._found.kinds)]
+        near, far = (rates.mlp_near, rates.mlp_far) if product.mlp else (rates.linear_near, rates.linear_far)
+        share = min(1.0, max(0.0, math.log(max(1.0, product.footprint) / NEAR) / math.log(FAR / NEAR)))
+        rows = max(1.0, product.rows)
+        each = (1 - share) * interpolated(rates.rows, near, rows) + share * interpolated(rates.rows, far, rows)
+        return product.numbers * each + product.calls * self._found.call
+
+    def attention(self, one: Attended, chunks: Sequence[Chunk], layers: int) -> float:
+        """Decodes read and multiply, rows of prompts multiply."""
+        rates = self._found.attention.get(self._kv) or next(iter(self._found.attention.values()))
+        decodes = [chunk for chunk in chunks if chunk.rows == 1]
+        prompts = [chunk for chunk in chunks if chunk.rows > 1]
+        wide = one.heads * one.head_dim
+        seconds = rates.call + rates.read * sum(map(one.keys, decodes)) * one.kv_bytes
+        seconds += wide * (rates.decode * one.pairs(decodes) + rates.prompt * one.pairs(prompts))
+        return layers * (seconds + rates.row * wide * sum(chunk.rows for chunk in prompts))
+
+    def between(self, rows: int, width: int, layers: int) -> float:
+        """Interpolated over rows."""
+        at = sorted(self._found.between)
+        return layers * width * interpolated(at, [self._found.between[i] for i in at], rows)
+
+    def outside(self, rows: int, seqs: int, vocabulary: int) -> float:
+        """By what a step of a model that computes nothing takes."""
+        step, of_seq, of_row = self._found.host
+        return step + of_seq * seqs + of_row * rows + self._found.sample * seqs * vocabulary
+
+    def exchange(self, nbytes: float, ranks: int) -> float:
+        """Through memory that processes share: each rank writes its part and reads all."""
+        return 20 * self._found.call + nbytes * (ranks + 1) / self._found.read_bytes_per_s
+
+
+def stand_in(kind: str, known: dict[str, KindRates]) -> str:
+    """The kind that was measured, of those with as many bits, for one that was not."""
+    if kind in known:
+        return kind
+    bits = 8 if kind.startswith(("int8", "fp8")) else 16 if kind.startswith(("bf", "f")) else 4
+    alike = {8: "int8", 4: "int4"}.get(bits, "bf16")
+    return next((name for name in known if name.startswith(alike)), next(iter(known)))
+
+
+def interpolated(at: Sequence[float], values: Sequence[float], x: float) -> float:
+    """Seconds at x: power laws between the points, and beyond the last one in proportion to x."""
+    if x <= at[0]:
+        return values[0]
+    if x >= at[-1]:
+        return values[-1] * x / at[-1]
+    i = bisect_left(at, x)
+    (x0, x1), (y0, y1) = list(pairwise(at))[i - 1], list(pairwise(values))[i - 1]
+    return float(y0 * (y1 / y0) ** (math.log(x / x0) / math.log(x1 / x0)))
+
+
+def machine_key(isa: str, threads: int) -> str:
+    """What a calibration depends on."""
+    return f"{processor('cpu family', 'model', 'stepping')}, {isa}, {threads} threads, quire {VERSION}"
+
+
+def recall(key: str, folder: Path | None = None) -> Calibration | None:
+    """What is kept under `key`; None where there is none that can be read."""
+    return _kept(folder or cache_folder()).get(key)
+
+
+def keep(found: Calibration, folder: Path | None = None) -> None:
+    """Keep it for the next plan; a place that cannot be written costs a measurement then, and nothing else."""
+    folder = folder or cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / f"{FILE}.{os.getpid()}"
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode({**_kept(folder), found.machine: found})))
+        fresh.replace(folder / FILE)
+    except OSError:
+        return
+
+
+def _kept(folder: Path) -> dict[str, Calibration]:
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, Calibration])
+    except (OSError, msgspec.DecodeError):
+        return {}

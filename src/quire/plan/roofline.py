@@ -1,0 +1,101 @@
+"""Seconds of a step from what it reads and computes: `StepTimes` of one engine by the rates of its machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from quire.core.config import EngineConfig
+from quire.core.dtypes import Dtype
+from quire.model.load.roles import local_spec
+from quire.model.memory import layer_kv_bytes
+from quire.model.spec import ModelSpec
+from quire.plan.memory import RankNeeds
+from quire.plan.rates import Attended, Product, Rates
+from quire.plan.weights import Part
+from quire.plan.work import Chunk
+
+FULL = 256
+"""Rows of a step whose arithmetic hides the reading of weights."""
+MLP = ("gate", "up", "down", "expert_gate", "expert_up", "expert_down")
+FUSED_WITH = ("k", "v", "up", "down", "expert_up", "expert_down")
+"""Roles whose matrices are multiplied in the call of another."""
+
+
+class Roofline:
+    """Implements `quire.plan.work.StepTimes`. A step waits for its slowest rank and for what ranks exchange."""
+
+    def __init__(self, config: EngineConfig, ranks: Sequence[RankNeeds], kept: Dtype, rates: Rates) -> None:
+        """`ranks`: one for each stage; `kept`: the format of keys and values."""
+        self._config, self.rates = config, rates
+        self._stages = [Stage(rank, kept, rates) for rank in ranks]
+        self._spec = ranks[0].facts.spec
+        self.stages = len(ranks)
+
+    def seconds(self, chunks: Sequence[Chunk]) -> float:
+        """Of one step through all ranks; 0 chunks take 0."""
+        if not chunks:
+            return 0.0
+        rows, parallel = sum(chunk.rows for chunk in chunks), self._config.parallel
+        chunks = self._shared(chunks)
+        inside = sum(stage.seconds(chunks, rows) for stage in self._stages)
+        stream = 4 * rows * self._spec.hidden
+        joins = self.rates.exchange(stream, parallel.tensor_parallel_size) if parallel.tensor_parallel_size > 1 else 0
+        joins *= 2 * self._spec.layers
+        if parallel.expert_parallel_size > 1:
+            sent = stream * self._spec.moe.routing.top_k / parallel.expert_parallel_size
+            joins += 2 * sum(self._spec.moe.sparse) * self.rates.exchange(sent, parallel.expert_parallel_size)
+        handed = (self.stages - 1) * self.rates.exchange(stream, 2)
+        return inside + joins + handed + self.rates.outside(rows, len(chunks), self._spec.vocab_size)
+
+    def steady(self, chunks: Sequence[Chunk]) -> float:
+        """Seconds between the ends of steps where as many are under way as there are stages."""
+        return self.seconds(chunks) / self.stages
+
+    def _shared(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+        """Keys of long sequences are spread over the ranks of --context-parallel-size."""
+        among = self._config.parallel.context_parallel_size
+        return chunks if among == 1 else [Chunk(chunk.rows, chunk.context // among) for chunk in chunks]
+
+
+class Stage:
+    """The layers of one rank: how many numbers its rows meet, and how they attend."""
+
+    def __init__(self, rank: RankNeeds, kept: Dtype, rates: Rates) -> None:
+        self._rates, self._rank = rates, rank
+        self._spec = local_spec(rank.facts.spec, rank.share)
+        self._layers = rank.share.span(rank.facts.spec)
+        self._products = [part for part in rank.parts if part.product]
+        self._read = sum(part.nbytes for part in self._products)
+        kv = layer_kv_bytes(self._spec, kept)
+        self._attended = Counter(_attended(self._spec, i, kv) for i in self._layers)
+
+    def seconds(self, chunks: Sequence[Chunk], rows: int) -> float:
+        """Of a step's rows through these layers, and of the head where it is here."""
+        seconds = sum(self._product(part, rows, len(chunks)) for part in self._products)
+        seconds += sum(self._rates.attention(one, chunks, layers) for one, layers in self._attended.items())
+        return seconds + self._rates.between(rows, self._spec.hidden, len(self._layers))
+
+    def _product(self, part: Part, rows: int, seqs: int) -> float:
+        head = part.role in ("head", "embed", "project_out")
+        met, of = float(seqs if head else rows), 1.0
+        if part.read < 1:  # which experts rows meet: as if each chose at random
+            of = 1 - (1 - part.read) ** rows
+            met = rows * part.read / of
+        calls = 0.0 if part.role in FUSED_WITH else max(1, part.layers)
+        mlp = part.role in MLP
+        work = Product(part.kind, part.numbers * of, part.nbytes * of, met, calls, mlp, self._read)
+        return self._rates.product(work)
+
+
+def _attended(spec: ModelSpec, layer: int, kv_bytes: int) -> Attended:
+    if spec.mla.rank:  # latents are read as one head's keys and values, by all heads
+        return Attended(spec.heads, 1, spec.mla.rank + spec.mla.rope, kv_bytes, spec.windows[layer])
+    return Attended(spec.heads, spec.kv_heads, spec.head_dim, kv_bytes, spec.windows[layer])
+
+
+def critical_batch(times: Roofline) -> float:
+    """Rows whose arithmetic takes as long as reading the weights does: a step of one row beside what a row costs in one
+    of `FULL` rows (Pope et al. 2022). Below it further sequences are nearly free, above it each takes its time.
+    """
+    return times.seconds([Chunk(1, 0)]) / (times.seconds([Chunk(FULL, 0)]) / FULL)

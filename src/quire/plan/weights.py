@@ -1,0 +1,163 @@
+"""Bytes of packed weights, role by role, from headers alone: as the loader accounts for them (`Model.report`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from quire.core.config import EngineConfig
+from quire.core.dtypes import BF16
+from quire.model.describe import ModelFacts, compute_dtype, max_model_len
+from quire.model.load.roles import ADAPTED, KEY_VALUE, ROLES, Role, Share
+from quire.model.memory import BF12_BITS, weight_bytes
+from quire.model.spec import ModelSpec
+from quire.ops.choice import Choice
+from quire.quant.base import Quantizer
+from quire.quant.codebook import MXFP4, NF4
+from quire.quant.registry import quantizer
+
+LANES = 16
+"""Rows of a block of the packed layouts of the CPU (`quire.ops.matrix`), which are filled up."""
+CODE_BITS = {"int8": 8, "fp8": 8}
+"""Of a number in formats made at load; the others have 4."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The matrices, tables or vectors of one role that a rank keeps: `copies` of [n, k] in the format `kind`.
+
+    `layers`: how many of the rank's layers have it; 0: it is of no layer. `read`: share of the copies that a row reads,
+    less than 1 of experts. `product`: a row is multiplied with it; tables are looked up.
+    """
+
+    role: str
+    kind: str
+    shape: tuple[int, int]
+    copies: int
+    layers: int
+    nbytes: int
+    product: bool
+    read: float = 1.0
+
+    @property
+    def numbers(self) -> int:
+        """In all copies."""
+        return prod(self.shape) * self.copies
+
+
+class Formats:
+    """What the numbers of each role become at load: (kind, bits of one with its part of the scales)."""
+
+    def __init__(self, config: EngineConfig, found: ModelFacts, choice: Choice) -> None:
+        self._config, self._found = config, found
+        self.dtype, _ = compute_dtype(config.model.dtype, found.dtype, choice.backend)
+        self.on_cpu = choice.backend == "cpu"
+        self.target = quantizer(config.model.quantization, found.stored)
+        self._code4 = 8 if choice.backend == "reference" else 4  # torch's definitions spend a byte on a code
+
+    def of(self, name: str, role: Role) -> tuple[str, float]:
+        """Of the role `name`."""
+        found, tied = self._found, self._found.spec.tied_head
+        if role.kind in ("vector", "dense"):
+            exact = role.kind == "dense" and self.on_cpu and found.dtype == BF16
+            return ("bf16", 16.0) if exact else ("f32", 32.0)
+        if role.kind == "linear" and self.target is not None and not role.wide:
+            return self._made(self.target.head if name == "head" else self.target)
+        kept = found.matrix_bits if role.kind == "linear" and role.layer else found.outer_bits.get(name, 0.0)
+        if kept:
+            return self._stored(kept)
+        packed = role.kind == "linear" or (name == "embed" and tied and self.target is None)
+        narrow = packed and self.on_cpu and self.dtype == BF16 and self._config.device.bf16_bits == 12
+        short = {"bfloat16": "bf16", "float32": "f32", "float16": "f16"}[self.dtype.name]
+        return ("bf12", BF12_BITS) if narrow else (short, 8.0 * self.dtype.itemsize)
+
+    def _made(self, target: Quantizer) -> tuple[str, float]:
+        """Round to nearest has scales of 16 bits; code books have floats."""
+        book = target in (NF4, MXFP4)
+        group, name = self._config.model.group_size, "table4" if book else target.name
+        bits = CODE_BITS.get(target.name, self._code4)
+        return f"{name} g{group}", bits + (32 if book else 16) / group
+
+    def _stored(self, bits: float) -> tuple[str, float]:
+        """A file that is quantized already: by the bits that a number takes when loaded."""
+        kind = "int8 g32" if bits > 7 else "int4 g32" if bits >= 4 else "super2"
+        return kind, bits + (self._code4 - 4 if bits < 8 else 0)
+
+
+def weight_parts(config: EngineConfig, found: ModelFacts, choice: Choice, share: Share | None = None) -> list[Part]:
+    """All that a rank with `share` of the model keeps, rope tables and the room for adapters included.
+
+    `ConfigError` where the model cannot be split so. Where no roles are known, every number is one of a matrix.
+    """
+    formats, share = Formats(config, found, choice), share or Share()
+    if not found.roles:
+        kind, bits = formats.of("q", ROLES["q"])
+        whole = (found.parameters // found.spec.hidden, found.spec.hidden)
+        return [Part("weights", kind, whole, 1, found.spec.layers, weight_bytes(found.parameters, bits), True)]
+    parts = [part for name in found.roles if (part := _part(name, formats, found, share)) is not None]
+    extras = [_ropes(config, found.spec), _biases(found, share), *_adapters(config, found, share)]
+    return [*parts, *(part for part in extras if part.nbytes)]
+
+
+def _part(name: str, formats: Formats, found: ModelFacts, share: Share) -> Part | None:
+    role, spec = ROLES[name], found.spec
+    if name == "head" and spec.tied_head and formats.target is None:
+        return None  # the table of tokens is the head's matrix
+    layers = _layers(name, role, spec, share)
+    copies = layers * (share.copies(name, spec) // role.copies(spec) if role.copies(spec) else 0)
+    if role.experts:
+        copies = layers * len(share.held(0, spec))
+    if not role.layer:
+        copies = 1 if _has_outer(name, spec, share) else 0
+    if not copies:
+        return None
+    *rows, columns = share.shape(name, spec) if len(share.shape(name, spec)) > 1 else (1, *share.shape(name, spec))
+    kind, bits = formats.of(name, role)
+    lanes = LANES if formats.on_cpu and role.kind == "linear" else 1
+    padded = -(-prod(rows) // lanes) * lanes
+    read = spec.moe.routing.top_k / spec.moe.routing.experts if role.experts else 1.0
+    tied = name == "embed" and spec.tied_head and formats.target is None
+    return Part(
+        name, kind, (prod(rows), columns), copies, layers, weight_bytes(padded * columns * copies, bits),
+        role.kind in ("linear", "dense") or tied, read,
+    )  # fmt: skip
+
+
+def _layers(name: str, role: Role, spec: ModelSpec, share: Share) -> int:
+    """Layers of this rank that have the role."""
+    if not role.layer:
+        return 0
+    span = range(spec.encoder.layers) if role.encoder else share.span(spec)
+    own = [i for i in span if role.where(spec, i)]
+    return sum(name not in KEY_VALUE or spec.kv_layer(i) == i for i in own)
+
+
+def _has_outer(name: str, spec: ModelSpec, share: Share) -> bool:
+    """Whether a stage has a part that is of no layer: the first what comes before them, the last what follows."""
+    span = share.span(spec)
+    if name in ("final_norm", "project_out", "head"):
+        return span.stop == spec.layers or (name == "head" and share.head is not None)
+    return span.start == 0 or (name == "embed" and spec.tied_head and span.stop == spec.layers)
+
+
+def _ropes(config: EngineConfig, spec: ModelSpec) -> Part:
+    """A table [positions, 2, dim / 2] f32 of each rope that layers share."""
+    length = max_model_len(config.model.max_model_len, spec)
+    numbers = sum(rope.dim for rope in set(spec.rope)) * length
+    return Part("rope", "f32", (1, numbers), 1, 0, 4 * numbers, False)
+
+
+def _biases(found: ModelFacts, share: Share) -> Part:
+    numbers = found.bias_numbers // share.world
+    return Part("biases", "f32", (1, numbers), 1, 0, 4 * numbers, False)
+
+
+def _adapters(config: EngineConfig, found: ModelFacts, share: Share) -> list[Part]:
+    """Room for low-rank pairs of every matrix of a layer that adapters may change, f32."""
+    if not config.lora.enable_lora:
+        return []
+    slots, rank = max(config.lora.max_loras, len(config.lora.lora_modules)), config.lora.max_lora_rank
+    spec, numbers = found.spec, 0
+    for name in ADAPTED & set(found.roles):
+        numbers += sum(share.shape(name, spec)) * slots * rank * _layers(name, ROLES[name], spec, share)
+    return [Part("adapters", "f32", (1, numbers), 1, 0, 4 * numbers, False)]

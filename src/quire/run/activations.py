@@ -1,0 +1,58 @@
+"""Memory of a step's intermediate tensors, from the shape of a model: by it the engine reserves, and plans are made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quire.model.spec import ModelSpec
+
+FLOAT = 4
+
+
+class Activations(NamedTuple):
+    """Bytes: `outer` lives as long as a step, two areas of `layer` are taken in turn (`quire.ops.arena`), and the last
+    layer's, which has the logits too, takes `last`. `scratch` is what kernels keep of the rows: activations in the form
+    that weights are multiplied with.
+    """
+
+    outer: int
+    layer: int
+    last: int
+    scratch: int
+
+    @property
+    def total(self) -> int:
+        """Of all of them."""
+        return self.outer + self.layer + max(self.layer, self.last) + self.scratch
+
+
+def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, fused: bool = True) -> Activations:
+    """Of the largest step of a rank, `spec` its share: `rows` tokens of which `logits` want logits.
+
+    `code_bytes`: of a number of a row as the matrices read it (1 integers, 2 bf16, 4 f32); `fused`: the wide
+    intermediates of an MLP never reach memory. Families whose blocks differ (latents, encoders) are counted as the
+    sequential block with their widths: short of what they take by what only they have.
+    """
+    logits, attended = min(rows, logits), _queries(spec) + spec.heads * spec.value_dim
+    layer = rows * (3 * spec.hidden + attended + _mlp(spec, fused))
+    last = rows * (spec.hidden + attended) + logits * (5 * spec.hidden + spec.vocab_size)
+    inner = (spec.moe.routing.top_k * spec.moe.intermediate) if any(spec.moe.sparse) else 0
+    widest = max(spec.hidden, spec.heads * spec.value_dim) + max(spec.intermediate, inner)
+    return Activations(FLOAT * rows * spec.embed_width, FLOAT * layer, FLOAT * last, round(rows * widest * code_bytes))
+
+
+def _queries(spec: ModelSpec) -> int:
+    """Numbers of a row of queries, keys and values."""
+    mla = spec.mla
+    if mla.rank:
+        return mla.q_rank + mla.rank + mla.rope + spec.heads * spec.head_dim
+    return (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+
+
+def _mlp(spec: ModelSpec, fused: bool) -> int:
+    """Numbers of a row from the norm before the MLP, which is counted by the caller, to its output."""
+    routing = spec.moe.routing
+    if any(spec.moe.sparse):
+        shared = 3 * spec.moe.shared + spec.hidden if spec.moe.shared else 0
+        return spec.hidden * (1 + routing.top_k) + 3 * routing.experts + 4 * routing.top_k + shared
+    return spec.hidden + (0 if fused else 3 * spec.intermediate)
