@@ -15,6 +15,7 @@ import pytest
 
 from quire import LLM
 from quire.bench import offline, serving
+from quire.bench.arrivals import due_times
 from quire.bench.http import Client, HttpFailure
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
 from quire.bench.quality import heldout_texts, perplexity, read_questions, windows
@@ -81,10 +82,10 @@ def test_workloads_repeat_and_share_a_prefix() -> None:
 
 
 def test_arrivals_have_the_rate_and_the_burstiness() -> None:
-    assert serving.due_times(3, math.inf, 1.0, 0) == [0.0, 0.0, 0.0]
+    assert due_times(ServeLoad(), 3) == [0.0, 0.0, 0.0]
 
     def spread(burstiness: float) -> tuple[float, float]:
-        due = serving.due_times(20_001, 50.0, burstiness, 3)
+        due = due_times(ServeLoad(request_rate=50.0, burstiness=burstiness, seed=3), 20_001)
         gaps = [b - a for a, b in itertools.pairwise(due)]
         mean = sum(gaps) / len(gaps)
         return mean, (sum((g - mean) ** 2 for g in gaps) / len(gaps)) ** 0.5 / mean

@@ -1,123 +1,269 @@
-"""A small HTTP/1.1 client over asyncio streams: one connection per request, JSON in, JSON or server-sent events out."""
+"""A small HTTP/1.1 client: JSON in, JSON or server-sent events out, each part with the time at which it came.
+
+Within `async with client` connections are kept alive; elsewhere each request has one of its own, closed behind it.
+Parts go from the socket to whoever reads them without a task between (asyncio's protocols, parsed by httptools): one
+core drives thousands of streams a second, and what a part is stamped with is when the socket had it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Self, cast
 from urllib.parse import urlsplit
+
+import httptools
+import msgspec
 
 from quire.core.errors import ConfigError, QuireError, Unavailable
 
-MAX_LINE = 1 << 20
 MAX_BODY = 64 << 20
+DONE = b"[DONE]"
+
+Take = Callable[[bytes, float], None]
+"""Called with bytes, and the seconds of `time.perf_counter` at which they were read."""
 
 
 class HttpFailure(QuireError):
-    """The server answered with an error."""
+    """The server answered with an error, or with what is none of HTTP's."""
+
+
+class _Stale(Exception):
+    """A connection that was kept had been closed by the server before it answered anything."""
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: an answer at a time. `clean`: it can take another request."""
+
+    def __init__(self) -> None:
+        self.clean = self.used = False
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[None] | None = None
+        self._parser: Any = None
+        self._take: Take = lambda _, __: None
+        self._now = 0.0
+        self._lost = self._ends_by_closing = False
+        self._error: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: it is open."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
+        self.clean = True
+
+    async def exchange(self, request: bytes, take: Take) -> None:
+        """Send `request`; its answer's parts go to `take`. `HttpFailure` where that is no 200, or `_Stale`."""
+        if self._lost:
+            raise _Stale
+        assert self._transport is not None
+        self.clean = False
+        self._take, self._parser = take, httptools.HttpResponseParser(self)
+        self._now, self._ends_by_closing, self._error = 0.0, True, []
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            await self._answer
+        finally:
+            self.used = True
+
+    def close(self) -> None:
+        """At once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes came."""
+        self._now = time.perf_counter()
+        if self._parser is None:  # nothing was asked
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            told = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
+            self._fail(told if isinstance(told, QuireError) else HttpFailure(f"the response is malformed: {error}"))
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """asyncio: nothing more will come."""
+        self._lost, self.clean = True, False
+        if not self._now and self.used:
+            self._fail(_Stale())
+        elif self._now and self._ends_by_closing and self._parser.get_status_code() and error is None:
+            self.on_message_complete()
+        else:
+            reason = str(error) if error else "it was closed before its end"
+            self._fail(HttpFailure(f"the connection broke or the response is malformed: {reason}"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """httptools: one header."""
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._ends_by_closing = False
+
+    def on_body(self, part: bytes) -> None:
+        """httptools: a part of the body, whatever it was cut into."""
+        if self._parser.get_status_code() == 200:
+            self._take(part, self._now)
+        elif sum(map(len, self._error)) < MAX_BODY:
+            self._error.append(part)
+
+    def on_message_complete(self) -> None:
+        """httptools: the answer is whole."""
+        status = self._parser.get_status_code()
+        self.clean = not self._lost and self._parser.should_keep_alive() and not self._ends_by_closing
+        if status != 200:
+            self._fail(HttpFailure(f"HTTP {status}: {_message(b''.join(self._error))}"))
+        elif self._answer is not None and not self._answer.done():
+            self._answer.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+
+def _message(text: bytes) -> str:
+    """What an answer with an error says."""
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:200].decode(errors="replace")
+
+
+class Events:
+    """Parts of a body -> the data of its server-sent events, each with its time; `done` after `[DONE]`."""
+
+    def __init__(self, take: Take) -> None:
+        self._take = take
+        self._buffer = b""
+        self.done = False
+
+    def __call__(self, part: bytes, now: float) -> None:
+        """Take a part."""
+        buffer = self._buffer + part
+        if b"\r" in buffer:
+            buffer = buffer.replace(b"\r\n", b"\n")
+        *events, self._buffer = buffer.split(b"\n\n")
+        if len(self._buffer) > MAX_BODY:
+            raise HttpFailure(f"an event is longer than {MAX_BODY} bytes")
+        for event in events:
+            data = b"".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+            if data == DONE:
+                self.done = True
+            elif data and not self.done:
+                self._take(data, now)
 
 
 class Client:
     """Requests to one server, `base_url` being like http://127.0.0.1:8000."""
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(base_url)
+        try:
+            parts = urlsplit(base_url)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--base-url {base_url!r} is not like http://127.0.0.1:8000", param="base_url")
-        self._host = parts.hostname
+        self.host = parts.hostname
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = parts.port or (443 if self._tls else 80)
+        self._port = port or (443 if self._tls else 80)
         self._prefix = parts.path.rstrip("/")
-        self._key = api_key
+        self._key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        self._keeps = False
+        self._idle: list[_Connection] = []
+
+    async def __aenter__(self) -> Self:
+        self._keeps = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._keeps = False
+        while self._idle:
+            self._idle.pop().close()
+        await asyncio.sleep(0)  # the loop closes their sockets
 
     async def get(self, path: str) -> Any:
         """The JSON at `path`."""
-        async with self._request("GET", path, None) as reader:
-            return json.loads(b"".join([part async for part in reader]))
+        return await self._json("GET", path, None)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON that `body` is answered with."""
-        async with self._request("POST", path, body) as reader:
-            return json.loads(b"".join([part async for part in reader]))
+        return await self._json("POST", path, msgspec.json.encode(body))
+
+    async def _json(self, method: str, path: str, content: bytes | None) -> Any:
+        parts: list[bytes] = []
+        size = 0
+
+        def take(part: bytes, _: float) -> None:
+            nonlocal size
+            size += len(part)
+            if size > MAX_BODY:
+                raise HttpFailure(f"the answer is longer than {MAX_BODY} bytes")
+            parts.append(part)
+
+        await self.request(method, path, content, take)
+        try:
+            return json.loads(b"".join(parts))
+        except ValueError as error:
+            raise HttpFailure(f"the response is malformed: {error}") from None
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The JSON objects of a stream of server-sent events, up to `[DONE]`. An error event raises `HttpFailure`."""
-        async with self._request("POST", path, body) as reader:
-            buffer = b""
-            async for part in reader:
-                buffer += part
-                *events, buffer = buffer.split(b"\n\n")
-                for event in events:
-                    data = b"".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
-                    if data == b"[DONE]":
-                        return
-                    if data:
-                        value = json.loads(data)
-                        if "error" in value:
-                            raise HttpFailure(str(value["error"].get("message")))
-                        yield value
-        raise HttpFailure("the stream ended without [DONE]")
-
-    @asynccontextmanager
-    async def _request(
-        self, method: str, path: str, body: dict[str, Any] | None
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Send a request and yield the parts of its body."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        job = asyncio.create_task(self.stream(path, msgspec.json.encode(body), lambda data, _: queue.put_nowait(data)))
+        job.add_done_callback(lambda _: queue.put_nowait(None))
         try:
-            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=MAX_LINE)
-        except OSError as error:
-            raise Unavailable(f"{self._host}:{self._port}: {error.strerror or error}; is the server up?") from None
-        try:
-            writer.write(self._head(method, path, body))
-            await writer.drain()
-            yield await _response(reader)
-        except (OSError, EOFError, ValueError) as error:
-            raise HttpFailure(f"the connection broke or the response is malformed: {error}") from None
+            while (data := await queue.get()) is not None:
+                try:
+                    value = json.loads(data)
+                except ValueError as error:
+                    raise HttpFailure(f"the connection broke or the response is malformed: {error}") from None
+                if "error" in value:
+                    raise HttpFailure(str(value["error"].get("message")))
+                yield value
+            await job
         finally:
-            writer.close()
+            job.cancel()
 
-    def _head(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
-        content = b"" if body is None else json.dumps(body).encode()
-        lines = [
-            f"{method} {self._prefix}{path} HTTP/1.1",
-            f"Host: {self._host}:{self._port}",
-            "Connection: close",
-            *([f"Authorization: Bearer {self._key}"] if self._key else []),
-            *(["Content-Type: application/json", f"Content-Length: {len(content)}"] if body is not None else []),
-        ]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode() + content
+    async def stream(self, path: str, content: bytes, take: Take, request_id: str = "") -> None:
+        """POST `content` (JSON); the data of each event of the answer goes to `take` as it comes, up to `[DONE]`."""
+        events = Events(take)
+        await self.request("POST", path, content, events, request_id)
+        if not events.done:
+            raise HttpFailure("the stream ended without [DONE]")
 
+    async def request(self, method: str, path: str, content: bytes | None, take: Take, request_id: str = "") -> None:
+        """Send a request; parts of the body of its answer go to `take`. A kept connection that had died is renewed."""
+        request = self._head(method, path, content, request_id) + (content or b"")
+        while True:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            try:
+                await connection.exchange(request, take)
+                return
+            except _Stale:
+                continue
+            finally:
+                if connection.clean and self._keeps:
+                    self._idle.append(connection)
+                else:
+                    connection.close()
 
-async def _response(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The body of a response whose status is 200; `HttpFailure` with the server's message otherwise."""
-    status = int(b"".join((await reader.readline()).split(b" ", 2)[1:2]))
-    headers: dict[bytes, bytes] = {}
-    while line := (await reader.readline()).strip():
-        name, _, value = line.partition(b":")
-        headers[name.lower()] = value.strip()
-    parts = _chunks(reader) if headers.get(b"transfer-encoding") == b"chunked" else _plain(reader, headers)
-    if status == 200:
-        return parts
-    text = b"".join([part async for part in parts])
-    try:
-        message = json.loads(text)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = text[:200].decode(errors="replace")
-    raise HttpFailure(f"HTTP {status}: {message}")
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            _, made = await loop.create_connection(_Connection, self.host, self._port, ssl=self._tls)
+        except OSError as error:
+            raise Unavailable(f"{self.host}:{self._port}: {error.strerror or error}; is the server up?") from None
+        return made
 
-
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int((await reader.readline()).split(b";")[0], 16):
-        yield await reader.readexactly(size)
-        await reader.readline()
-
-
-async def _plain(reader: asyncio.StreamReader, headers: dict[bytes, bytes]) -> AsyncIterator[bytes]:
-    length = headers.get(b"content-length")
-    if length is None:
-        yield await reader.read(MAX_BODY)
-    else:
-        yield await reader.readexactly(min(int(length), MAX_BODY))
+    def _head(self, method: str, path: str, content: bytes | None, request_id: str) -> bytes:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (
+            f"{method} {self._prefix}{path} HTTP/1.1\r\nHost: {host}:{self._port}\r\n{self._key}"
+            + ("" if self._keeps else "Connection: close\r\n")
+            + (f"X-Request-Id: {request_id}\r\n" if request_id else "")
+            + (f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n" if content is not None else "")
+            + "\r\n"
+        ).encode()

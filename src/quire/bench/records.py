@@ -1,12 +1,13 @@
-"""What is measured of one request, and how many of them become figures.
+"""What is measured of one request, and how many of them become figures, in the names of three load generators.
 
-TTFT = first chunk - send. TPOT = (E2E - TTFT) / (n - 1). ITL = pooled gaps between chunks. E2E = last chunk - send.
+quire's own names are vLLM's: TTFT = first chunk - send, TPOT = (E2E - TTFT) / (n - 1), ITL = pooled gaps between
+chunks, E2E = last chunk - send. GuideLLM and AIPerf give two of these names to other quantities: `dialects`.
 The same from the intended send time counts the wait that a slow server causes its own clients (coordinated omission).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,13 +19,50 @@ DEFINITIONS = {
     "itl": "gaps between consecutive chunks, pooled over all requests",
     "e2e": "last chunk - send",
     "from_intended": "the same, counted from when the request was due",
+    "client": "send - when the client was free to send: due, and within the bound of concurrency",
     "total throughput": "(input + output tokens) / duration",
 }
+DIALECTS: dict[str, dict[str, str]] = {
+    "vllm": {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"},
+    "guidellm": {
+        "time_to_first_token": "ttft",
+        "time_per_output_token": "tpot_guidellm",
+        "inter_token_latency": "itl_guidellm",
+        "request_latency": "e2e",
+    },
+    "aiperf": {
+        "time_to_first_token": "ttft",
+        "inter_token_latency": "tpot",
+        "inter_chunk_latency": "itl",
+        "request_latency": "e2e",
+    },
+}
+"""Tool -> its name for a figure -> ours (`figures/metrics.py`)."""
+Spread = dict[str, float]
+
+
+@dataclass(slots=True)
+class Moments:
+    """When each thing was by the server's clock, in its seconds; None: that never was, or was not told.
+
+    `heard`: when the client read this, by its own.
+    """
+
+    heard: float
+    received: float
+    admitted: float | None
+    first_token: float | None
+    last_token: float | None
+    told: float
 
 
 @dataclass(slots=True)
 class Record:
-    """Times in seconds of one clock. `chunks`: when tokens arrived; `output_tokens` may be more than chunks."""
+    """Times in seconds of one clock. `chunks`: when tokens arrived; `output_tokens` may be more than chunks.
+
+    `ready`: when the client might have sent it, being due and within the bound of concurrency; None: when it was due.
+    `cached_tokens`: of its prompt, as the server says. `turn`: of its conversation.
+    """
 
     intended: float
     sent: float = 0.0
@@ -32,6 +70,10 @@ class Record:
     input_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
+    ready: float | None = None
+    cached_tokens: int = 0
+    turn: int = 0
+    moments: Moments | None = None
 
     @property
     def ok(self) -> bool:
@@ -63,10 +105,20 @@ class Record:
         """How long after its due time it was sent."""
         return self.sent - self.intended
 
+    @property
+    def client(self) -> float:
+        """How long after it might have been sent it was."""
+        return self.sent - (self.intended if self.ready is None else self.ready)
 
-def milliseconds(values: Iterable[float]) -> dict[str, float] | None:
-    """Mean and percentiles (linear interpolation) of seconds, in milliseconds; None of nothing."""
+
+def milliseconds(values: Iterable[float], weights: Sequence[int] | None = None) -> Spread | None:
+    """Mean and percentiles (linear interpolation) of seconds, in milliseconds; None of nothing.
+
+    `weights`: how often each value counts.
+    """
     found = 1e3 * np.fromiter(values, float)
+    if weights is not None:
+        found = np.repeat(found, weights)
     if not len(found):
         return None
     p50, p90, p95, p99 = np.percentile(found, (50, 90, 95, 99)).tolist()
@@ -74,7 +126,7 @@ def milliseconds(values: Iterable[float]) -> dict[str, float] | None:
     return {"mean": float(found.mean()), "p50": p50, "p90": p90, "p95": p95, "p99": p99, **ends}
 
 
-def latencies(records: Sequence[Record]) -> dict[str, dict[str, float] | None]:
+def latencies(records: Sequence[Record]) -> dict[str, Spread | None]:
     """The four latencies over all answered requests."""
     good = [r for r in records if r.ok]
     return {
@@ -85,7 +137,28 @@ def latencies(records: Sequence[Record]) -> dict[str, dict[str, float] | None]:
     }
 
 
-def from_intended(records: Sequence[Record]) -> dict[str, dict[str, float] | None]:
+def others(records: Sequence[Record]) -> dict[str, Spread | None]:
+    """What other tools call by names that mean something else here.
+
+    GuideLLM's time per output token is E2E / n, counted n times, its inter-token latency TPOT, counted n - 1 times.
+    """
+    good = [r for r in records if r.ok and r.output_tokens]
+    longer = [r for r in good if r.output_tokens > 1]
+    return {
+        "tpot_guidellm": milliseconds((r.e2e / r.output_tokens for r in good), [r.output_tokens for r in good]),
+        "itl_guidellm": milliseconds(
+            ((r.e2e - r.ttft) / (r.output_tokens - 1) for r in longer), [r.output_tokens - 1 for r in longer]
+        ),
+    }
+
+
+def dialects(records: Sequence[Record]) -> dict[str, dict[str, Spread | None]]:
+    """Tool -> its name -> the figure that it would have reported."""
+    found = latencies(records) | others(records)
+    return {tool: {name: found[ours] for name, ours in names.items()} for tool, names in DIALECTS.items()}
+
+
+def from_intended(records: Sequence[Record]) -> dict[str, Spread | None]:
     """TTFT and E2E counted from when each request was due."""
     good = [r for r in records if r.ok]
     return {
@@ -110,11 +183,20 @@ def rates(records: Sequence[Record], seconds: float) -> dict[str, float]:
     }
 
 
+TARGETS: dict[str, Callable[[Record], float]] = {
+    "ttft": lambda record: record.ttft,
+    "tpot": lambda record: record.tpot or 0.0,
+    "itl": lambda record: max(record.gaps, default=0.0),
+    "e2e": lambda record: record.e2e,
+}
+"""What a target bounds, in seconds of one request; of `itl` its largest gap."""
+
+
+def attainment(records: Sequence[Record], targets: Mapping[str, float]) -> int:
+    """How many requests met every target (name -> milliseconds)."""
+    return sum(r.ok and all(1e3 * TARGETS[name](r) <= limit for name, limit in targets.items()) for r in records)
+
+
 def goodput(records: Sequence[Record], targets: Mapping[str, float], seconds: float) -> float:
     """Requests per second that met every target (name -> milliseconds)."""
-
-    def meets(record: Record) -> bool:
-        found = {"ttft": record.ttft, "tpot": record.tpot or 0.0, "e2e": record.e2e}
-        return all(1e3 * found[name] <= limit for name, limit in targets.items())
-
-    return sum(r.ok and meets(r) for r in records) / seconds
+    return attainment(records, targets) / seconds

@@ -2,107 +2,220 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import math
-import random
-import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 
-from quire.bench.http import Client
-from quire.bench.loads import ServeLoad
-from quire.bench.records import Record, from_intended, goodput, latencies, rates
-from quire.bench.workload import Item, Length, random_items
-from quire.core.errors import ConfigError, QuireError
+from quire.bench.clocks import Joined, join
+from quire.bench.http import Client, HttpFailure
+from quire.bench.loads import CLOCKS, ServeLoad
+from quire.bench.records import (
+    TARGETS,
+    Record,
+    attainment,
+    dialects,
+    from_intended,
+    goodput,
+    latencies,
+    milliseconds,
+    others,
+    rates,
+)
+from quire.bench.sending import Sender
+from quire.bench.sessions import Workload, workload_of
+from quire.core.errors import ConfigError
 from quire.engine.life.progress import counting_bar
+from quire.figures.machine import now, this_machine
+from quire.figures.metrics import PERCENTILES
+from quire.figures.rows import Engine, Load, Machine, Model, Row
+
+ALIASES = {"e2el": "e2e"}
+"""vLLM's names of targets."""
 
 
 def targets_of(texts: tuple[str, ...]) -> dict[str, float]:
-    """{"ttft": 200.0} from ("ttft:200",)."""
+    """{"ttft": 200.0, "tpot": 50.0} from ("ttft:200", "tpot:50") or ("ttft:200 tpot:50",)."""
     found = {}
-    for text in texts:
+    for text in (each for given in texts for each in given.replace(",", " ").split()):
         name, _, limit = text.partition(":")
         try:
-            found[name] = float(limit)
+            found[ALIASES.get(name, name)] = float(limit)
         except ValueError:
             raise ConfigError(f"--goodput {text!r} is not like ttft:200 (milliseconds)") from None
-        if name not in ("ttft", "tpot", "e2e"):
-            raise ConfigError(f"--goodput {text!r}: known are ttft, tpot and e2e")
+        if ALIASES.get(name, name) not in TARGETS:
+            raise ConfigError(f"--goodput {text!r}: known are {', '.join(TARGETS)}")
     return found
 
 
-def due_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Seconds from the start at which `count` requests are due: gamma-distributed gaps of mean 1 / rate."""
-    if math.isinf(rate):
-        return [0.0] * count
-    rng = random.Random(seed)
-    gaps = (rng.gammavariate(burstiness, 1 / (rate * burstiness)) for _ in range(count - 1))
-    return list(itertools.accumulate(gaps, initial=0.0))
+@dataclass(frozen=True)
+class Server:
+    """What a server says of itself. `tells_time`: its clock is asked for; `longest`: tokens of its context, or 0."""
+
+    model: str
+    name: str
+    version: str
+    tells_time: bool
+    longest: int
+    local: bool
+
+    @property
+    def machine(self) -> Machine:
+        """This one, or one of which no more is known than that it is another."""
+        return this_machine() if self.local else Machine(name="another machine")
 
 
-async def _send(client: Client, model: str, item: Item, ignore_eos: bool, record: Record) -> None:
-    """One streamed completion; what goes wrong is noted in the record."""
-    body = {
-        "model": model,
-        "prompt": list(item.prompt),
-        "max_tokens": item.output_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **({"ignore_eos": True} if ignore_eos else {}),
-    }
-    record.sent = time.perf_counter()
+async def look(client: Client, load: ServeLoad) -> Server:
+    """Ask a server who it is. `Unavailable` when nobody answers, `HttpFailure` where it serves no model."""
+    if load.clocks not in CLOCKS:
+        raise ConfigError(f"--clocks {load.clocks}: known are {', '.join(CLOCKS)}", param="clocks")
     try:
-        async for event in client.events("/v1/completions", body):
-            if event["choices"]:
-                record.chunks.append(time.perf_counter())
-            if event.get("usage"):
-                record.input_tokens = event["usage"]["prompt_tokens"]
-                record.output_tokens = event["usage"]["completion_tokens"]
-    except (QuireError, KeyError) as error:
-        record.error = f"{type(error).__name__}: {error}"
+        cards = (await client.get("/v1/models"))["data"]
+        card: dict[str, Any] = next((each for each in cards if load.model in ("", each["id"])), {})
+    except (HttpFailure, LookupError, TypeError):
+        card = {}
+    if not card and not load.model:
+        raise HttpFailure(f"{load.base_url}/v1/models names no model; name one: --model NAME")
+    owner = str(card.get("owned_by", "")) or "unknown"
+    try:
+        version = str((await client.get("/version"))["version"]) if owner in ("quire", "vllm") else ""
+    except (HttpFailure, LookupError, TypeError):
+        version = ""
+    longest = card.get("max_model_len")
+    return Server(
+        model=load.model or str(card["id"]),
+        name=owner,
+        version=version,
+        tells_time=load.clocks == "on" or (load.clocks == "auto" and owner == "quire"),
+        longest=longest if isinstance(longest, int) else 0,
+        local=client.host == "localhost" or _loopback(client.host),
+    )
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass
+class Measured:
+    """What came of a load: its records, and the figures that are made of them. `seconds`: first due to last answer."""
+
+    load: ServeLoad
+    server: Server
+    workload: Workload
+    records: list[Record]
+    seconds: float
+    targets: dict[str, float]
+    notes: list[str] = field(default_factory=list)
+
+    def joined(self) -> Joined | None:
+        """The requests whose clocks were joined with the server's."""
+        return join(self.records)
+
+    def results(self) -> dict[str, Any]:
+        """For `bench.report`."""
+        good: dict[str, float] = {}
+        if self.targets:
+            good["goodput_requests_per_s"] = goodput(self.records, self.targets, self.seconds)
+            good["attainment"] = attainment(self.records, self.targets) / max(1, len(self.records))
+        joined = self.joined()
+        return {
+            "rates": rates(self.records, self.seconds) | good,
+            "latency_ms": latencies(self.records),
+            "from_intended_ms": from_intended(self.records),
+            "dialects_ms": dialects(self.records),
+            "client_ms": milliseconds(r.client for r in self.records if r.sent),
+            "clocks": joined.results() if joined else None,
+            "errors": sorted({r.error for r in self.records if r.error})[:5],
+            "notes": self.notes,
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """By the names of `figures.metrics.METRICS`; what nobody could know is absent."""
+        spreads = latencies(self.records) | others(self.records)
+        spreads |= {f"{name}_due": found for name, found in from_intended(self.records).items()}
+        spreads["client"] = milliseconds(r.client for r in self.records if r.sent)
+        if (joined := self.joined()) is not None:
+            spreads |= {name: milliseconds(values) for name, values in joined.values().items()}
+        found = {f"{n}_ms_{part}": spread[part] for n, spread in spreads.items() if spread for part in PERCENTILES}
+        total, good = rates(self.records, self.seconds), [r for r in self.records if r.ok]
+        found |= {name: total[name] for name in ("output_tokens_per_s", "total_tokens_per_s", "duration_s", "failed")}
+        found["requests_per_s"] = len(good) / self.seconds
+        if read := sum(r.input_tokens for r in good):
+            found["prefix_hit_share"] = sum(r.cached_tokens for r in good) / read
+        if self.targets:
+            found["goodput_per_s"] = goodput(self.records, self.targets, self.seconds)
+            found["attainment"] = attainment(self.records, self.targets) / max(1, len(self.records))
+        return found
+
+    def row(self, command: str = "", suite: str = "") -> Row:
+        """As a measured row of the benchmark "serve"; `command` makes it again."""
+        load, good = self.load, [r for r in self.records if r.ok]
+        rate = 0.0 if math.isinf(load.request_rate) else load.request_rate
+        if self.workload.arrivals == "ramp":
+            rate = (load.ramp_up_start_rps + load.ramp_up_end_rps) / 2
+        targets = " ".join(f"{name}:{limit:g}" for name, limit in self.targets.items())
+        return Row(
+            kind="measured",
+            benchmark="serve",
+            suite=suite,
+            time=now(),
+            command=command,
+            machine=self.server.machine,
+            engine=Engine(name=self.server.name, version=self.server.version),
+            model=Model(name=self.server.model),
+            load=Load(
+                requests=self.workload.requests,
+                batch=load.max_concurrency,
+                input_len=sum(r.input_tokens for r in good) / max(1, len(good)),
+                output_len=sum(r.output_tokens for r in good) / max(1, len(good)),
+                arrivals=self.workload.arrivals,
+                rate=rate,
+                shared_prefix=load.shared_prefix,
+                name=self.workload.name,
+            ),
+            metrics=self.metrics(),
+            dialect={"goodput_per_s": targets, "attainment": targets} if targets else {},
+            notes=self.notes + sorted({r.error for r in self.records if r.error})[:5],
+        )
+
+
+async def measure(load: ServeLoad, on_done: Callable[[], None] = lambda: None, warm: bool = True) -> Measured:
+    """Send everything and measure; `on_done` is called after each request. `warm`: with what is sent before.
+
+    `Unavailable` when nobody answers, `ConfigError` for a load that cannot be.
+    """
+    targets, planned = targets_of(load.goodput), None
+    async with Client(load.base_url, load.api_key or None) as client:
+        planned = workload_of(load)  # refused before the server is asked
+        server = await look(client, load)
+        if server.longest:
+            planned = workload_of(load, server.longest)
+        sender = Sender(client, load, server.model, server.tells_time)
+        if warm:
+            await sender.warm(planned)
+        with counting_bar(planned.requests, "requests") as count:
+
+            def done() -> None:
+                count()
+                on_done()
+
+            seconds = await sender.go(planned, done)
+    notes = list(planned.notes)
+    if sender.made_up_answers:
+        notes.append(
+            f"{sender.made_up_answers} answers came without token ids: random ones stand for them in the next turns, "
+            "whose prefixes end there"
+        )
+    if server.tells_time and not any(record.moments for record in sender.records):
+        notes.append("the server told no times of its own: where time went is not known")
+    return Measured(load, server, planned, sender.records, seconds, targets, notes)
 
 
 async def run(load: ServeLoad, on_done: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Send everything and measure; `on_done` is called after each request. `Unavailable` when nobody answers."""
-    targets = targets_of(load.goodput)
-    client = Client(load.base_url, load.api_key or None)
-    model = load.model or (await client.get("/v1/models"))["data"][0]["id"]
-    inputs, outputs = Length.parse(load.input_len, "input-len"), Length.parse(load.output_len, "output-len")
-    items = random_items(
-        load.warmup + load.num_prompts,
-        inputs,
-        outputs,
-        vocab_size=load.vocab_size,
-        seed=load.seed,
-        shared_prefix=load.shared_prefix,
-    )
-    for item in items[: load.warmup]:
-        await _send(client, model, item, load.ignore_eos, Record(intended=0.0))
-    due = due_times(load.num_prompts, load.request_rate, load.burstiness, load.seed)
-    limit = asyncio.Semaphore(load.max_concurrency or load.num_prompts)
-    start = time.perf_counter()
-    records = [Record(intended=start + at) for at in due]
-    with counting_bar(load.num_prompts, "requests") as count:
-
-        async def one(item: Item, record: Record) -> None:
-            await asyncio.sleep(record.intended - time.perf_counter())
-            async with limit:
-                await _send(client, model, item, load.ignore_eos, record)
-            count()
-            on_done()
-
-        await asyncio.gather(*(one(*pair) for pair in zip(items[load.warmup :], records, strict=True)))
-    seconds = time.perf_counter() - start
-    return _result(records, targets, seconds)
-
-
-def _result(records: list[Record], targets: dict[str, float], seconds: float) -> dict[str, Any]:
-    good = {"goodput_requests_per_s": goodput(records, targets, seconds)} if targets else {}
-    return {
-        "rates": rates(records, seconds) | good,
-        "latency_ms": latencies(records),
-        "from_intended_ms": from_intended(records),
-        "errors": sorted({r.error for r in records if r.error})[:5],
-    }
+    """`measure`, as what is reported of it."""
+    return (await measure(load, on_done)).results()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,13 +10,22 @@ import msgspec
 import typer
 
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
-from quire.cli.flags import ENGINE, pick, to_engine, with_flags
+from quire.cli.flags import ENGINE, pick, to_arguments, to_engine, with_flags
 
 if TYPE_CHECKING:
+    from quire.bench.serving import Measured
+    from quire.bench.sweep import Point
     from quire.core.config import EngineConfig
     from quire.engine.local import LocalEngine
+    from quire.figures.files import Appending
+
+ROWS = ".jsonl"
 
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.")]
+Rows = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Write the results to this JSON file, or append rows to this .jsonl file."),
+]
 
 bench = typer.Typer(help="Measure latency, throughput, or a server under load.", no_args_is_help=True)
 
@@ -46,18 +56,51 @@ def throughput(options: dict[str, Any], output: Output = None) -> None:
 
 @bench.command()
 @with_flags({"Load": ServeLoad}, model_argument=False)
-def serve(options: dict[str, Any], output: Output = None) -> None:
-    """Load on a running server over HTTP, streaming, with latencies as its clients see them."""
-    load = pick(options, ServeLoad)
-    import asyncio
+def serve(options: dict[str, Any], output: Rows = None) -> None:
+    """Load on a running server over HTTP, streaming, with latencies as its clients see them.
 
+    Prompts are random tokens, conversations (--turns) or those of a trace (--trace); they come by --arrivals, or are
+    raised until the server no longer follows (--sweep).
+    """
+    load = pick(options, ServeLoad)
     from quire.bench import serving
     from quire.bench.report import report
+    from quire.bench.sending import on_loop
+    from quire.bench.sweep import sweep
+    from quire.figures.files import Appending
 
-    results = asyncio.run(serving.run(load))
-    report("serve", msgspec.structs.replace(load, api_key=""), None, results, output)
+    rows = Appending(output) if output is not None and output.suffix == ROWS else None
+    if load.sweep:
+
+        def on_point(point: Point) -> None:
+            print(_line(load.sweep, point), flush=True)
+            _keep(rows, point.measured)
+
+        results = on_loop(sweep(load, on_point)).results()
+    else:
+        measured = on_loop(serving.measure(load))
+        _keep(rows, measured)
+        results = measured.results()
+    report("serve", msgspec.structs.replace(load, api_key=""), None, results, None if rows else output)
     if not results["rates"]["completed"]:
         raise typer.Exit(1)
+
+
+def _keep(rows: Appending | None, measured: Measured) -> None:
+    if rows is not None:
+        rows.add(measured.row(_command(measured.load)))
+
+
+def _line(kind: str, point: Point) -> str:
+    return f"{kind} {point.at:.2f}: {point.answered:.2f} requests/s answered, {point.why or 'held'}"
+
+
+def _command(load: ServeLoad) -> str:
+    """Makes a measured row again, but for the key."""
+    plain = msgspec.structs.replace(load, api_key="", sweep="")
+    fields = msgspec.structs.fields(ServeLoad)
+    given = {f.name: v for f in fields if (v := getattr(plain, f.name)) != f.default}
+    return shlex.join(["quire", "bench", "serve", *to_arguments(given)])
 
 
 def _engine(config: EngineConfig) -> LocalEngine:

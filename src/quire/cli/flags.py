@@ -177,7 +177,7 @@ def to_arguments(options: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(_long(name if value else f"no_{name}"))
             continue
-        for each in value if isinstance(value, list) else [value]:
+        for each in value if isinstance(value, list | tuple) else [value]:
             words += [_long(name), str(each)]
     return words
 

@@ -21,8 +21,9 @@ PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 _LATENCIES = {
     "ttft": "first chunk - send",
     "tpot": "(e2e - ttft) / (output tokens - 1), one value per request",
-    "tpot_guidellm": "e2e / output tokens, one value per request: includes the time to the first token",
+    "tpot_guidellm": "e2e / output tokens, a request counted once for each token: includes the time to the first token",
     "itl": "gaps between consecutive chunks, pooled over all requests",
+    "itl_guidellm": "tpot, a request counted once for each token but the first",
     "e2e": "last chunk - send",
     "ttft_due": "first chunk - when the request was due",
     "e2e_due": "last chunk - when the request was due",
@@ -30,7 +31,7 @@ _LATENCIES = {
     "prefill": "first token - admission, by the server's clock",
     "decode": "last token - first token, by the server's clock",
     "network": "what of ttft the server did not see: ways there and back, and the client",
-    "client": "send - when the request was due",
+    "client": "send - when the client was free to send: the request due, and within the bound of concurrency",
 }
 
 METRICS: dict[str, Metric] = {
@@ -45,6 +46,7 @@ METRICS: dict[str, Metric] = {
     "decode_tokens_per_s": Metric("tokens/s", "higher", "tokens of steps that decode only / their time"),
     "requests_per_s": Metric("1/s", "higher", "answered requests / duration"),
     "goodput_per_s": Metric("1/s", "higher", "requests that met every target / duration"),
+    "attainment": Metric("", "higher", "requests that met every target / requests"),
     "duration_s": Metric("s", "lower", "first send to last chunk"),
     "load_s": Metric("s", "lower", "start of the process to readiness"),
     "failed": Metric("", "lower", "requests that ended with an error"),

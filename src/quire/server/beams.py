@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from quire.core.params import SamplingParams
 from quire.core.request import Miss, Output, Request, random_id
 from quire.engine.beam import Beam, BeamSearchParams, Tails, searching
-from quire.engine.edge.account import Timings, timings
+from quire.engine.edge.account import Moments, Timings, moments, timings
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.edge.streams import OutputStream
 from quire.server.api.replies import CachedTokens, CacheReport, Usage
@@ -96,6 +96,10 @@ class Beams:
     def timings(self, request: Request | None = None) -> Timings:
         """Nothing is known of the whole: its steps are requests of their own."""
         return timings((), sum(len(each.prompt) for each in ((request,) if request else self.requests)))
+
+    def moments(self, request: Request, received: float, told: float) -> Moments:
+        """Of the whole only its ends are known."""
+        return moments((), received, told)
 
     def cache(self, request: Request) -> CacheReport:
         """What the prefix cache had of a prompt when the search began."""

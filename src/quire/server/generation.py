@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from quire.core.request import Miss, Output, Request, TokenLogprob
-from quire.engine.edge.account import Timings, timings
+from quire.engine.edge.account import Moments, Timings, moments, timings
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.server.api.replies import CachedTokens, CacheReport, CompletionTokens, Usage
 from quire.text.detokenizer import OutputText
@@ -77,6 +77,8 @@ class Generated(Protocol):
     def timings(self, request: Request | None = None) -> Timings: ...
 
     def cache(self, request: Request) -> CacheReport: ...
+
+    def moments(self, request: Request, received: float, told: float) -> Moments: ...
 
     @property
     def finish_reasons(self) -> list[str | None]: ...
@@ -158,6 +160,10 @@ class Generation:
         asked = self.requests if request is None else (request,)
         clocks = [clock for each in asked for clock in self._stream.clocks(each.id)]
         return timings(clocks, sum(len(each.prompt) for each in asked))
+
+    def moments(self, request: Request, received: float, told: float) -> Moments:
+        """When each thing happened to a request."""
+        return moments(self._stream.clocks(request.id), received, told)
 
     def cache(self, request: Request) -> CacheReport:
         """What the prefix cache had of a prompt."""

@@ -77,6 +77,32 @@ def timings(clocks: Sequence[SequenceClock], prompt_tokens: int) -> Timings:
     )
 
 
+class Moments(msgspec.Struct, frozen=True, kw_only=True):
+    """When each thing happened to a request, in seconds of the server's monotonic clock; null: that never was.
+
+    `received`: its head had been read; `admitted`: first scheduled; `first_token`, `last_token`: the engine had them;
+    `told`: this was written. A client that knows when it sent and when it read this estimates the offset of the clocks.
+    """
+
+    received: float
+    admitted: float | None
+    first_token: float | None
+    last_token: float | None
+    told: float
+
+
+def moments(clocks: Sequence[SequenceClock], received: float, told: float) -> Moments:
+    """Of sequences that were received together: the earliest beginnings, the latest end."""
+    found = [clock.timing for clock in clocks if clock.timing is not None]
+    return Moments(
+        received=received,
+        admitted=min((each.scheduled for each in found if each.scheduled), default=None),
+        first_token=min((each.first_token for each in found if each.first_token), default=None),
+        last_token=max((each.last_token for each in found if each.last_token), default=None),
+        told=told,
+    )
+
+
 def _between(start: float, end: float) -> float | None:
     """Seconds to the microsecond; None where either never was."""
     return round(end - start, 6) if start and end else None

@@ -16,7 +16,8 @@ from quire.server.service import Service
 
 
 class Answer(ABC):
-    """Made of the pieces of `generation`. `model`: its name in the answer; `request_id`: of the header x-request-id."""
+    """Made of the pieces of `generation`. `model`: its name in the answer; `request_id`: of the header x-request-id;
+    `began`: when that had been read, of `time.monotonic`."""
 
     dialect: ClassVar[Dialect] = OPENAI
 
@@ -26,6 +27,7 @@ class Answer(ABC):
         self.model = model
         self.stream = stream
         self.request_id = ""
+        self.began = 0.0
 
     @abstractmethod
     async def events(self, pieces: list[Piece]) -> bytes:
@@ -52,7 +54,7 @@ async def respond(request: Request, answer: Answer) -> Response:
     """What was generated, whole or as a stream."""
     generation, exchange = answer.generation, request.state.exchange
     exchange.generation, exchange.model = generation, answer.model
-    answer.request_id = exchange.request_id
+    answer.request_id, answer.began = exchange.request_id, exchange.began
     if answer.stream:
         return EventStream(answer, answer.service.options.stream_ping_interval)
     try:

@@ -24,10 +24,12 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class QuireOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the reply's `quire` is to tell beside identifiers: where the time went, what the prefix cache had."""
+    """What the reply's `quire` is to tell beside identifiers: where the time went, what the prefix cache had, when
+    each thing was by this server's clock."""
 
     timings: bool | None = None
     cache: bool | None = None
+    clock: bool | None = None
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.request import Miss
-from quire.engine.edge.account import Timings
+from quire.engine.edge.account import Moments, Timings
 from quire.server.http.pieces import Parts
 
 PromptLogprobs = Iterator[dict[str, Any] | None]
@@ -53,6 +53,7 @@ class PromptReport(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     timings: Timings | UnsetType = UNSET
     cache: CacheReport | UnsetType = UNSET
+    clock: Moments | UnsetType = UNSET
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +66,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     id: str | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
     cache: CacheReport | UnsetType = UNSET
+    clock: Moments | UnsetType = UNSET
     prompts: list[PromptReport] | UnsetType = UNSET
 
 

@@ -198,5 +198,5 @@ class Writer(Answer, Generic[Body]):
     def _reported(self, reply: Reply) -> Reply:
         """With what the body's `quire` asks for."""
         if self.body.quire is not None:
-            reply.quire = report(self.request_id, self.generation, self.body.quire)
+            reply.quire = report(self.request_id, self.began, self.generation, self.body.quire)
         return reply
