@@ -16,6 +16,7 @@ from quire.cli.inspect import inspect
 from quire.cli.replay import replay
 from quire.cli.run_batch import run_batch
 from quire.cli.serve import serve
+from quire.cli.simulate import simulate
 from quire.cli.talk import chat, generate
 from quire.cli.train import train
 from quire.cli.train_heads import train_heads
@@ -55,6 +56,7 @@ app.add_typer(bench, name="bench")
 app.command("eval")(evaluate)
 app.command("inspect")(inspect)
 app.command("doctor")(doctor)
+app.command("simulate")(simulate)
 app.command("compress")(compress)
 app.command("train")(train)
 app.command("train-heads")(train_heads)

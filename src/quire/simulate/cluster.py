@@ -105,8 +105,9 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
-    def run(self, load: Iterable[Ask]) -> Measures:
-        """Until every request of the load, by ascending `due`, has ended."""
+    def run(self, load: Iterable[Ask], on_done: Callable[[], None] = lambda: None) -> Measures:
+        """Until every request of the load, by ascending `due`, has ended; `on_done` is called after each."""
+        self._on_done = on_done
         self._first_events()
         asks = iter(load)
         ask, number = next(asks, None), 0
@@ -200,6 +201,7 @@ class Cluster:
             self.admission.enter(1, len(request.prompt), request.tenant)
         except (Overloaded, ContextTooLong) as error:
             self.measures.failed(request.tenant, "429" if isinstance(error, Overloaded) else "too long")
+            self._on_done()
             return
         self.tracks[name] = track = Track(request, ask.due)
         self._place(track, Left(request, [], 0.0))
@@ -246,6 +248,7 @@ class Cluster:
 
     def _leave(self, name: str, track: Track) -> None:
         """A request has ended."""
+        self._on_done()
         del self.tracks[name]
         self.admission.leave(1, len(track.request.prompt), track.request.tenant)
         self._depart(track.place)

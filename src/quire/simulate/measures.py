@@ -79,11 +79,11 @@ class Latencies:
     def rates(self, seconds: float) -> dict[str, float]:
         """As `bench.records.rates`."""
         count, seconds = len(self.seconds["e2e"]), seconds or math.inf
+        read, written = self.input_tokens, self.output_tokens
         return {
-            "completed": count, "failed": self.failed.total(), "input_tokens": self.input_tokens,
-            "output_tokens": self.output_tokens, "requests_per_minute": 60 * count / seconds,
-            "output_tokens_per_s": self.output_tokens / seconds,
-            "total_tokens_per_s": (self.input_tokens + self.output_tokens) / seconds,
+            "duration_s": seconds if count else 0.0, "completed": count, "failed": self.failed.total(),
+            "input_tokens": read, "output_tokens": written, "requests_per_minute": 60 * count / seconds,
+            "output_tokens_per_s": written / seconds, "total_tokens_per_s": (read + written) / seconds,
         }  # fmt: skip
 
 

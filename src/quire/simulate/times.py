@@ -15,10 +15,10 @@ from quire.plan.work import Chunk, StepTimes
 
 
 @runtime_checkable
-class SteadyTimes(Protocol):
+class DecodeTimes(Protocol):
     """`StepTimes` that say at once how long steps take in which every sequence decodes one token."""
 
-    def steady(self, sequences: int, keys: int, steps: int) -> list[float]:
+    def decodes(self, sequences: int, keys: int, steps: int) -> list[float]:
         """Seconds of each of the next `steps`; `keys`: context of all `sequences` together before the first.
 
         Equal, to the last bit, to what `seconds` says of each.
@@ -54,7 +54,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         keys = sum(rows * context + rows * (rows + 1) // 2 for rows, context in chunks)
         return self._of(sum(rows for rows, _ in chunks), len(chunks)) + self.per_key * keys
 
-    def steady(self, sequences: int, keys: int, steps: int) -> list[float]:
+    def decodes(self, sequences: int, keys: int, steps: int) -> list[float]:
         """Of each of the next `steps`, in which all sequences decode."""
         base, first = self._of(sequences, sequences), keys + sequences
         return [base + self.per_key * (first + sequences * step) for step in range(steps)]
@@ -71,15 +71,35 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return less + (more - less) * (rows - low) / (high - low)
 
 
-class Faster:
-    """Times of a device so many times as fast as the one that `times` are of."""
+class Lines:
+    """Other times, of which decodes are asked for twice for each number of sequences: between is a straight line.
 
-    def __init__(self, times: StepTimes, factor: float) -> None:
-        self._times, self._factor = times, factor
+    So it is where keys are read, or multiplied, at a rate. A prediction of 100 us would be most of a simulation.
+    """
+
+    NEAR, FAR = 64, 4096
+    """Contexts that are asked for."""
+
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
+        self._known: dict[int, tuple[float, float]] = {}
 
     def seconds(self, chunks: Sequence[Chunk]) -> float:
         """Of one step."""
-        return self._times.seconds(chunks) / self._factor
+        if all(chunk.rows == 1 for chunk in chunks):
+            return self.decodes(len(chunks), sum(chunk.context for chunk in chunks), 1)[0] if chunks else 0.0
+        return self._times.seconds(chunks)
+
+    def decodes(self, sequences: int, keys: int, steps: int) -> list[float]:
+        """Of each of the next `steps`."""
+        base, per_key = self._known.get(sequences) or self._line(sequences)
+        return [base + per_key * (keys + sequences * step) for step in range(steps)]
+
+    def _line(self, sequences: int) -> tuple[float, float]:
+        near, far = (self._times.seconds([Chunk(1, context)] * sequences) for context in (self.NEAR, self.FAR))
+        per_key = (far - near) / (sequences * (self.FAR - self.NEAR))
+        self._known[sequences] = line = near - per_key * sequences * self.NEAR, per_key
+        return line
 
 
 def read_table(path: Path) -> StepTable:
@@ -98,9 +118,9 @@ def read_table(path: Path) -> StepTable:
 
 def decode_times(times: StepTimes) -> Callable[[Sequence[int], int], list[float]]:
     """Gives seconds of each of the next steps, so many, in which sequences of these contexts decode one token each."""
-    if isinstance(times, SteadyTimes):
-        steady = times.steady
-        return lambda contexts, steps: steady(len(contexts), sum(contexts), steps)
+    if isinstance(times, DecodeTimes):
+        decodes = times.decodes
+        return lambda contexts, steps: decodes(len(contexts), sum(contexts), steps)
     return lambda contexts, steps: [
         times.seconds([Chunk(1, context + step) for context in contexts]) for step in range(steps)
     ]
