@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from quire.simulate.outcome import Outcome
 
 PANELS = ("Model", "KV cache", "Scheduler", "Device", "Ranks")
-FLAGS: dict[str, type[Struct]] = {"Cluster": ClusterOptions, "Load": Load} | {name: ENGINE[name] for name in PANELS}
+OWN: dict[str, type[Struct]] = {"Cluster": ClusterOptions, "Load": Load}
+FLAGS = OWN | {name: ENGINE[name] for name in PANELS}
 Trace = Annotated[
     str,
     typer.Argument(metavar="[TRACE]", help="File of requests (Mooncake, Azure, BurstGPT), or a recording's folder."),

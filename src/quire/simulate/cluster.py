@@ -94,8 +94,9 @@ class Cluster:
         self.tracks: dict[str, Track] = {}
         self.admission = Admission(1, 1, setup.scheduler.scheduling_policy == "fair")
         self.deaths = self.moved = 0
-        self.last = self.replica_seconds = 0.0
-        self._known = [0] * count
+        self.last = self.replica_seconds = self._since = 0.0
+        self._paid = self.fleet.paid
+        self._known, self._ends = [0] * count, False
         self._held: list[list[Left]] = [[] for _ in range(count)]
         self._events: list[tuple[float, int, int, int, str]] = []
         self._reads: list[list[Callable[[], None]]] = [[] for _ in range(count)]
@@ -111,7 +112,8 @@ class Cluster:
         self._first_events()
         asks = iter(load)
         ask, number = next(asks, None), 0
-        while ask is not None or self.tracks:
+        while ask is not None or self.tracks or any(replica.until is not None for replica in self.replicas):
+            self._ends = ask is None
             if ask is not None and (not self._events or ask.due <= self._events[0][0]):
                 self._pass(ask.due)
                 self._arrive(ask, str(number))
@@ -120,14 +122,21 @@ class Cluster:
             time, kind, at, version, name = heapq.heappop(self._events)
             self._pass(time)
             self._happen(kind, at, version, name)
+        self._account()
         return self.measures
 
     def _clock(self) -> float:
         return self.now
 
     def _pass(self, time: float) -> None:
-        self.replica_seconds += (time - self.now) * self.fleet.paid
+        if self.fleet.paid != self._paid:
+            self._account()
         self.now = time
+
+    def _account(self) -> None:
+        """Add up what was paid for since the last time."""
+        self.replica_seconds += (self.now - self._since) * self._paid
+        self._since, self._paid = self.now, self.fleet.paid
 
     def _counted(self) -> None:
         """Other replicas serve now: so much may be in flight."""
@@ -345,6 +354,8 @@ class Cluster:
         self._push(self.now + rule.every, Event.SCALE)
 
     def _sample(self) -> None:
+        idle = self._ends and all(event[1] in (Event.SAMPLE, Event.SCALE) for event in self._events)
+        assert not idle, f"{len(self.tracks)} requests wait for what does not come"
         running, waiting, kv = in_flight(self.replicas, self.fleet)
         waiting += sum(map(len, self._held))
         self.measures.sample(Point(self.now, self.fleet.serving, running, waiting, kv))

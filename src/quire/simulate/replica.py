@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache
@@ -63,6 +65,11 @@ class Setup:
     windows: tuple[int, ...] = (0,)
     fast: bool = True
 
+    @property
+    def limits(self) -> SchedulerConfig:
+        """Of the scheduler: without chunks a step has room for the longest prompt (`SchedulerConfig.rows`)."""
+        return replace(self.scheduler, max_num_batched_tokens=self.scheduler.rows(self.max_model_len))
+
 
 class Replica:
     """Between `begin` and `finish` a step is under way, or several that only decode, until the time `until`."""
@@ -90,7 +97,7 @@ class Replica:
         self.prefix = PrefixCache(self.pool, setup.block_size, SECRET) if setup.prefix_caching else None
         sizes = TableSizes(setup.block_size, setup.scheduler.rows(setup.max_model_len), setup.windows)
         tables = BlockTables(self.pool, self.prefix, sizes, None if self._tiers is None else self._tiers())
-        self.scheduler = Scheduler(setup.scheduler, tables, setup.max_model_len)
+        self.scheduler = Scheduler(setup.limits, tables, setup.max_model_len)
         self.scheduler.clock = self._clock
         self._plan: StepPlan | None = None
         self._ends: list[float] = []
@@ -219,6 +226,7 @@ class Replica:
         for gap, counts in tenants.items():
             self._meter.gaps(gap, counts)
         outputs = self.scheduler.commit(plan, results)
+        self._meter.stepped(1, plan.num_tokens, self._seconds)
         self.scheduler.pace.learn(plan, self._seconds)
         alone = len(plan.chunks) == len(self.scheduler.running) and not plan.preempted
         self._refused = decoding and alone and not any(out.finish_reason for out in outputs)
@@ -226,7 +234,6 @@ class Replica:
 
     def _predict(self, plan: StepPlan) -> float:
         self._seconds = seconds = self._times.seconds([work.Chunk(chunk.count, chunk.start) for chunk in plan.chunks])
-        self._meter.stepped(1, plan.num_tokens, seconds)
         return seconds
 
     # ---------------------------------------------------------------------------------------------------------- gauges
