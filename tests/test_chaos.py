@@ -143,7 +143,7 @@ def wait_for_more(client: httpx.Client, tokens: int) -> None:
     [
         (signal.SIGKILL, KILLS),
         pytest.param(signal.SIGSEGV, KILLS // 2, marks=pytest.mark.slow),
-        (signal.SIGSTOP, KILLS // 2),
+        pytest.param(signal.SIGSTOP, KILLS // 2, marks=pytest.mark.slow),
     ],
 )
 def test_engines_that_are_ended_lose_nothing(tmp_path: Path, end: signal.Signals, kills: int) -> None:

@@ -51,6 +51,7 @@ def test_every_method_is_a_recipe_and_every_tool_has_what_is_asked_of_it(compres
             assert f'"{name}": ' in script, f"{tool} has no {name}"
 
 
+@pytest.mark.slow
 def test_a_process_of_ours_is_measured(compressors: Any, tmp_path: Path) -> None:
     """One text of the held-out ones, the quickest method."""
     bench = compressors.Bench(tmp_path, 2, 16, tmp_path)

@@ -40,12 +40,17 @@ time.sleep(0.3)
 
 
 @pytest.mark.parametrize(
-    "rest", [pytest.param(FORK, id="fork"), pytest.param(DAEMON, id="daemon", marks=pytest.mark.slow)]
+    ("rest", "times"),
+    [
+        pytest.param(FORK, 1, id="fork"),
+        pytest.param(FORK, 3, id="forks", marks=pytest.mark.slow),
+        pytest.param(DAEMON, 3, id="daemon", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.skipif(load_native() is None, reason="the reference has no threads of its own")
-def test_the_process_ends_as_it_should(rest: str, tmp_path: Path) -> None:
+def test_the_process_ends_as_it_should(rest: str, times: int, tmp_path: Path) -> None:
     program = BEGIN.format(options=OPTIONS) + rest
     command = [sys.executable, "-c", program, str(write_tiny(tmp_path))]
-    for _ in range(3):
+    for _ in range(times):
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr

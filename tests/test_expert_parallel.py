@@ -315,6 +315,7 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     assert read_counts(tmp_path / "counts") == SKEWED_TWICE and read_counts(tmp_path / "none") == ()
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_group_which_is_started_again(skewed: Path, alone: dict[str, bytes]) -> None:
     """Killed in the middle; the group that follows goes on with every request."""
     config = flat_config(model=str(skewed), device="cpu", dtype="float32", num_blocks=512, expert_parallel_size=2)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from often import one_of
 from quire.ops import cases
 from quire.ops.backend import Ops
 from quire.ops.kinds import KINDS, SUPER_KINDS
@@ -79,8 +80,7 @@ def by_hand(ops: Ops, x: Tensor, up: list[Weight], down: list[Weight], biases: t
     return ops.combine(y, places, weights)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("isa", UNITS_HERE)
-@pytest.mark.parametrize(("kind", "bits"), FORMS)
+@pytest.mark.parametrize(("isa", "kind", "bits"), one_of(3, [(isa, *form) for isa in UNITS_HERE for form in FORMS]))
 def test_fused_experts_have_the_bits_of_a_linear_for_each(kind: str, bits: int, isa: str) -> None:
     ops, g = ops_of(isa), generator()
     f = 512 if kind in SUPER_KINDS.values() else F

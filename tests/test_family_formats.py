@@ -9,17 +9,13 @@ import pytest
 pytest.importorskip("gguf")
 
 from family_formats import README, head, lines_of_rows, outcomes, row
+from often import one_of
 from oracle import BACKENDS
 from quire.model.families.table import FAMILIES
 
-OFTEN = sorted(FAMILIES)[::2]
-"""Families that every run tries; the slow run tries all."""
-
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[] if f in OFTEN else [pytest.mark.slow]) for f in sorted(FAMILIES)]
-)
+@pytest.mark.parametrize("family", one_of(5, sorted(FAMILIES)))
 def test_the_table_says_what_happens(family: str, tmp_path: Path) -> None:
     line = row(family, dict(outcomes(family, tmp_path)))
     assert head() + "|" in README.read_text() and line in README.read_text(), f"run `make table`; now: {line}"

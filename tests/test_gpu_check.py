@@ -21,6 +21,7 @@ def stage(name: str, limit: float, *programs: str) -> Stage:
     return Stage(name, limit, lambda check: [[sys.executable, "-c", program] for program in programs])
 
 
+@pytest.mark.slow
 def test_a_stage_that_fails_or_hangs_does_not_stop_the_next(tmp_path: Path) -> None:
     check = Check(dry=True, output=tmp_path / "found.json", minutes=1)
     check.run(stage("good", 20, "print('{\"rate\": 2.5}'); print('{\"share\": 0.75}')"))

@@ -48,7 +48,8 @@ def asked() -> list[Request]:
     return [request(i, prompt, logprobs=1) for i, prompt in enumerate(((5, 6, 7), (9,) * 20, (8, 4)))]
 
 
-@pytest.mark.parametrize("more", [pytest.param({"num_blocks": 32}, marks=pytest.mark.slow), {},
+@pytest.mark.parametrize("more", [pytest.param({"num_blocks": 32}, marks=pytest.mark.slow),
+                                  pytest.param({}, marks=pytest.mark.slow),
                                   pytest.param({"enable_sequence_parallel": True}, marks=pytest.mark.slow)],
                          ids=["blocks", "what is left", "rows"])  # fmt: skip
 def test_two_ranks_give_the_tokens_of_one(more: dict[str, Any], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from often import one_of, only_slow
 from oracle import BACKENDS, write
 from quire import LLM, LoRARequest, SamplingParams
 from quire.cache.tiers import Rates
@@ -99,7 +100,7 @@ def restarted(options: dict[str, Any], requests: list[Request], store: Path, lea
 
 
 @native
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", one_of(2, FORMATS))
 def test_a_store_and_a_restart_change_no_bit(form: str, tmp_path: Path) -> None:
     requests = make_requests(24, 6144)
     requests = [replace(r, params=replace(r.params, n=1 + (i % 4 == 0) * i % 3)) for i, r in enumerate(requests)]
@@ -225,7 +226,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @native
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other", one_of(2, OTHERS))
 def test_other_options_find_nothing(other: str, tmp_path: Path) -> None:
     for options, found in (({}, 0), (OTHERS[other], 0), ({}, 79)):
         with LLM(num_blocks=64, kv_store=str(tmp_path), enforce_eager=True, tune="off", **options) as llm:
@@ -272,7 +273,7 @@ def answer(engine: ProcessEngine, name: str) -> tuple[list[int], int]:
 
 
 @native
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [only_slow(False), True])
 def test_an_engine_process_leaves_its_blocks_whether_it_is_ended_or_killed(killed: bool, tmp_path: Path) -> None:
     config = engine_config({"num_blocks": 64, "kv_store": str(tmp_path), "enforce_eager": True, "tune": "off"})
     first = ProcessEngine(config)

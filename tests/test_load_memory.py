@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from often import one_of
 from quire.ops.native import load_native
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -31,7 +32,7 @@ PROCESS = 48 << 20
 """Of the process: code that runs for the first time, ropes' tables, threads. 9 to 32 MiB were measured."""
 
 
-@pytest.mark.parametrize("config", [LLAMA, MIXTURE], ids=lambda c: c["model_type"])
+@pytest.mark.parametrize("config", one_of(2, [LLAMA, MIXTURE]), ids=lambda c: c["model_type"])
 @pytest.mark.parametrize("quantization", ["int4", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_load_takes_the_packed_model_and_a_layer(config: dict[str, Any], quantization: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))

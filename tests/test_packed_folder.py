@@ -15,6 +15,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 
 from gguf_models import write_gguf
+from often import one_of
 from oracle import write
 from quire import LLM
 from quire.core.config import flat_config
@@ -208,7 +209,7 @@ load_model(config, select(config.device))
 """
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize("end", one_of(2, ["", "raise SystemExit(3)", "raise KeyboardInterrupt"]))
 def test_a_process_that_ends_finishes_its_file(folder: Path, home: Path, end: str) -> None:
     subprocess.run([sys.executable, "-c", CHILD.format(end=end), folder], capture_output=True, timeout=120)
     assert len(kept(home)) == 1 and kept(home)[0].startswith("packed-")

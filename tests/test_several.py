@@ -214,6 +214,7 @@ async def test_the_end_gives_up_what_is_loading_and_who_waits_is_told() -> None:
     def until_given_up(model: Listed, until: ExitStack) -> Model:
         if model.name == "a":
             return Model()
+        time.sleep(0.1)  # nothing can be given up yet
         until.callback(ending.set)
         assert ending.wait(10)
         raise EngineFailure("given up")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from head_folders import write_eagle, write_medusa
+from often import one_of
 from quire.core.config import flat_config
 from quire.core.request import Request
 from quire.core.speculation import HEADS
@@ -63,8 +64,7 @@ CASES = {"short": ("side", SHORT, False), "roomy": ("main", ROOMY, False), "adap
 """Which queue is eager, how many blocks there are, and whether the cost model decides."""
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("way", WAYS + TREES)
+@pytest.mark.parametrize(("way", "case"), one_of(4, [(way, case) for case in CASES for way in WAYS + TREES]))
 def test_drafts_give_the_same_answers(
     folder: Path, monkeypatch: pytest.MonkeyPatch, expected: tuple[Answers, int], way: str, case: str
 ) -> None:

@@ -45,10 +45,10 @@ def parts_of(rows: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int, int]
 @pytest.mark.parametrize(
     ("dtype", "block_size", "window", "extras"),
     [
-        (BF16, 16, 0, ""),
         (BF16, 1, 150, "softcap sinks"),
-        (F32, 32, 100, "sinks alibi"),
         (torch.int8, 16, 0, "alibi bias"),
+        pytest.param(BF16, 16, 0, "", marks=pytest.mark.slow),
+        pytest.param(F32, 32, 100, "sinks alibi", marks=pytest.mark.slow),
         pytest.param(torch.float8_e4m3fn, 64, 0, "softcap", marks=pytest.mark.slow),
     ],
 )

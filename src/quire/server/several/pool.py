@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from quire.core.errors import Overloaded, QuireError, Unavailable
 from quire.server.several.listed import Listed, check_list
@@ -22,7 +22,7 @@ STATES: tuple[State, ...] = ("unloaded", "loading", "loaded", "failed")
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 """Seconds before a model that could not be loaded is tried again: twice as many each time."""
 LOOK_SECONDS = 0.02
-"""Between looks whether a model that is to leave is idle: little beside the seconds that a load takes."""
+"""Between looks whether a model that is to leave is idle, or a load given up: little beside the seconds of a load."""
 
 
 class Running(Protocol):
@@ -215,9 +215,14 @@ class Pool:
 
     async def _started(self, listed: Listed) -> Running:
         until = ExitStack()
+        load = asyncio.get_running_loop().run_in_executor(None, self._start, listed, until)
+        load.add_done_callback(_seen)
         try:
-            return await asyncio.to_thread(self._start, listed, until)
-        except BaseException:  # a load that is cancelled goes on in its thread until this has it given up
+            return await asyncio.shield(load)
+        except BaseException:  # a load that is cancelled goes on in its thread, and may yet put something on the stack
+            while not load.done():
+                await asyncio.to_thread(until.close)
+                await asyncio.wait({load}, timeout=LOOK_SECONDS)
             await asyncio.to_thread(until.close)
             raise
 
@@ -270,7 +275,7 @@ class Pool:
             slot.ending = asyncio.create_task(_closed(slot.listed.name, running))
 
 
-def _seen(task: asyncio.Task[None]) -> None:
+def _seen(task: asyncio.Future[Any]) -> None:
     """Whoever waited for a load may have left before it failed."""
     if not task.cancelled():
         task.exception()
