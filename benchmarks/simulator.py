@@ -108,47 +108,62 @@ def hats(rows: int) -> list[float]:
     return [float(np.interp(rows, KNOTS, np.eye(len(KNOTS))[i])) for i in range(len(KNOTS))]
 
 
-def fit(seen: list[tuple[int, list[tuple[int, int]], bool, float]]) -> tuple[StepTable, float, list[float]]:
-    """Least squares of relative errors. `seen`: sequences, (rows, keys) of each step, whether the edge is in it, s."""
-    lines, ones = [], []
+Step = tuple[int, int, int]
+"""Rows, keys that are read, pairs of a row and a key."""
+
+
+def fit(seen: list[tuple[int, list[Step], bool, float]]) -> tuple[StepTable, float, list[float]]:
+    """Least absolute relative errors, by least squares weighted again and again; no time is negative.
+
+    `seen`: sequences, steps, whether the edge is in it, seconds.
+    """
+    lines = []
     for sequences, steps, edge, seconds in seen:
-        line = np.sum([hats(rows) for rows, _ in steps], axis=0).tolist()
-        line += [float(sum(keys for _, keys in steps)), float(sequences * len(steps)), float(edge)]
+        line = np.sum([hats(rows) for rows, _, _ in steps], axis=0).tolist()
+        line += [sum(keys for _, keys, _ in steps), sum(pairs for _, _, pairs in steps), sequences * len(steps), edge]
         lines.append([each / seconds for each in line])
-        ones.append(1.0)
-    free = np.full(len(lines[0]), True)
-    while True:  # no time is negative: what would be is left out
-        found = np.zeros(len(free))
-        found[free] = np.linalg.lstsq(np.array(lines)[:, free], np.array(ones), rcond=None)[0]
-        if (found >= 0).all():
-            break
-        free[int(found.argmin())] = False
+    matrix, weights = np.array(lines), np.ones(len(lines))
+    size = np.linalg.norm(matrix, axis=0)
+    for _ in range(20):
+        free = np.full(matrix.shape[1], True)
+        while True:
+            found = np.zeros(len(free))
+            scaled = (matrix / size)[:, free] * weights[:, None]
+            found[free] = np.linalg.lstsq(scaled, weights, rcond=None)[0] / size[free]
+            if (found >= 0).all():
+                break
+            free[int((found * size).argmin())] = False
+        errors = matrix @ found - 1
+        weights = 1 / np.sqrt(np.maximum(np.abs(errors), 0.01))
     points = tuple((knot, float(s)) for knot, s in zip(KNOTS, found, strict=False))
-    errors = (np.array(lines) @ found - 1).tolist()
-    return StepTable(points=points, per_key=float(found[-3]), per_sequence=float(found[-2])), float(found[-1]), errors
+    per_key, per_pair, per_sequence, edge_seconds = (float(each) for each in found[len(KNOTS) :])
+    table = StepTable(points=points, per_key=per_key, per_pair=per_pair, per_sequence=per_sequence)
+    return table, edge_seconds, errors.tolist()
 
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     """Decodes of several batches and contexts, and prompts alone, over HTTP."""
-    seen: list[tuple[int, list[tuple[int, int]], bool, float]] = []
+    seen: list[tuple[int, list[Step], bool, float]] = []
     with served(args) as up:
         for batch in (1, 2, 3, 4, 6, 8, 12, 16):
             seconds = asyncio.run(gaps_of(up, batch, 12, 40))
-            seen.append((batch, [(batch, batch * 32)], False, seconds))
-        for batch, prompt in ((2, 1500), (8, 600)):
+            seen.append((batch, [(batch, batch * 33, batch * 33)], False, seconds))
+        for batch, prompt in ((1, 1500), (2, 1500), (8, 600), (12, 300)):
             seconds = asyncio.run(gaps_of(up, batch, prompt, 24))
-            seen.append((batch, [(batch, batch * (prompt + 12))], False, seconds))
+            keys = batch * (prompt + 12)
+            seen.append((batch, [(batch, keys, keys)], False, seconds))
         for prompt in (4, 16, 24, 40, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1500):
-            seconds = asyncio.run(first_of(up, prompt, 5))
+            seconds = asyncio.run(first_of(up, prompt, 7 if prompt < 500 else 5))
             cuts = [*range(0, prompt, 512), prompt]
-            steps = [(b - a, (b - a) * a + (b - a) * (b - a + 1) // 2) for a, b in pairwise(cuts)]
+            steps = [(b - a, b, (b - a) * a + (b - a) * (b - a + 1) // 2) for a, b in pairwise(cuts)]
             seen.append((1, steps, True, seconds))
     table, edge, errors = fit(seen)
     args.table.write_bytes(msgspec.json.encode(table))
     return {
-        "table": {"points": table.points, "per_key": table.per_key, "per_sequence": table.per_sequence},
+        "table": msgspec.to_builtins(table),
         "edge_ms": 1e3 * edge,
         "largest_error": max(map(abs, errors)),
+        "median_error": statistics.median(map(abs, errors)),
         "seen_ms": [[s, steps, round(1e3 * seconds, 3)] for s, steps, _, seconds in seen],
     }
 

@@ -30,18 +30,25 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds of a step: by its rows, between `points` in straight lines, and more for what it attends to.
 
     `points`: (rows, seconds), rows ascending; beyond the last the line of the last two goes on. `per_key`: seconds for
-    a row and a key that it attends to. `per_sequence`: seconds for each sequence of a step, `per_step` for all of them.
+    each token of a sequence whose keys and values are read, `per_pair`: for each row and token that it attends to.
+    `per_sequence`: seconds for each sequence of a step, `per_step` for all of them.
     """
 
     points: tuple[tuple[int, float], ...]
     per_key: float = 0.0
+    per_pair: float = 0.0
     per_sequence: float = 0.0
     per_step: float = 0.0
 
     def validate(self, where: str) -> None:
         """`ConfigError` for what is no table: `where` names it."""
         ascending = all(low[0] < high[0] for low, high in pairwise(self.points))
-        numbers = [seconds for _, seconds in self.points] + [self.per_key, self.per_sequence, self.per_step]
+        numbers = [seconds for _, seconds in self.points] + [
+            self.per_key,
+            self.per_pair,
+            self.per_sequence,
+            self.per_step,
+        ]
         if not self.points or not ascending or self.points[0][0] < 1 or not all(0 <= n < 1e6 for n in numbers):
             raise ConfigError(f"{where}: points are to be (rows, seconds) by ascending rows, and no time negative")
         if self._of_rows(1) + self.per_step + self.per_sequence <= 0:
@@ -51,13 +58,16 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Of one step; 0 chunks take 0."""
         if not chunks:
             return 0.0
-        keys = sum(rows * context + rows * (rows + 1) // 2 for rows, context in chunks)
-        return self._of(sum(rows for rows, _ in chunks), len(chunks)) + self.per_key * keys
+        keys = sum(rows + context for rows, context in chunks)
+        pairs = sum(rows * context + rows * (rows + 1) // 2 for rows, context in chunks)
+        base = self._of(sum(rows for rows, _ in chunks), len(chunks))
+        return base + (self.per_key * keys + self.per_pair * pairs)
 
     def decodes(self, sequences: int, keys: int, steps: int) -> list[float]:
         """Of each of the next `steps`, in which all sequences decode."""
         base, first = self._of(sequences, sequences), keys + sequences
-        return [base + self.per_key * (first + sequences * step) for step in range(steps)]
+        all_keys = (first + sequences * step for step in range(steps))
+        return [base + (self.per_key * keys + self.per_pair * keys) for keys in all_keys]
 
     def _of(self, rows: int, sequences: int) -> float:
         return self.per_step + self._of_rows(rows) + self.per_sequence * sequences
