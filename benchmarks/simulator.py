@@ -1,9 +1,8 @@
 """The simulator beside the server it pretends to be, what a million requests take, and whether runs are the same.
 
     python benchmarks/simulator.py calibrate    step times and what the edge adds, by loads that are none of the traces
-    python benchmarks/simulator.py mixed        Poisson arrivals of mixed lengths: server and simulator, p50 and p99
-    python benchmarks/simulator.py bursty       bursts with shared prefixes
-    python benchmarks/simulator.py long         long prompts among short ones
+    python benchmarks/simulator.py serve        traces by a server: mixed lengths; bursts, shared prefixes; long prompts
+    python benchmarks/simulator.py compare      the same by the simulator, p50 and p99 of TTFT and ITL, tokens a second
     python benchmarks/simulator.py scale        1,000,000 requests on 1,000 replicas: seconds and peak memory
     python benchmarks/simulator.py wide         100,000 requests on 10,000 replicas, of which some fail
     python benchmarks/simulator.py same         one seed in two processes with different hashes
@@ -32,7 +31,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from figures import measure, parser_of
+from figures import RESULTS, measure, parser_of
 from servers import Server, server
 from shapes import write_config
 
@@ -45,7 +44,6 @@ ENGINE = ["--load-format", "dummy", "--quantization", "int8", "--max-model-len",
 KNOTS = (1, 4, 16, 64, 128, 256, 512)
 SCALE = 0.25
 """Of Mooncake's blocks of 512 tokens: prefixes are shared in blocks of 128."""
-PERCENTILES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99")
 
 
 def model(args: argparse.Namespace) -> Path:
@@ -199,33 +197,57 @@ def long_trace(rng: random.Random, seconds: float) -> Iterator[dict[str, Any]]:
         yield {"timestamp": 1e3 * at, "input_length": 4 * length, "output_length": 4 * rng.randint(16, 64)}
 
 
-def beside(
-    trace: Callable[[random.Random, float], Iterator[dict[str, Any]]], args: argparse.Namespace
-) -> dict[str, Any]:
-    """One trace by both; figures of each, and simulator / server."""
-    name = trace.__name__
+TRACES = {"mixed": mixed_trace, "bursty": bursty_trace, "long": long_trace}
+
+
+def trace_of(name: str, args: argparse.Namespace) -> Path:
+    """Its file."""
     path = args.work / f"{name}.jsonl"
-    asked = list(trace(random.Random(name), args.seconds))
+    asked = TRACES[name](random.Random(name), args.seconds)
     path.write_text("".join(json.dumps(each) + "\n" for each in asked))
-    edge = json.loads((Path(__file__).parent / "results" / "simulator.json").read_text())["calibrate"]["edge_ms"]
-    outs = args.work / f"{name}-server.json", args.work / f"{name}-simulator.json"
-    common = ["--length-scale", str(SCALE), "-o"]
+    return path
+
+
+def serve(args: argparse.Namespace) -> dict[str, Any]:
+    """The traces by the server; what its clients saw."""
+    found = {}
     with served(args) as up:
-        words = ["bench", "serve", "--base-url", up.url, "--trace", str(path), "--vocab-size", "31000", "--warmup", "4"]
-        quire(*words, *common, str(outs[0]))
-    words = ["simulate", str(path), "--model", str(model(args)), *ENGINE, "--step-times", str(args.table)]
-    quire(*words, "--edge-ms", str(edge), *common, str(outs[1]))
-    found = [figures(json.loads(out.read_text())["results"]) for out in outs]
-    ratios = {key: round(found[1][key] / found[0][key], 3) for key in found[0]}
-    return {"requests": len(asked), "server": found[0], "simulator": found[1], "ratio": ratios,
-            "within_10_percent": all(0.9 <= ratio <= 1.1 for ratio in ratios.values())}  # fmt: skip
+        for name in args.traces:
+            out = args.work / f"{name}-server.json"
+            quire("bench", "serve", "--base-url", up.url, "--trace", str(trace_of(name, args)), "--vocab-size", "31000",
+                  "--warmup", "4", "--length-scale", str(SCALE), "-o", str(out))  # fmt: skip
+            found[name] = figures(json.loads(out.read_text())["results"]) | {"seconds": args.seconds}
+    return kept("serve") | found
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """The same traces by the simulator, beside what the server was measured to give: simulator / server."""
+    found, calibrated = {}, kept("calibrate")
+    args.table.write_text(json.dumps(calibrated["table"]))
+    for name, server_gave in kept("serve").items():
+        args.seconds = server_gave.pop("seconds")
+        path, out = trace_of(name, args), args.work / f"{name}-simulator.json"
+        quire("simulate", str(path), "--model", str(model(args)), *ENGINE, "--step-times", str(args.table), "--edge-ms",
+              str(calibrated["edge_ms"]), "--length-scale", str(SCALE), "-o", str(out))  # fmt: skip
+        gave = figures(json.loads(out.read_text())["results"])
+        ratios = {key: round(gave[key] / server_gave[key], 3) for key in gave if key != "requests"}
+        within = sum(0.9 <= ratio <= 1.1 for ratio in ratios.values())
+        found[name] = {"server": server_gave, "simulator": gave, "ratio": ratios, "within_10_percent": within}
+    return found
+
+
+def kept(part: str) -> dict[str, Any]:
+    """What was found before."""
+    path = RESULTS / "simulator.json"
+    return dict(json.loads(path.read_text()).get(part, {})) if path.exists() else {}
 
 
 def figures(results: dict[str, Any]) -> dict[str, float]:
     """What is compared."""
     latency = results["latency_ms"]
     found = {f"{name}_ms_{p}": latency[name][p] for name in ("ttft", "itl") for p in ("p50", "p99")}
-    return found | {"output_tokens_per_s": results["rates"]["output_tokens_per_s"]}
+    rates = results["rates"]
+    return found | {"output_tokens_per_s": rates["output_tokens_per_s"], "requests": rates["completed"]}
 
 
 def quire(*words: str) -> None:
@@ -242,9 +264,10 @@ STEP_TIMES = StepTable(points=((1, 0.008), (64, 0.01), (512, 0.05)), per_key=2e-
 def walked(requests: int, replicas: int, **design: Any) -> dict[str, Any]:
     """Run so many requests of 128 to 512 tokens and answers of 32 to 128; seconds, and memory of this process."""
     from quire.core.config import SchedulerConfig
-    from quire.simulate.cluster import Cluster, Design
+    from quire.simulate.cluster import Cluster
     from quire.simulate.load import Asked, Load
     from quire.simulate.replica import Setup
+    from quire.simulate.timeline import Design
 
     setup = Setup(SchedulerConfig(max_num_seqs=32), 2048, 16, 4096)
     load = Load(num_prompts=requests, input_len="128:512", output_len="32:128", request_rate=8.0 * replicas)
@@ -287,13 +310,8 @@ def same(args: argparse.Namespace) -> dict[str, Any]:
             "lost": found[0]["engine"].get("replicas_lost", 0)}  # fmt: skip
 
 
-def _of(trace: Callable[[random.Random, float], Iterator[dict[str, Any]]]) -> Callable[[argparse.Namespace], Any]:
-    return lambda args: beside(trace, args)
-
-
 WORK: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "calibrate": calibrate, "mixed": _of(mixed_trace), "bursty": _of(bursty_trace), "long": _of(long_trace),
-    "scale": scale, "wide": wide, "same": same,
+    "calibrate": calibrate, "serve": serve, "compare": compare, "scale": scale, "wide": wide, "same": same,
 }  # fmt: skip
 
 
@@ -302,6 +320,7 @@ def main() -> None:
     parser = parser_of(__doc__, WORK)
     parser.add_argument("--work", type=Path, default=Path("build/bench"))
     parser.add_argument("--seconds", type=float, default=90.0, help="of a trace")
+    parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
     parser.add_argument("--requests", type=int, default=1_000_000)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)

@@ -15,13 +15,14 @@ import pytest
 from quire.bench.records import milliseconds
 from quire.core.config import SchedulerConfig
 from quire.plan.work import Chunk
-from quire.simulate.cluster import Cluster, Design
+from quire.simulate.cluster import Cluster
 from quire.simulate.load import Asked, Load
 from quire.simulate.measures import Gaps
 from quire.simulate.replica import Setup
 from quire.simulate.scaling import Autoscale
 from quire.simulate.search import fewest
 from quire.simulate.store import Link
+from quire.simulate.timeline import Design
 from quire.simulate.times import Lines, StepTable
 
 TIMES = StepTable(points=((1, 0.008), (64, 0.01), (512, 0.05)), per_key=2e-8, per_sequence=1e-5)
@@ -43,7 +44,7 @@ def found(cluster: Cluster) -> dict[str, Any]:
         "steps": (measures.steps, measures.rows),
         "preemptions": [replica.preemptions for replica in cluster.replicas],
         "lookups": [replica.lookups for replica in cluster.replicas],
-        "ends": (cluster.last, cluster.deaths, cluster.moved, cluster.replica_seconds),
+        "ends": (cluster.last, cluster.deaths, cluster.moved, cluster.fleet.replica_seconds),
     }
 
 
@@ -117,7 +118,7 @@ def test_many_steps_at_once_are_those_steps(name: str, seed: int) -> None:
 SCRIPT = """
 import json, sys
 from test_simulate import TIMES, found, run, setup
-from quire.simulate.cluster import Design
+from quire.simulate.timeline import Design
 from quire.simulate.load import Load
 design = Design(setup=setup(), times=TIMES, replicas=5, mtbf=5.0, start=1.0, seed=3)
 load = Load(num_prompts=150, request_rate=40.0, shared_prefix=64, prefixes=4, tenant=("a=1", "b=2"), seed=3)

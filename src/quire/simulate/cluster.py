@@ -1,4 +1,4 @@
-"""Replicas behind a router in virtual time: a heap of events, and nothing that depends on when or where it runs."""
+"""Replicas behind a router: requests come, go on elsewhere, and end; nothing depends on when or where it runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import heapq
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
-from functools import partial
 
 import numpy as np
 
@@ -17,54 +15,14 @@ from quire.engine.edge.admission import Admission
 from quire.engine.edge.async_engine import MAX_PROMPT_TOKENS_IN_FLIGHT
 from quire.engine.life.kept import Kept
 from quire.engine.life.router import Ready, suited
-from quire.plan.work import StepTimes
 from quire.sched.admission import check_length
-from quire.simulate.fleet import Fleet, in_flight
+from quire.simulate.fleet import in_flight
 from quire.simulate.load import Ask
 from quire.simulate.measures import Ended, Measures, Point
-from quire.simulate.replica import Left, Replica, Setup
+from quire.simulate.replica import Left
 from quire.simulate.routers import router_of
-from quire.simulate.scaling import Autoscale, Scaler
-from quire.simulate.store import Link, Store
-
-
-class Event(IntEnum):
-    """What happens, in the order of what happens at one time."""
-
-    UP = 0
-    DOWN = 1
-    READ = 2
-    HAND_ON = 3
-    GIVE_UP = 4
-    SCALE = 5
-    SAMPLE = 6
-    STEP = 7
-    WAKE = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Design:
-    """A cluster. Seconds, but for `edge_ms`: what network, HTTP and tokenizer add to the time of every first token.
-
-    `mtbf`: mean time between failures of one replica, 0: none; `failures`: (time, replica); one that failed, or is
-    started by `autoscale`, serves after `start`. `patience`: after which a client leaves, 0: never. `link`: how blocks
-    go from the first `prefill` replicas, which compute prompts, to the others.
-    """
-
-    setup: Setup
-    times: StepTimes
-    replicas: int = 1
-    router: str = "prefix"
-    prefill: int = 0
-    link: Link | None = None
-    mtbf: float = 0.0
-    failures: tuple[tuple[float, int], ...] = ()
-    start: float = 30.0
-    autoscale: Autoscale | None = None
-    patience: float = 0.0
-    edge_ms: float = 0.0
-    sample: float = 1.0
-    seed: int = 0
+from quire.simulate.scaling import Scaler
+from quire.simulate.timeline import Design, Event, Timeline
 
 
 @dataclass(slots=True)
@@ -79,27 +37,19 @@ class Track:
     restarts: int = 0
 
 
-class Cluster:
+class Cluster(Timeline):
     """Runs a load over a `Design`. One use."""
 
     def __init__(self, design: Design, targets: Mapping[str, float] | None = None) -> None:
-        self.design, self.now = design, 0.0
-        setup, count = design.setup, design.autoscale.high if design.autoscale else design.replicas
-        self.measures = Measures(targets or {})
-        self.store = None if design.link is None else Store(design.link, self._clock, self._later)
-        tiers = [partial(self.store.tiers, i) if self.store else None for i in range(count)]
-        self.replicas = [Replica(setup, design.times, self._clock, self.measures, each) for each in tiers]
+        super().__init__(design, targets or {})
+        setup, count = design.setup, len(self.replicas)
         self.router = router_of(design.router, count, setup.block_size, setup.blocks, design.seed)
-        self.fleet = Fleet(count, design.autoscale.low if design.autoscale else count)
         self.tracks: dict[str, Track] = {}
         self.admission = Admission(1, 1, setup.scheduler.scheduling_policy == "fair")
         self.deaths = self.moved = 0
-        self.last = self.replica_seconds = self._since = 0.0
-        self._paid = self.fleet.paid
-        self._known, self._ends = [0] * count, False
+        self.last = 0.0
         self._held: list[list[Left]] = [[] for _ in range(count)]
-        self._events: list[tuple[float, int, int, int, str]] = []
-        self._reads: list[list[Callable[[], None]]] = [[] for _ in range(count)]
+        self._ends = False
         self._rng = random.Random(f"failures {design.seed}")
         self._scaler = None if design.autoscale is None else Scaler(design.autoscale)
         self._counted()
@@ -122,30 +72,14 @@ class Cluster:
             time, kind, at, version, name = heapq.heappop(self._events)
             self._pass(time)
             self._happen(kind, at, version, name)
-        self._account()
+        self.fleet.account(self.now, whole=True)
         return self.measures
-
-    def _clock(self) -> float:
-        return self.now
-
-    def _pass(self, time: float) -> None:
-        if self.fleet.paid != self._paid:
-            self._account()
-        self.now = time
-
-    def _account(self) -> None:
-        """Add up what was paid for since the last time."""
-        self.replica_seconds += (self.now - self._since) * self._paid
-        self._since, self._paid = self.now, self.fleet.paid
 
     def _counted(self) -> None:
         """Other replicas serve now: so much may be in flight."""
         serving = max(1, self.fleet.serving)
         self.admission.max_sequences = serving * self.design.setup.scheduler.max_num_queued_reqs
         self.admission.max_prompt_tokens = serving * MAX_PROMPT_TOKENS_IN_FLIGHT
-
-    def _push(self, time: float, kind: Event, at: int = 0, name: str = "") -> None:
-        heapq.heappush(self._events, (time, kind, at, self.replicas[at].version, name))
 
     def _first_events(self) -> None:
         design = self.design
@@ -180,26 +114,6 @@ class Cluster:
             self._hand_on(at, name)
         else:
             self._give_up(name)
-
-    def _begin(self, at: int) -> None:
-        until = self.replicas[at].begin()
-        if until is not None:
-            self._known[at] = self.replicas[at].version
-            self._push(until, Event.STEP, at)
-
-    def _touch(self, at: int) -> None:
-        """Something was told to a replica: it begins now, or its step under way is the last of its run."""
-        replica = self.replicas[at]
-        if replica.until is None:
-            self._push(self.now, Event.WAKE, at)
-        elif replica.version != self._known[at]:
-            self._known[at] = replica.version
-            self._push(replica.until, Event.STEP, at)
-
-    def _later(self, at: int, seconds: float, call: Callable[[], None]) -> None:
-        """Of one replica, in the order in which they are asked for."""
-        self._reads[at].append(call)
-        self._push(self.now + seconds, Event.READ, at)
 
     # ------------------------------------------------------------------------------------------------------- requests
 

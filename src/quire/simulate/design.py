@@ -13,11 +13,11 @@ from quire.plan.memory import choice_of
 from quire.plan.predict import Machine, Planner
 from quire.plan.rates import machine_key, recall
 from quire.plan.work import Chunk, StepTimes
-from quire.simulate.cluster import Design
 from quire.simulate.options import ClusterOptions
 from quire.simulate.replica import Setup
 from quire.simulate.scaling import Autoscale
 from quire.simulate.store import Link
+from quire.simulate.timeline import Design
 from quire.simulate.times import Lines, read_table
 
 MOST_BLOCKS = 1 << 26
@@ -33,6 +33,7 @@ class Made:
     devices: int
     memory: int
     kv_format: str
+    cells: int
     notes: tuple[str, ...]
 
 
@@ -87,7 +88,8 @@ def design_of(config: EngineConfig, options: ClusterOptions, seed: int) -> Made:
     named = planner.machine.device
     return Made(
         design, "" if named is None else named.name, count * config.parallel.ranks,
-        0 if named is None else named.memory, config.cache.kv_cache_dtype, tuple(notes),
+        0 if named is None else named.memory, config.cache.kv_cache_dtype, options.cells,
+        tuple(notes),
     )  # fmt: skip
 
 

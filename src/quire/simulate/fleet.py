@@ -10,14 +10,15 @@ from quire.simulate.replica import Replica
 class Fleet:
     """`ready`: may get requests; `starting`; `draining`: gets no more, and is gone with its last. `flight`: requests.
 
-    `paid`: how many replicas there are at all.
+    `paid`: how many replicas there are at all; `replica_seconds`: that over time, up to the last `account`.
     """
 
     def __init__(self, count: int, ready: int) -> None:
         self.ready, self.starting, self.draining = (np.zeros(count, bool) for _ in range(3))
         self.flight = np.zeros(count, np.int64)
         self.ready[:ready] = True
-        self.paid = ready
+        self.paid = self._before = ready
+        self.replica_seconds = self._since = 0.0
 
     def runs(self, at: int) -> bool:
         """Whether it computes."""
@@ -32,6 +33,12 @@ class Fleet:
     def coming(self) -> int:
         """How many do or will."""
         return int(self.ready.sum() + self.starting.sum())
+
+    def account(self, now: float, whole: bool = False) -> None:
+        """It is `now`: add up what was paid for where that has changed, or the `whole`."""
+        if whole or self.paid != self._before:
+            self.replica_seconds += (now - self._since) * self._before
+            self._since, self._before = now, self.paid
 
     def begin(self, at: int) -> None:
         """It is started."""

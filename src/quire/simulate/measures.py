@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from quire.bench.records import milliseconds
@@ -29,10 +30,6 @@ class Gaps:
         """So many gaps of that length."""
         self.counts[int(math.log(max(seconds, 1e-9)) / BIN + 1e6)] += count
 
-    def merge(self, other: Gaps) -> None:
-        """Those of another, too."""
-        self.counts.update(other.counts)
-
     def milliseconds(self) -> dict[str, float] | None:
         """As `bench.records.milliseconds`: mean and percentiles, to within half a bin; None of nothing."""
         if not self.counts:
@@ -51,6 +48,16 @@ class Gaps:
         return {"mean": mean, **found, "min": float(values[0]), "max": float(values[-1])}
 
 
+class TenantFigures(msgspec.Struct):
+    """What `Latencies` holds, to pass between processes: seconds as bytes of doubles."""
+
+    gaps: dict[int, int]
+    seconds: dict[str, bytes]
+    failed: dict[str, int]
+    tokens: tuple[int, int]
+    good: int
+
+
 class Latencies:
     """Of the requests of one tenant: seconds, one of each name for each request that was answered."""
 
@@ -60,15 +67,21 @@ class Latencies:
         self.input_tokens = self.output_tokens = self.good = 0
         self.failed: Counter[str] = Counter()
 
-    def merge(self, other: Latencies) -> None:
+    def figures(self) -> TenantFigures:
+        """All of it."""
+        seconds = {name: found.tobytes() for name, found in self.seconds.items()}
+        tokens = (self.input_tokens, self.output_tokens)
+        return TenantFigures(dict(self.gaps.counts), seconds, dict(self.failed), tokens, self.good)
+
+    def take(self, figures: TenantFigures) -> None:
         """Those of another, too."""
-        self.gaps.merge(other.gaps)
-        for name in NAMES:
-            self.seconds[name].extend(other.seconds[name])
-        self.input_tokens += other.input_tokens
-        self.output_tokens += other.output_tokens
-        self.good += other.good
-        self.failed.update(other.failed)
+        self.gaps.counts.update(figures.gaps)
+        for name, found in figures.seconds.items():
+            self.seconds[name].frombytes(found)
+        self.input_tokens += figures.tokens[0]
+        self.output_tokens += figures.tokens[1]
+        self.good += figures.good
+        self.failed.update(figures.failed)
 
     def table(self) -> dict[str, dict[str, float] | None]:
         """In the order of reports."""
@@ -164,11 +177,20 @@ class Measures:
         if len(self.curve) > CURVE:
             self.curve, self._keep = self.curve[::2], 2 * self._keep
 
+    def figures(self) -> dict[str, TenantFigures]:
+        """Of each tenant."""
+        return {name: each.figures() for name, each in self.tenants.items()}
+
+    def merge(self, tenants: Mapping[str, TenantFigures]) -> None:
+        """Those of another cell, too."""
+        for name, figures in tenants.items():
+            self.of(name).take(figures)
+
     def results(self, seconds: float) -> dict[str, Any]:
         """In the shape of `bench.serving`'s; more of each tenant where there are several."""
         whole = Latencies()
         for each in self.tenants.values():
-            whole.merge(each)
+            whole.take(each.figures())
         found: dict[str, Any] = {"rates": whole.rates(seconds), "latency_ms": whole.table()}
         if self.targets:
             found["rates"]["goodput_per_s"] = whole.good / seconds if seconds else 0.0

@@ -28,6 +28,10 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
             extra={"choices": ROUTERS},
         ),
     ] = "prefix"
+    cells: Annotated[
+        int,
+        Meta(ge=1, le=1024, description="Routers that share the replicas and get requests in turns; a process each."),
+    ] = 1
     prefill_replicas: Annotated[
         int, Meta(ge=0, description="So many of them compute prompts, and the others go on with these.")
     ] = 0
@@ -104,6 +108,10 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "--prefill-replicas: not beside --autoscale or --search, which count replicas of one kind"
             )
+        if self.cells > 1 and (self.prefill_replicas or self.autoscale or self.fail or self.search):
+            raise ConfigError(f"--cells {self.cells}: not beside --prefill-replicas, --autoscale, --fail or --search")
+        if self.cells > self.replicas:
+            raise ConfigError(f"--cells {self.cells}: there are {self.replicas} replicas to share", param="cells")
         for name in ("mtbf", "start_time", "patience", "edge_ms", "link_gb_s", "scale_target", "sample_every"):
             if not math.isfinite(getattr(self, name)):
                 raise ConfigError(f"--{name.replace('_', '-')} must be finite", param=name)

@@ -11,9 +11,10 @@ from quire.figures.machine import now, this_engine, this_machine
 from quire.figures.metrics import PERCENTILES
 from quire.figures.rows import Load as AskedLoad
 from quire.figures.rows import Machine, Model, Row
-from quire.simulate.cluster import Cluster
+from quire.simulate.cells import Part, run_cells
 from quire.simulate.design import Made
 from quire.simulate.load import Asked
+from quire.simulate.timeline import Design
 
 
 @dataclass(frozen=True)
@@ -39,42 +40,36 @@ def simulate(
 ) -> Outcome:
     """Run a load; on so many replicas where the design's are not meant."""
     design = replace(made.design, replicas=replicas) if replicas else made.design
-    cluster = Cluster(design, targets)
-    measures = cluster.run(asked, on_done)
-    results = measures.results(cluster.last)
-    results["engine"] = _of_engines(cluster)
-    results["curve"] = [point._asdict() for point in measures.curve]
+    part = run_cells(design, asked, targets, made.cells, on_done)
+    results = part.measures(targets).results(part.last)
+    results["engine"] = _of_engines(part, design)
+    results["curve"] = [point._asdict() for point in part.curve]
     results["notes"] = list(made.notes) + (asked.trace.notes if asked.trace is not None else [])
     tenants = {name: _metrics(found) for name, found in results.get("tenants", {}).items()}
-    return Outcome(results, _metrics(results) | _named(cluster), tenants)
+    return Outcome(results, _metrics(results) | _named(part), tenants)
 
 
-def _of_engines(cluster: Cluster) -> dict[str, float]:
+def _of_engines(part: Part, design: Design) -> dict[str, float]:
     """What the engines did, by the words of the report."""
-    found, measures = _named(cluster), cluster.measures
+    found = _named(part)
     names = ("kv_used", "batch_rows", "busy_share", "prefix_hit_share", "preemptions", "steps", "replica_seconds")
     shown = {name: found[name] for name in names if name in found}
-    for name, value in (("replicas_lost", cluster.deaths), ("moved_to_others", cluster.moved)):
-        if value:
-            shown[name] = value
-    if cluster.store is not None:
-        shown["blocks_read"] = cluster.store.read_blocks
-    return shown | ({"most_replicas": max(p.replicas for p in measures.curve)} if cluster.design.autoscale else {})
+    told = {"replicas_lost": part.deaths, "moved_to_others": part.moved, "blocks_read": part.read_blocks}
+    shown |= {name: value for name, value in told.items() if value}
+    return shown | ({"most_replicas": max(p.replicas for p in part.curve)} if design.autoscale else {})
 
 
-def _named(cluster: Cluster) -> dict[str, float]:
-    measures = cluster.measures
-    queries, hits = (sum(each) for each in zip(*(replica.lookups for replica in cluster.replicas), strict=True))
+def _named(part: Part) -> dict[str, float]:
     found: dict[str, float] = {
-        "steps": measures.steps,
-        "batch_rows": measures.rows / max(1, measures.steps),
-        "busy_share": measures.busy / max(1e-9, cluster.replica_seconds),
-        "replica_seconds": cluster.replica_seconds,
-        "preemptions": sum(replica.preemptions for replica in cluster.replicas),
-        "deaths": cluster.deaths,
-        "kv_used": sum(point.kv for point in measures.curve) / max(1, len(measures.curve)),
+        "steps": part.steps,
+        "batch_rows": part.rows / max(1, part.steps),
+        "busy_share": part.busy / max(1e-9, part.replica_seconds),
+        "replica_seconds": part.replica_seconds,
+        "preemptions": part.preemptions,
+        "deaths": part.deaths,
+        "kv_used": sum(point.kv for point in part.curve) / max(1, len(part.curve)),
     }
-    return found | ({"prefix_hit_share": hits / queries} if queries else {})
+    return found | ({"prefix_hit_share": part.hits / part.queries} if part.queries else {})
 
 
 def _metrics(results: Mapping[str, Any]) -> dict[str, float]:
@@ -109,6 +104,7 @@ def rows_of(made: Made, asked: Asked, config: EngineConfig, found: Outcome, comm
         ),
         options={
             "replicas": replicas or design.replicas, "router": design.router, "prefill_replicas": design.prefill,
+            "cells": made.cells,
             "max_num_seqs": options.max_num_seqs, "max_num_batched_tokens": options.max_num_batched_tokens,
             "enable_chunked_prefill": options.enable_chunked_prefill, "scheduling_policy": options.scheduling_policy,
             "enable_prefix_caching": design.setup.prefix_caching, "num_blocks": design.setup.blocks,
