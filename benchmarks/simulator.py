@@ -3,6 +3,7 @@
     python benchmarks/simulator.py calibrate    step times and what the edge adds, by loads that are none of the traces
     python benchmarks/simulator.py serve        traces by a server: mixed lengths; bursts, shared prefixes; long prompts
     python benchmarks/simulator.py compare      the same by the simulator, p50 and p99 of TTFT and ITL, tokens a second
+    python benchmarks/simulator.py engine       the same by the engine in its own processor seconds, on a busy machine
     python benchmarks/simulator.py scale        1,000,000 requests on 1,000 replicas: seconds and peak memory
     python benchmarks/simulator.py wide         100,000 requests on 10,000 replicas, of which some fail
     python benchmarks/simulator.py same         one seed in two processes with different hashes
@@ -230,10 +231,41 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         quire("simulate", str(path), "--model", str(model(args)), *ENGINE, "--step-times", str(args.table), "--edge-ms",
               str(calibrated["edge_ms"]), "--length-scale", str(SCALE), "-o", str(out))  # fmt: skip
         gave = figures(json.loads(out.read_text())["results"])
-        ratios = {key: round(gave[key] / server_gave[key], 3) for key in gave if key != "requests"}
-        within = sum(0.9 <= ratio <= 1.1 for ratio in ratios.values())
-        found[name] = {"server": server_gave, "simulator": gave, "ratio": ratios, "within_10_percent": within}
+        found[name] = compared(server_gave, gave)
     return found
+
+
+def engine(args: argparse.Namespace) -> dict[str, Any]:
+    """The traces by the engine in its processor seconds (`simulated_engine.py`), and by the simulator."""
+    from simulated_engine import engine_of, other_load, walk
+
+    from quire.simulate.load import Asked, Load
+
+    folder, options = model(args), {"max_model_len": 2048, "max_num_seqs": 16, "num_blocks": 1500}
+    runs = engine_of(folder, **options)
+    steps: list[tuple[int, list[Step], float]] = []
+    walk(runs, other_load(0, 10))
+    for seed in (1, 2):
+        walk(runs, other_load(seed, 60), steps)
+    table, _, errors = fit([(sequences, work, False, seconds) for sequences, work, seconds in steps])
+    args.table.write_bytes(msgspec.json.encode(table))
+    found: dict[str, Any] = {"table": msgspec.to_builtins(table), "steps": len(steps),
+                             "median_error": statistics.median(map(abs, errors))}  # fmt: skip
+    for name in args.traces:
+        path, out = trace_of(name, args), args.work / f"{name}-simulator.json"
+        runs.reset_prefix_cache()
+        gave = figures(walk(runs, Asked(Load(length_scale=SCALE), str(path))))
+        quire("simulate", str(path), "--model", str(folder), *ENGINE, "--step-times", str(args.table),
+              "--length-scale", str(SCALE), "-o", str(out))  # fmt: skip
+        found[name] = compared(gave, figures(json.loads(out.read_text())["results"])) | {"seconds": args.seconds}
+    return found
+
+
+def compared(real: dict[str, float], simulated: dict[str, float]) -> dict[str, Any]:
+    """Both, and simulator / real."""
+    ratios = {key: round(simulated[key] / real[key], 3) for key in simulated if key != "requests"}
+    within = sum(0.9 <= ratio <= 1.1 for ratio in ratios.values())
+    return {"real": real, "simulator": simulated, "ratio": ratios, "within_10_percent": f"{within} of {len(ratios)}"}
 
 
 def kept(part: str) -> dict[str, Any]:
@@ -261,38 +293,38 @@ STEP_TIMES = StepTable(points=((1, 0.008), (64, 0.01), (512, 0.05)), per_key=2e-
 """Of a GPU of the middle class and a model of 8 B, roughly; made up."""
 
 
-def walked(requests: int, replicas: int, **design: Any) -> dict[str, Any]:
-    """Run so many requests of 128 to 512 tokens and answers of 32 to 128; seconds, and memory of this process."""
+def walked(requests: int, replicas: int, cells: int, **design: Any) -> dict[str, Any]:
+    """Run so many requests of 128 to 512 tokens and answers of 32 to 128; seconds, and memory of all processes."""
     from quire.core.config import SchedulerConfig
-    from quire.simulate.cluster import Cluster
+    from quire.simulate.cells import run_cells
     from quire.simulate.load import Asked, Load
     from quire.simulate.replica import Setup
     from quire.simulate.timeline import Design
 
     setup = Setup(SchedulerConfig(max_num_seqs=32), 2048, 16, 4096)
     load = Load(num_prompts=requests, input_len="128:512", output_len="32:128", request_rate=8.0 * replicas)
-    wall, cpu = time.perf_counter(), time.process_time()
-    cluster = Cluster(Design(setup=setup, times=STEP_TIMES, replicas=replicas, **design), {})
-    measures = cluster.run(Asked(load))
-    results = measures.results(cluster.last)
+    wall, cpu = time.perf_counter(), sum(os.times()[:4])
+    whole = Design(setup=setup, times=STEP_TIMES, replicas=replicas, **design)
+    part = run_cells(whole, Asked(load), {}, cells, lambda: None)
+    results = part.measures({}).results(part.last)
+    own, others = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return {
-        "requests": requests, "replicas": replicas, "seconds": time.perf_counter() - wall,
-        "cpu_seconds": time.process_time() - cpu,
-        "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        "simulated_seconds": cluster.last, "steps": measures.steps, "completed": results["rates"]["completed"],
-        "output_tokens": results["rates"]["output_tokens"], "replicas_lost": cluster.deaths,
-        "moved": cluster.moved, "ttft_ms": results["latency_ms"]["ttft"], "itl_ms": results["latency_ms"]["itl"],
+        "requests": requests, "replicas": replicas, "cells": cells, "seconds": time.perf_counter() - wall,
+        "cpu_seconds": sum(os.times()[:4]) - cpu, "peak_bytes": 1024 * (own + (others * cells if cells > 1 else 0)),
+        "simulated_seconds": part.last, "steps": part.steps, "completed": results["rates"]["completed"],
+        "output_tokens": results["rates"]["output_tokens"], "replicas_lost": part.deaths, "moved": part.moved,
+        "ttft_ms": results["latency_ms"]["ttft"], "itl_ms": results["latency_ms"]["itl"],
     }  # fmt: skip
 
 
 def scale(args: argparse.Namespace) -> dict[str, Any]:
     """A million requests on a thousand replicas."""
-    return walked(args.requests, 1000)
+    return walked(args.requests, 1000, args.cells)
 
 
 def wide(args: argparse.Namespace) -> dict[str, Any]:
     """Ten thousand replicas, which fail now and then."""
-    return walked(args.requests // 10, 10_000, mtbf=600.0, start=5.0)
+    return walked(args.requests // 10, 10_000, args.cells, mtbf=600.0, start=5.0)
 
 
 def same(args: argparse.Namespace) -> dict[str, Any]:
@@ -311,7 +343,8 @@ def same(args: argparse.Namespace) -> dict[str, Any]:
 
 
 WORK: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "calibrate": calibrate, "serve": serve, "compare": compare, "scale": scale, "wide": wide, "same": same,
+    "calibrate": calibrate, "serve": serve, "compare": compare, "engine": engine,
+    "scale": scale, "wide": wide, "same": same,
 }  # fmt: skip
 
 
@@ -322,6 +355,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90.0, help="of a trace")
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
     parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--cells", type=int, default=2, help="processes of scale and wide")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     args.table = args.work / "step_times.json"

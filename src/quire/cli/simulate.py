@@ -89,7 +89,8 @@ def _search(
     from quire.simulate.search import fewest
     from quire.simulate.show import show_try
 
-    limits, tried = limits_of(cluster.slo), dict[int, Outcome]()
+    limits = limits_of(cluster.slo)
+    tried: dict[int, Outcome] = {}
 
     def holds(replicas: int) -> bool:
         found = tried[replicas] = _run(made, asked, cluster, replicas)
