@@ -109,3 +109,40 @@ def test_what_is_remembered_is_bounded() -> None:
     for i in range(50):
         router.place(request(i, range(i, i + 160)), [True])
     assert len(router._held[0]) == 100
+
+
+def test_places_are_those_of_the_plain_rule() -> None:
+    """Everybody's cache is looked at and everybody's work compared, one by one."""
+    rng, replicas, most = random.Random(5), 6, 60
+    router = Router(replicas, BLOCK, most)
+    held: list[dict[tuple[int, ...], None]] = [{} for _ in range(replicas)]
+    work, flight = [0.0] * replicas, [0] * replicas
+    texts = [tuple(rng.randrange(1000) for _ in range(rng.randint(40, 400))) for _ in range(12)]
+    for number in range(1500):
+        prompt = rng.choice(texts)[: rng.randint(20, 400)] + tuple(
+            rng.randrange(1000) for _ in range(rng.choice((0, 30)))
+        )
+        ready = [rng.random() < 0.8 for _ in range(replicas)]
+        some = [i for i in range(replicas) if ready[i]] or list(range(replicas))
+        keys = [prompt[: end + BLOCK] for end in range(0, len(prompt) - BLOCK + 1, BLOCK)]
+        found = [next((n for n, key in enumerate(keys) if key not in held[i]), len(keys)) for i in range(replicas)]
+        mean = (sum(flight[i] for i in some) + 1) / len(some)
+        best = max(some, key=lambda i: (found[i], -flight[i], -work[i]))
+        if not found[best] * BLOCK > 0.5 * len(prompt) or flight[best] >= 1.25 * mean + 2:
+            best = min(some, key=lambda i: (flight[i] > mean, work[i]))
+        assert router.place(request(number, prompt), ready) == best
+        for key in reversed(keys):
+            held[best].pop(key, None)
+            held[best][key] = None
+        held[best] = dict(list(held[best].items())[-most:])
+        work = [each * 0.5 ** (1 / 200) for each in work]
+        work[best] += max(1, len(prompt) - found[best] * BLOCK + 32)
+        flight[best] += 1
+        while sum(flight) > 20:
+            gone = rng.choice([i for i in range(replicas) if flight[i]])
+            flight[gone] -= 1
+            router.left(gone)
+        if rng.random() < 0.01:
+            gone = rng.randrange(replicas)
+            held[gone].clear()
+            router.forget(gone)

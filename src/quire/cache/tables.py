@@ -32,6 +32,8 @@ class BlockTables:
 
     def missing(self, seq: Sequence, upto: int) -> list[int]:
         """How many blocks of each lane must be allocated so that positions computed .. upto - 1 may be written."""
+        if len(self.sizes.windows) == 1:
+            return self._missing(seq, 0, upto)
         return added(self._missing(seq, group, upto) for group in range(len(self.sizes.windows)))
 
     def lacking(self, seq: Sequence) -> list[int]:
@@ -194,6 +196,9 @@ class BlockTables:
 
     def _missing(self, seq: Sequence, group: int, upto: int) -> list[int]:
         table, need = seq.blocks[group] if seq.blocks else [], self.sizes.entries(upto)
+        if self.pool.lanes == 1:
+            shared = [block for block in table[seq.computed // self.block_size : need] if not self.pool.writable(block)]
+            return [max(0, need - len(table)) + len(shared)]
         held, wanted = self.lanes.spread(len(table)), self.lanes.spread(max(need, len(table)))
         missing = [all_ - own for all_, own in zip(wanted, held, strict=True)]
         for block in table[seq.computed // self.block_size : need]:

@@ -18,6 +18,7 @@ from quire.cli.plan import plan
 from quire.cli.replay import replay
 from quire.cli.run_batch import run_batch
 from quire.cli.serve import serve
+from quire.cli.simulate import simulate
 from quire.cli.talk import chat, generate
 from quire.cli.train import train
 from quire.cli.train_heads import train_heads
@@ -60,6 +61,7 @@ app.command("eval")(evaluate)
 app.command("inspect")(inspect)
 app.command("plan")(plan)
 app.command("doctor")(doctor)
+app.command("simulate")(simulate)
 app.command("compress")(compress)
 app.command("train")(train)
 app.command("train-heads")(train_heads)

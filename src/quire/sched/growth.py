@@ -81,6 +81,8 @@ def orphans(siblings: list[Sequence]) -> list[Sequence]:
 
 def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, int]]:
     """Slots (source, destination) of kept nodes that lie where a node of another branch was to be, in every table."""
+    if not path:
+        return []
     first, moved = len(seq.tokens), [(node, place) for place, node in enumerate(path) if node != place]
 
     def slot(table: list[int], position: int) -> int:

@@ -7,6 +7,7 @@ SARATHI (Agrawal et al. 2023); iteration-level admission is Orca (Yu et al. 2022
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from quire.cache.tables import BlockTables, added
 from quire.core.config import SchedulerConfig
@@ -32,6 +33,7 @@ class Scheduler:
         self, config: SchedulerConfig, tables: BlockTables, max_model_len: int, portions: Portions | None = None
     ) -> None:
         self.config = config
+        self.clock: Callable[[], float] = time.monotonic
         self._portions = portions or Portions()
         self.tables = tables
         self.max_model_len = max_model_len
@@ -161,7 +163,7 @@ class Scheduler:
                 return
             self.waiting.pop()
             seq.status = Status.RUNNING
-            seq.first_scheduled = seq.first_scheduled or time.monotonic()
+            seq.first_scheduled = seq.first_scheduled or self.clock()
             self.running.append(seq)
             chunks.append(self._advance(seq, count))
             budget -= count
@@ -225,7 +227,7 @@ class Scheduler:
 
         Results of what ended meanwhile, by a token that was not known when this step was planned, are dropped.
         """
-        now = time.monotonic()
+        now = self.clock()
         outputs, self._refused = self._refused, []
         outputs += [ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
         for chunk, result in zip(plan.chunks, results, strict=True):

@@ -19,7 +19,7 @@ from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Request
 from quire.engine.client import AdapterChanged, EngineInfo, ReplicaStats, Stats, StepReport, StoreStats
 from quire.engine.life.kept import Kept
-from quire.engine.life.router import Router
+from quire.engine.life.router import Ready, Router, suited
 from quire.engine.life.supervised import SupervisedEngine
 
 logger = logging.getLogger("quire.engine")
@@ -92,7 +92,8 @@ class ReplicatedEngine:
     def submit(self, request: Request) -> None:
         """To the replica that the router chooses."""
         with self._lock:
-            place = self._places[request.id] = self._router.place(request, self._suited(self._ready, started=False))
+            ready = suited(self._ready, self._prefill, started=False)
+            place = self._places[request.id] = self._router.place(request, ready)
             self._replicas[place].submit(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -194,11 +195,6 @@ class ReplicatedEngine:
         others = self._alive - {place}
         return not others or any(self._replicas[i].ready for i in others)
 
-    def _suited(self, ready: list[bool], started: bool) -> list[bool]:
-        """Of those that are ready, which are to take a request whose prompt was computed (`started`) or was not."""
-        suited = [each and started == (i >= self._prefill) for i, each in enumerate(ready)]
-        return suited if self._prefill and any(suited) else ready
-
     def _hand_on(self, place: int, requests: Sequence[str]) -> None:
         """Others go on with these, where there are any: the store has what was computed of them."""
         with self._lock:
@@ -208,7 +204,7 @@ class ReplicatedEngine:
                 if kept is not None:
                     self._adopt(kept, ready)
 
-    def _adopt(self, kept: Kept, ready: list[bool]) -> None:
+    def _adopt(self, kept: Kept, ready: Ready) -> None:
         """One of those that are `ready` goes on with it."""
         self._leave(kept.request.id)
         place = self._places[kept.request.id] = self._router.place(kept.request, ready)
@@ -232,7 +228,7 @@ class ReplicatedEngine:
             if not any(ready):
                 return False
             for kept in self._replicas[dead].release(ended):
-                self._adopt(kept, self._suited(ready, kept.started))
+                self._adopt(kept, suited(ready, self._prefill, kept.started))
             return True
 
     def _lost(self, place: int, error: QuireError) -> StepReport:
