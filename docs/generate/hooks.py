@@ -1,12 +1,16 @@
 """What the site's pages say of the code is made from the code while the site is built: nothing of it is kept in files.
 
-A line `<!-- made: NAME -->` of a page becomes what `MADE[NAME]` writes; `mkdocs.yml` names this file as a hook.
+A line `<!-- made: NAME -->` of a page becomes what `MADE[NAME]` writes, and {{ FILE > key > key as .2f }} the figure that
+benchmarks/results/FILE holds there; `mkdocs.yml` names this file as a hook.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import bodies
@@ -36,6 +40,8 @@ MADE: dict[str, Callable[[], str]] = {
     "methods of compression": formats.methods,
     "tool formats": formats.of_tools,
 }
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+FIGURE = re.compile(r"\{\{ (\w+\.json)((?: > [^>{}]+?)+) as (\S+) \}\}")
 MARK = re.compile(r"^<!-- made: (.+?) -->$", re.MULTILINE)
 
 
@@ -47,4 +53,24 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             raise PluginError(f"{page.file.src_uri}: nothing is called {found[1]!r}; known: {', '.join(MADE)}")
         return MADE[found[1]]()
 
-    return MARK.sub(made, markdown)
+    return FIGURE.sub(figure, MARK.sub(made, markdown))
+
+
+def figure(found: re.Match[str]) -> str:
+    """A number of the committed results, as `format` writes it."""
+    value = results(found[1])
+    for key in found[2].split(" > ")[1:]:
+        try:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        except (KeyError, IndexError, ValueError):
+            raise PluginError(f"benchmarks/results/{found[1]} has no {key!r} in {found[0]}") from None
+    return format(value, found[3])
+
+
+@lru_cache
+def results(name: str) -> Any:
+    """What a file of results holds."""
+    path = RESULTS / name
+    if not path.is_file():
+        raise PluginError(f"{path} is not there")
+    return json.loads(path.read_text())
