@@ -16,6 +16,7 @@ from typing import Any
 import bodies
 import commands
 import formats
+import messages
 import options
 import python_names
 import routes
@@ -37,6 +38,7 @@ MADE: dict[str, Callable[[], str]] = {
     "formats made at load": formats.made_at_load,
     "formats of gguf": formats.of_gguf,
     "formats of keys and values": formats.of_keys_and_values,
+    "messages": messages.every_message,
     "methods of compression": formats.methods,
     "tool formats": formats.of_tools,
 }
