@@ -100,7 +100,7 @@ pairs: build  ## run every feature beside every way to be parallel, and write th
 	PYTHONPATH=tests $(BIN)/python tests/parallel_pairs.py
 
 docs: build  ## the documentation as a site in build/site, made from docs/ and from the code; a warning is an error
-	$(BIN)/python -m mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 pictures: build  ## the playground's, of the embedded model in a headless Chromium (two minutes)
 	$(BIN)/python tests/playground_pictures.py docs/images/playground

@@ -1,7 +1,8 @@
 """What the site's pages say of the code is made from the code while the site is built: nothing of it is kept in files.
 
 A line `<!-- made: NAME -->` of a page becomes what `MADE[NAME]` writes, and {{ FILE > key > key as .2f }} the figure that
-benchmarks/results/FILE holds there; `mkdocs.yml` names this file as a hook.
+benchmarks/results/FILE holds there; `<!-- code: FILE NAME -->` becomes that piece of the sources. `mkdocs.yml` names this
+file as a hook.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import options
 import python_names
 import routes
 import shown
+import sources
 from mkdocs.exceptions import PluginError
 
 MADE: dict[str, Callable[[], str]] = {
@@ -39,11 +41,15 @@ MADE: dict[str, Callable[[], str]] = {
     "formats of gguf": formats.of_gguf,
     "formats of keys and values": formats.of_keys_and_values,
     "messages": messages.every_message,
+    "architecture": lambda: sources.document("ARCHITECTURE.md", {}),
+    "contributing": lambda: sources.document("CONTRIBUTING.md", {"ARCHITECTURE.md": "architecture.md"}),
+    "changes": lambda: sources.document("CHANGELOG.md", {}),
     "methods of compression": formats.methods,
     "tool formats": formats.of_tools,
 }
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FIGURE = re.compile(r"\{\{ (\w+\.json)((?: > [^>{}]+?)+) as (\S+) \}\}")
+CODE = re.compile(r"^<!-- code: (\S+) (\S+) -->$", re.MULTILINE)
 MARK = re.compile(r"^<!-- made: (.+?) -->$", re.MULTILINE)
 
 
@@ -55,7 +61,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             raise PluginError(f"{page.file.src_uri}: nothing is called {found[1]!r}; known: {', '.join(MADE)}")
         return MADE[found[1]]()
 
-    return FIGURE.sub(figure, MARK.sub(made, markdown))
+    def shown_code(found: re.Match[str]) -> str:
+        try:
+            return sources.piece(found[1], found[2])
+        except (OSError, LookupError) as error:
+            raise PluginError(f"{page.file.src_uri}: {error}") from None
+
+    return FIGURE.sub(figure, CODE.sub(shown_code, MARK.sub(made, markdown)))
 
 
 def figure(found: re.Match[str]) -> str:
