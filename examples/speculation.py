@@ -6,7 +6,7 @@ PROMPT = "def area(width, height):\n    return width * height\n\n" * 3 + "def ar
 
 
 def main() -> None:
-    """Greedy continuations without drafts, with prompt look-up, and with the model's own int4 weights as the drafter."""
+    """Greedy continuations without drafts, with prompt look-up, and with the model's own int4 weights to draft."""
     params = SamplingParams(max_tokens=48, temperature=0.0)
     ways = {
         "plain": None,

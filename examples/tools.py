@@ -44,7 +44,9 @@ def main(base_url: str = "http://127.0.0.1:8000/v1") -> None:
         {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
         {"role": "tool", "tool_call_id": call.id, "content": result},
     ]
-    answer = client.chat.completions.create(model=model, messages=messages, tools=[TOOL], tool_choice="none", max_tokens=30)
+    answer = client.chat.completions.create(
+        model=model, messages=messages, tools=[TOOL], tool_choice="none", max_tokens=30
+    )
     print(answer.choices[0].message.content)
 
 

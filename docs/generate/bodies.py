@@ -28,7 +28,9 @@ def every_body() -> str:
 def section(found: type[msgspec.Struct], paths: list[str]) -> str:
     """A body's fields."""
     head = " and ".join(f"`POST {path}`" for path in paths)
-    rows = [(f"`{f.name}`", type_of(f), escaped(meaning(found.__name__, f.name))) for f in msgspec.structs.fields(found)]
+    rows = [
+        (f"`{f.name}`", type_of(f), escaped(meaning(found.__name__, f.name))) for f in msgspec.structs.fields(found)
+    ]
     which = " (with messages)" if found.__name__ == "TokenizeChat" else ""
     return f"## {head}{which}\n\n{table(('field', 'type', 'meaning'), rows)}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-
 from typing import get_args
 
 import msgspec
@@ -65,7 +64,12 @@ def made_at_load() -> str:
 def of_gguf() -> str:
     """Block types of GGUF: which are read, which are written."""
     rows = [
-        (f"`{block.name}`", f"{block.nbytes * 8 / block.numbers:.4g}", yes(known(block.name)), yes(block.name in ENCODERS))
+        (
+            f"`{block.name}`",
+            f"{block.nbytes * 8 / block.numbers:.4g}",
+            yes(known(block.name)),
+            yes(block.name in ENCODERS),
+        )
         for block in BLOCKS.values()
     ]
     return table(("type", "bits a weight", "read", "written by `quire compress`"), rows)
@@ -90,7 +94,10 @@ def methods() -> str:
     """Stages of recipes with their options and defaults, and the layouts that they write."""
     parts = []
     for stage, found in METHODS.items():
-        rows = [(f"`{name}`", escaped(" ".join((struct.__doc__ or "").split())), options(struct)) for name, struct in found.items()]
+        rows = [
+            (f"`{name}`", escaped(" ".join((struct.__doc__ or "").split())), options(struct))
+            for name, struct in found.items()
+        ]
         parts.append(f"### {stage}\n\n{table(('method', 'what it does', 'options and defaults'), rows)}")
     layouts = ", ".join(f"`{name}`" for name in LAYOUTS)
     return "\n".join([*parts, f"Layouts that quantized matrices are written in (`layout`): {layouts}.\n"])
@@ -102,7 +109,9 @@ def options(struct: type[msgspec.Struct]) -> str:
     for field in msgspec.structs.fields(struct):
         if field.name in ("kind", "method"):
             continue
-        value = "required" if field.required else f"`{field.default}`" if field.default is not msgspec.NODEFAULT else "none"
+        value = (
+            "required" if field.required else f"`{field.default}`" if field.default is not msgspec.NODEFAULT else "none"
+        )
         choices = kind(field.type)
         told = f" ({choices})" if "`" in choices and len(get_args(field.type)) < 20 else ""
         shown.append(f"`{field.name}` = {value}{told}")

@@ -1,8 +1,9 @@
-"""What the site's pages say of the code is made from the code while the site is built: nothing of it is kept in files.
+"""What the site's pages say of the code is made from the code while the site is built: nothing of it lies in files.
 
-A line `<!-- made: NAME -->` of a page becomes what `MADE[NAME]` writes, and {{ FILE > key > key as .2f }} the figure that
-benchmarks/results/FILE holds there; `<!-- code: FILE NAME -->` becomes that piece of the sources. `mkdocs.yml` names this
-file as a hook.
+A line `<!-- made: NAME -->` of a page becomes what `MADE[NAME]` writes, {{ FILE > key > key as .2f }} the figure that
+benchmarks/results/FILE holds there, `<!-- code: FILE NAME -->` that piece of the sources, or
+the file. `mkdocs.yml` names this file
+as a hook.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
+
 import bodies
 import commands
 import formats
@@ -23,7 +26,6 @@ import python_names
 import routes
 import shown
 import sources
-from mkdocs.exceptions import PluginError
 
 MADE: dict[str, Callable[[], str]] = {
     "engine flags": options.engine_flags,
@@ -49,7 +51,7 @@ MADE: dict[str, Callable[[], str]] = {
 }
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FIGURE = re.compile(r"\{\{ (\w+\.json)((?: > [^>{}]+?)+) as (\S+) \}\}")
-CODE = re.compile(r"^<!-- code: (\S+) (\S+) -->$", re.MULTILINE)
+CODE = re.compile(r"^<!-- code: (\S+)(?: (\S+))? -->$", re.MULTILINE)
 MARK = re.compile(r"^<!-- made: (.+?) -->$", re.MULTILINE)
 
 
@@ -63,7 +65,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def shown_code(found: re.Match[str]) -> str:
         try:
-            return sources.piece(found[1], found[2])
+            return sources.piece(found[1], found[2] or "")
         except (OSError, LookupError) as error:
             raise PluginError(f"{page.file.src_uri}: {error}") from None
 

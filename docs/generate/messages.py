@@ -9,30 +9,42 @@ from pathlib import Path
 from words import escaped
 
 SOURCE = Path(__file__).parents[2] / "src" / "quire"
-RAISES = {"ConfigError", "ModelError", "BadRequest", "HttpError", "Overloaded", "Unavailable", "EngineFailure", "NumericError",
-          "ContextTooLong", "NotFound", "ModelNotFound", "EngineKilled", "Interrupted"}  # fmt: skip
+RAISES = {
+    *("ConfigError", "ModelError", "BadRequest", "HttpError", "Overloaded", "Unavailable", "EngineFailure"),
+    *("NumericError", "ContextTooLong", "NotFound", "ModelNotFound", "EngineKilled", "Interrupted"),
+}
 """Classes whose first text is what is said."""
 DIFFERS = "…"
 LEAST = 12
 """Characters of a message besides what differs: shorter ones only wrap another."""
 AREAS = {
-    "cli": "Commands and options", "core": "Commands and options", "engine": "The engine", "run": "Memory and ranks",
-    "model": "Models", "quant": "Models", "gguf": "GGUF files", "text": "Tokenizers, templates, grammars", "ops": "Kernels and devices",
-    "parallel": "Memory and ranks", "cache": "Memory and ranks", "sched": "The engine", "server": "Requests and the server",
-    "compress": "Making models smaller", "speculate": "Speculation", "bench": "Measuring", "search": "Search",
-}  # fmt: skip
-"""Package -> where its messages are listed."""
+    "Commands and options": ("cli", "core"),
+    "Models": ("model", "quant"),
+    "GGUF files": ("gguf",),
+    "Tokenizers, templates, grammars": ("text",),
+    "Kernels and devices": ("ops",),
+    "Memory and ranks": ("run", "parallel", "cache"),
+    "The engine": ("engine", "sched", "sample"),
+    "Requests and the server": ("server",),
+    "Speculation": ("speculate",),
+    "Making models smaller": ("compress", "learn"),
+    "Measuring": ("bench", "figures"),
+}
+"""Where messages are listed -> of which packages; others are listed under their own names."""
 
 
 def every_message() -> str:
     """Lists by area."""
     found: dict[str, set[str]] = {}
+    areas = {package: area for area, packages in AREAS.items() for package in packages}
     for package, text in messages():
-        found.setdefault(AREAS.get(package, package.capitalize()), set()).add(text)
+        found.setdefault(areas.get(package, package.capitalize()), set()).add(text)
     parts = []
-    for area in dict.fromkeys((*AREAS.values(), *found)):
+    for area in dict.fromkeys((*AREAS, *found)):
         if area in found:
-            lines = "".join(f"- {escaped(text)}\n" for text in sorted(found[area], key=lambda t: t.lstrip("-… ").lower()))
+            lines = "".join(
+                f"- {escaped(text)}\n" for text in sorted(found[area], key=lambda t: t.lstrip("-… ").lower())
+            )
             parts.append(f"## {area}\n\n{lines}")
     return "\n".join(parts)
 

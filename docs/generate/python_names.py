@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-import quire
 from quire.server.api.meanings import MEANINGS
 from words import cell, escaped, table
 
-MODULES = {"quire": ("LLM", "SamplingParams", "StructuredOutputsParams", "LoRARequest", "RequestOutput", "CompletionOutput",
-                     "BeamSearchParams", "BeamSearchOutput", "PoolingParams", "PooledOutput", "QuireError"),
-           "quire.search": ()}  # fmt: skip
+MODULES: dict[str, tuple[str, ...]] = {
+    "quire": ("LLM", "SamplingParams", "StructuredOutputsParams", "LoRARequest", "RequestOutput", "CompletionOutput"),
+    "quire.search": (),
+}
 """In the order of the page; the rest of a module's public names behind them."""
 
 
@@ -55,7 +55,11 @@ def signed(name: str, found: Any) -> str:
     at = next((i for i, p in enumerate(signature.parameters.values()) if p.kind is p.KEYWORD_ONLY), None)
     if at is not None and not any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
         params.insert(at - ("self" in signature.parameters), "*")
-    returns = "" if signature.return_annotation in (inspect.Signature.empty, None, "None") else f" -> {signature.return_annotation}"
+    returns = (
+        ""
+        if signature.return_annotation in (inspect.Signature.empty, None, "None")
+        else f" -> {signature.return_annotation}"
+    )
     line = f"{name}({', '.join(params)}){returns}"
     if len(line) > 90:
         line = f"{name}(\n" + "".join(f"    {p},\n" for p in params) + f"){returns}"
@@ -68,20 +72,23 @@ def told(found: Any) -> str:
 
 
 def fields_of(found: type) -> list[tuple[str, str, str, str]]:
-    """(name, type, default, meaning) of a struct or dataclass."""
+    """(name, type, default, meaning) of a struct or dataclass; none of another class."""
     if issubclass(found, msgspec.Struct):
-        given = [(f.name, f.type, f.default if f.default_factory is msgspec.NODEFAULT else "{}", f.required)
-                 for f in msgspec.structs.fields(found)]  # fmt: skip
+        fields: Any = msgspec.structs.fields(found)
+        missing: Any = msgspec.NODEFAULT
     elif dataclasses.is_dataclass(found):
-        given = [(f.name, f.type, f.default, f.default is f.default_factory is dataclasses.MISSING)
-                 for f in dataclasses.fields(found)]  # fmt: skip
-        given = [(n, t, "[]" if d is dataclasses.MISSING and not r else d, r) for n, t, d, r in given]
+        fields, missing = dataclasses.fields(found), dataclasses.MISSING
     else:
         return []
-    meanings = MEANINGS if found.__name__ == "SamplingParams" else {}
-    own = OWN if found.__name__ == "SamplingParams" else {}
-    return [(f"`{name}`", f"`{spelled(kind)}`", "required" if required else f"`{default!r}`" if default not in ("{}", "[]") else f"`{default}`",
-             own.get(name) or meanings.get(name, "")) for name, kind, default, required in given]  # fmt: skip
+    meanings = MEANINGS | OWN if found.__name__ == "SamplingParams" else {}
+    return [(f"`{f.name}`", f"`{spelled(f.type)}`", default(f, missing), meanings.get(f.name, "")) for f in fields]
+
+
+def default(field: Any, missing: Any) -> str:
+    """What it is where it is not given."""
+    if field.default is missing:
+        return "required" if field.default_factory is missing else f"`{field.default_factory()!r}`"
+    return f"`{field.default!r}`"
 
 
 OWN = {
@@ -95,7 +102,13 @@ OWN = {
 
 def spelled(kind: Any) -> str:
     """A type as code."""
-    text = kind if isinstance(kind, str) else kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
+    text = (
+        kind
+        if isinstance(kind, str)
+        else kind.__name__
+        if isinstance(kind, type) and not hasattr(kind, "__args__")
+        else str(kind)
+    )
     return cell(re.sub(r"\b(?:quire|typing|collections)\.(?:\w+\.)*", "", text))
 
 
@@ -109,6 +122,3 @@ def methods_of(found: type) -> list[tuple[str, Any]]:
                 if name[0] != "_" and documented and value.__doc__:
                     seen.setdefault(name, value.__func__ if isinstance(value, classmethod) else value)
     return list(seen.items())
-
-
-__all__ = ["every_name", "quire"]

@@ -23,7 +23,11 @@ def every_route() -> str:
 
 def _rows(routes: list[tuple[str, str, object]]) -> str:
     rows = [
-        (f"`{method} {path.replace(':path', '')}`", first_line(handler), f"`{STREAMED[path]}`" if path in STREAMED else "")
+        (
+            f"`{method} {path.replace(':path', '')}`",
+            first_line(handler),
+            f"`{STREAMED[path]}`" if path in STREAMED else "",
+        )
         for method, path, handler in routes
     ]
     return table(("route", "what it does", "streams as"), rows)

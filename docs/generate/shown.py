@@ -23,7 +23,9 @@ EVERYTHING = Stats(
 
 def every_metric() -> str:
     """Name, kind, labels and meaning, as the engine, HTTP and several models register them."""
-    text = dict.fromkeys(("model", "served_name", "folder", "backend", "isa", "dtype", "quantization", "kv_cache_dtype"), "x")
+    text = dict.fromkeys(
+        ("model", "served_name", "folder", "backend", "isa", "dtype", "quantization", "kv_cache_dtype"), "x"
+    )
     numbers = dict.fromkeys(
         ("vocab_size", "max_model_len", "block_size", "num_blocks", "kv_bytes_per_token", "weight_bytes",
          "max_num_queued_reqs", "load_seconds", "threads"), 1

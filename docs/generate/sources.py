@@ -1,4 +1,4 @@
-"""Pieces of the sources as the pages show them: a function, a class, or the row of a table by its key."""
+"""Files and pieces of the sources as the pages show them: a function, a class, the row of a table by its key."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".yaml": "yaml", ".service": "ini", "": "dockerfile"}
+"""By the suffix of a file."""
+
+
 def piece(path: str, name: str) -> str:
-    """The source of what `name` is in the file, as code; a name in quotes is a key of a dict. `LookupError`."""
+    """The source of what `name` is in the file, as code; a name in quotes is a key of a dict; none: the whole file.
+
+    `LookupError` where there is no such thing.
+    """
     text = (ROOT / path).read_text()
+    if not name:
+        return f'```{LANGUAGES[Path(path).suffix]} title="{path}"\n{text}```\n'
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
         span = _span(node, name)

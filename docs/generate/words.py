@@ -9,7 +9,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any", dict: "object"}
+PLAIN = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    type(None): "null",
+    Any: "any",
+    dict: "object",
+}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -24,7 +24,7 @@ MEANINGS: dict[str, str] = {
     "min_tokens": "Tokens to write before an end token or a stop string may end the answer.",
     "n": "Answers to each prompt; they share the prompt's keys and values.",
     "best_of": "Answers that are made, of which the n likeliest are returned.",
-    "temperature": "Logits are divided by it; 0 = always the likeliest token. The model's own default if not given, or 1.",
+    "temperature": "Logits are divided by it; 0 = always the likeliest token. If not given, the model's default, or 1.",
     "top_p": "Only the likeliest tokens that have this probability together are drawn from.",
     "top_k": "Only this many likeliest tokens are drawn from; 0 or -1 = all.",
     "min_p": "Only tokens with at least this share of the likeliest token's probability are drawn from.",
@@ -121,7 +121,7 @@ MEANINGS: dict[str, str] = {
     "grammar": "GBNF or Lark that the answer follows.",
     "json_schema": "A JSON schema that the answer follows.",
     "inputs": "The text to continue.",
-    "parameters": "TGI's: max_new_tokens, do_sample, temperature, top_k, top_p, seed, stop, grammar, details and others.",
+    "parameters": "TGI's: max_new_tokens, do_sample, temperature, top_k, top_p, seed, stop, grammar and others.",
     "prompt_cache_retention": _NO_EFFECT,
 }
 """By the name of the field."""
