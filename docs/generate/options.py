@@ -1,4 +1,4 @@
-"""Tables of flags, from the structs that the command line is made of."""
+"""Flags, from the structs that the command line is made of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, get_args
 import msgspec
 
 from quire.cli.flags import ENGINE, SERVER, SHORT
-from words import default, escaped, kind, table
+from words import default, escaped, kind
 
 AUTO_LENGTH = "max_model_len"
 
@@ -28,17 +28,19 @@ def section(head: str, struct: type[msgspec.Struct]) -> str:
 
 
 def flags_of(struct: type[msgspec.Struct]) -> str:
-    """Flag, type, default and meaning of every field."""
-    return table(("flag", "value", "default", "meaning"), (row(field) for field in msgspec.structs.fields(struct)))
+    """Every field as a heading, which searches and links find, and a line: value, default, meaning."""
+    return "\n".join(flag(field) for field in msgspec.structs.fields(struct))
 
 
-def row(field: msgspec.structs.FieldInfo) -> tuple[str, str, str, str]:
-    """A line of the table, with an anchor of the flag's name."""
+def flag(field: msgspec.structs.FieldInfo) -> str:
+    """One flag, with an anchor of its name."""
     told, meta = get_args(field.type)[:2]
     name = field.name.replace("_", "-")
-    spelled = f"`--{name}`" + (f", `--no-{name}`" if told in (bool, bool | None) else "")
-    spelled += f", `{SHORT[field.name]}`" if field.name in SHORT else ""
-    return f'<a id="{name}"></a>{spelled}', value_of(told, meta), shown_default(field), escaped(meta.description or "")
+    spelled = f"--{name}" + (f", --no-{name}" if told in (bool, bool | None) else "")
+    spelled += f", {SHORT[field.name]}" if field.name in SHORT else ""
+    first, value = shown_default(field), value_of(told, meta)
+    said = "; ".join(part for part in (value, f"default {first}" if first else "") if part)
+    return f"#### {spelled} {{ #{name} }}\n\n{escaped(meta.description or '')}{f' ({said})' if said else ''}\n"
 
 
 def value_of(told: Any, meta: msgspec.Meta) -> str:
