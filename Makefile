@@ -8,7 +8,7 @@ SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
 	moe_ops.py sampler_ops.py tree_attention.py stored.py super_blocks.py experts.py sharing.py kinds.py)
 
-.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures train clean
+.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures docs train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -90,14 +90,17 @@ interop: build  ## files as gptqmodel, llm-compressor, bitsandbytes, AutoAWQ and
 clients: build  ## the clients people have against a running server, in environments of their own (minutes); a table of those that got what they asked
 	$(BIN)/python tests/clients/run.py
 
-table: build  ## try every family in every format, write the table of README.md, print the lines each family takes
+table: build  ## try every family in every format, write the table of docs/models/pairs.md, print the lines each family takes
 	$(BIN)/python tests/family_formats.py
 
 fields: build  ## send every field that clients of OpenAI and vLLM know, and write the table of docs/request-fields.md
 	PYTHONPATH=tests $(BIN)/python tests/request_fields.py
 
-pairs: build  ## run every feature beside every way to be parallel, and write the table of README.md (minutes)
+pairs: build  ## run every feature beside every way to be parallel, and write the table of docs/techniques/parallel-pairs.md (minutes)
 	PYTHONPATH=tests $(BIN)/python tests/parallel_pairs.py
+
+docs: build  ## the documentation as a site in build/site, made from docs/ and from the code; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 pictures: build  ## the playground's and the dashboards', of the embedded model in a headless Chromium (five minutes)
 	$(BIN)/python tests/playground_pictures.py docs/images/playground

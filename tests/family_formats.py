@@ -1,4 +1,5 @@
-"""Which families load in which formats: found by trying every pair on a tiny checkpoint. `make table` writes README.md.
+"""Which families load in which formats: found by trying every pair on a tiny checkpoint. `make table` writes
+docs/models/pairs.md.
 
 The matrices of a checkpoint hold numbers that most formats keep exactly, so that a pair is right when its logits are
 those of the same checkpoint in f32, the rounding of activations and of the other formats apart.
@@ -37,7 +38,7 @@ from test_model import VARIANTS, Paged, load, prompt
 from test_relatives import grouped_qkv, packed_qkv, rewrite
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "models" / "pairs.md"
 BEGIN, END = "<!-- families x formats: make table -->\n", "<!-- end of families x formats -->\n"
 WIDE = {"intermediate_size": 128, "head_dim": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
         "ffn_dim": 128, "d_ff": 128, "d_kv": 16, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16}  # fmt: skip
@@ -241,14 +242,14 @@ def lines_of_rows() -> dict[str, int]:
 
 
 def main() -> None:
-    """Try every pair, write the table into README.md, print the lines that each family takes."""
+    """Try every pair, write the table into the page, print the lines that each family takes."""
     rows = ""
     for family in sorted(FAMILIES):
         with tempfile.TemporaryDirectory() as folder:
             rows += row(family, dict(outcomes(family, Path(folder))))
         print(rows.splitlines()[-1], flush=True)
-    before, _, rest = README.read_text().partition(BEGIN)
-    README.write_text(before + BEGIN + head() + rows + END + rest.partition(END)[2])
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + head() + rows + END + rest.partition(END)[2])
     lines = lines_of_rows()
     for family, count in lines.items():
         print(f"{count:4} lines  {family}")

@@ -1,4 +1,5 @@
-"""Which ways to be parallel go with which features: found by running every pair. `make pairs` writes README.md.
+"""Which ways to be parallel go with which features: found by running every pair. `make pairs` writes
+docs/techniques/parallel-pairs.md.
 
 A pair is right when requests of all kinds, arriving at random steps, get the tokens of one process with the same
 feature, in f32; and when a request that is asked again alone gets the same bits. Or the start refuses it, and says why.
@@ -31,7 +32,7 @@ from test_encoder import VARIANTS as ENCODERS
 from test_speculation import METHODS, PYDOC, TINY, answers, requests_of, write_adapter_of_the_embedded, write_words
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "techniques" / "parallel-pairs.md"
 BEGIN, END = "<!-- ways x features: make pairs -->\n", "<!-- end of ways x features -->\n"
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -215,7 +216,7 @@ def told(text: str) -> dict[tuple[str, str], str]:
 
 def main(words: list[str]) -> int:
     """Try all pairs, or only those that the table lacks (`new`), and write the table."""
-    text, golden = README.read_text(), dict[str, Any]()
+    text, golden = PAGE.read_text(), dict[str, Any]()
     cells = told(text) if words == ["new"] else {}
     with tempfile.TemporaryDirectory() as root:
         for feature in FEATURES:
@@ -224,7 +225,7 @@ def main(words: list[str]) -> int:
                     cells[feature, way] = right(feature, options, Folders(Path(root)), golden)
                     print(f"{feature} x {way}: {cells[feature, way]}", flush=True)
     before, rest = text.split(BEGIN)
-    README.write_text(before + BEGIN + table(cells) + END + rest.split(END)[1])
+    PAGE.write_text(before + BEGIN + table(cells) + END + rest.split(END)[1])
     return 0
 
 

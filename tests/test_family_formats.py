@@ -1,4 +1,4 @@
-"""Every family in every format: what README.md's table says is what happens."""
+"""Every family in every format: what the table of docs/models/pairs.md says is what happens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("gguf")
 
-from family_formats import README, head, lines_of_rows, outcomes, row
+from family_formats import PAGE, head, lines_of_rows, outcomes, row
 from often import one_of
 from oracle import BACKENDS
 from quire.model.families.table import FAMILIES
@@ -18,7 +18,7 @@ from quire.model.families.table import FAMILIES
 @pytest.mark.parametrize("family", one_of(5, sorted(FAMILIES)))
 def test_the_table_says_what_happens(family: str, tmp_path: Path) -> None:
     line = row(family, dict(outcomes(family, tmp_path)))
-    assert head() + "|" in README.read_text() and line in README.read_text(), f"run `make table`; now: {line}"
+    assert head() + "|" in PAGE.read_text() and line in PAGE.read_text(), f"run `make table`; now: {line}"
 
 
 def test_every_family_has_a_row_of_few_lines() -> None:

@@ -1,4 +1,4 @@
-"""Ways to be parallel beside features: what README.md's table says is what happens."""
+"""Ways to be parallel beside features: what the table of docs says is what happens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oracle import BACKENDS
-from parallel_pairs import FEATURES, README, WAYS, Folders, right, told
+from parallel_pairs import FEATURES, PAGE, WAYS, Folders, right, told
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 OFTEN = (("plain", "tensor 2"), ("windows", "stages 2"))
@@ -30,10 +30,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def test_the_table_has_all_pairs() -> None:
-    assert set(told(README.read_text())) == {(feature, way) for feature in FEATURES for way in WAYS}, "run `make pairs`"
+    assert set(told(PAGE.read_text())) == {(feature, way) for feature in FEATURES for way in WAYS}, "run `make pairs`"
 
 
 @pytest.mark.parametrize(("feature", "way"), PAIRS)
 def test_the_table_says_what_happens(feature: str, way: str, folders: Folders, golden: dict[str, Any]) -> None:
-    said = told(README.read_text())[feature, way]
+    said = told(PAGE.read_text())[feature, way]
     assert right(feature, WAYS[way], folders, golden) == said, "run `make pairs`"

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from quire.server.api.adapters import LoadLora, UnloadLora
 from quire.server.api.dashboard import Live
+from quire.server.api.meanings import describe as describe_fields
 from quire.server.api.others import LISTS, OTHERS, SSE
 from quire.server.api.protocol import (
     ChatCompletionRequest,
@@ -111,6 +112,8 @@ def described(app: FastAPI, describe: Callable[[], dict[str, Any]], strict: bool
         _, schemas = msgspec.json.schema_components([*bodies, *replies], schema_hook=_lazy, ref_template=_REFS)
         for schema in schemas.values() if not strict else ():
             schema.pop("additionalProperties", None)
+        for kind in bodies:
+            describe_fields(schemas[kind.__name__], kind.__name__, kind.__struct_fields__)
         found = describe()
         found.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
         app.openapi_schema = found

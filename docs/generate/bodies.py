@@ -1,0 +1,46 @@
+"""Fields of every route's body: type, default and meaning, from the structs that requests are read into."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.server.api.meanings import meaning
+from quire.server.api.ollama_bodies import Options
+from quire.server.api.openapi import BODIES
+from quire.server.api.protocol import QuireOptions, StreamOptions
+from quire.server.api.tgi import TgiParameters
+from words import cell, escaped, kind, table
+
+NESTED = (Options, TgiParameters, StreamOptions, QuireOptions)
+"""Objects within bodies whose fields have the meaning that their names have elsewhere."""
+
+
+def every_body() -> str:
+    """A section for each kind of body, under the routes that take it."""
+    routes: dict[type[msgspec.Struct], list[str]] = {}
+    for path, kinds in BODIES.items():
+        for found in kinds:
+            routes.setdefault(found, []).append(path)
+    parts = [section(found, paths) for found, paths in routes.items()]
+    return "\n".join([*parts, "## Objects within them\n", *(nested(found) for found in NESTED)])
+
+
+def section(found: type[msgspec.Struct], paths: list[str]) -> str:
+    """A body's fields."""
+    head = " and ".join(f"`POST {path}`" for path in paths)
+    rows = [
+        (f"`{f.name}`", type_of(f), escaped(meaning(found.__name__, f.name))) for f in msgspec.structs.fields(found)
+    ]
+    which = " (with messages)" if found.__name__ == "TokenizeChat" else ""
+    return f"## {head}{which}\n\n{table(('field', 'type', 'meaning'), rows)}"
+
+
+def nested(found: type[msgspec.Struct]) -> str:
+    """The fields of an object within a body."""
+    rows = [(f"`{f.name}`", type_of(f)) for f in msgspec.structs.fields(found)]
+    return f"### {found.__name__}\n\n{escaped(cell(found.__doc__ or ''))}\n\n{table(('field', 'type'), rows)}"
+
+
+def type_of(field: msgspec.structs.FieldInfo) -> str:
+    """Its type; all but those that say so may be left out, or be null."""
+    return kind(field.type) + (", required" if field.required else "")

@@ -1,0 +1,75 @@
+"""Every message that a user can meet, as the sources raise it: … stands for what differs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from words import escaped
+
+SOURCE = Path(__file__).parents[2] / "src" / "quire"
+RAISES = {
+    *("ConfigError", "ModelError", "BadRequest", "HttpError", "Overloaded", "Unavailable", "EngineFailure"),
+    *("NumericError", "ContextTooLong", "NotFound", "ModelNotFound", "EngineKilled", "Interrupted"),
+}
+"""Classes whose first text is what is said."""
+DIFFERS = "…"
+LEAST = 12
+"""Characters of a message besides what differs: shorter ones only wrap another."""
+AREAS = {
+    "Commands and options": ("cli", "core"),
+    "Models": ("model", "quant"),
+    "GGUF files": ("gguf",),
+    "Tokenizers, templates, grammars": ("text",),
+    "Kernels and devices": ("ops",),
+    "Memory and ranks": ("run", "parallel", "cache"),
+    "The engine": ("engine", "sched", "sample"),
+    "Requests and the server": ("server",),
+    "Speculation": ("speculate",),
+    "Making models smaller": ("compress", "learn"),
+    "Measuring": ("bench", "figures"),
+}
+"""Where messages are listed -> of which packages; others are listed under their own names."""
+
+
+def every_message() -> str:
+    """Lists by area."""
+    found: dict[str, set[str]] = {}
+    areas = {package: area for area, packages in AREAS.items() for package in packages}
+    for package, text in messages():
+        found.setdefault(areas.get(package, package.capitalize()), set()).add(text)
+    parts = []
+    for area in dict.fromkeys((*AREAS, *found)):
+        if area in found:
+            lines = "".join(
+                f"- {escaped(text)}\n" for text in sorted(found[area], key=lambda t: t.lstrip("-… ").lower())
+            )
+            parts.append(f"## {area}\n\n{lines}")
+    return "\n".join(parts)
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """(package, text) of each."""
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in RAISES:
+                for text in filter(None, map(flat, node.args[:2])):
+                    if len(text.replace(DIFFERS, "").strip()) >= LEAST:
+                        yield path.relative_to(SOURCE).parts[0], text
+
+
+def flat(node: ast.AST) -> str:
+    """A text of the source in one line; "" for anything else."""
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else DIFFERS for part in node.values]
+        return " ".join("".join(map(str, parts)).split())
+    return " ".join(node.value.split()) if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def texts() -> Iterator[str]:
+    """All texts of the sources, for whoever looks for a part of one."""
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if text := flat(node):
+                yield text

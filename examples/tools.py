@@ -1,0 +1,54 @@
+"""Have a function called, and give its result back. Start a server first: quire serve --tool-call-parser hermes
+
+The embedded model was never taught to call functions: the grammar of the call is what makes it one here. A model that
+was taught decides by itself with tool_choice="auto".
+"""
+
+import json
+import sys
+
+from openai import OpenAI
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Bern", "Oslo"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def weather(city: str) -> str:
+    """What the function would look up."""
+    return {"Bern": "12 degrees, rain", "Oslo": "3 degrees, snow"}[city]
+
+
+def main(base_url: str = "http://127.0.0.1:8000/v1") -> None:
+    """A call that must come, then an answer to what it gave."""
+    client = OpenAI(base_url=base_url, api_key="none")
+    model = client.models.list().data[0].id
+    messages = [{"role": "user", "content": "How is the weather in Oslo?"}]
+    reply = client.chat.completions.create(
+        model=model, messages=messages, tools=[TOOL], tool_choice="required", max_tokens=60
+    )
+    call = reply.choices[0].message.tool_calls[0]
+    result = weather(**json.loads(call.function.arguments))
+    print(f"{call.function.name}({call.function.arguments}) = {result}")
+    messages += [
+        {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
+        {"role": "tool", "tool_call_id": call.id, "content": result},
+    ]
+    answer = client.chat.completions.create(
+        model=model, messages=messages, tools=[TOOL], tool_choice="none", max_tokens=30
+    )
+    print(answer.choices[0].message.content)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
