@@ -29,7 +29,7 @@ SAID: dict[str, tuple[str, ...]] = {
     "vectors.py": ("64 numbers: ", "os.path.join and json.dumps: "),
     "speculation.py": ("plain  0 of 0", "1 text: "),
     "lora.py": ("without: ", "with the adapter: "),
-    "compress.sh": ("MiB", "Greatest Common Divisor."),
+    "compress.py": ("MiB of weights", "Greatest Common Divisor."),
     "batch.sh": ("3 of 3 requests were answered now, 0 with an error", "Greatest Common Divisor."),
     "bench.sh": ("output tokens per s", "paged"),
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 
+from quire.core.params import SamplingParams
 from quire.server.api.meanings import meaning
 from quire.server.api.ollama_bodies import Options
 from quire.server.api.openapi import BODIES
@@ -13,6 +16,8 @@ from words import cell, escaped, kind, table
 
 NESTED = (Options, TgiParameters, StreamOptions, QuireOptions)
 """Objects within bodies whose fields have the meaning that their names have elsewhere."""
+PLAIN = {name: value for name, value in msgspec.structs.asdict(SamplingParams()).items() if name != "max_tokens"}
+"""Defaults of sampling, but for the number of tokens, which each API has its own for."""
 
 
 def every_body() -> str:
@@ -28,19 +33,21 @@ def every_body() -> str:
 def section(found: type[msgspec.Struct], paths: list[str]) -> str:
     """A body's fields."""
     head = " and ".join(f"`POST {path}`" for path in paths)
-    rows = [
-        (f"`{f.name}`", type_of(f), escaped(meaning(found.__name__, f.name))) for f in msgspec.structs.fields(found)
-    ]
+    fields = msgspec.structs.fields(found)
+    rows = [(f"`{f.name}`", kind(f.type), default(f), escaped(meaning(found.__name__, f.name))) for f in fields]
     which = " (with messages)" if found.__name__ == "TokenizeChat" else ""
-    return f"## {head}{which}\n\n{table(('field', 'type', 'meaning'), rows)}"
+    return f"## {head}{which}\n\n{table(('field', 'type', 'default', 'meaning'), rows)}"
 
 
 def nested(found: type[msgspec.Struct]) -> str:
     """The fields of an object within a body."""
-    rows = [(f"`{f.name}`", type_of(f)) for f in msgspec.structs.fields(found)]
+    rows = [(f"`{f.name}`", kind(f.type)) for f in msgspec.structs.fields(found)]
     return f"### {found.__name__}\n\n{escaped(cell(found.__doc__ or ''))}\n\n{table(('field', 'type'), rows)}"
 
 
-def type_of(field: msgspec.structs.FieldInfo) -> str:
-    """Its type; all but those that say so may be left out, or be null."""
-    return kind(field.type) + (", required" if field.required else "")
+def default(field: msgspec.structs.FieldInfo) -> str:
+    """What it is where it is not given, as far as that does not depend on the model."""
+    if field.required:
+        return "required"
+    value = PLAIN.get(field.name)
+    return "" if value in (None, (), {}) else f"`{json.dumps(value)}`"

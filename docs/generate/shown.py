@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 from prometheus_client import CollectorRegistry, Metric
 
 from quire.engine.client import EngineInfo, Stats, StoreStats
@@ -23,14 +24,7 @@ EVERYTHING = Stats(
 
 def every_metric() -> str:
     """Name, kind, labels and meaning, as the engine, HTTP and several models register them."""
-    text = dict.fromkeys(
-        ("model", "served_name", "folder", "backend", "isa", "dtype", "quantization", "kv_cache_dtype"), "x"
-    )
-    numbers = dict.fromkeys(
-        ("vocab_size", "max_model_len", "block_size", "num_blocks", "kv_bytes_per_token", "weight_bytes",
-         "max_num_queued_reqs", "load_seconds", "threads"), 1
-    )  # fmt: skip
-    made = EngineMetrics(EngineInfo(**text, **numbers, eos_token_ids=(), max_loras=1))  # type: ignore[arg-type]
+    made = EngineMetrics(some_engine())
     made.step(EVERYTHING)
     http = CollectorRegistry()
     HttpMetrics(http)
@@ -41,6 +35,13 @@ def every_metric() -> str:
         f"### Of several models\n\n{_table(_States(()).collect())}\n### Of the server's process\n\n"
         f"As prometheus-client has them: {process}.\n"
     )
+
+
+def some_engine() -> EngineInfo:
+    """Facts of no engine, with room for adapters."""
+    plain = {str: "x", int: 1, float: 1.0}
+    given = {f.name: plain.get(f.type, ()) for f in msgspec.structs.fields(EngineInfo) if f.required}
+    return EngineInfo(**given, max_loras=1)  # type: ignore[arg-type]
 
 
 def _table(families: Iterable[Metric]) -> str:
