@@ -35,6 +35,13 @@ STICKS_OUT = """[...document.querySelectorAll("body *")].filter((node) => {
     const box = node.getBoundingClientRect();
     return box.width && (box.left < -1 || box.right > innerWidth + 1) && !node.closest(".scroll, .u-wrap");
 }).map((node) => node.outerHTML.slice(0, 99))"""
+UPS = ((1, 2, 0.5), (0, 0, 0))
+RANKS = "\n".join([
+    *(f'quire:replica_{name}{{model_name="m",replica="{i}"}} {value}'
+      for i, values in enumerate(UPS) for name, value in zip(("up", "running", "kv_usage"), values, strict=True)),
+    *(f'quire:pipeline_bubble_ratio{{model_name="m",rank="{i}"}} {share}' for i, share in enumerate((0, 0.125))),
+])  # fmt: skip
+"""What /metrics has of two replicas, of which one is down, and of two stages."""
 KEYS = {"boss": {"key": "b", "admin": True}, "guest": {"key": "g", "requests_per_minute": 1}}
 
 
@@ -174,6 +181,13 @@ def test_it_shows_what_happens(browser: Browser) -> None:
         label = page.run("document.querySelector('#charts .field').getAttribute('aria-label')")
         assert label.startswith("Tokens per second: output ")
         assert page.run(STICKS_OUT) == []
+        told = page.run(f"""Promise.all(["metrics", "tables"].map((name) => import(`./dashboard/${{name}}.js`))).then(
+            ([m, t]) => {{
+                const metrics = m.parse({json.dumps(RANKS)});
+                return [t.replicas(metrics).innerText ?? t.replicas(metrics).textContent, t.ranks(metrics).textContent];
+            }})""")
+        assert "m 0up2" in told[0] and "m 1down0" in told[0] and "50.0 %" in told[0], told
+        assert "m 00.0 %" in told[1] and "m 112.5 %" in told[1], told
         page.click("#pause")
         asked = len([url for url in page.loaded if url.endswith("/metrics")])
         before = sum(e["method"] == "Network.requestWillBeSent" for e in browser.events)

@@ -7,6 +7,7 @@ import { el } from "./dom.js";
 import { asTable } from "./explore.js";
 import { MARKS, coloured, style } from "./points.js";
 import { describe, differing, groups } from "./rows.js";
+import { largestOf } from "./statistics.js";
 import { plural, shown, word } from "./words.js";
 
 const PEAKS = [
@@ -121,7 +122,8 @@ function lines(limits, places) {
   const peaks = PEAKS.filter(([name]) => limits[name] > 0);
   const ridges = peaks.map(([name]) => limits[name] / read);
   const xs = places.map((each) => each.x);
-  const [low, high] = [Math.min(...xs, ...ridges.map((each) => each / 30), 1), Math.max(...xs, ...ridges.map((each) => 10 * each), 10)];
+  const all = [1, 10, ...ridges.map((each) => each / 30), ...ridges.map((each) => 10 * each), ...xs];
+  const [low, high] = [all.reduce((a, b) => Math.min(a, b)), largestOf(all)];
   const top = Math.max(0, ...ridges) || high;
   const slope = {
     name: "memory",

@@ -46,6 +46,9 @@ export function compareRows(a, b, name) {
   return { ratio, low: NaN, high: NaN, significant: false, rounds: 1 };
 }
 
+/** Of any number of values: a call takes some ten thousand arguments at most, which Math.max would have to be given. */
+export const largestOf = (values) => values.reduce((a, b) => Math.max(a, b));
+
 export function geometricMean(values) {
   const logs = values.filter((value) => value > 0).map(Math.log);
   return logs.length ? Math.exp(logs.reduce((sum, value) => sum + value, 0) / logs.length) : NaN;

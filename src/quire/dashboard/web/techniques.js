@@ -3,7 +3,7 @@
 import { metricChoices, select } from "./controls.js";
 import { el, svg } from "./dom.js";
 import { describe, differing, groups } from "./rows.js";
-import { compareRows } from "./statistics.js";
+import { compareRows, largestOf } from "./statistics.js";
 import { sortable } from "./table.js";
 import { plural, shown } from "./words.js";
 
@@ -44,7 +44,7 @@ export const techniques = {
       pairs.map((pair) => pair.on),
       store,
     ).filter((name) => !name.startsWith("options."));
-    const most = Math.max(1.5, ...pairs.flatMap(({ ratio, high, low }) => [ratio, 1 / ratio, high || 0, low > 0 ? 1 / low : 0]));
+    const most = largestOf([1.5, ...pairs.flatMap(({ ratio, high, low }) => [ratio, 1 / ratio, high || 0, low > 0 ? 1 / low : 0])]);
     const columns = [
       { title: "Technique", value: ({ on }) => on.technique, show: ({ on }) => on.technique },
       { title: "Metric", value: ({ metric }) => metric, show: ({ metric }) => store.label(metric) },

@@ -3,7 +3,7 @@
 import { histogram, largest, quantile, total } from "./metrics.js";
 
 const KEPT = 1000; // readings: a quarter of an hour
-const AROUND = 10; // seconds over which a chart takes a percentile: single requests would leave gaps
+const AROUND = 10; // seconds over which a chart takes percentiles and shares: single requests would leave gaps
 
 const HISTOGRAMS = {
   ttft: "vllm:time_to_first_token_seconds",
@@ -74,15 +74,13 @@ export class Readings {
   rates(before, now) {
     const seconds = before && !before.missing && now.since <= before.at ? now.at - before.at : 0;
     const per = (name) => (seconds > 0 ? (now[name] - before[name]) / seconds : null);
-    const share = (part, whole) =>
-      seconds > 0 && now[whole] > before[whole] ? (now[part] - before[part]) / (now[whole] - before[whole]) : null;
     return {
       tokenRate: per("tokens"),
       promptRate: per("prompts"),
       requestRate: per("done"),
       batch: seconds > 0 && now.steps > before.steps ? (now.tokens - before.tokens) / (now.steps - before.steps) : null,
-      acceptance: share("accepted", "drafted"),
-      hits: share("found", "looked"),
+      acceptance: this.share("accepted", "drafted", AROUND),
+      hits: this.share("found", "looked", AROUND),
     };
   }
 
