@@ -287,7 +287,7 @@ prompts = "text"
 def test_every_technique_on_the_embedded_model_and_transformers_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Expert parallelism has no experts here, drafts no drafter: they are rows with the reason."""
+    """Expert parallelism has no experts to divide here: a row with the reason."""
     pytest.importorskip("transformers")
     text = """
 name = "a"
@@ -312,6 +312,5 @@ output = ["4:8"]
 """
     rows = rows_of(tmp_path, text, monkeypatch)
     failed = {row.technique: row.notes for row in rows if not row.metrics}
-    print(failed)
-    assert failed.keys() <= {"expert-parallel", "weight-offload"}
+    assert failed.keys() == {"expert-parallel"}, failed
     assert {row.engine.name for row in rows} == {"quire", "transformers"}

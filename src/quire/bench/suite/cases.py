@@ -136,6 +136,7 @@ def _sized(options: dict[str, Any], load: LoadCase, length: int, bounded: bool) 
     """`options` with what the load needs, where they do not say: so that all variants have the same room."""
     size = int(options.get("block_size", BLOCK))
     tokens = load.batch * load.mean if bounded else 2.0 * load.batch * load.longest
-    blocks = math.ceil(max(tokens, length) / size)
+    # Ranks of a context have a part each, and a sequence may lie with one of them.
+    blocks = math.ceil(max(tokens, length) / size) * int(options.get("context_parallel_size", 1))
     room = {"max_model_len": length, "max_num_seqs": load.batch, "num_blocks": blocks}
     return room | options

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.core.errors import ConfigError
-from quire.figures.rows import Engine, Interval, Load, Machine, Model, Row
+from quire.figures.rows import Engine, Load, Machine, Model, Row
 
 UNKNOWN = "unknown"
 PARTS = ("mean", "p50", "p90", "p95", "p99")
@@ -25,8 +25,6 @@ def made(
     load: Load,
     machine: Machine | None = None,
     dialect: Mapping[str, str] | None = None,
-    intervals: Mapping[str, Interval] | None = None,
-    samples: Mapping[str, list[float]] | None = None,
     **more: Any,
 ) -> Row:
     """A row of `tool`. `dialect` by the metric's name, or by its beginning up to `_ms`; kept for metrics there are."""
@@ -44,8 +42,6 @@ def made(
         load=load,
         metrics={name: float(value) for name, value in metrics.items()},
         dialect=spoken,
-        intervals=dict(intervals or {}),
-        samples=dict(samples or {}),
         **more,
     )
 
