@@ -31,7 +31,7 @@ FORMATS = ("none", "int8", "int4")
 TIMES = ((1, 128), (8, 128), (32, 128), (1, 512), (4, 512), (16, 512), (1, 2048), (1, 4096))
 """(batch, tokens of a prompt): 8 for each of three formats."""
 ANSWER = 16
-ROUNDS, SMALL = 3, 4096
+ROUNDS, SMALL = 2, 1024
 """Rounds of loads of up to so many tokens; larger ones have one."""
 MEMORY = (
     ("qwen-0.6b", {"quantization": "none"}),
@@ -134,7 +134,9 @@ def child_times(options: dict[str, Any], cases: list[tuple[int, int]]) -> list[d
         rounds: list[tuple[float, float]] = []
         for turn in range(ROUNDS if batch * length <= SMALL else 1):
             lengths = Length(length - ANSWER, length - ANSWER), Length(ANSWER, ANSWER)
-            items = random_items(batch, *lengths, vocab_size=engine.info.vocab_size, seed=turn * 1000 + batch)
+            items = random_items(
+                batch, *lengths, vocab_size=engine.info.vocab_size, seed=(turn * 100 + batch) * 8192 + length
+            )
             if turn == 0:  # what a batch of that size is recorded for
                 warm = random_items(batch, Length(8, 8), Length(3, 3), vocab_size=engine.info.vocab_size, seed=7)
                 drive(engine, requests_of(warm, engine.info, f"warm-{batch}-{length}"))
