@@ -34,8 +34,8 @@ FORMATS = ("none", "int8", "int4")
 TIMES = ((1, 128), (8, 128), (32, 128), (1, 512), (4, 512), (16, 512), (1, 2048), (1, 4096))
 """(batch, tokens of a prompt): 8 for each of three formats."""
 ANSWER = 16
-ROUNDS, TRIES, SMALL = 2, 8, 1024
-"""Rounds of a load in which the machine was quiet; of one of up to so many tokens so many are tried."""
+ROUNDS, TRIES, PATIENCE = 2, 40, 12.0
+"""Rounds of a load in which the machine was quiet, of so many that are tried at most, for so many seconds."""
 QUIET = 0.04
 """Share of the processors that others may have in a round; the quietest round counts where none is."""
 MEMORY = (
@@ -140,7 +140,8 @@ def child_times(options: dict[str, Any], cases: list[tuple[int, int]]) -> list[d
         warm = random_items(batch, Length(8, 8), Length(3, 3), vocab_size=engine.info.vocab_size, seed=7)
         drive(engine, requests_of(warm, engine.info, f"warm-{batch}-{length}"))  # what that batch is recorded for
         rounds: list[tuple[float, float, float]] = []
-        for turn in range(TRIES if batch * length <= SMALL else ROUNDS):
+        end = time.perf_counter() + PATIENCE
+        for turn in range(TRIES):
             seed = (turn * 100 + batch) * 8192 + length  # no prompt begins as another does: nothing is found again
             items = random_items(batch, *lengths, vocab_size=engine.info.vocab_size, seed=seed)
             others = Others()
@@ -148,7 +149,7 @@ def child_times(options: dict[str, Any], cases: list[tuple[int, int]]) -> list[d
             firsts = [record.chunks[0] - record.sent for record in records]
             gaps = [(record.chunks[-1] - record.chunks[0]) / (ANSWER - 1) for record in records]
             rounds.append((others.share(), statistics.mean(firsts), statistics.mean(gaps)))
-            if sum(share <= QUIET for share, *_ in rounds) == ROUNDS:
+            if sum(share <= QUIET for share, *_ in rounds) == ROUNDS or time.perf_counter() > end:
                 break
         said = planner.predict(Load(batch=batch, input=length - ANSWER, output=ANSWER))
         rounds.sort()
