@@ -17,9 +17,11 @@ from quire.core.option import about
 from quire.plan.devices import DEVICES, THIS
 
 if TYPE_CHECKING:
+    from quire.core.config import EngineConfig
     from quire.figures.rows import Row
     from quire.plan.advice import Change
     from quire.plan.file import Plan
+    from quire.plan.load import Load
     from quire.plan.predict import Planner
     from quire.plan.sizing import Cost, Sizing
 
@@ -33,8 +35,12 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     device: Annotated[str, about(f"Where it is to run: {THIS} machine, or a named GPU: {', '.join(DEVICES)}.")] = THIS
     load: Annotated[
-        str, about("What is asked of it: rate=2,input=512,output=128 (requests a second), or batch=8,...")
-    ] = "batch=1,input=512,output=128"
+        str,
+        about(
+            "What is asked of it: rate=2,input=512,output=128 (requests a second), or batch=8,...; one request if not "
+            "given."
+        ),
+    ] = ""
     slo: Annotated[str, about("Targets in milliseconds, as means: ttft=200,itl=50.")] = ""
     price: Annotated[float, about("Price of one device for an hour; without it no cost is said.")] = 0.0
     calibrate: Annotated[bool, about("Measure this machine anew (some 30 s) instead of recalling it.")] = False
@@ -61,9 +67,10 @@ def plan(
     from quire.plan.load import Slo, parse_load, parse_slo
     from quire.plan.sizing import cost_of, fitted, size
 
-    load, slo = parse_load(wanted.load), parse_slo(wanted.slo) if wanted.slo else Slo()
     place, config = _place(wanted.device, options)
     engine = to_engine(config)
+    load = parse_load(wanted.load) if wanted.load else _usual_load(engine)
+    slo = parse_slo(wanted.slo) if wanted.slo else Slo()
     from quire.bench.calibration import machine_of
 
     planner = fitted(engine, machine_of(engine, place, wanted.calibrate, ADVISED), load)
@@ -80,6 +87,15 @@ def plan(
         print(msgspec.json.format(msgspec.json.encode(told)).decode())
         return
     _show(planner, made, sizing, cost, changes)
+
+
+def _usual_load(engine: EngineConfig) -> Load:
+    """One request, short enough for the model."""
+    from quire.plan.load import Load
+    from quire.plan.memory import facts_of
+
+    longest = engine.model.max_model_len or facts_of(engine)[0].spec.max_position
+    return Load(input=max(1, min(512, longest // 2)), output=max(1, min(128, longest // 4)))
 
 
 def _place(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -179,7 +195,8 @@ def _device_rows(planner: Planner, sizing: Sizing, cost: Cost | None) -> Rows:
 def predicted_row(planner: Planner, made: Plan, sizing: Sizing, cost: Cost | None) -> Row:
     """The prediction as figures are kept: medians are means here, which `dialect` says."""
     from quire.figures.machine import now, this_engine, this_machine
-    from quire.figures.rows import Load, Machine, Model, Row
+    from quire.figures.rows import Load as RowLoad
+    from quire.figures.rows import Machine, Model, Row
 
     found, load, device = made.prediction, made.load, planner.machine.device
     machine = this_machine()
@@ -205,7 +222,7 @@ def predicted_row(planner: Planner, made: Plan, sizing: Sizing, cost: Cost | Non
         machine=msgspec.structs.replace(machine, devices=devices), engine=this_engine(),
         model=Model(name=planner.facts.name, parameters=planner.facts.parameters,
                     format=planner.config.model.quantization or planner.facts.scheme, kv_format=planner.kept),
-        load=Load(requests=load.batch, batch=0 if load.rate else load.batch, input_len=load.input,
+        load=RowLoad(requests=load.batch, batch=0 if load.rate else load.batch, input_len=load.input,
                   output_len=load.output, arrivals="poisson" if load.rate else "at-once", rate=load.rate,
                   shared_prefix=load.shared),
         options={k: v for k, v in made.options.items() if isinstance(v, str | int | float | bool)},
