@@ -54,7 +54,7 @@ def test_a_trace_reports_as_a_benchmark_does_and_writes_rows(tmp_path: Path, tab
     shown = quire(*words, "-o", str(out))
     assert "output tokens per s" in shown and "ttft" in shown and "measured" in shown
     results = json.loads(out.read_text())["results"]
-    assert results["rates"]["completed"] == 40 and results["rates"]["goodput_per_s"] > 0
+    assert results["rates"]["completed"] == 40 and results["rates"]["goodput_requests_per_s"] > 0
     assert results["rates"]["output_tokens"] == sum(max(1, round(0.25 * each["output_length"])) for each in asked)
     assert results["engine"]["prefix_hit_share"] > 0.7, "beginnings of 128 tokens are shared"
     assert {"time", "replicas", "running", "waiting", "kv"} == results["curve"][0].keys()
@@ -104,6 +104,8 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a trace's option": (["--trace-speed", "2"], "none is named"),
     "length": (["--input-len", "9:3"], "low <= high"),
     "negative": (["--patience", "-1"], "bad option value"),
+    "gaps of a request": (["--goodput", "itl:50"], "name tpot"),
+    "cells": (["--cells", "2"], "1 replicas to share"),
     "memory": (["--replicas", "90000", "--num-blocks", "90000"], "blocks in all"),
     "speculation": (["--speculative-config", '{"method": "ngram"}'], "No such option"),
     "step times": (["--step-times", "nothing.json"], "No such file"),

@@ -61,6 +61,8 @@ def _run(made: Made, asked: Asked, cluster: ClusterOptions, replicas: int = 0) -
     from quire.engine.life.progress import counting_bar
     from quire.simulate.outcome import simulate
 
+    if made.cells > 1:  # processes are forked, which threads of a bar would not survive
+        return simulate(made, asked, targets_of(cluster.goodput))
     with counting_bar(len(asked), "requests") as count:
         return simulate(made, asked, targets_of(cluster.goodput), replicas, count)
 

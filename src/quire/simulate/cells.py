@@ -22,7 +22,6 @@ from quire.simulate.load import Ask
 from quire.simulate.measures import Measures, Point, TenantFigures
 from quire.simulate.timeline import Design
 
-
 SUMMED = ("steps", "rows", "busy", "replica_seconds", "deaths", "moved", "preemptions", "queries", "hits",
           "read_blocks")  # fmt: skip
 """Numbers of parts that add up."""

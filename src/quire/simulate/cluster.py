@@ -49,7 +49,7 @@ class Cluster(Timeline):
         self.deaths = self.moved = 0
         self.last = 0.0
         self._held: list[list[Left]] = [[] for _ in range(count)]
-        self._ends = False
+        self._ends, self._lives = False, [0] * count
         self._rng = random.Random(f"failures {design.seed}")
         self._scaler = None if design.autoscale is None else Scaler(design.autoscale)
         self._counted()
@@ -104,7 +104,7 @@ class Cluster(Timeline):
         elif kind == Event.SCALE:
             self._scale()
         elif kind == Event.DOWN:
-            self._down(at)
+            self._down(at, name)
         elif kind == Event.UP:
             self._up(at, version)
         elif kind == Event.READ:
@@ -212,11 +212,12 @@ class Cluster(Timeline):
 
     def _wears_out(self, at: int) -> None:
         if self.design.mtbf:
-            self._push(self.now + self._rng.expovariate(1 / self.design.mtbf), Event.DOWN, at)
+            life = str(self._lives[at])  # it may be lost otherwise before
+            self._push(self.now + self._rng.expovariate(1 / self.design.mtbf), Event.DOWN, at, life)
 
-    def _down(self, at: int) -> None:
+    def _down(self, at: int, life: str) -> None:
         """A replica is lost; others go on with what it had, where there are any (`ReplicatedEngine`)."""
-        if not self.fleet.runs(at):
+        if not self.fleet.runs(at) or life not in ("", str(self._lives[at])):
             return
         self.deaths += 1
         lost = self._start(at)
@@ -234,6 +235,7 @@ class Cluster(Timeline):
     def _start(self, at: int) -> list[Left]:
         """Start a replica anew, whose cache is empty then; returns what it had."""
         lost = self.replicas[at].die()
+        self._lives[at] += 1
         self.router.forget(at)
         self.fleet.begin(at)
         self._push(self.now + self.design.start, Event.UP, at)

@@ -49,12 +49,12 @@ class Ask(NamedTuple):
 
     def request(self, name: str, longest: int) -> Request:
         """As an engine takes it: it decodes to its full length, or to `longest` tokens with its prompt."""
-        prompt: tuple[int, ...] = ()
+        prompt: list[int] = []
         for content, tokens in self.parts:
-            prompt += (content,) * tokens
+            prompt += [content] * tokens
         output = max(1, min(self.output, longest - len(prompt)))
         return Request(
-            id=name, prompt=prompt, params=_params(output), seed=self.answer, arrival=self.due,
+            id=name, prompt=tuple(prompt), params=_params(output), seed=self.answer, arrival=self.due,
             tenant=self.tenant, weight=self.weight, priority=self.priority, cache_salt=self.tenant,
         )  # fmt: skip
 

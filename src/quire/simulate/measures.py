@@ -193,7 +193,12 @@ class Measures:
             whole.take(each.figures())
         found: dict[str, Any] = {"rates": whole.rates(seconds), "latency_ms": whole.table()}
         if self.targets:
-            found["rates"]["goodput_per_s"] = whole.good / seconds if seconds else 0.0
+            asked = len(whole.seconds["e2e"]) + whole.failed.total()
+            good = {
+                "goodput_requests_per_s": whole.good / (seconds or math.inf),
+                "attainment": whole.good / max(1, asked),
+            }
+            found["rates"] |= good
         if whole.failed:
             found["failures"] = dict(sorted(whole.failed.items()))
         if len(self.tenants) > 1:

@@ -94,6 +94,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--scale-metric {self.scale_metric}: known are {', '.join(METRICS)}")
         if self.slo_percentile not in ("p50", "p90", "p95", "p99"):
             raise ConfigError(f"--slo-percentile {self.slo_percentile}: known are p50, p90, p95, p99")
+        if any("itl" in text for text in self.goodput):
+            raise ConfigError("--goodput itl: the largest gap of each request is not kept; name tpot", param="goodput")
         if self.search not in ("", "replicas"):
             raise ConfigError(f"--search {self.search}: known is replicas", param="search")
         if self.search and not self.slo:

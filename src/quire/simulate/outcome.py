@@ -82,8 +82,8 @@ def _metrics(results: Mapping[str, Any]) -> dict[str, float]:
         "failed": float(rates["failed"]),
         "refused": float(results.get("failures", {}).get("429", 0)),
     }
-    if "goodput_per_s" in rates:
-        found["goodput_per_s"] = rates["goodput_per_s"]
+    if "goodput_requests_per_s" in rates:
+        found |= {"goodput_per_s": rates["goodput_requests_per_s"], "attainment": rates["attainment"]}
     for name, parts in results["latency_ms"].items():
         found |= {f"{name}_ms_{part}": parts[part] for part in PERCENTILES} if parts else {}
     return found
