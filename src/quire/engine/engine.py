@@ -82,8 +82,8 @@ class Engine:
     def rearrange(self, config: EngineConfig) -> None:
         """Go on, idle, under other options of the cache, of steps and of look-ups that draft: the weights stay.
 
-        `ConfigError` where a start would refuse them, after which it must be rearranged again; where weights would be
-        others (`same_weights`); while anything runs.
+        `ConfigError` where weights would be others (`same_weights`), or while anything runs; where a start would refuse
+        the options, and then it is to be closed.
         """
         config.validate()
         if not same_weights(self.config, config) or self.has_work:

@@ -15,6 +15,7 @@ from quire.core.request import Request
 from quire.engine.client import EngineClient
 from quire.engine.local import LocalEngine
 from quire.figures.metrics import PERCENTILES
+from quire.figures.statistics import median
 from quire.plan.load import Load
 from quire.text.tokenizer import Tokenizer
 from quire.tune.engines import Engines
@@ -23,6 +24,8 @@ from quire.tune.space import Candidate
 
 SECONDS = 0.5
 """A run is so long at least. Of 0.2 s runs of a model of 6 M parameters on a shared machine one in ten was 8 % off."""
+BATCHES = 3
+"""Batches of a run at least, whose median counts: a machine that stalls half a second stalls one of them."""
 LEAST = 8
 """Requests of a run of a stream at least."""
 WAIT = 0.5
@@ -51,20 +54,21 @@ class Runs:
                 self._batch(engine, -1)  # steps of its sizes are recorded, and pages touched
             if not self._times:
                 _, seconds = self._batch(engine, -1)
-                self._times = max(1, math.ceil(SECONDS / max(seconds, 1e-6)))
-            return self._figures(*self._measured(engine, round_))
+                self._times = max(BATCHES, math.ceil(SECONDS / max(seconds, 1e-6)))
+            found = [self._figures(*each) for each in self._measured(engine, round_)]
+            return {name: median([each[name] for each in found]) for name in found[0]}
         finally:
             self.seconds += time.perf_counter() - began
 
-    def _measured(self, engine: EngineClient, round_: int) -> tuple[list[Record], float]:
+    def _measured(self, engine: EngineClient, round_: int) -> list[tuple[list[Record], float]]:
+        """Batches one after the other, or a stream, a longer one in later rounds."""
         if self.load.rate:
             count = max(LEAST, math.ceil(self.load.rate * SECONDS)) * min(8, 1 + round_)
             rng, due = random.Random(f"{self._seed}/{round_}"), [0.0]
             while len(due) < count:
                 due.append(due[-1] + rng.expovariate(self.load.rate))
-            return drive(engine, self._requests(engine, count, round_), due)
-        found = [self._batch(engine, round_ * 1000 + turn) for turn in range(self._times)]
-        return [record for records, _ in found for record in records], sum(seconds for _, seconds in found)
+            return [drive(engine, self._requests(engine, count, round_), due)]
+        return [self._batch(engine, round_ * 1000 + turn) for turn in range(self._times)]
 
     def _batch(self, engine: EngineClient, number: int) -> tuple[list[Record], float]:
         count = self.load.batch if not self.load.rate else LEAST

@@ -33,28 +33,27 @@ def difference(candidate: Candidate) -> str:
     return ", ".join(changed) or "the defaults"
 
 
-def figures(found: dict[str, float], objective: Objective) -> list[str]:
-    """Objective and targets of a trial, with units."""
-    names = dict.fromkeys((objective.metric, f"ttft_ms_{objective.at}", f"tpot_ms_{objective.at}"))
-    return [f"{found[name]:,.1f}" if name in found else "-" for name in names]
+def _columns(objective: Objective) -> list[str]:
+    return list(dict.fromkeys((objective.metric, f"ttft_ms_{objective.at}", f"tpot_ms_{objective.at}")))
+
+
+def _plain(metric: str) -> str:
+    return metric.replace("_per_s", "/s").replace("_", " ")
 
 
 def print_outcome(outcome: Outcome, console: Console) -> None:
     """The table of what was measured, best first, and what became of the others."""
-    objective, trials = outcome.objective, outcome.trials
-    table = Table(
-        title=f"measured: {objective.metric.replace('_', ' ')}, {'more' if objective.rises else 'less'} is better"
-    )
-    for name in dict.fromkeys((objective.metric, f"ttft_ms_{objective.at}", f"tpot_ms_{objective.at}")):
-        table.add_column(name.replace("_per_s", "/s").replace("_", " "), justify="right")
+    objective = outcome.objective
+    table = Table(title=f"measured; {'more' if objective.rises else 'less'} {_plain(objective.metric)} is better")
+    for name in _columns(objective):
+        table.add_column(_plain(name), justify="right")
     table.add_column("runs", justify="right")
     table.add_column("what is not the default", overflow="fold")
-    for trial in trials[:SHOWN]:
+    for trial in outcome.trials[:SHOWN]:
+        told = [f"{trial.found[name]:,.1f}" if name in trial.found else "-" for name in _columns(objective)]
         mark = "" if objective.meets(trial.found) else "  (misses a target)"
         chosen = "* " if trial is outcome.best else ""
-        table.add_row(
-            *figures(trial.found, objective), str(len(trial.samples)), chosen + difference(trial.candidate) + mark
-        )
+        table.add_row(*told, str(len(trial.samples)), chosen + difference(trial.candidate) + mark)
     console.print(table)
     console.print(account(outcome))
     for reason, count in outcome.space.refused.most_common():
@@ -67,9 +66,9 @@ def account(outcome: Outcome) -> str:
     refused = outcome.space.refused.total()
     more = f"; {len(outcome.trials) - SHOWN} more were measured" if len(outcome.trials) > SHOWN else ""
     return (
-        f"{outcome.predicted:,} configurations predicted, {refused:,} refused, {len(outcome.trials)} measured in {runs} "
-        f"runs, {outcome.finalists} of them in turns; what was not measured is expected to be worse, by predictions that "
-        f"are off by {outcome.margin:.0%} at most (2 sigma){more}; {outcome.seconds:.0f} s"
+        f"{outcome.predicted:,} configurations predicted, {refused:,} refused, {len(outcome.trials)} measured "
+        f"in {runs} runs, {outcome.finalists} of them in turns; once corrected by what was measured, predictions were off "
+        f"by {outcome.margin:.0%} (2 sigma){more}; {outcome.seconds:.0f} s"
     )
 
 
@@ -86,9 +85,7 @@ def config_text(outcome: Outcome, given: dict[str, Any], asked: str) -> str:
     found = ", ".join(
         f"{name} {best.found[name]:,.4g}" for name in dict.fromkeys((objective.metric, *objective.targets))
     )
-    lines.append(
-        f"# Found, medians of {len(best.samples[1:] or best.samples)} runs in one process, without HTTP: {found}."
-    )
+    lines.append(f"# Medians of {len(best.samples[1:] or best.samples)} runs in one process, without HTTP: {found}.")
     if not outcome.meets:
         lines.append("# IT MISSES A TARGET: nothing that was measured keeps all of them.")
     if outcome.stopped:

@@ -59,11 +59,13 @@ def make_plan(
 def same_weights(one: EngineConfig, other: EngineConfig) -> bool:
     """Whether an engine of `one` is one of `other` once its cache, steps and look-ups are arranged anew.
 
-    Ranks, stores of blocks and whatever drafts by a model are made at the start alone.
+    How keys and values lie is the model's, and ranks, stores of blocks and whatever drafts by a model are made at the
+    start alone.
     """
 
     def fixed(config: EngineConfig) -> EngineConfig:
-        return replace(config, cache=CacheConfig(), scheduler=SchedulerConfig(), speculation=SpeculationConfig())
+        cache = CacheConfig(block_size=config.cache.block_size, kv_cache_dtype=config.cache.kv_cache_dtype)
+        return replace(config, cache=cache, scheduler=SchedulerConfig(), speculation=SpeculationConfig())
 
     asked = [config.speculation.asked for config in (one, other)]
     light = all(drafts is None or drafts.method in LOOK_UPS for drafts in asked)

@@ -1,0 +1,150 @@
+"""`quire tune` beside an exhaustive sweep of the same space under the same load: its time, and how far from the best.
+
+    python benchmarks/tuner.py sweep --work FOLDER --seconds 110    # again, until it says that all are measured
+    python benchmarks/tuner.py tune --work FOLDER
+    python benchmarks/tuner.py beside --work FOLDER                 # the two winners in turns
+
+The sweep starts each configuration and measures it `RUNS` times. Its winner and the tuner's are then measured in turns,
+as the best of many noisy figures is better on paper than it is. The embedded model, one thread: the second core of a
+shared machine comes and goes. Results: results/tuner.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from figures import measure, parser_of
+
+from quire.core.config import flat_config
+from quire.figures.machine import this_machine
+from quire.figures.statistics import compare, median
+from quire.tune.engines import Engines
+from quire.tune.measure import Runs
+from quire.tune.options import TuneOptions
+from quire.tune.report import difference
+from quire.tune.search import Trial
+from quire.tune.session import Session
+from quire.tune.space import Candidate
+
+LOAD = "batch=16,input=64,output=16"
+SPACE = (
+    "max-num-seqs=2,4,8,16",
+    "max-num-batched-tokens=64,128,256,512,1024",
+    "block-size=8,16,64",
+)
+THREADS = 1
+RUNS = 5
+TURNS = 12
+
+
+def session(work: Path, name: str) -> Session:
+    """One with rows of its own."""
+    options = TuneOptions(load=LOAD, vary=SPACE, output=str(work / f"{name}.toml"))
+    return Session(flat_config(threads=THREADS), {"threads": THREADS}, options)
+
+
+def runs_of(made: Session, engines: Engines) -> Runs:
+    """As the tuner's own."""
+    return Runs(engines, made.load, made.objective, 0, None)
+
+
+def sweep(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure what is not measured yet, for so many seconds."""
+    made, began = session(args.work, "sweep"), time.monotonic()
+    kept = args.work / "sweep_seconds.json"
+    spent: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
+    for candidate in made.predicted:
+        if str(candidate.values) in spent:
+            continue
+        if time.monotonic() - began > args.seconds:
+            break
+        start, trial = time.monotonic(), Trial(candidate, {})
+        with closing(Engines(lambda config: made.guesses.planner(config).account.fixed)) as engines:
+            runs = runs_of(made, engines)
+            trial.samples = [runs.run(candidate, turn) for turn in range(RUNS)]
+        spent[str(candidate.values)] = time.monotonic() - start
+        made.journal.add(trial)
+        kept.write_text(json.dumps(spent))
+    best, value = swept(made)
+    return {
+        "configurations": len(made.predicted),
+        "measured": len(spent),
+        "runs_of_each": RUNS,
+        "seconds": round(sum(spent.values()), 1),
+        "best": difference(best),
+        "output_tokens_per_s": round(value, 1),
+    }
+
+
+def swept(made: Session) -> tuple[Candidate, float]:
+    """The best of the sweep by the median of its runs."""
+    runs = {c: found for c in made.predicted if (found := made.journal.known(c))}
+    medians = {c: median([made.objective.value(run) for run in found]) for c, found in runs.items()}
+    best = max(medians, key=lambda c: medians[c])
+    return best, medians[best]
+
+
+def tune(args: argparse.Namespace) -> dict[str, Any]:
+    """A whole search, from nothing but the calibration of the machine."""
+    (args.work / "tuned.jsonl").unlink(missing_ok=True)
+    began = time.monotonic()
+    made = session(args.work, "tuned")
+    outcome = made.run(lambda trial: None)
+    seconds = time.monotonic() - began
+    assert outcome.best is not None
+    (args.work / "tuned.json").write_text(json.dumps(outcome.best.candidate.values))
+    return {
+        "seconds": round(seconds, 1),
+        "measured": len(outcome.trials),
+        "runs": sum(len(trial.samples) for trial in outcome.trials),
+        "margin": round(outcome.margin, 3),
+        "best": difference(outcome.best.candidate),
+        "output_tokens_per_s": round(made.objective.value(outcome.best.found), 1),
+    }
+
+
+def beside(args: argparse.Namespace) -> dict[str, Any]:
+    """Both winners, each in an engine of its own, in turns."""
+    made = session(args.work, "sweep")
+    best, _ = swept(made)
+    told = tuple((name, value) for name, value in json.loads((args.work / "tuned.json").read_text()))
+    tuned = next(c for c in made.predicted if c.values == told)
+    found: dict[Candidate, list[float]] = {best: [], tuned: []}
+    with closing(Engines(lambda config: 0)) as engines:
+        runs = runs_of(made, engines)
+        for turn in range(TURNS):
+            for candidate in (best, tuned) if turn % 2 else (tuned, best):
+                found[candidate].append(made.objective.value(runs.run(candidate, turn)))
+    ratio = compare(found[tuned], found[best])
+    return {
+        "machine": this_machine().name,
+        "load": LOAD,
+        "threads": THREADS,
+        "same": best == tuned,
+        "tuned_to_best_of_sweep": round(ratio.ratio, 4),
+        "interval": [round(ratio.interval.low, 4), round(ratio.interval.high, 4)],
+        "sweep": [round(value, 1) for value in found[best]],
+        "tuned": [round(value, 1) for value in found[tuned]],
+    }
+
+
+PARTS = {"sweep": sweep, "tune": tune, "beside": beside}
+
+
+def main() -> None:
+    """Run the parts that were asked for."""
+    parser = parser_of(__doc__, PARTS)
+    parser.add_argument("--work", type=Path, required=True, help="folder of what the parts leave for each other")
+    parser.add_argument("--seconds", type=float, default=110.0, help="of the sweep at one time")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    measure(PARTS, args, "tuner")
+
+
+if __name__ == "__main__":
+    main()
