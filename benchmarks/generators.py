@@ -89,7 +89,7 @@ class Target:
 
 
 STEP = 0.05
-LOAD = {"input_len": 64, "output_len": 16}
+LOAD = {"input_len": 64, "output_len": 8}
 FIGURES = {
     "ttft mean": ("ttft", "mean"),
     "ttft p50": ("ttft", "p50"),
@@ -224,7 +224,7 @@ def model(args: argparse.Namespace) -> Iterator[Target]:
     words += ["--load-format", "dummy", "--max-model-len", "1024", "--threads", "1", "--quantization", "int8"]
     words += ["--no-enable-prefix-caching", "--cache-packed", "off"]  # it writes beside the first answers
     with server(words, {}, args.work / "generators-server.log") as found:
-        warm = ServeLoad(base_url=found.url, num_prompts=10, max_concurrency=2, input_len="64", output_len="16")
+        warm = ServeLoad(base_url=found.url, num_prompts=10, max_concurrency=2, input_len="64", output_len="8")
         on_loop(serving.measure(warm))
         yield Target(found.url, folder.name, folder, 30000)
 
@@ -316,9 +316,9 @@ def main() -> None:
     parser.add_argument("--arrivals", default="poisson")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "quire-peers")
     parser.add_argument("--shape", choices=SHAPES, default="qwen-0.6b", help="of the server for peers")
-    parser.add_argument("--rate", type=float, default=0.8, help="requests/s that peers send")
-    parser.add_argument("--steady-rate", type=float, default=8.0, help="requests/s of steady")
-    parser.add_argument("--requests", type=int, default=50, help="of each tool in a round")
+    parser.add_argument("--rate", type=float, default=1.5, help="requests/s that peers send")
+    parser.add_argument("--steady-rate", type=float, default=2.0, help="requests/s of steady")
+    parser.add_argument("--requests", type=int, default=40, help="of each tool in a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that a tool may take")
     measure(WORK, parser.parse_args(), "generators")
