@@ -129,7 +129,7 @@ def prefixes(machine: Machine) -> list[Row]:
                 "--input-len 16 --output-len 16 --shared-prefix 160",
                 model=Model(name="pydoc", parameters=PARAMETERS, format="bfloat16", kv_format="bfloat16"),
                 load=Load(requests=24, batch=0, input_len=176, output_len=16, shared_prefix=160),
-                notes=["claim: one copy of a common prefix"],
+                claim="one copy of a common prefix",
                 **summed(found[on], {}),
             )
         )

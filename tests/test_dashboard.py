@@ -322,7 +322,7 @@ def test_roofs_pareto_and_cost(browser: Browser, written: Path) -> None:
 
 @in_chromium
 def test_names_break_nothing(browser: Browser, tmp_path: Path) -> None:
-    rows = [synthetic(10.0 * i, suite=NASTY, technique=NASTY, command=NASTY, notes=[f"claim: {NASTY}"], on=i > 1,
+    rows = [synthetic(10.0 * i, suite=NASTY, technique=NASTY, command=NASTY, claim=NASTY, on=i > 1,
                       options={NASTY: i}) for i in (1, 2)]  # fmt: skip
     target = tmp_path / "page.html"
     target.write_bytes(page([File(NASTY, rows)]))

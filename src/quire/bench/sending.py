@@ -183,7 +183,6 @@ async def until(due: float) -> None:
 def undisturbed() -> Iterator[None]:
     """Without the garbage collector, whose full passes over many records take tens of milliseconds."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

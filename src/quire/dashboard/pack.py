@@ -14,7 +14,7 @@ from quire.figures.metrics import LIMITS, METRICS, Metric
 from quire.figures.rows import Row, fields
 
 DISTINCT = ("kind", "benchmark", "suite", "time", "command", "machine", "engine", "model", "load", "technique", "on",
-            "options", "dialect", "notes")  # fmt: skip
+            "improves", "claim", "options", "dialect", "notes")  # fmt: skip
 """Fields of which many rows have the same value. The order is that of a row's places."""
 WHOLE = 1 << 53
 """Below it whole numbers are kept to the last digit."""

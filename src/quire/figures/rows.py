@@ -80,6 +80,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     load: Annotated[Load, Meta(description="What was asked of it.")]
     technique: Annotated[str, Meta(description="The technique that is switched in this row; empty: none.")] = ""
     on: Annotated[bool, Meta(description="Whether `technique` is on.")] = True
+    improves: Annotated[str, Meta(description="Name of the metric that `technique` is for.")] = ""
+    claim: Annotated[str, Meta(description="What those who found `technique` say that it buys.")] = ""
     options: Annotated[dict[str, str | int | float | bool], Meta(description="The engine's, by flag name.")] = {}
     metrics: Annotated[dict[str, float], Meta(description="Medians, by names of METRICS.")]
     intervals: Annotated[dict[str, Interval], Meta(description="Of medians, where there are rounds.")] = {}

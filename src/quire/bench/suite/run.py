@@ -18,6 +18,7 @@ from quire.bench.suite.measures import metrics_of, roofline
 from quire.bench.suite.process import PAUSE, Command, Process
 from quire.bench.suite.prompts import Prompts, read_texts
 from quire.bench.suite.spec import LoadCase, Suite
+from quire.bench.suite.techniques import TECHNIQUES
 from quire.bench.suite.watch import Energy, peak_bytes
 from quire.core.errors import EngineFailure, QuireError
 from quire.figures.machine import now, this_engine, this_machine
@@ -193,6 +194,7 @@ class Bench:
         name = f"{load.input}/{load.output}" if ranged else ""
         shown = variant.options | ({} if not variant.mode else {"mode": variant.mode})
         made = variant.format if variant.engine != "quire" else ""
+        about = TECHNIQUES.get(variant.technique)
         return Row(
             kind="measured",
             benchmark="suite",
@@ -212,6 +214,8 @@ class Bench:
             ),
             technique=variant.technique,
             on=variant.on,
+            improves=about.improves if about else "",
+            claim=about.claim if about else "",
             options=shown,
             metrics={},
         )

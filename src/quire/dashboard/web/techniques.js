@@ -7,8 +7,6 @@ import { compareRows, largestOf } from "./statistics.js";
 import { sortable } from "./table.js";
 import { plural, shown } from "./words.js";
 
-const CLAIM = /^claim(?:ed)?[^:]*:\s*/i; // a note that begins so says what is claimed
-const IMPROVES = /^improves:\s*(\w+)/i; // and one that begins so, which metric a technique is for
 const BAR = { width: 140, height: 18 };
 
 const first = (store) =>
@@ -28,7 +26,7 @@ export const techniques = {
     const chosen = state.get("metric");
     const pairs = switched(rows)
       .map(([on, off]) => {
-        const metric = chosen || improves(on) || improves(off) || first(store);
+        const metric = chosen || on.improves || off.improves || first(store);
         return { on, off, metric, ...compareRows(on, off, metric) };
       })
       .filter((pair) => pair.ratio > 0);
@@ -80,10 +78,7 @@ export const techniques = {
   },
 };
 
-const improves = (row) => row.notes.map((note) => IMPROVES.exec(note)?.[1]).find(Boolean);
-const claims = ({ on, off }) => [
-  ...new Set([...on.notes, ...off.notes].filter((note) => CLAIM.test(note)).map((note) => note.replace(CLAIM, ""))),
-];
+const claims = ({ on, off }) => [...new Set([on.claim, off.claim].filter(Boolean))];
 
 /** [with, without] of each row that has a technique on: of those that are else alike, the one with most options alike.
  *
