@@ -96,16 +96,16 @@ def test_formats_that_change_answers_are_marked(run: Run, tiny: list[str], tmp_p
         (["--space", "none.toml"], "none.toml: No such file"),
         (["--output", "x.json"], "a .toml file"),
         (["--output", "taken.toml"], "quire tune did not write"),
-        (["--load", "batch=1,input=4096,output=1", "--vary", "block-size=16"], "longest sequence"),
+        (["--load", "batch=1,input=4096,output=1", "--vary", "block-size=16"], "the context holds 128"),
         (["--prompts", "none.txt", "--vary", "block-size=16"], "none.txt: No such file"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(
-    run: Run,
+    run: Run,  # noqa: F811
     tiny: list[str],
     tmp_path: Path,
     flags: list[str],
-    words: str,  # noqa: F811
+    words: str,
 ) -> None:
     (tmp_path / "taken.toml").write_text("mine = 1\n")
     code, _, err = run("tune", *tiny, *flags)
