@@ -67,8 +67,8 @@ def account(outcome: Outcome) -> str:
     more = f"; {len(outcome.trials) - SHOWN} more were measured" if len(outcome.trials) > SHOWN else ""
     return (
         f"{outcome.predicted:,} configurations predicted, {refused:,} refused, {len(outcome.trials)} measured "
-        f"in {runs} runs, {outcome.finalists} of them in turns; once corrected by what was measured, predictions were "
-        f"off by {outcome.margin:.0%} (2 sigma){more}; {outcome.seconds:.0f} s"
+        f"in {runs} runs, {outcome.finalists} of them in turns; predictions, corrected by what was measured, "
+        f"were off by {outcome.margin:.0%} (2 sigma){more}; {outcome.seconds:.0f} s"
     )
 
 

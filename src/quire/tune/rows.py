@@ -50,7 +50,9 @@ class Journal:
 
     def add(self, trial: Trial) -> None:
         """All runs of it so far."""
-        self._file.add(self._row(trial.candidate, trial.samples))
+        row = self._row(trial.candidate, trial.samples)
+        self._file.add(row)
+        self._runs[row.key] = list(trial.samples)
 
     def forget(self) -> None:
         """Begin anew: the file is emptied."""
