@@ -62,7 +62,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(ge=0, description="Milliseconds that network, HTTP and tokenizer add to each first token.")
     ] = 0.0
     step_times: Annotated[
-        str, Meta(description="JSON file of measured step times (docs/simulator.md), in place of a prediction.")
+        str, Meta(description="JSON file of measured step times (docs/plan/simulator.md), in place of a prediction.")
     ] = ""
     step_scale: Annotated[float, Meta(gt=0, description="Multiplies the seconds of every step.")] = 1.0
     sample_every: Annotated[float, Meta(gt=0, description="Seconds between points of the curves.")] = 1.0
