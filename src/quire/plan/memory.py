@@ -182,7 +182,8 @@ def _activations(config: EngineConfig, rank: RankNeeds, choice: Choice, length: 
     floats = 4.0 if any(kind.startswith("f32") for kind in kinds) else 2.0
     # Codes have scales and sums beside them: 12 bytes for a group of 32.
     form = (1.0 + 12 / 32 if integers else floats) if choice.backend == "cpu" else 0.0
-    fused = not config.lora.enable_lora and not any(kind.startswith(("table4", "fp8")) for kind in kinds)
+    gated = "gate" in rank.facts.roles or any(spec.moe.sparse)
+    fused = gated and not config.lora.enable_lora and not any(kind.startswith(("table4", "fp8")) for kind in kinds)
     return activations(spec, rows, config.scheduler.max_num_seqs, form, fused).total
 
 
