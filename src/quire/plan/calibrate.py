@@ -38,7 +38,7 @@ HEADS = ((16, 8, 128), (24, 6, 64))
 ATTENDED = ((1, 255, 1), (1, 3071, 1), (16, 255, 1), (16, 1023, 1), (1, 0, 64), (4, 0, 96), (1, 0, 512), (1, 1536, 384),
             (1, 3072, 512))  # fmt: skip
 """Sequences, tokens before, rows of each."""
-VOCABULARY = 32000
+VOCABULARY, LAYERS = 32000, 8
 FULL = 128
 """Rows from which products in tiles do not hide the reading of weights any more, which is added."""
 
@@ -147,29 +147,35 @@ def call_seconds(ops: Ops) -> float:
     return timed_in_turns({"": run})[""] / 200
 
 
-def between_seconds(ops: Ops) -> dict[int, float]:
-    """By rows: what a layer's norms and rope take for each number of the stream's width."""
-    layers = 8
-    heads, kv_heads, d = HEADS[0]
-    cache = ops.allocate_cache(ops.layout(16, kv_heads, d, torch.bfloat16), 64)
-    table, weight = torch.zeros(4096, 2, d // 2), torch.ones(WIDTH)
+def norm_seconds(ops: Ops) -> dict[int, float]:
+    """By rows: what the norms of a layer take for each number of the stream's width."""
+    weight = torch.ones(WIDTH)
 
     def run(rows: int) -> Tensor:
-        at = torch.arange(rows)
-        x, delta, qkv = (
-            torch.zeros(rows, WIDTH),
-            torch.zeros(rows, WIDTH),
-            torch.zeros(rows, (heads + 2 * kv_heads) * d),
-        )
-        for _ in range(layers):
+        x, delta = torch.zeros(rows, WIDTH), torch.zeros(rows, WIDTH)
+        for _ in range(2 * LAYERS):
             ops.next_layer()
-            x, _ = ops.add_rmsnorm(x, delta, weight, 1e-5)
-            ops.rope_and_cache(qkv, at.int(), table, at, cache, None, 1e-5)
             x, h = ops.add_rmsnorm(x, delta, weight, 1e-5)
         return h  # type: ignore[no-any-return]
 
     spent = timed_in_turns({rows: ops.capture(partial(run, rows)).run for rows in ROWS})
-    return {rows: spent[rows] / layers / WIDTH for rows in ROWS}
+    return {rows: spent[rows] / LAYERS / WIDTH for rows in ROWS}
+
+
+def rope_seconds(ops: Ops) -> dict[int, float]:
+    """By rows: what a layer's rope and writing of keys take for each number of queries, keys and values."""
+    heads, kv_heads, d = HEADS[0]
+    wide, table = (heads + 2 * kv_heads) * d, torch.zeros(4096, 2, d // 2)
+    caches = [ops.allocate_cache(ops.layout(16, kv_heads, d, torch.bfloat16), 64) for _ in range(LAYERS)]
+
+    def run(rows: int) -> Tensor:
+        at, qkv = torch.arange(rows), torch.zeros(rows, wide)
+        for cache in caches:
+            ops.rope_and_cache(qkv, at.int(), table, at, cache, None, 1e-5)
+        return qkv
+
+    spent = timed_in_turns({rows: ops.capture(partial(run, rows)).run for rows in ROWS})
+    return {rows: spent[rows] / LAYERS / wide for rows in ROWS}
 
 
 def sample_seconds(ops: Ops) -> float:
