@@ -158,8 +158,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured on this machine (`quire.plan.calibrate`, `quire.bench.calibration`).
 
     `norms`, `ropes`: by rows, seconds of a layer's per number of width. `call`: of one op. `host`: of a step, a
-    sequence in it, a row of it, a layer of one that is not replayed. `sample`: of a logit. `process`: bytes of a process that
-    holds no model.
+    sequence in it, a row of it, a layer of one that is not replayed. `sample`: of a logit. `process`: bytes of a
+    process that holds no model.
     """
 
     machine: str
