@@ -2,11 +2,11 @@
 
     python benchmarks/tuner.py sweep --work FOLDER --seconds 110    # again, until it says that all are measured
     python benchmarks/tuner.py tune --work FOLDER
-    python benchmarks/tuner.py beside --work FOLDER                 # the two winners in turns
+    python benchmarks/tuner.py beside --work FOLDER                 # the tuner's and the sweep's best in turns
 
-The sweep starts each configuration and measures it `RUNS` times. Its winner and the tuner's are then measured in turns,
-as the best of many noisy figures is better on paper than it is. The embedded model, one thread: the second core of a
-shared machine comes and goes. Results: results/tuner.json.
+The sweep starts each configuration and measures it `RUNS` times. Its best `RIVALS` and the tuner's choice are then
+measured in turns, as the best of many noisy figures is better on paper than it is. The embedded model, one thread: the
+second core of a shared machine comes and goes. Results: results/tuner.json.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ SPACE = (
 )
 THREADS = 1
 RUNS = 5
-TURNS = 12
+TURNS = 8
+RIVALS = 3
 
 
 def session(work: Path, name: str) -> Session:
@@ -70,7 +71,7 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
         spent[str(candidate.values)] = time.monotonic() - start
         made.journal.add(trial)
         kept.write_text(json.dumps(spent))
-    best, value = swept(made)
+    best, value = swept(made)[0]
     return {
         "configurations": len(made.predicted),
         "measured": len(spent),
@@ -81,12 +82,11 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def swept(made: Session) -> tuple[Candidate, float]:
-    """The best of the sweep by the median of its runs."""
+def swept(made: Session) -> list[tuple[Candidate, float]]:
+    """Configurations of the sweep by the medians of their runs, best first."""
     runs = {c: found for c in made.predicted if (found := made.journal.known(c))}
     medians = {c: median([made.objective.value(run) for run in found]) for c, found in runs.items()}
-    best = max(medians, key=lambda c: medians[c])
-    return best, medians[best]
+    return sorted(medians.items(), key=lambda pair: -pair[1])
 
 
 def tune(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,17 +109,18 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def beside(args: argparse.Namespace) -> dict[str, Any]:
-    """Both winners, each in an engine of its own, in turns."""
+    """The tuner's choice and the `RIVALS` best of the sweep, each in an engine of its own, in turns."""
     made = session(args.work, "sweep")
-    best, _ = swept(made)
     told = tuple((name, value) for name, value in json.loads((args.work / "tuned.json").read_text()))
     tuned = next(c for c in made.predicted if c.values == told)
-    found: dict[Candidate, list[float]] = {best: [], tuned: []}
-    with closing(Engines(lambda config: 0)) as engines:
-        runs = runs_of(made, engines)
+    rivals = [candidate for candidate, _ in swept(made)[:RIVALS]]
+    found: dict[Candidate, list[float]] = {candidate: [] for candidate in (tuned, *rivals)}
+    with ExitStack() as until:
+        each = {c: runs_of(made, until.enter_context(closing(Engines(lambda config: 0)))) for c in found}
         for turn in range(TURNS):
-            for candidate in (best, tuned) if turn % 2 else (tuned, best):
-                found[candidate].append(made.objective.value(runs.run(candidate, turn)))
+            for candidate in reversed(found) if turn % 2 else found:
+                found[candidate].append(made.objective.value(each[candidate].run(candidate, turn)))
+    best = max(rivals, key=lambda c: median(found[c]))
     ratio = compare(found[tuned], found[best])
     return {
         "machine": this_machine().name,
@@ -128,8 +129,7 @@ def beside(args: argparse.Namespace) -> dict[str, Any]:
         "same": best == tuned,
         "tuned_to_best_of_sweep": round(ratio.ratio, 4),
         "interval": [round(ratio.interval.low, 4), round(ratio.interval.high, 4)],
-        "sweep": [round(value, 1) for value in found[best]],
-        "tuned": [round(value, 1) for value in found[tuned]],
+        "output_tokens_per_s": {difference(c): [round(value, 1) for value in values] for c, values in found.items()},
     }
 
 
