@@ -13,6 +13,7 @@ from quire.cli.demo import demo
 from quire.cli.doctor import doctor
 from quire.cli.evaluate import evaluate
 from quire.cli.inspect import inspect
+from quire.cli.plan import plan
 from quire.cli.replay import replay
 from quire.cli.run_batch import run_batch
 from quire.cli.serve import serve
@@ -55,6 +56,7 @@ app.command("replay")(replay)
 app.add_typer(bench, name="bench")
 app.command("eval")(evaluate)
 app.command("inspect")(inspect)
+app.command("plan")(plan)
 app.command("doctor")(doctor)
 app.command("compress")(compress)
 app.command("train")(train)

@@ -7,6 +7,7 @@ import signal
 import sys
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +37,15 @@ def serve(
             help="TOML file of flags by their long names; those of the command line win.",
         ),
     ] = None,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            rich_help_panel="Server",
+            help="Keep to a plan that quire plan -o wrote, or do not start.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines."""
     options = with_config(config_file, options)
@@ -50,6 +60,8 @@ def serve(
         if signal.getsignal(sig) is not signal.SIG_IGN:
             signal.signal(sig, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGUSR1, lambda *_: None)  # an engine that is being loaded is new enough
+    if plan_file is not None:
+        raise typer.Exit(_serve_planned(plan_file, options, server))
     if listed := listed_models(options):
         from quire.server.several.run import serve_several
 
@@ -64,6 +76,26 @@ def serve(
     with ExitStack() as until:
         code = run.serve(config, server, partial(start_engines, server, until))
     raise typer.Exit(code)
+
+
+def _serve_planned(path: Path, options: dict[str, Any], server: ServerOptions) -> int:
+    """As planned: what decides over memory is pinned, and a start under which the plan does not hold is refused."""
+    from quire.plan.file import DEFAULTS, check_plan, check_started, planned_config, read_plan
+    from quire.server import run
+
+    if isinstance(options.get("model"), list) or options.get("models"):
+        raise ConfigError("--plan: it is of one model; leave out --models and further ones", param="plan")
+    plan = read_plan(path)
+    config = planned_config(plan, to_engine(options), set(options) & set(DEFAULTS))
+    check_plan(plan, config)
+
+    def start(until: ExitStack, config: EngineConfig) -> EngineClient:
+        engine = start_engines(server, until, config)
+        check_started(plan, engine.info.num_blocks, engine.info.max_model_len)
+        return engine
+
+    with ExitStack() as until:
+        return run.serve(config, server, partial(start, until))
 
 
 def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:

@@ -61,6 +61,8 @@ METRICS: dict[str, Metric] = {
     "watts": Metric("W", "lower", "mean power of the package or device"),
     "cost_per_million_tokens": Metric("$", "lower", "price of the devices' time / output tokens at the offered load"),
     "cost_per_request": Metric("$", "lower", "price of the devices' time / requests at the offered load"),
+    "critical_batch": Metric("", "neither", "time of a step of one row / time of a row in a step of 256"),
+    "sequences": Metric("", "higher", "sequences of the load's length that the KV cache holds"),
     "flops_per_s": Metric("FLOP/s", "higher", "multiplications and additions of weights and attention / time"),
     "bytes_per_s": Metric("B/s", "higher", "weights and keys and values read / time"),
     "flops_per_byte": Metric("FLOP/B", "neither", "arithmetic intensity of a step"),

@@ -25,10 +25,6 @@ def kv_bytes_per_token(spec: ModelSpec, dtype: Dtype) -> int:
     return len(spec.own_layers) * layer_kv_bytes(spec, dtype)
 
 
-BF12_BITS = 12 + 64 * 8 / (16 * 256)
-"""Of a bf16 weight kept in 12 bits: 256 columns of 16 rows share 64 bytes of exceptions."""
-
-
 def weight_bytes(parameters: int, bits: float) -> int:
     """Parameters x bits / 8; with group scales of 16 bits, `bits` is bits + 16 / group."""
     return round(parameters * bits / 8)

@@ -9,13 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.ops.kinds import KINDS, NUMBERS
+from quire.ops.kinds import BF12_CHUNK, BF12_EXCEPTION_BYTES, KINDS, LANES, NUMBERS
 from quire.ops.weights import SUPER, Packed
 
-LANES = 16
-"""Rows of a block of the packed layouts (csrc/pack.cpp)."""
-BF12_CHUNK, BF12_EXCEPTION_BYTES = 256, 64
-"""Columns of 16 rows in 12 bits that share a list of exceptions, and its size; also in csrc/units/linear_bf12.h."""
 GROWING = {"codes": "code_step", "scales": "scale_step", "zeros": "zero_step", "mins": "min_step"}
 """Parts that grow with the rows, and the field of the bytes from 16 rows to the next."""
 SHARED = ("table", "order")

@@ -11,8 +11,8 @@ from torch import Tensor
 from quire.core.errors import ConfigError
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
-from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
-from quire.ops.matrix import LANES, Numbers, assemble, part_sizes, table_digits
+from quire.ops.kinds import KINDS, LANES, NUMBERS, SUPER_KINDS
+from quire.ops.matrix import Numbers, assemble, part_sizes, table_digits
 from quire.ops.pack_sparse import without_zeros
 from quire.ops.pack_stored import pack_stored
 from quire.ops.weights import MOST, SUPER, TABLE_MOST, Packed, Stored, Weight

@@ -11,8 +11,8 @@ import torch
 
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
-from quire.ops.kinds import NUMBERS
-from quire.ops.matrix import LANES, assemble, part_sizes, take_apart
+from quire.ops.kinds import LANES, NUMBERS
+from quire.ops.matrix import assemble, part_sizes, take_apart
 from quire.ops.weights import Packed
 
 SPARSE = {"bf16": "sparse_bf16", "int8": "sparse_int8", "int4": "sparse_int4"}

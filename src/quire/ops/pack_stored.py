@@ -11,8 +11,8 @@ from torch import Tensor
 from quire.core.errors import ModelError
 from quire.ops.arena import huge_bytes
 from quire.ops.cpu import Cpu
-from quire.ops.kinds import KINDS, NUMBERS
-from quire.ops.matrix import LANES, Numbers, assemble, part_sizes, table_digits
+from quire.ops.kinds import KINDS, LANES, NUMBERS
+from quire.ops.matrix import Numbers, assemble, part_sizes, table_digits
 from quire.ops.weights import CANNOT_ROUND, BlockForm, Packed, RoundForm, Rows, Stored
 
 FORMS_OF_32 = {name: number for number, name in enumerate(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"))}

@@ -1,4 +1,4 @@
-"""Latencies and throughput of a load from step times: a batch step by step, a stream of requests in its steady state."""
+"""Latencies and throughput of a load from step times: a batch step by step, a stream in its steady state."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class _Running:
 
 
 def batch_flow(times: StepTimes, load: Load, limits: Limits) -> Flow:
-    """`load.batch` requests that come at once, by the rules of the scheduler: who runs advances first, prompts fill what
-    is left of the step's tokens in the order they came, and who does not fit waits.
+    """`load.batch` requests that come at once, by the rules of the scheduler: who runs advances first, prompts fill
+    what is left of the step's tokens in the order they came, and who does not fit waits.
     """
     waiting = [_Running(load.shared if i else 0) for i in range(load.batch)]
     running: list[_Running] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from quire.core.config import EngineConfig
-from quire.core.dtypes import BF16, F16, F32, Dtype
+from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
 from quire.model.describe import ModelFacts, compute_dtype, describe, kv_dtype
@@ -28,13 +28,14 @@ from quire.run.activations import activations
 from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv
 from quire.run.shapes import EXACT, Sizes, graph_bytes, graph_sizes
 
-PROCESS = 272 << 20
+PROCESS = 255 << 20
 """Bytes of an engine's process that holds no model: interpreter, torch, tokenizer. Measured: `planner.py memory`."""
 CONTEXT = 600 << 20
 """Bytes that CUDA's context and libraries take of a GPU. Of one H100, as its driver shows it."""
 RECORDING = 6500
 """Bytes of a recorded step, each layer: of 16 layers some 100 KB (`run.shapes.MOST`)."""
-ON_DISK = {"float32": F32, "float16": F16, "bfloat16": BF16}
+KEPT = {"float32": F32, "float16": F16, "bfloat16": BF16, "int8": I8, "float8_e4m3fn": F8}
+"""Formats of numbers by name."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _facts(model: str, load_format: str, hub: Hub) -> tuple[ModelFacts, bool]:
         return describe(model, load_format, hub), False
     found = describe(model, "dummy", hub)
     raw = read_json(folder / "config.json")
-    kept = ON_DISK.get(str(raw.get("torch_dtype") or raw.get("dtype")), BF16)
+    kept = KEPT.get(str(raw.get("torch_dtype") or raw.get("dtype")), BF16)
     if quantized := raw.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         note = f"config.json says that weights are quantized ({method}), which only the files tell in detail: counted "
@@ -134,6 +135,9 @@ def account(
     weights = most.weights
     if config.offload.from_file:
         weights = min(weights, allowed(config))
+    if config.offload.fully_shard:  # each of the replicas has its part of the layers
+        layers = sum(part.nbytes for part in most.parts if part.layers)
+        weights += -(-layers // config.parallel.data_parallel_size) - layers
     there = available_memory() if device is None else round(device.memory * config.cache.gpu_memory_utilization)
     bare = Account(
         weights=weights,
@@ -178,7 +182,8 @@ def _activations(config: EngineConfig, rank: RankNeeds, choice: Choice, length: 
     floats = 4.0 if any(kind.startswith("f32") for kind in kinds) else 2.0
     # Codes have scales and sums beside them: 12 bytes for a group of 32.
     form = (1.0 + 12 / 32 if integers else floats) if choice.backend == "cpu" else 0.0
-    fused = not config.lora.enable_lora and not any(kind.startswith(("table4", "fp8")) for kind in kinds)
+    gated = "gate" in rank.facts.roles or any(spec.moe.sparse)
+    fused = gated and not config.lora.enable_lora and not any(kind.startswith(("table4", "fp8")) for kind in kinds)
     return activations(spec, rows, config.scheduler.max_num_seqs, form, fused).total
 
 

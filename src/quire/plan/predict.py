@@ -87,6 +87,11 @@ class Planner:
         return Roofline(self.config, self.ranks, kept, self.machine.rates(kept.name))
 
     @property
+    def kept(self) -> str:
+        """The format of keys and values."""
+        return kv_format(self.config, self.facts, self.choice).name
+
+    @property
     def limits(self) -> Limits:
         """Of a step, whatever the memory holds."""
         limits = self.config.scheduler

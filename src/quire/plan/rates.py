@@ -18,7 +18,7 @@ from quire.plan.devices import ARITHMETIC, BANDWIDTH, HOST_SECONDS, LINK_SECONDS
 from quire.plan.work import Chunk
 
 FILE = "planner.json"
-NEAR, FAR = 24 << 20, 320 << 20
+NEAR, FAR = 24 << 20, 256 << 20
 """Bytes of weights that a calibration runs through: caches keep the first, and not the other."""
 
 
@@ -137,13 +137,15 @@ class KindRates(msgspec.Struct, frozen=True):
 
 
 class AttentionRates(msgspec.Struct, frozen=True):
-    """Seconds of a layer's attention: a call; bytes of keys and values that decodes read; multiply-adds of decodes, of
-    rows of prompts; rows of prompts.
+    """Seconds of a layer's attention: a call; bytes of keys and values that decodes read; for decodes and for prompts,
+    a score (of one row, key and head) and a multiply-add of one; a number of a row of a prompt.
     """
 
     call: float
     read: float
+    decode_score: float
     decode: float
+    prompt_score: float
     prompt: float
     row: float
 
@@ -193,9 +195,10 @@ class Measured:
         rates = self._found.attention.get(self._kv) or next(iter(self._found.attention.values()))
         decodes = [chunk for chunk in chunks if chunk.rows == 1]
         prompts = [chunk for chunk in chunks if chunk.rows > 1]
-        wide = one.heads * one.head_dim
-        seconds = rates.call + rates.read * sum(map(one.keys, decodes)) * one.kv_bytes
-        seconds += wide * (rates.decode * one.pairs(decodes) + rates.prompt * one.pairs(prompts))
+        wide, seconds = one.heads * one.head_dim, rates.call
+        seconds += rates.read * sum(map(one.keys, decodes)) * one.kv_bytes
+        seconds += one.pairs(decodes) * (one.heads * rates.decode_score + wide * rates.decode)
+        seconds += one.pairs(prompts) * (one.heads * rates.prompt_score + wide * rates.prompt)
         return layers * (seconds + rates.row * wide * sum(chunk.rows for chunk in prompts))
 
     def between(self, rows: int, width: int, layers: int) -> float:

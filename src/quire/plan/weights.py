@@ -9,15 +9,14 @@ from quire.core.config import EngineConfig
 from quire.core.dtypes import BF16
 from quire.model.describe import ModelFacts, compute_dtype, max_model_len
 from quire.model.load.roles import ADAPTED, KEY_VALUE, ROLES, Role, Share
-from quire.model.memory import BF12_BITS, weight_bytes
+from quire.model.memory import weight_bytes
 from quire.model.spec import ModelSpec
 from quire.ops.choice import Choice
+from quire.ops.kinds import BF12_CHUNK, BF12_EXCEPTION_BYTES, LANES
 from quire.quant.base import Quantizer
 from quire.quant.codebook import MXFP4, NF4
 from quire.quant.registry import quantizer
 
-LANES = 16
-"""Rows of a block of the packed layouts of the CPU (`quire.ops.matrix`), which are filled up."""
 CODE_BITS = {"int8": 8, "fp8": 8}
 """Of a number in formats made at load; the others have 4."""
 
@@ -69,14 +68,14 @@ class Formats:
         packed = role.kind == "linear" or (name == "embed" and tied and self.target is None)
         narrow = packed and self.on_cpu and self.dtype == BF16 and self._config.device.bf16_bits == 12
         short = {"bfloat16": "bf16", "float32": "f32", "float16": "f16"}[self.dtype.name]
-        return ("bf12", BF12_BITS) if narrow else (short, 8.0 * self.dtype.itemsize)
+        return ("bf12", 12.0) if narrow else (short, 8.0 * self.dtype.itemsize)
 
     def _made(self, target: Quantizer) -> tuple[str, float]:
-        """Round to nearest has scales of 16 bits; code books have floats."""
+        """Scales are of 16 bits, but of a code book whose scales are no powers of two: floats."""
         book = target in (NF4, MXFP4)
         group, name = self._config.model.group_size, "table4" if book else target.name
         bits = CODE_BITS.get(target.name, self._code4)
-        return f"{name} g{group}", bits + (32 if book else 16) / group
+        return f"{name} g{group}", bits + (32 if target is NF4 else 16) / group
 
     def _stored(self, bits: float) -> tuple[str, float]:
         """A file that is quantized already: by the bits that a number takes when loaded."""
@@ -113,13 +112,17 @@ def _part(name: str, formats: Formats, found: ModelFacts, share: Share) -> Part 
         return None
     *rows, columns = share.shape(name, spec) if len(share.shape(name, spec)) > 1 else (1, *share.shape(name, spec))
     kind, bits = formats.of(name, role)
-    lanes = LANES if formats.on_cpu and role.kind == "linear" else 1
+    lanes = LANES if formats.on_cpu and role.kind in ("linear", "dense") else 1
     padded = -(-prod(rows) // lanes) * lanes
     read = spec.moe.routing.top_k / spec.moe.routing.experts if role.experts else 1.0
     tied = name == "embed" and spec.tied_head and formats.target is None
+    size = weight_bytes(padded * columns * copies, bits)
+    if kind == "bf12":  # exceptions of 256 columns each, or of as many as there are
+        size = copies * (
+            padded * columns * 12 // 8 + padded // LANES * -(-columns // BF12_CHUNK) * BF12_EXCEPTION_BYTES
+        )
     return Part(
-        name, kind, (prod(rows), columns), copies, layers, weight_bytes(padded * columns * copies, bits),
-        role.kind in ("linear", "dense") or tied, read,
+        name, kind, (prod(rows), columns), copies, layers, size, role.kind in ("linear", "dense") or tied, read,
     )  # fmt: skip
 
 

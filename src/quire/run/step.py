@@ -16,6 +16,7 @@ from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
 from quire.model.net.lora import NONE
+from quire.model.net.parts import GatedMlp, PlainMlp
 from quire.model.net.tapped import TappedDecoder, Taps, picked, tapped
 from quire.ops.backend import Captured, Ops, Replay
 from quire.ops.layout import KVCache
@@ -77,7 +78,7 @@ class Step:
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
         self.arrays = Arrays(sizes, own) if ops.gpu is None else DeviceArrays(sizes, own, ops.gpu.runtime, ops.device)
         self.most_logits = max(self.arrays.max_seqs, min(LOGITS, max_tokens))
-        room = activations(model.spec, max_tokens, self.most_logits, fused=model.adapters is None)
+        room = activations(model.spec, max_tokens, self.most_logits, fused=_fuses(model))
         scores = 4 * self.most_logits * (model.spec.vocab_size + model.spec.hidden)
         ops.reserve(max(room.outer, scores), max(room.layer, room.last))
         self.hidden = torch.empty(0)
@@ -262,3 +263,9 @@ class Step:
         arrays.cu_q[seqs : size + 1] = np.minimum(np.arange(tokens, tokens + size + 1 - seqs), size)
         arrays.context[seqs:size] = 1
         arrays.block_tables[:, seqs:size, 0] = pad
+
+
+def _fuses(model: Model) -> bool:
+    """Whether the wide rows of MLPs stay within one op."""
+    layers = model.decoder.layers if isinstance(model.decoder, Decoder) else ()
+    return not any(isinstance(layer.mlp, GatedMlp | PlainMlp) for layer in layers)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.ops.backend import Captured, Replay
+    from quire.ops.native import Native
     from quire.run.step import Step
 
 SMALLEST = 64 << 20
@@ -104,19 +105,24 @@ class Trial:
 
 def _measure(step: Step) -> Tuning:
     assert step.ops.cpu is not None
-    native = step.ops.cpu.native
-    settings = [Tuning(ahead, row_streams=streams) for ahead, streams in STREAMING]
     room = min(step.arrays.max_seqs, len(step.arrays.tokens))
-    decodes = [step.made_up_decode(rows) for rows in (1, min(FEW, room))]
-    best = _fastest(settings, lambda: [decode() for decode in decodes], native.set_tuning)
+    best = measured_tuning(step.ops.cpu.native, step.made_up_decode, room)
+    step.forget_made_up()
+    return best
+
+
+def measured_tuning(native: Native, decode: Callable[[int], Callable[[], object]], room: int) -> Tuning:
+    """What is fastest for decodes: `decode(rows)` runs one of so many rows, of which there are `room` at most."""
+    settings = [Tuning(ahead, row_streams=streams) for ahead, streams in STREAMING]
+    decodes = [decode(rows) for rows in (1, min(FEW, room))]
+    best = _fastest(settings, lambda: [run() for run in decodes], native.set_tuning)
     for rows in (rows for rows in BATCHES if rows <= room):
         by_vectors, by_tiles = (Tuning(best.ahead, least, best.row_streams) for least in (rows + 1, rows))
-        best = _fastest((by_vectors, by_tiles), step.made_up_decode(rows), native.set_tuning)
+        best = _fastest((by_vectors, by_tiles), decode(rows), native.set_tuning)
         if best == by_tiles:
             break
         if rows == BATCHES[-1]:
             best = Tuning(best.ahead, NEVER, best.row_streams)
-    step.forget_made_up()
     return best
 
 

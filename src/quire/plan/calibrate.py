@@ -1,0 +1,238 @@
+"""Measures what steps are made of on this CPU, in seconds for each format: products, attention, norms, sampling.
+
+The matrices and the caches are made up, and none has the shape of a model: figures of models are predicted from these,
+and so are no figures of the calibration. Every point is timed in turns with all others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.arena import huge_bytes
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache
+from quire.ops.matrix import assemble, take_apart
+from quire.ops.sampling import DRAW
+from quire.ops.weights import Packed, Weight
+from quire.plan.rates import FAR, NEAR, AttentionRates, KindRates
+from quire.quant.registry import QUANTIZERS
+from quire.run.tune import measured_tuning
+
+ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+WIDTH, INNER = 1536, 4096
+"""Columns of the matrices, and the inner width of the MLPs."""
+SECONDS = 0.08
+"""Of each point, in turns; every point is timed `TURNS` times at least."""
+TURNS = 5
+HEADS = ((16, 8, 128), (24, 6, 64))
+"""Heads, heads of keys and values, size of a head."""
+ATTENDED = ((1, 255, 1), (1, 3071, 1), (16, 255, 1), (16, 1023, 1), (1, 0, 64), (4, 0, 96), (1, 0, 512), (1, 1536, 384),
+            (1, 3072, 512))  # fmt: skip
+"""Sequences, tokens before, rows of each."""
+VOCABULARY = 32000
+FULL = 128
+"""Rows from which products in tiles do not hide the reading of weights any more, which is added."""
+
+Timed = Mapping[Any, Callable[[], object]]
+
+
+def timed_in_turns(timed: Timed, seconds: float = SECONDS, turns: int = TURNS) -> dict[Any, float]:
+    """Seconds of each, all in turns, each run right after one that is not timed: the lower quartile, since what
+    else the machine does only ever adds.
+    """
+    found: dict[Any, list[float]] = {name: [] for name in timed}
+    end = time.perf_counter() + seconds * len(timed)
+    while len(next(iter(found.values()))) < turns or time.perf_counter() < end:
+        for name, run in timed.items():
+            run()
+            began = time.perf_counter()
+            run()
+            found[name].append(time.perf_counter() - began)
+    return {name: float(np.quantile(spent, 0.25)) for name, spent in found.items()}
+
+
+def kind_rates(ops: Ops, kind: str, seconds: float = SECONDS, far: int = FAR) -> KindRates:
+    """Of matrices of `kind`, as "bf16" or "int4 g32", with the kernels' numbers that a start would choose for them;
+    `far`: bytes of weights that no cache keeps. From `FULL` rows on their way adds the same to what computing takes.
+    """
+    assert ops.cpu is not None
+    native, before = ops.cpu.native, ops.cpu.native.tuning
+    linear = [_packed(ops, kind, 2 * WIDTH, WIDTH)]
+    mlp = [_packed(ops, kind, 2 * INNER, WIDTH), _packed(ops, kind, WIDTH, INNER)]
+    timed: dict[Any, Callable[[], object]] = {}
+    numbers: dict[Any, float] = {}
+    lone, pairs = _copies(ops, linear, far), _copies(ops, mlp, far)
+    tuned = measured_tuning(native, lambda rows: ops.capture(lambda: _mlps(ops, pairs, rows)).run, max(ROWS))
+    native.set_tuning(tuned)
+    for place, size in (("near", NEAR), ("far", far)):
+        if place == "near":
+            own, both = _copies(ops, linear, size), _copies(ops, mlp, size)
+        else:
+            own, both = lone, pairs
+        for rows in ROWS if place == "near" else [rows for rows in ROWS if rows <= FULL]:
+            timed["linear", place, rows] = ops.capture(partial(_linears, ops, own, rows)).run
+            timed["mlp", place, rows] = ops.capture(partial(_mlps, ops, both, rows)).run
+            numbers["linear", place, rows] = sum(w.n * w.k for (w,) in own)
+            numbers["mlp", place, rows] = sum(w.n * w.k for pair in both for w in pair)
+    spent = timed_in_turns(timed, seconds)
+    native.set_tuning(before)
+    each = {key: spent[key] / numbers[key] for key in timed}
+
+    def of(op: str, place: str) -> list[float]:
+        way = each[op, place, FULL] - each[op, "near", FULL]
+        return [each.get((op, place, rows), each[op, "near", rows] + way) for rows in ROWS]
+
+    return KindRates(list(ROWS), of("linear", "near"), of("linear", "far"), of("mlp", "near"), of("mlp", "far"))
+
+
+def _packed(ops: Ops, kind: str, n: int, k: int) -> Packed:
+    name, _, group = kind.partition(" g")
+    made = torch.randn(n, k, generator=torch.Generator().manual_seed(n)) * 0.02
+    if not group:
+        return ops.pack(Weight(name, made.float() if name == "f32" else made.bfloat16()), narrow=True)
+    target = QUANTIZERS["nf4" if name == "table4" else name]
+    return target.at_pack(made, int(group)).pack(ops)
+
+
+def _copies(ops: Ops, matrices: Sequence[Packed], size: int) -> list[tuple[Packed, ...]]:
+    """As many copies of all `matrices`, each in memory of its own, as take `size` bytes; one at least."""
+    assert ops.cpu is not None
+    count = max(1, size // sum(w.nbytes for w in matrices))
+    return [tuple(_copy(ops, w) for w in matrices) for _ in range(count)]
+
+
+def _copy(ops: Ops, packed: Packed) -> Packed:
+    assert ops.cpu is not None
+    numbers, parts = take_apart(packed)
+    made = {}
+    for name, part in parts.items():
+        room = huge_bytes(ops.cpu.native, part.numel() * part.element_size())
+        made[name] = room.view(part.dtype).view(part.shape).copy_(part)
+    return assemble(packed.kind, (packed.n, packed.k), packed.group, numbers, made)
+
+
+def _linears(ops: Ops, matrices: Sequence[tuple[Packed, ...]], rows: int) -> Tensor:
+    x = torch.randn(rows, WIDTH)
+    for (weight,) in matrices:
+        ops.next_layer()
+        y = ops.linear(x, weight, None)
+    return y  # type: ignore[no-any-return]
+
+
+def _mlps(ops: Ops, pairs: Sequence[tuple[Packed, ...]], rows: int) -> Tensor:
+    x = torch.randn(rows, WIDTH)
+    for gate_up, down in pairs:
+        ops.next_layer()
+        if ops.fuses_mlp(gate_up, down):
+            y = ops.gated_mlp(x, gate_up, None, down, None, "silu")
+        else:
+            y = ops.linear(ops.gated_activation(ops.linear(x, gate_up, None), "silu"), down, None)
+    return y  # type: ignore[no-any-return]
+
+
+def call_seconds(ops: Ops) -> float:
+    """Of one op that has next to nothing to do, in a recording of many."""
+    weight = ops.pack(Weight("bf16", torch.zeros(32, 64, dtype=torch.bfloat16)))
+    x = torch.zeros(1, 64)
+    run = ops.capture(lambda: [ops.linear(x, weight, None) for _ in range(200)][-1]).run
+    return timed_in_turns({"": run})[""] / 200
+
+
+def between_seconds(ops: Ops) -> dict[int, float]:
+    """By rows: what a layer's norms and rope take for each number of the stream's width."""
+    layers = 8
+    heads, kv_heads, d = HEADS[0]
+    cache = ops.allocate_cache(ops.layout(16, kv_heads, d, torch.bfloat16), 64)
+    table, weight = torch.zeros(4096, 2, d // 2), torch.ones(WIDTH)
+
+    def run(rows: int) -> Tensor:
+        at = torch.arange(rows)
+        x, delta, qkv = (
+            torch.zeros(rows, WIDTH),
+            torch.zeros(rows, WIDTH),
+            torch.zeros(rows, (heads + 2 * kv_heads) * d),
+        )
+        for _ in range(layers):
+            ops.next_layer()
+            x, _ = ops.add_rmsnorm(x, delta, weight, 1e-5)
+            ops.rope_and_cache(qkv, at.int(), table, at, cache, None, 1e-5)
+            x, h = ops.add_rmsnorm(x, delta, weight, 1e-5)
+        return h  # type: ignore[no-any-return]
+
+    spent = timed_in_turns({rows: ops.capture(partial(run, rows)).run for rows in ROWS})
+    return {rows: spent[rows] / layers / WIDTH for rows in ROWS}
+
+
+def sample_seconds(ops: Ops) -> float:
+    """Of one logit of a row that a token is drawn from."""
+    rows = 8
+    logits, draws = torch.randn(rows, VOCABULARY), np.zeros(rows, DRAW)
+    draws["row"] = np.arange(rows)
+    return timed_in_turns({"": lambda: ops.sample(logits, draws)})[""] / rows / VOCABULARY
+
+
+def attention_rates(ops: Ops, dtype: torch.dtype, seconds: float = SECONDS) -> AttentionRates:
+    """Of keys and values in `dtype`: the non-negative least squares of what the cases took, each weighed alike."""
+    rows, spent = [], []
+    for heads, kv_heads, d in HEADS:
+        layout = ops.layout(16, kv_heads, d, dtype)
+        blocks = max(seqs * -(-(before + own) // 16) for seqs, before, own in ATTENDED)
+        caches = [ops.allocate_cache(layout, blocks) for _ in range(8)]
+        for cache in caches:
+            cache.keys.zero_(), cache.values.zero_()
+        runs = {case: _attention(ops, caches, heads, case) for case in ATTENDED}
+        found = timed_in_turns(runs, seconds)
+        for case in ATTENDED:
+            seqs, before, own = case
+            keys, wide = seqs * (before + own), heads * d
+            pairs = seqs * own * (2 * before + own + 1) / 2
+            features = [1.0, 0.0, 0.0, 0.0, pairs * heads, pairs * wide, seqs * own * wide]
+            if own == 1:
+                features = [1.0, keys * layout.bytes_per_token, pairs * heads, pairs * wide, 0.0, 0.0, 0.0]
+            rows.append(features)
+            spent.append(found[case] / len(caches))
+    return AttentionRates(*non_negative(np.array(rows), np.array(spent)))
+
+
+def _attention(ops: Ops, caches: Sequence[KVCache], heads: int, case: tuple[int, int, int]) -> Callable[[], object]:
+    """A recording of one layer's attention in each of `caches`."""
+    seqs, before, own = case
+    layout = caches[0].layout
+    each = -(-(before + own) // layout.block_size)
+    tables = torch.arange(seqs * each, dtype=torch.int32).view(seqs, each)
+    qkv = torch.randn(seqs * own, (heads + 2 * layout.kv_heads) * layout.head_dim)
+    ends = torch.tensor([0, *accumulate([own] * seqs)], dtype=torch.int32)
+    context = torch.full((seqs,), before + own, dtype=torch.int32)
+    spec = AttentionSpec(layout.head_dim**-0.5, 0)
+
+    def run() -> Tensor:
+        for cache in caches:
+            ops.next_layer()
+            y = ops.attention(qkv, cache, ends, context, tables, spec, None)
+        return y  # type: ignore[no-any-return]
+
+    return ops.capture(run).run
+
+
+def non_negative(features: Any, seconds: Any) -> list[float]:
+    """Coefficients >= 0 with the least squares of relative errors (the active set of Lawson and Hanson 1974, in short:
+    the most negative one is left out until none is).
+    """
+    scaled, used = features / seconds[:, None], list(range(features.shape[1]))
+    while True:
+        found, *_ = np.linalg.lstsq(scaled[:, used], np.ones(len(seconds)), rcond=None)
+        if not len(found) or found.min() >= 0:
+            break
+        used.pop(int(found.argmin()))
+    made = np.zeros(features.shape[1])
+    made[used] = found
+    return [float(value) for value in made]
