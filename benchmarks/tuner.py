@@ -21,15 +21,18 @@ from typing import Any
 from figures import measure, parser_of
 
 from quire.core.config import flat_config
+from quire.figures.files import read_rows
 from quire.figures.machine import this_machine
 from quire.figures.statistics import compare, median
+from quire.plan.load import Slo, parse_load
 from quire.tune.engines import Engines
 from quire.tune.measure import Runs
+from quire.tune.objective import Objective
 from quire.tune.options import TuneOptions
 from quire.tune.report import difference
 from quire.tune.search import Trial
 from quire.tune.session import Session
-from quire.tune.space import Candidate
+from quire.tune.space import Candidate, Space, make_space, varied
 
 LOAD = "batch=16,input=64,output=16"
 SPACE = (
@@ -38,6 +41,7 @@ SPACE = (
     "block-size=8,16,64",
 )
 THREADS = 1
+OBJECTIVE = Objective("throughput", Slo())
 RUNS = 5
 TURNS = 8
 RIVALS = 3
@@ -49,9 +53,14 @@ def session(work: Path, name: str) -> Session:
     return Session(flat_config(threads=THREADS), {"threads": THREADS}, options)
 
 
-def runs_of(made: Session, engines: Engines) -> Runs:
+def space() -> Space:
+    """What is swept."""
+    return make_space(flat_config(threads=THREADS), varied(SPACE))
+
+
+def runs_of(engines: Engines) -> Runs:
     """As the tuner's own."""
-    return Runs(engines, made.load, made.objective, 0, None)
+    return Runs(engines, parse_load(LOAD), OBJECTIVE, 0, None)
 
 
 def sweep(args: argparse.Namespace) -> dict[str, Any]:
@@ -66,12 +75,12 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
             break
         start, trial = time.monotonic(), Trial(candidate, {})
         with closing(Engines(lambda config: made.guesses.planner(config).account.fixed)) as engines:
-            runs = runs_of(made, engines)
+            runs = runs_of(engines)
             trial.samples = [runs.run(candidate, turn) for turn in range(RUNS)]
         spent[str(candidate.values)] = time.monotonic() - start
         made.journal.add(trial)
         kept.write_text(json.dumps(spent))
-    best, value = swept(made)[0]
+    best, value = swept(args.work)[0]
     return {
         "configurations": len(made.predicted),
         "measured": len(spent),
@@ -82,11 +91,14 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def swept(made: Session) -> list[tuple[Candidate, float]]:
+def swept(work: Path) -> list[tuple[Candidate, float]]:
     """Configurations of the sweep by the medians of their runs, best first."""
-    runs = {c: found for c in made.predicted if (found := made.journal.known(c))}
-    medians = {c: median([made.objective.value(run) for run in found]) for c, found in runs.items()}
-    return sorted(medians.items(), key=lambda pair: -pair[1])
+    rows = {str(row.options): row for row in read_rows(work / "sweep.jsonl")}
+    found = []
+    for candidate in space().candidates:
+        if (row := rows.get(str(candidate.options))) is not None:
+            found.append((candidate, median(row.samples[OBJECTIVE.metric])))
+    return sorted(found, key=lambda pair: -pair[1])
 
 
 def tune(args: argparse.Namespace) -> dict[str, Any]:
@@ -110,16 +122,15 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
 
 def beside(args: argparse.Namespace) -> dict[str, Any]:
     """The tuner's choice and the `RIVALS` best of the sweep, each in an engine of its own, in turns."""
-    made = session(args.work, "sweep")
     told = tuple((name, value) for name, value in json.loads((args.work / "tuned.json").read_text()))
-    tuned = next(c for c in made.predicted if c.values == told)
-    rivals = [candidate for candidate, _ in swept(made)[:RIVALS]]
+    tuned = next(candidate for candidate in space().candidates if candidate.values == told)
+    rivals = [candidate for candidate, _ in swept(args.work)[:RIVALS]]
     found: dict[Candidate, list[float]] = {candidate: [] for candidate in (tuned, *rivals)}
     with ExitStack() as until:
-        each = {c: runs_of(made, until.enter_context(closing(Engines(lambda config: 0)))) for c in found}
+        each = {c: runs_of(until.enter_context(closing(Engines(lambda config: 0)))) for c in found}
         for turn in range(TURNS):
             for candidate in reversed(found) if turn % 2 else found:
-                found[candidate].append(made.objective.value(each[candidate].run(candidate, turn)))
+                found[candidate].append(OBJECTIVE.value(each[candidate].run(candidate, turn)))
     best = max(rivals, key=lambda c: median(found[c]))
     ratio = compare(found[tuned], found[best])
     return {
