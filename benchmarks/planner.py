@@ -34,7 +34,7 @@ FORMATS = ("none", "int8", "int4")
 TIMES = ((1, 128), (8, 128), (32, 128), (1, 512), (4, 512), (16, 512), (1, 2048), (1, 4096))
 """(batch, tokens of a prompt): 8 for each of three formats."""
 ANSWER = 16
-ROUNDS, TRIES, PATIENCE = 2, 40, 12.0
+ROUNDS, TRIES, PATIENCE = 2, 40, 4.0
 """Rounds of a load in which the machine was quiet, of so many that are tried at most, for so many seconds."""
 QUIET = 0.04
 """Share of the processors that others may have in a round; the quietest round counts where none is."""

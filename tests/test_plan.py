@@ -84,8 +84,8 @@ def rates(seconds: float = 1e-10) -> Calibration:
     kind = KindRates([1, 8, 512], each, each, each, each)
     return Calibration(
         machine="made up", read_bytes_per_s=1e10, call=0.0, kinds={"bf16": kind, "int8 g32": kind},
-        attention={"bfloat16": AttentionRates(0.0, 1e-10, 0.0, 0.0, 0.0, 1e-12, 0.0)}, between={1: 0.0},
-        sample=0.0, host=(1e-3, 0.0, 0.0), process=1 << 20,
+        attention={"bfloat16": AttentionRates(0.0, 1e-10, 0.0, 0.0, 0.0, 1e-12, 0.0)}, norms={1: 0.0}, ropes={1: 0.0},
+        sample=0.0, host=(1e-3, 0.0, 0.0, 1e-5), process=1 << 20,
     )  # fmt: skip
 
 

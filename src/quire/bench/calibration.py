@@ -36,7 +36,7 @@ MICRO = {
 """A model whose steps are nothing but what surrounds a decoder."""
 BATCHES = (1, 8, 32)
 STEPS = 40
-PROMPT = 512
+PROMPT, LAYERS = 128, 9
 
 
 def machine_of(
@@ -102,26 +102,36 @@ def _basics(ops: Ops, choice: Choice, key: str, device: DeviceConfig) -> Calibra
         call=calibrate.call_seconds(ops),
         kinds={},
         attention={},
-        between=calibrate.between_seconds(ops),
+        norms=calibrate.norm_seconds(ops),
+        ropes=calibrate.rope_seconds(ops),
         sample=calibrate.sample_seconds(ops),
         host=host_seconds(device),
         process=PROCESS,
     )
 
 
-def host_seconds(device: DeviceConfig) -> tuple[float, float, float]:
-    """Of a step, of a sequence in it, of a row of it: an engine whose model computes next to nothing."""
+def host_seconds(device: DeviceConfig) -> tuple[float, float, float, float]:
+    """Of a step, of a sequence in it, of a row of it, of a layer whose ops are called: engines of one and of `LAYERS`
+    layers that compute next to nothing.
+    """
+    decodes, one = _host(device, 1)
+    _, several = _host(device, LAYERS)
+    of_seq, step = np.polyfit(BATCHES, decodes, 1)
+    of_layer = max(0.0, (several - one) / (LAYERS - 1))
+    of_row = max(0.0, (one - of_layer - decodes[0]) / PROMPT)
+    return max(0.0, float(step)), max(0.0, float(of_seq)), of_row, of_layer
+
+
+def _host(device: DeviceConfig, layers: int) -> tuple[list[float], float]:
+    """Seconds of decodes of `BATCHES`, and of a prompt's step."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MICRO))
+        (Path(folder) / "config.json").write_text(json.dumps(MICRO | {"num_hidden_layers": layers}))
         config = replace(flat_config(model=folder, load_format="dummy", num_blocks=4096), device=device)
         engine = LocalEngine(config)
         try:
-            decodes = [_decode_seconds(engine, batch) for batch in BATCHES]
-            prompt = _prompt_seconds(engine)
+            return [_decode_seconds(engine, batch) for batch in BATCHES], _prompt_seconds(engine)
         finally:
             engine.close()
-    of_seq, step = np.polyfit(BATCHES, decodes, 1)
-    return max(0.0, float(step)), max(0.0, float(of_seq)), max(0.0, (prompt - decodes[0]) / PROMPT)
 
 
 def _decode_seconds(engine: LocalEngine, batch: int) -> float:

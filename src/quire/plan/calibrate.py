@@ -38,7 +38,7 @@ HEADS = ((16, 8, 128), (24, 6, 64))
 ATTENDED = ((1, 255, 1), (1, 3071, 1), (16, 255, 1), (16, 1023, 1), (1, 0, 64), (4, 0, 96), (1, 0, 512), (1, 1536, 384),
             (1, 3072, 512))  # fmt: skip
 """Sequences, tokens before, rows of each."""
-VOCABULARY = 32000
+VOCABULARY, LAYERS, BLOCK, MOST_CALLS = 32000, 8, 16, 64
 FULL = 128
 """Rows from which products in tiles do not hide the reading of weights any more, which is added."""
 
@@ -147,29 +147,35 @@ def call_seconds(ops: Ops) -> float:
     return timed_in_turns({"": run})[""] / 200
 
 
-def between_seconds(ops: Ops) -> dict[int, float]:
-    """By rows: what a layer's norms and rope take for each number of the stream's width."""
-    layers = 8
-    heads, kv_heads, d = HEADS[0]
-    cache = ops.allocate_cache(ops.layout(16, kv_heads, d, torch.bfloat16), 64)
-    table, weight = torch.zeros(4096, 2, d // 2), torch.ones(WIDTH)
+def norm_seconds(ops: Ops) -> dict[int, float]:
+    """By rows: what the norms of a layer take for each number of the stream's width."""
+    weight = torch.ones(WIDTH)
 
     def run(rows: int) -> Tensor:
-        at = torch.arange(rows)
-        x, delta, qkv = (
-            torch.zeros(rows, WIDTH),
-            torch.zeros(rows, WIDTH),
-            torch.zeros(rows, (heads + 2 * kv_heads) * d),
-        )
-        for _ in range(layers):
+        x, delta = torch.zeros(rows, WIDTH), torch.zeros(rows, WIDTH)
+        for _ in range(2 * LAYERS):
             ops.next_layer()
-            x, _ = ops.add_rmsnorm(x, delta, weight, 1e-5)
-            ops.rope_and_cache(qkv, at.int(), table, at, cache, None, 1e-5)
             x, h = ops.add_rmsnorm(x, delta, weight, 1e-5)
         return h  # type: ignore[no-any-return]
 
     spent = timed_in_turns({rows: ops.capture(partial(run, rows)).run for rows in ROWS})
-    return {rows: spent[rows] / layers / WIDTH for rows in ROWS}
+    return {rows: spent[rows] / LAYERS / WIDTH for rows in ROWS}
+
+
+def rope_seconds(ops: Ops) -> dict[int, float]:
+    """By rows: what a layer's rope and writing of keys take for each number of queries, keys and values."""
+    heads, kv_heads, d = HEADS[0]
+    wide, table = (heads + 2 * kv_heads) * d, torch.zeros(4096, 2, d // 2)
+    caches = [ops.allocate_cache(ops.layout(16, kv_heads, d, torch.bfloat16), 64) for _ in range(LAYERS)]
+
+    def run(rows: int) -> Tensor:
+        at, qkv = torch.arange(rows), torch.zeros(rows, wide)
+        for cache in caches:
+            ops.rope_and_cache(qkv, at.int(), table, at, cache, None, 1e-5)
+        return qkv
+
+    spent = timed_in_turns({rows: ops.capture(partial(run, rows)).run for rows in ROWS})
+    return {rows: spent[rows] / LAYERS / wide for rows in ROWS}
 
 
 def sample_seconds(ops: Ops) -> float:
@@ -180,17 +186,19 @@ def sample_seconds(ops: Ops) -> float:
     return timed_in_turns({"": lambda: ops.sample(logits, draws)})[""] / rows / VOCABULARY
 
 
-def attention_rates(ops: Ops, dtype: torch.dtype, seconds: float = SECONDS) -> AttentionRates:
-    """Of keys and values in `dtype`: the non-negative least squares of what the cases took, each weighed alike."""
+def attention_rates(ops: Ops, dtype: torch.dtype, seconds: float = SECONDS, far: int = FAR) -> AttentionRates:
+    """Of keys and values in `dtype`: the non-negative least squares of what the cases took, each weighed alike.
+
+    Each call reads other blocks of `far` bytes: between two steps a model's weights sweep keys out of every cache.
+    """
     rows, spent = [], []
     for heads, kv_heads, d in HEADS:
-        layout = ops.layout(16, kv_heads, d, dtype)
-        blocks = max(seqs * -(-(before + own) // 16) for seqs, before, own in ATTENDED)
-        caches = [ops.allocate_cache(layout, blocks) for _ in range(8)]
-        for cache in caches:
-            cache.keys.zero_(), cache.values.zero_()
-        runs = {case: _attention(ops, caches, heads, case) for case in ATTENDED}
-        found = timed_in_turns(runs, seconds)
+        layout = ops.layout(BLOCK, kv_heads, d, dtype)
+        most = max(_blocks(case) for case in ATTENDED)
+        cache = ops.allocate_cache(layout, max(most, far // (BLOCK * layout.bytes_per_token)))
+        cache.keys.zero_(), cache.values.zero_()
+        calls = {case: min(MOST_CALLS, cache.keys.shape[0] // _blocks(case)) for case in ATTENDED}
+        found = timed_in_turns({case: _attention(ops, cache, heads, case, calls[case]) for case in ATTENDED}, seconds)
         for case in ATTENDED:
             seqs, before, own = case
             keys, wide = seqs * (before + own), heads * d
@@ -199,25 +207,30 @@ def attention_rates(ops: Ops, dtype: torch.dtype, seconds: float = SECONDS) -> A
             if own == 1:
                 features = [1.0, keys * layout.bytes_per_token, pairs * heads, pairs * wide, 0.0, 0.0, 0.0]
             rows.append(features)
-            spent.append(found[case] / len(caches))
+            spent.append(found[case] / calls[case])
     return AttentionRates(*non_negative(np.array(rows), np.array(spent)))
 
 
-def _attention(ops: Ops, caches: Sequence[KVCache], heads: int, case: tuple[int, int, int]) -> Callable[[], object]:
-    """A recording of one layer's attention in each of `caches`."""
+def _blocks(case: tuple[int, int, int]) -> int:
+    """Of one call."""
     seqs, before, own = case
-    layout = caches[0].layout
-    each = -(-(before + own) // layout.block_size)
-    tables = torch.arange(seqs * each, dtype=torch.int32).view(seqs, each)
+    return seqs * -(-(before + own) // BLOCK)
+
+
+def _attention(ops: Ops, cache: KVCache, heads: int, case: tuple[int, int, int], calls: int) -> Callable[[], object]:
+    """A recording of so many calls, each over blocks of its own."""
+    seqs, before, own = case
+    layout, each = cache.layout, _blocks(case)
+    tables = [torch.arange(i * each, (i + 1) * each, dtype=torch.int32).view(seqs, -1) for i in range(calls)]
     qkv = torch.randn(seqs * own, (heads + 2 * layout.kv_heads) * layout.head_dim)
     ends = torch.tensor([0, *accumulate([own] * seqs)], dtype=torch.int32)
     context = torch.full((seqs,), before + own, dtype=torch.int32)
     spec = AttentionSpec(layout.head_dim**-0.5, 0)
 
     def run() -> Tensor:
-        for cache in caches:
+        for table in tables:
             ops.next_layer()
-            y = ops.attention(qkv, cache, ends, context, tables, spec, None)
+            y = ops.attention(qkv, cache, ends, context, table, spec, None)
         return y  # type: ignore[no-any-return]
 
     return ops.capture(run).run

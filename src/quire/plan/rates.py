@@ -76,12 +76,16 @@ class Rates(Protocol):
         """Of all `layers` that are alike."""
         ...
 
-    def between(self, rows: int, width: int, layers: int) -> float:
-        """Of norms, ropes and what else is done to rows of `width` between products, in all layers."""
+    def between(self, rows: int, width: int, heads: int, layers: int) -> float:
+        """Of what is done between products in all layers: norms of rows of `width`, ropes of `heads` numbers of a row's
+        queries, keys and values.
+        """
         ...
 
-    def outside(self, rows: int, seqs: int, vocabulary: int) -> float:
-        """Of a step beside its decoder: scheduling, sampling, what the host does."""
+    def outside(self, rows: int, seqs: int, vocabulary: int, layers: int) -> float:
+        """Of a step beside its decoder: scheduling, sampling, what the host does for each of `layers` layers whose ops
+        it calls one by one (0: the step is replayed).
+        """
         ...
 
     def exchange(self, nbytes: float, ranks: int) -> float:
@@ -113,11 +117,11 @@ class Sheet:
         compute = 4 * one.pairs(chunks) * one.heads * one.head_dim / (ARITHMETIC * self._device.peak(16))
         return layers * max(read, compute)
 
-    def between(self, rows: int, width: int, layers: int) -> float:
-        """Some ten passes over the rows in 16 bits."""
-        return layers * 20 * rows * width / (BANDWIDTH * self._device.bandwidth)
+    def between(self, rows: int, width: int, heads: int, layers: int) -> float:
+        """Some passes over the rows in 16 bits."""
+        return layers * rows * (16 * width + 4 * heads) / (BANDWIDTH * self._device.bandwidth)
 
-    def outside(self, rows: int, seqs: int, vocabulary: int) -> float:
+    def outside(self, rows: int, seqs: int, vocabulary: int, layers: int) -> float:
         """What is assumed of the host, and the logits' way."""
         return HOST_SECONDS + 8 * seqs * vocabulary / (BANDWIDTH * self._device.bandwidth)
 
@@ -153,8 +157,9 @@ class AttentionRates(msgspec.Struct, frozen=True):
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured on this machine (`quire.plan.calibrate`, `quire.bench.calibration`).
 
-    `between`: by rows, seconds of norms and ropes of a layer per number of width. `call`: of one op. `host`: of a step,
-    a sequence in it, a row of it. `sample`: of a logit. `process`: bytes of a process that holds no model.
+    `norms`, `ropes`: by rows, seconds of a layer's per number of width. `call`: of one op. `host`: of a step, a
+    sequence in it, a row of it, a layer of one that is not replayed. `sample`: of a logit. `process`: bytes of a
+    process that holds no model.
     """
 
     machine: str
@@ -162,9 +167,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     call: float
     kinds: dict[str, KindRates]
     attention: dict[str, AttentionRates]
-    between: dict[int, float]
+    norms: dict[int, float]
+    ropes: dict[int, float]
     sample: float
-    host: tuple[float, float, float]
+    host: tuple[float, float, float, float]
     process: int
     measured: str = ""
 
@@ -201,15 +207,15 @@ class Measured:
         seconds += one.pairs(prompts) * (one.heads * rates.prompt_score + wide * rates.prompt)
         return layers * (seconds + rates.row * wide * sum(chunk.rows for chunk in prompts))
 
-    def between(self, rows: int, width: int, layers: int) -> float:
+    def between(self, rows: int, width: int, heads: int, layers: int) -> float:
         """Interpolated over rows."""
-        at = sorted(self._found.between)
-        return layers * width * interpolated(at, [self._found.between[i] for i in at], rows)
+        norms, ropes = (_at(part, rows) for part in (self._found.norms, self._found.ropes))
+        return layers * (width * norms + heads * ropes)
 
-    def outside(self, rows: int, seqs: int, vocabulary: int) -> float:
+    def outside(self, rows: int, seqs: int, vocabulary: int, layers: int) -> float:
         """By what a step of a model that computes nothing takes."""
-        step, of_seq, of_row = self._found.host
-        return step + of_seq * seqs + of_row * rows + self._found.sample * seqs * vocabulary
+        step, of_seq, of_row, of_layer = self._found.host
+        return step + of_seq * seqs + of_row * rows + of_layer * layers + self._found.sample * seqs * vocabulary
 
     def exchange(self, nbytes: float, ranks: int) -> float:
         """Through memory that processes share: each rank writes its part and reads all."""
@@ -234,6 +240,11 @@ def interpolated(at: Sequence[float], values: Sequence[float], x: float) -> floa
     i = bisect_left(at, x)
     (x0, x1), (y0, y1) = list(pairwise(at))[i - 1], list(pairwise(values))[i - 1]
     return float(y0 * (y1 / y0) ** (math.log(x / x0) / math.log(x1 / x0)))
+
+
+def _at(points: dict[int, float], rows: int) -> float:
+    at = sorted(points)
+    return interpolated(at, [points[i] for i in at], rows)
 
 
 def machine_key(isa: str, threads: int) -> str:

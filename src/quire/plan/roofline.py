@@ -14,6 +14,7 @@ from quire.plan.memory import RankNeeds
 from quire.plan.rates import Attended, Product, Rates
 from quire.plan.weights import Part
 from quire.plan.work import Chunk
+from quire.run.shapes import EXACT
 
 FULL = 256
 """Rows of a step whose arithmetic hides the reading of weights."""
@@ -46,7 +47,9 @@ class Roofline:
             sent = stream * self._spec.moe.routing.top_k / parallel.expert_parallel_size
             joins += 2 * sum(self._spec.moe.sparse) * self.rates.exchange(sent, parallel.expert_parallel_size)
         handed = (self.stages - 1) * self.rates.exchange(stream, 2)
-        return inside + joins + handed + self.rates.outside(rows, len(chunks), self._spec.vocab_size)
+        replayed = not self._config.device.enforce_eager and rows == len(chunks) <= EXACT
+        called = 0 if replayed else self._spec.layers
+        return inside + joins + handed + self.rates.outside(rows, len(chunks), self._spec.vocab_size, called)
 
     def steady(self, chunks: Sequence[Chunk]) -> float:
         """Seconds between the ends of steps where as many are under way as there are stages."""
@@ -74,7 +77,8 @@ class Stage:
         """Of a step's rows through these layers, and of the head where it is here."""
         seconds = sum(self._product(part, rows, len(chunks)) for part in self._products)
         seconds += sum(self._rates.attention(one, chunks, layers) for one, layers in self._attended.items())
-        return seconds + self._rates.between(rows, self._spec.hidden, len(self._layers))
+        heads = (self._spec.heads + 2 * self._spec.kv_heads) * self._spec.head_dim
+        return seconds + self._rates.between(rows, self._spec.hidden, heads, len(self._layers))
 
     def _product(self, part: Part, rows: int, seqs: int) -> float:
         head = part.role in ("head", "embed", "project_out")
