@@ -2,11 +2,11 @@
 
     python benchmarks/tuner.py sweep --work FOLDER --seconds 110    # again, until it says that all are measured
     python benchmarks/tuner.py tune --work FOLDER
-    python benchmarks/tuner.py beside --work FOLDER                 # the two winners in turns
+    python benchmarks/tuner.py beside --work FOLDER                 # the tuner's and the sweep's best in turns
 
-The sweep starts each configuration and measures it `RUNS` times. Its winner and the tuner's are then measured in turns,
-as the best of many noisy figures is better on paper than it is. The embedded model, one thread: the second core of a
-shared machine comes and goes. Results: results/tuner.json.
+The sweep starts each configuration and measures it `RUNS` times. Its best `RIVALS` and the tuner's choice are then
+measured in turns, as the best of many noisy figures is better on paper than it is. The embedded model, one thread: the
+second core of a shared machine comes and goes. Results: results/tuner.json.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 from figures import measure, parser_of
 
 from quire.core.config import flat_config
+from quire.figures.files import read_rows
 from quire.figures.machine import this_machine
 from quire.figures.statistics import compare, median
+from quire.plan.load import Slo, parse_load
 from quire.tune.engines import Engines
 from quire.tune.measure import Runs
+from quire.tune.objective import Objective
 from quire.tune.options import TuneOptions
 from quire.tune.report import difference
 from quire.tune.search import Trial
 from quire.tune.session import Session
-from quire.tune.space import Candidate
+from quire.tune.space import Candidate, Space, make_space, varied
 
 LOAD = "batch=16,input=64,output=16"
 SPACE = (
@@ -38,8 +41,10 @@ SPACE = (
     "block-size=8,16,64",
 )
 THREADS = 1
+OBJECTIVE = Objective("throughput", Slo())
 RUNS = 5
-TURNS = 12
+TURNS = 8
+RIVALS = 3
 
 
 def session(work: Path, name: str) -> Session:
@@ -48,9 +53,14 @@ def session(work: Path, name: str) -> Session:
     return Session(flat_config(threads=THREADS), {"threads": THREADS}, options)
 
 
-def runs_of(made: Session, engines: Engines) -> Runs:
+def space() -> Space:
+    """What is swept."""
+    return make_space(flat_config(threads=THREADS), varied(SPACE))
+
+
+def runs_of(engines: Engines) -> Runs:
     """As the tuner's own."""
-    return Runs(engines, made.load, made.objective, 0, None)
+    return Runs(engines, parse_load(LOAD), OBJECTIVE, 0, None)
 
 
 def sweep(args: argparse.Namespace) -> dict[str, Any]:
@@ -65,12 +75,12 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
             break
         start, trial = time.monotonic(), Trial(candidate, {})
         with closing(Engines(lambda config: made.guesses.planner(config).account.fixed)) as engines:
-            runs = runs_of(made, engines)
+            runs = runs_of(engines)
             trial.samples = [runs.run(candidate, turn) for turn in range(RUNS)]
         spent[str(candidate.values)] = time.monotonic() - start
         made.journal.add(trial)
         kept.write_text(json.dumps(spent))
-    best, value = swept(made)
+    best, value = swept(args.work)[0]
     return {
         "configurations": len(made.predicted),
         "measured": len(spent),
@@ -81,12 +91,14 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def swept(made: Session) -> tuple[Candidate, float]:
-    """The best of the sweep by the median of its runs."""
-    runs = {c: found for c in made.predicted if (found := made.journal.known(c))}
-    medians = {c: median([made.objective.value(run) for run in found]) for c, found in runs.items()}
-    best = max(medians, key=lambda c: medians[c])
-    return best, medians[best]
+def swept(work: Path) -> list[tuple[Candidate, float]]:
+    """Configurations of the sweep by the medians of their runs, best first."""
+    rows = {str(row.options): row for row in read_rows(work / "sweep.jsonl")}
+    found = []
+    for candidate in space().candidates:
+        if (row := rows.get(str(candidate.options))) is not None:
+            found.append((candidate, median(row.samples[OBJECTIVE.metric])))
+    return sorted(found, key=lambda pair: -pair[1])
 
 
 def tune(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,17 +121,17 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def beside(args: argparse.Namespace) -> dict[str, Any]:
-    """Both winners, each in an engine of its own, in turns."""
-    made = session(args.work, "sweep")
-    best, _ = swept(made)
+    """The tuner's choice and the `RIVALS` best of the sweep, each in an engine of its own, in turns."""
     told = tuple((name, value) for name, value in json.loads((args.work / "tuned.json").read_text()))
-    tuned = next(c for c in made.predicted if c.values == told)
-    found: dict[Candidate, list[float]] = {best: [], tuned: []}
-    with closing(Engines(lambda config: 0)) as engines:
-        runs = runs_of(made, engines)
+    tuned = next(candidate for candidate in space().candidates if candidate.values == told)
+    rivals = [candidate for candidate, _ in swept(args.work)[:RIVALS]]
+    found: dict[Candidate, list[float]] = {candidate: [] for candidate in (tuned, *rivals)}
+    with ExitStack() as until:
+        each = {c: runs_of(until.enter_context(closing(Engines(lambda config: 0)))) for c in found}
         for turn in range(TURNS):
-            for candidate in (best, tuned) if turn % 2 else (tuned, best):
-                found[candidate].append(made.objective.value(runs.run(candidate, turn)))
+            for candidate in reversed(found) if turn % 2 else found:
+                found[candidate].append(OBJECTIVE.value(each[candidate].run(candidate, turn)))
+    best = max(rivals, key=lambda c: median(found[c]))
     ratio = compare(found[tuned], found[best])
     return {
         "machine": this_machine().name,
@@ -128,8 +140,7 @@ def beside(args: argparse.Namespace) -> dict[str, Any]:
         "same": best == tuned,
         "tuned_to_best_of_sweep": round(ratio.ratio, 4),
         "interval": [round(ratio.interval.low, 4), round(ratio.interval.high, 4)],
-        "sweep": [round(value, 1) for value in found[best]],
-        "tuned": [round(value, 1) for value in found[tuned]],
+        "output_tokens_per_s": {difference(c): [round(value, 1) for value in values] for c, values in found.items()},
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,35 @@ def test_a_configuration_is_found_and_a_server_takes_it(run: Run, tiny: list[str
     assert all(len(row.samples["ttft_ms_mean"]) == len(row.samples["goodput_per_s"]) for row in rows)
     again, _, _ = run("tune", *tiny, "--load", LOAD, *VARY, "--budget", "0.000001")
     assert again in (0, 1) and len(read_rows(tmp_path / "tuned.jsonl")) >= len(rows)
+
+
+@pytest.mark.slow
+def test_replicas_and_ranks_are_started_as_a_server_does(run: Run, tiny: list[str], tmp_path: Path) -> None:  # noqa: F811
+    flags = ("--vary", "data-parallel-size=1,2", "--vary", "tensor-parallel-size=1,2")
+    code, _, _ = run("tune", *tiny, "--load", LOAD, *flags)
+    rows = read_rows(tmp_path / "tuned.jsonl")
+    assert code == 0 and {row.options["data_parallel_size"] for row in rows} == {1, 2}
+
+
+def test_an_interrupt_leaves_the_best_so_far(
+    run: Run,  # noqa: F811
+    tiny: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    once, calls = measure.Runs.run, list[int]()
+
+    def interrupted(*args: Any) -> dict[str, float]:
+        calls.append(args[2])
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return once(*args)
+
+    monkeypatch.setattr(measure.Runs, "run", interrupted)
+    code, out, err = run("tune", *tiny, "--load", LOAD, *VARY)
+    assert code == 130 and "not to the end: interrupted; run again" in out and "Traceback" not in out + err
+    assert "The search did not end" in (tmp_path / "tuned.toml").read_text()
+    assert len(read_rows(tmp_path / "tuned.jsonl")) == 3
 
 
 def test_targets_that_none_keeps(run: Run, tiny: list[str], tmp_path: Path) -> None:  # noqa: F811

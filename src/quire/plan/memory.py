@@ -31,7 +31,7 @@ from quire.run.shapes import EXACT, Sizes, graph_bytes, graph_sizes
 PROCESS = 255 << 20
 """Bytes of an engine's process that holds no model: interpreter, torch, tokenizer. Measured: `planner.py memory`."""
 CONTEXT = 600 << 20
-"""Bytes that CUDA's context and libraries take of a GPU. Of one H100, as its driver shows it."""
+"""Bytes that CUDA's context and libraries take of a GPU: assumed, not measured."""
 RECORDING = 6500
 """Bytes of a recorded step, each layer: of 16 layers some 100 KB (`run.shapes.MOST`)."""
 KEPT = {"float32": F32, "float16": F16, "bfloat16": BF16, "int8": I8, "float8_e4m3fn": F8}

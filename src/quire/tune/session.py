@@ -16,6 +16,7 @@ from quire.core.config import CacheConfig, EngineConfig, SpeculationConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.engine.loop.planning import check_limits
 from quire.figures.rows import Model
+from quire.plan.advice import advice
 from quire.plan.load import Load
 from quire.plan.predict import Machine, Planner
 from quire.tune.engines import Engines
@@ -159,27 +160,37 @@ class Session:
         return outcome
 
     def needed(self, outcome: Outcome) -> str:
-        """What load the best one would carry within the targets, by the planner as the measurements corrected it."""
-        best, load = outcome.best, self.load
-        if best is None or UNKNOWN in self.predicted.get(best.candidate, {}).values():
-            return ""
+        """What load the best one would carry within the targets, by the planner as the measurements corrected it, and
+        what the planner would change first.
+        """
+        best = outcome.best
+        if best is None or self.guesses.machine(best.candidate.config) is None:
+            return "step times are not calibrated here, so nothing says what would be needed"
+        changes = advice(self.guesses.planner(best.candidate.config), self.load, self.objective.slo)
+        told = [f"  {change.text()}" for change in changes]
+        return "\n".join((self._carried(best), *(["by prediction, of single changes:", *told] if told else [])))
+
+    def _carried(self, best: Trial) -> str:
+        load = self.load
         factors = {n: best.found[n] / max(best.expected[n], 1e-9) for n in self.objective.targets}
         for _ in range(LESS):
             load = replace(load, rate=load.rate / 2) if load.rate else replace(load, batch=load.batch // 2)
             if not load.rate and not load.batch:
                 break
             guess = self.guesses.of(best.candidate, load)
+            if not guess["stable"]:
+                continue
             if self.objective.meets({name: guess[name] * factor for name, factor in factors.items()}):
                 asked = f"{load.rate:.3g} requests a second" if load.rate else f"batches of {load.batch}"
-                return f"by prediction it keeps them for {asked}: so many more machines, or other formats (--allow)"
-        return "by prediction it keeps them for no load: a smaller model, other formats (--allow) or a faster machine"
+                return f"by prediction, corrected by what was measured, it keeps them for {asked}"
+        return "by prediction it keeps them for no load: try other formats (--allow), a smaller model, a faster machine"
 
     def _keep(self, tell: Callable[[Trial], None], trial: Trial) -> None:
         self.journal.add(trial)
         tell(trial)
 
     def _model(self) -> Model:
-        planner = next(iter(self.guesses._planners.values()))
+        planner = self.guesses.planner(next(iter(self.predicted)).config)
         facts, kinds = planner.facts, [part for part in planner.ranks[0].parts if part.product]
         most = max(kinds, key=lambda part: part.nbytes).kind if kinds else ""
         name = facts.name if self.base.model.model else "pydoc"
