@@ -3,7 +3,8 @@
     python benchmarks/simulator.py calibrate    step times and what the edge adds, by loads that are none of the traces
     python benchmarks/simulator.py serve        traces by a server: mixed lengths; bursts, shared prefixes; long prompts
     python benchmarks/simulator.py compare      the same by the simulator, p50 and p99 of TTFT and ITL, tokens a second
-    python benchmarks/simulator.py engine       the same by the engine in its own processor seconds, on a busy machine
+    python benchmarks/simulator.py steps        step times of the engine in its own processor seconds, on a busy machine
+    python benchmarks/simulator.py engine       the traces by that engine and by the simulator
     python benchmarks/simulator.py scale        1,000,000 requests on 1,000 replicas: seconds and peak memory
     python benchmarks/simulator.py wide         100,000 requests on 10,000 replicas, of which some fail
     python benchmarks/simulator.py same         one seed in two processes with different hashes
@@ -42,6 +43,7 @@ from quire.simulate.times import StepTable
 LAYERS = 6
 ENGINE = ["--load-format", "dummy", "--quantization", "int8", "--max-model-len", "2048", "--max-num-seqs", "16",
           "--num-blocks", "1500"]  # fmt: skip
+OPTIONS = {"max_model_len": 2048, "max_num_seqs": 16, "num_blocks": 1500}
 KNOTS = (1, 4, 16, 64, 128, 256, 512)
 SCALE = 0.25
 """Of Mooncake's blocks of 512 tokens: prefixes are shared in blocks of 128."""
@@ -122,7 +124,7 @@ def fit(seen: list[tuple[int, list[Step], bool, float]]) -> tuple[StepTable, flo
         line += [sum(keys for _, keys, _ in steps), sum(pairs for _, _, pairs in steps), sequences * len(steps), edge]
         lines.append([each / seconds for each in line])
     matrix, weights = np.array(lines), np.ones(len(lines))
-    size = np.linalg.norm(matrix, axis=0)
+    size = np.maximum(np.linalg.norm(matrix, axis=0), 1e-12)
     for _ in range(20):
         free = np.full(matrix.shape[1], True)
         while True:
@@ -235,22 +237,30 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def steps(args: argparse.Namespace) -> dict[str, Any]:
+    """Step times of the engine in its processor seconds (`simulated_engine.py`), by loads that no trace has."""
+    from simulated_engine import engine_of, other_load, walk
+
+    runs = engine_of(model(args), **OPTIONS)
+    seen: list[tuple[int, list[Step], float]] = []
+    walk(runs, other_load(0, 5))
+    for seed in (1, 2):
+        walk(runs, other_load(seed, args.calibration), seen)
+    table, _, errors = fit([(sequences, work, False, seconds) for sequences, work, seconds in seen])
+    found = {"table": msgspec.to_builtins(table), "steps": len(seen)}
+    return found | {"median_error": statistics.median(map(abs, errors))}
+
+
 def engine(args: argparse.Namespace) -> dict[str, Any]:
-    """The traces by the engine in its processor seconds (`simulated_engine.py`), and by the simulator."""
+    """The traces by the engine in its processor seconds, and by the simulator with the step times of `steps`."""
     from simulated_engine import engine_of, other_load, walk
 
     from quire.simulate.load import Asked, Load
 
-    folder, options = model(args), {"max_model_len": 2048, "max_num_seqs": 16, "num_blocks": 1500}
-    runs = engine_of(folder, **options)
-    steps: list[tuple[int, list[Step], float]] = []
-    walk(runs, other_load(0, 10))
-    for seed in (1, 2):
-        walk(runs, other_load(seed, 60), steps)
-    table, _, errors = fit([(sequences, work, False, seconds) for sequences, work, seconds in steps])
-    args.table.write_bytes(msgspec.json.encode(table))
-    found: dict[str, Any] = {"table": msgspec.to_builtins(table), "steps": len(steps),
-                             "median_error": statistics.median(map(abs, errors))}  # fmt: skip
+    folder, found = model(args), kept("engine")
+    runs = engine_of(folder, **OPTIONS)
+    walk(runs, other_load(0, 5))
+    args.table.write_text(json.dumps(kept("steps")["table"]))
     for name in args.traces:
         path, out = trace_of(name, args), args.work / f"{name}-simulator.json"
         runs.reset_prefix_cache()
@@ -343,7 +353,7 @@ def same(args: argparse.Namespace) -> dict[str, Any]:
 
 
 WORK: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "calibrate": calibrate, "serve": serve, "compare": compare, "engine": engine,
+    "calibrate": calibrate, "serve": serve, "compare": compare, "steps": steps, "engine": engine,
     "scale": scale, "wide": wide, "same": same,
 }  # fmt: skip
 
@@ -355,6 +365,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90.0, help="of a trace")
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
     parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--calibration", type=int, default=60, help="requests of each of two rounds, of engine")
     parser.add_argument("--cells", type=int, default=2, help="processes of scale and wide")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
