@@ -255,7 +255,8 @@ def engine(args: argparse.Namespace) -> dict[str, Any]:
     """The traces by the engine in its processor seconds, and by the simulator with the step times of `steps`."""
     from simulated_engine import engine_of, other_load, walk
 
-    from quire.simulate.load import Asked, Load
+    from quire.simulate.load import Asked
+    from quire.simulate.options import Load
 
     folder, found = model(args), kept("engine")
     runs = engine_of(folder, **OPTIONS)
@@ -307,7 +308,8 @@ def walked(requests: int, replicas: int, cells: int, **design: Any) -> dict[str,
     """Run so many requests of 128 to 512 tokens and answers of 32 to 128; seconds, and memory of all processes."""
     from quire.core.config import SchedulerConfig
     from quire.simulate.cells import run_cells
-    from quire.simulate.load import Asked, Load
+    from quire.simulate.load import Asked
+    from quire.simulate.options import Load
     from quire.simulate.replica import Setup
     from quire.simulate.timeline import Design
 

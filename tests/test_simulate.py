@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from often import only_slow
 from quire.bench.records import milliseconds
 from quire.core.config import SchedulerConfig
 from quire.plan.work import Chunk
 from quire.simulate.cells import run_cells
 from quire.simulate.cluster import Cluster
-from quire.simulate.load import Asked, Load
+from quire.simulate.load import Asked
 from quire.simulate.measures import Gaps
+from quire.simulate.options import Load
 from quire.simulate.replica import Setup
 from quire.simulate.scaling import Autoscale
 from quire.simulate.search import fewest
@@ -97,8 +99,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # l
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "name"), [*((0, name) for name in CASES), *(only_slow((1, name)) for name in CASES)])
 def test_many_steps_at_once_are_those_steps(name: str, seed: int) -> None:
     limits, load, design = CASES[name]
     asked = Load(**({"num_prompts": 100, "input_len": "8:400", "output_len": "1:80", "seed": seed} | load))
@@ -121,7 +122,7 @@ SCRIPT = """
 import json, sys
 from test_simulate import TIMES, found, run, setup
 from quire.simulate.timeline import Design
-from quire.simulate.load import Load
+from quire.simulate.options import Load
 design = Design(setup=setup(), times=TIMES, replicas=5, mtbf=5.0, start=1.0, seed=3)
 load = Load(num_prompts=150, request_rate=40.0, shared_prefix=64, prefixes=4, tenant=("a=1", "b=2"), seed=3)
 print(json.dumps(found(run(design, load))))

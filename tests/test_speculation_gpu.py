@@ -24,7 +24,6 @@ from turns import working
 __all__ = ["folder"]
 WAYS = ("ngram", "suffix", "layers", "model", "medusa", "eagle3")
 TREES = tuple(f"{way} tree" for way in WAYS)
-QUICK = ("medusa",)
 
 
 def asked(way: str, folder: Path, adaptive: bool = False) -> str:
@@ -117,19 +116,9 @@ def test_a_guess_that_gives_no_numbers_harms_nobody(folder: Path, monkeypatch: p
 
 @needs_triton
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("way", "dtype"),
-    [
-        *((way, "auto") for way in QUICK),
-        *(
-            pytest.param(*more, marks=pytest.mark.slow)
-            for more in (
-                *((way, "auto") for way in (*WAYS, *TREES) if way not in QUICK),
-                ("medusa", "bfloat16"),
-                ("eagle3", "bfloat16"),
-            )
-        ),
-    ],
+    ("way", "dtype"), [*((way, "auto") for way in (*WAYS, *TREES)), ("medusa", "bfloat16"), ("eagle3", "bfloat16")]
 )
 def test_drafts_by_the_kernels_of_a_gpu_give_the_same_tokens(folder: Path, way: str, dtype: str) -> None:
     answers = []

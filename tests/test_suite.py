@@ -246,7 +246,8 @@ def test_a_suite_that_is_interrupted_leaves_no_process(tmp_path: Path) -> None:
     """Ctrl-C: one line, exit code 130, and the measured process is gone."""
     script = tmp_path / "run.py"
     script.write_text(
-        "import sys\n"
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
         "from quire.bench.suite import run\n"
         "from quire.bench.suite.process import Command\n"
         "from quire.cli import main\n"

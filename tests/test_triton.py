@@ -15,7 +15,7 @@ from quire.ops.gpu import choose_row, load_kernels
 from quire.ops.op import REGISTRY
 from triton_ops import TRITON_OPS, close, needs_triton, run_gpu, run_reference
 
-OFTEN = {"attention": 6, "expert_mlp": 2}
+OFTEN = {"attention": 12, "expert_mlp": 4, "latent_attention": 2, "linear": 3, "route": 3, "sample": 3}
 """Of ops with many cases every run takes one of so many."""
 quiet = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # numpy's, of inf and nan when interpreted
 

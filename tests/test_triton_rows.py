@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from often import one_of
 from quire.ops import cases
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVLayout
@@ -146,7 +147,7 @@ def keys_and_values(run: Any, case: Case) -> list[Tensor]:
     return [t for t in run("rope_and_cache", case) if t.dim() == 4]
 
 
-@pytest.mark.parametrize("name", ROWWISE)
+@pytest.mark.parametrize("name", one_of(3, ROWWISE))
 def test_bf16_activations_are_rounded_once(name: str) -> None:
     definition = REGISTRY[name]
     assert definition.cases is not None

@@ -10,8 +10,7 @@ import typer
 from msgspec import Struct
 
 from quire.cli.flags import ENGINE, pick, to_arguments, to_engine, with_flags
-from quire.simulate.load import Load
-from quire.simulate.options import ClusterOptions
+from quire.simulate.options import ClusterOptions, Load
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig

@@ -1,4 +1,4 @@
-"""What `quire simulate` can be told of a cluster. Light to import: the command line makes its flags of it."""
+"""What `quire simulate` can be told of a cluster and a load. Light to import: the command's flags are made of it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,55 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from quire.bench.loads import ARRIVALS, LAYOUTS, ServeLoad
 from quire.core.errors import ConfigError
 
 ROUTERS = ("prefix", "random", "round-robin", "least-requests", "two-choices")
 METRICS = ("utilization", "queue")
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a cluster; the names are those of `quire bench serve`.
+
+    Each made-up prompt begins with one of `prefixes` shared texts of `shared_prefix` tokens.
+    """
+
+    num_prompts: Annotated[
+        int, Meta(ge=0, le=10_000_000, description="Requests in all; 0 = 1000, or a whole trace.")
+    ] = 0
+    input_len: Annotated[str, Meta(description="Tokens of a prompt, or a range like 64:256.")] = "32:128"
+    output_len: Annotated[str, Meta(description="Tokens of an answer, or a range.")] = "16:128"
+    shared_prefix: Annotated[int, Meta(ge=0, le=1 << 20, description="Tokens that prompts begin with.")] = 0
+    prefixes: Annotated[int, Meta(ge=1, description="How many different beginnings there are.")] = 1
+    tenant: Annotated[
+        tuple[str, ...],
+        Meta(description="Who asks, as name=share:weight:priority; may be given several times."),
+    ] = ()
+    trace_layout: Annotated[
+        str, Meta(description="How the trace is written; found out if not given.", extra={"choices": LAYOUTS})
+    ] = ""
+    trace_speed: Annotated[float, Meta(gt=0, description="Times as fast as the trace's requests came.")] = 1.0
+    length_scale: Annotated[float, Meta(gt=0, le=1, description="Multiplies the trace's lengths.")] = 1.0
+    arrivals: Annotated[
+        str,
+        Meta(
+            description="When requests are due; if not given: poisson or gamma with a rate, trace with a trace, ramp "
+            "with its rates, else at-once.",
+            extra={"choices": tuple(kind for kind in ARRIVALS if kind != "closed")},
+        ),
+    ] = ""
+    request_rate: Annotated[float, Meta(gt=0, description="Requests per second; inf = all at once.")] = math.inf
+    burstiness: Annotated[float, Meta(gt=0, description="1 = Poisson arrivals, less = bursts, more = steady.")] = 1.0
+    ramp_up_start_rps: Annotated[float, Meta(ge=0, description="Rate at which a ramp begins.")] = 0.0
+    ramp_up_end_rps: Annotated[float, Meta(ge=0, description="Rate at which a ramp ends; makes arrivals one.")] = 0.0
+    seed: Annotated[int, Meta(description="Seed of lengths, arrivals, failures and routers.")] = 0
+
+    def served(self, trace: str) -> ServeLoad:
+        """The same arrivals as `quire bench serve` has them; `ConfigError` for what it does not know."""
+        if self.arrivals == "closed":
+            raise ConfigError("--arrivals closed: whom a simulation would wait for is not said; name another")
+        names = set(ServeLoad.__struct_fields__) & set(self.__struct_fields__)
+        return ServeLoad(trace=trace, **{name: getattr(self, name) for name in names})
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
