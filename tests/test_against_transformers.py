@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -40,6 +41,7 @@ def prompts() -> list[list[int]]:
     return rows
 
 
+@pytest.mark.slow
 def test_greedy_generations_equal_transformers() -> None:
     rows = prompts()
     assert len(rows) == 200

@@ -228,6 +228,7 @@ def test_the_option_is_refused_where_nothing_would_overlap(folder: Path, monkeyp
 
 @needs_triton
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.slow
 def test_bits_on_the_gpu_backend_are_those_without_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = tuple(f"{name}=reference" for name in sorted(REGISTRY) if name not in TRITON_OPS)
     requests = [r for r in make_requests(6, 5) if len(r.prompt) < 16]

@@ -62,6 +62,7 @@ def greedy(llm: LLM, prompts: list[list[int]]) -> list[tuple[tuple[int, ...], fl
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+@pytest.mark.slow
 def test_batches_prefixes_chunks_and_preemption_change_nothing(tmp_path: Path) -> None:
     family, facts = VARIANTS["heads_of_unlike_sizes"]
     write(tmp_path, family, **facts)

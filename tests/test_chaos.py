@@ -169,6 +169,7 @@ def test_engines_that_are_ended_lose_nothing(tmp_path: Path, end: signal.Signals
     assert "Traceback" not in "".join(line for line in server.log if "quire" in line)
 
 
+@pytest.mark.slow
 def test_an_engine_that_exits_in_the_middle_of_a_report_loses_nothing(tmp_path: Path) -> None:
     for number in (3, 30) if FULL else (3,):
         mark = tmp_path / str(number)

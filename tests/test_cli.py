@@ -227,6 +227,7 @@ def test_a_first_word_that_is_named_as_a_gguf_file_is_the_model_of_a_prompt(run:
     assert (code, out) == (2, "") and "empty.gguf is a file, but not GGUF" in err
 
 
+@pytest.mark.slow
 def test_bytes_are_utf8_where_the_locale_is_c(folder: str) -> None:
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     flags = [*FLAGS, "-n", "2", "--temperature", "0"]

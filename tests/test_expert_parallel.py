@@ -252,6 +252,7 @@ def test_experts_are_divided_beside_contexts(skewed: Path, alone: dict[str, byte
     assert found == alone and len(stats.expert_pairs) == 2
 
 
+@pytest.mark.slow
 def test_counts_are_kept_and_even_out_the_next_start(skewed: Path, tmp_path: Path) -> None:
     """Beside tensor parallel attention and 8-bit keys: other experts on each rank, more copies, and the same bits."""
     options: dict[str, Any] = {

@@ -190,6 +190,7 @@ def test_fp16_checkpoints_stay_fp16_on_the_gpu_backend(tmp_path: Path) -> None:
 
 @needs_triton
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.slow
 def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
     answers = []
     for more in ({}, {"enforce_eager": True}):

@@ -67,6 +67,7 @@ def child(folder: Path, group: Path | None, **options: Any) -> subprocess.Comple
     return subprocess.run([sys.executable, "-c", CHILD, *args], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_load_takes_what_is_allowed_and_a_layer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     write_zeros(tmp_path)

@@ -10,8 +10,8 @@ from oracle import BACKENDS
 from parallel_pairs import FEATURES, PAGE, WAYS, Folders, right, told
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-OFTEN = (("plain", "tensor 2"), ("windows", "stages 2"))
-"""Pairs that every run tries; the slow one tries all."""
+OFTEN = (("windows", "stages 2"),)
+"""What every run tries; the slow one tries all."""
 PAIRS = [
     pytest.param(feature, way, marks=[] if (feature, way) in OFTEN else [pytest.mark.slow])
     for feature in FEATURES

@@ -343,6 +343,7 @@ SOMETIMES = "{% if messages[0].content == 'hang' %}" + LONG["a shadowed clock"] 
 HANGING = {"messages": [{"role": "user", "content": "hang"}]}
 
 
+@pytest.mark.slow
 def test_the_server_answers_while_and_after_a_template_hangs() -> None:
     with live(StubEngine()) as server, ThreadPoolExecutor(4) as threads:
         server.service.template = make(SOMETIMES)

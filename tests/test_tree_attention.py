@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from often import one_of
 from quire.core.config import DeviceConfig
 from quire.ops import cases
 from quire.ops.backend import Ops, select
@@ -113,7 +114,7 @@ def test_a_branch_equals_the_same_tokens_alone(
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
-@pytest.mark.parametrize("dtype", KV_FORMATS)
+@pytest.mark.parametrize("dtype", one_of(2, KV_FORMATS))
 def test_equals_the_reference(dtype: torch.dtype, isa: str) -> None:
     for block_size, d, window, extras in ((16, 64, 0, ""), (1, 40, 70, "softcap"), (32, 32, 0, "sinks alibi")):
         case, _ = tree_case(KVLayout(block_size, 1, d, dtype), 3, window, extras, seed=3)
