@@ -7,7 +7,8 @@
 
 Weights are random, in the shapes of `shapes.py`. Each configuration is measured in a process that holds one model; a
 measurement is the median of rounds in which other processes left it alone. Calibration (`quire.plan.calibrate`) times
-made-up matrices of other sizes.
+made-up matrices of other sizes; `times` calibrates anew before each format, as the memory of a shared host is not as
+fast in one minute as in the next.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def child_times(options: dict[str, Any], cases: list[tuple[int, int]]) -> list[d
     from quire.plan.predict import Planner
 
     config = flat_config(**options)
-    planner = Planner(config, machine_of(config, None))
+    planner = Planner(config, machine_of(config, None, fresh=True))
     engine = LocalEngine(config)
     touched(engine)
     found = []

@@ -25,7 +25,7 @@ from quire.ops.measure import READ_BYTES, read_rate
 from quire.plan.devices import Device
 from quire.plan.memory import KEPT, PROCESS, choice_of, facts_of, kv_format, rank_needs
 from quire.plan.predict import Machine
-from quire.plan.rates import Calibration, keep, machine_key, recall
+from quire.plan.rates import Calibration, far_bytes, keep, machine_key, recall
 
 MICRO = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1,
@@ -45,7 +45,8 @@ def machine_of(
     """Where `config` is to run: a named GPU, or this machine, calibrated for what the config needs, and for the formats
     `beside`, which advice compares.
 
-    The first time takes some 10 s and a format; `fresh` measures again. `ConfigError` where nothing can be calibrated.
+    The first time takes some 10 s and a format, a minute where the largest cache is hundreds of MiB; `fresh` measures
+    again. `ConfigError` where nothing can be calibrated.
     """
     if device is not None:
         return Machine(device)
@@ -76,10 +77,10 @@ def calibration(device: DeviceConfig, kinds: Collection[str], kv: str, fresh: bo
     ops = select(device)
     if found is None:
         found = _basics(ops, choice, key, device)
-    kinds_now = {kind: calibrate.kind_rates(ops, kind) for kind in sorted(lacking)}
+    kinds_now = {kind: calibrate.kind_rates(ops, kind, far=far_bytes()) for kind in sorted(lacking)}
     attention = found.attention
     if kv not in attention:
-        attention = attention | {kv: calibrate.attention_rates(ops, torch_dtype(KEPT[kv]))}
+        attention = attention | {kv: calibrate.attention_rates(ops, torch_dtype(KEPT[kv]), far=far_bytes())}
     found = replace(found, kinds=found.kinds | kinds_now, attention=attention, measured=now())
     keep(found)
     return found

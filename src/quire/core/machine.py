@@ -52,6 +52,18 @@ def cores(cpus: Path = CPUS, group: Path = GROUP) -> Cores:
     return Cores(len(mine), len(siblings), _quota(group))
 
 
+def largest_cache(cpus: Path = CPUS) -> int:
+    """Bytes of the processor's largest cache, whoever shares it; 0 where the system does not tell."""
+    found = [0]
+    for path in cpus.glob("cpu0/cache/index*/size"):
+        try:
+            size = path.read_text().strip()
+            found.append(int(size.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(size[-1:], 0))
+        except (OSError, ValueError):
+            continue
+    return max(found)
+
+
 def processor(*more: str) -> str:
     """The processor's name, followed by the fields `more` of /proc/cpuinfo, which tell its makes apart."""
     try:

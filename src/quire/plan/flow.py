@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.plan.load import Load
 from quire.plan.work import Chunk, StepTimes
+from quire.sched.shares import rows_of, shares
 
 TURNS = 200
 """Rounds of a fixed point; it has settled, or there is none, long before."""
@@ -37,33 +38,37 @@ class Flow:
     stable: bool = True
 
 
-@dataclass
+@dataclass(eq=False)
 class _Running:
-    """A sequence of the batch: tokens computed, output tokens made, when the first came."""
+    """A sequence of the batch: tokens of its prompt, computed, output tokens made, when the first came."""
 
+    prompt: int
     computed: int
     made: int = 0
     first: float = 0.0
     ended: float = 0.0
+    draft: list[int] = field(default_factory=list)
+
+    @property
+    def target(self) -> int:
+        return self.prompt + self.made
 
 
 def batch_flow(times: StepTimes, load: Load, limits: Limits) -> Flow:
-    """`load.batch` requests that come at once, by the rules of the scheduler: who runs advances first, prompts fill
-    what is left of the step's tokens in the order they came, and who does not fit waits.
+    """`load.batch` requests that come at once, by the scheduler's own rule for who advances by how much; who does not
+    fit waits.
     """
-    waiting = [_Running(load.shared if i else 0) for i in range(load.batch)]
+    waiting = [_Running(load.input, load.shared if i else 0) for i in range(load.batch)]
     running: list[_Running] = []
     done: list[_Running] = []
     now = 0.0
     while waiting or running:
-        while waiting and len(running) < limits.seqs:
-            running.append(waiting.pop(0))
-        chunks, advanced = _plan(running, load, limits)
+        chunks, advanced = _plan(running, waiting, limits)
         steps = _stretch(advanced, load) if len(advanced) == len(running) and all(s.made for s in advanced) else 1
         now += steps * times.seconds([Chunk(c.rows, c.context + (steps - 1) // 2) for c in chunks])
         for seq, chunk in zip(advanced, chunks, strict=True):
             seq.computed += chunk.rows + steps - 1
-            if seq.computed < load.input:
+            if seq.computed < seq.target:
                 continue
             seq.made += steps
             seq.first = seq.first or now
@@ -79,16 +84,17 @@ def batch_flow(times: StepTimes, load: Load, limits: Limits) -> Flow:
     )  # fmt: skip
 
 
-def _plan(running: Sequence[_Running], load: Load, limits: Limits) -> tuple[list[Chunk], list[_Running]]:
-    """What each sequence advances by in the next step, and those that do."""
-    left, chunks, advanced = limits.tokens, list[Chunk](), list[_Running]()
-    for seq in running:
-        rows = 1 if seq.made else min(left, load.input - seq.computed)
-        if rows > 0 and left > 0:
-            chunks.append(Chunk(rows, seq.computed))
-            advanced.append(seq)
-            left -= rows
-    return chunks, advanced
+def _plan(running: list[_Running], waiting: list[_Running], limits: Limits) -> tuple[list[Chunk], list[_Running]]:
+    """What each sequence advances by in the next step, and those that do; who is admitted goes over to `running`."""
+    room = limits.seqs - len(running)
+    counts = shares(running, limits.tokens, True, waiting[0] if waiting and room else None, lambda seq: 0.0)
+    left = limits.tokens - sum(counts.values())
+    while waiting and room and left:
+        running.append(seq := waiting.pop(0))
+        counts[seq] = rows_of(seq, left, True)
+        left, room = left - counts[seq], room - 1
+    advanced = [seq for seq, rows in counts.items() if rows]
+    return [Chunk(counts[seq], seq.computed) for seq in advanced], advanced
 
 
 def _stretch(running: Sequence[_Running], load: Load) -> int:

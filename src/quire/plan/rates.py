@@ -12,14 +12,14 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from quire.core.machine import cache_folder, processor
+from quire.core.machine import cache_folder, largest_cache, processor
 from quire.core.version import VERSION
 from quire.plan.devices import ARITHMETIC, BANDWIDTH, HOST_SECONDS, LINK_SECONDS, Device
 from quire.plan.work import Chunk
 
 FILE = "planner.json"
-NEAR, FAR = 24 << 20, 256 << 20
-"""Bytes of weights that a calibration runs through: caches keep the first, and not the other."""
+NEAR, FAR, FARTHEST = 24 << 20, 256 << 20, 1 << 30
+"""Bytes of weights that a calibration runs through: caches keep the first, and not the other (`far_bytes`)."""
 
 
 class Product(NamedTuple):
@@ -131,13 +131,16 @@ class Sheet:
 
 
 class KindRates(msgspec.Struct, frozen=True):
-    """Seconds of a number of one kind of matrix by rows, in linears and in fused MLPs, of weights near and far."""
+    """Seconds of a number of one kind of matrix by rows, in linears and in fused MLPs, of weights near and far, which
+    are `far` bytes.
+    """
 
     rows: list[int]
     linear_near: list[float]
     linear_far: list[float]
     mlp_near: list[float]
     mlp_far: list[float]
+    far: int = FAR
 
 
 class AttentionRates(msgspec.Struct, frozen=True):
@@ -191,7 +194,7 @@ class Measured:
         """By the number, interpolated over rows and over how far the weights lie."""
         rates = self._found.kinds[stand_in(product.kind, self._found.kinds)]
         near, far = (rates.mlp_near, rates.mlp_far) if product.mlp else (rates.linear_near, rates.linear_far)
-        share = min(1.0, max(0.0, math.log(max(1.0, product.footprint) / NEAR) / math.log(FAR / NEAR)))
+        share = min(1.0, max(0.0, math.log(max(1.0, product.footprint) / NEAR) / math.log(rates.far / NEAR)))
         rows = max(1.0, product.rows)
         each = (1 - share) * interpolated(rates.rows, near, rows) + share * interpolated(rates.rows, far, rows)
         return product.numbers * each + product.calls * self._found.call
@@ -220,6 +223,11 @@ class Measured:
     def exchange(self, nbytes: float, ranks: int) -> float:
         """Through memory that processes share: each rank writes its part and reads all."""
         return 20 * self._found.call + nbytes * (ranks + 1) / self._found.read_bytes_per_s
+
+
+def far_bytes() -> int:
+    """Of this machine: twice its largest cache, since a host's of 480 MiB kept half of 256 MiB between steps."""
+    return min(FARTHEST, max(FAR, 2 * largest_cache()))
 
 
 def stand_in(kind: str, known: dict[str, KindRates]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from typing import Protocol, TypeVar
 
 from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk
@@ -13,7 +14,22 @@ LEAST = 4
 """Rows of prompts in a step at least: they must get on, and so few cost next to nothing beside decodes."""
 
 
-def decodes(seq: Sequence) -> bool:
+class Advancing(Protocol):
+    """A sequence as far as its share of a step depends on it: the planner's have no tokens."""
+
+    computed: int
+    draft: list[int]
+
+    @property
+    def target(self) -> int:
+        """Tokens that are to be computed."""
+        ...
+
+
+T = TypeVar("T", bound=Advancing)
+
+
+def decodes(seq: Advancing) -> bool:
     """Whether all but its last token and its draft are computed: it is one row away from a token."""
     return seq.target - seq.computed <= 1 + len(seq.draft)
 
@@ -67,7 +83,7 @@ class Portions:
         return [seq for seq in free if seq in chosen or not decodes(seq)]
 
 
-def rows_of(seq: Sequence, budget: int, chunked: bool) -> int:
+def rows_of(seq: Advancing, budget: int, chunked: bool) -> int:
     """How many tokens of `seq` the budget allows; a draft that goes beyond it is cut: it is worth only its rows."""
     if not budget:
         return 0
@@ -80,16 +96,14 @@ def rows_of(seq: Sequence, budget: int, chunked: bool) -> int:
     return min(need, budget)
 
 
-def shares(
-    running: Rows[Sequence], budget: int, chunked: bool, head: Sequence | None, urgency: Callable[[Sequence], float]
-) -> dict[Sequence, int]:
+def shares(running: Rows[T], budget: int, chunked: bool, head: T | None, urgency: Callable[[T], float]) -> dict[T, int]:
     """Tokens of each of `running` in a step of `budget`: decodes, then prompts by `urgency`, smallest first.
 
     Among equals those nearest to their end come first, and one that needs more than half of what is left gets half as
     long as there are longer ones behind it, or `head`, the first that waits, could use the rest. So a long prompt keeps
     nobody out, and short ones are not cut. What is less urgent than `head` leaves it all that it needs.
     """
-    counts, prompts = dict[Sequence, int](), list[Sequence]()
+    counts, prompts = dict[T, int](), list[T]()
     for seq in running:
         if decodes(seq):
             counts[seq] = rows_of(seq, budget, chunked)
