@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from quire.core.params import SamplingParams
+from quire.core.pictures import Picture
 from quire.core.pooling import PoolingKind
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -50,6 +51,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     engine that died had put out of each sequence, None of one that had ended; this one goes on behind it.
     `grammar`: of llguidance, that the output follows, "" for none; `completion`: tokens that are a short text of it.
     `pooling`: the answer is one vector, made so of the prompt's hidden rows, and no token.
+    `pictures`: of the prompt, in its order.
     `explain`: whether the first output is to say where its prefix was not found, and why.
     """
 
@@ -71,6 +73,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""
     completion: tuple[int, ...] = ()
     pooling: PoolingKind | None = None
+    pictures: tuple[Picture, ...] = ()
 
     def edits_logits(self, made: int) -> bool:
         """Whether the token after `made` generated ones is drawn from changed logits."""

@@ -54,6 +54,21 @@ class EncoderStack:
     start: int = 0
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What pictures in a prompt change in the decoder, beside rows that are given instead of looked up.
+
+    `sections`: of a head's frequencies, how many follow each of the positions (time, row, column); empty where a row
+    has one position. `interleaved`: the three take turns instead of following each other. `deep`: of the first layers,
+    how many are given further features, which are added behind them. `mutual`: rows of one picture see each other.
+    """
+
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
+    deep: int = 0
+    mutual: bool = False
+
+
 NO_EXPERTS = MoE(Routing(0, 0), 0, ())
 
 
@@ -105,6 +120,7 @@ class ModelSpec:
     moe: MoE = NO_EXPERTS
     mla: MLA = MLA()
     encoder: EncoderStack = EncoderStack()
+    sight: Sight = Sight()
 
     @property
     def embed_width(self) -> int:
