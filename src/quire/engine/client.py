@@ -47,6 +47,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
     weights: str = ""
     pooling: Pooling = Pooling()
+    pictures: bool = False
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
