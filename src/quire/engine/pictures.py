@@ -44,7 +44,7 @@ class Preparer:
 
     def __init__(self, info: EngineInfo, media: MediaConfig) -> None:
         self.media = media
-        self._limits = Limits(max_bytes=media.max_image_bytes, max_pixels=media.max_image_pixels)
+        self._limits = Limits(bytes=media.max_image_bytes, pixels=media.max_image_pixels)
         self._kept: OrderedDict[bytes, Prepared] = OrderedDict()
         self._room = round(media.mm_processor_cache_gb * 1e9)
         self._making: dict[bytes, Future[Prepared]] = {}

@@ -20,6 +20,7 @@ import numpy as np
 
 from quire.core.errors import BadRequest
 from quire.core.media import MediaConfig
+from quire.pictures.reading import to_rgb
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -205,6 +206,8 @@ def image_of(given: Any, where: str, most: int) -> Image:
             f"{where}: {width} x {height} pixels; from 1 to {most} are read (--max-image-pixels)", param=where
         )
     try:
-        return ImageOps.exif_transpose(given).convert("RGB")
+        return to_rgb(ImageOps.exif_transpose(given))
+    except BadRequest as error:
+        raise BadRequest(f"{where}: {error.message}", param=where) from None
     except (OSError, ValueError, SyntaxError) as error:
         raise BadRequest(f"{where}: the picture cannot be read: {error}", param=where) from None
