@@ -25,6 +25,8 @@ from quire.pictures.reading import to_rgb
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+DETAILS = (None, "auto", "low", "high", "original")
+"""What OpenAI's clients may say of how large a picture is to be."""
 HEAD = 128
 """Characters of a data: URL before its comma at most."""
 NEEDS_PILLOW = "reading pictures needs Pillow, which is not installed: pip install 'quire[vision]'"
@@ -68,7 +70,7 @@ def source_of(part: Mapping[str, Any], at: str) -> Source | None:
         return Source(f"{at}.image_url", image)
     if not isinstance(image, Mapping) or not isinstance(image.get("url"), str):
         raise BadRequest(f"{at}.image_url.url: required, a string", param=f"{at}.image_url.url")
-    if image.get("detail") not in (None, "auto", "low", "high", "original"):
+    if image.get("detail") not in DETAILS:
         raise BadRequest(f"{at}.image_url.detail: must be auto, low or high", param=f"{at}.image_url.detail")
     return Source(f"{at}.image_url.url", image["url"])
 

@@ -13,7 +13,7 @@ import msgspec
 from quire.core.errors import BadRequest
 
 _TOOLS = "not built; name functions in tools, and choose by tool_choice"
-_MEDIA = "this server reads and writes text only"
+_MEDIA = "this server reads text and pictures, and writes text only"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "logits_processors": (([],), "requests cannot bring code"),
@@ -27,14 +27,13 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "verbosity": ((), "verbosity is not built"),
     "modalities": ((["text"],), _MEDIA),
     "audio": ((), _MEDIA),
-    "mm_processor_kwargs": (({},), _MEDIA),
+    "mm_processor_kwargs": (({},), "pictures are cut as the model's own files say"),
     "prediction": ((), "predicted outputs are not built yet"),
     "web_search_options": ((), "this server never fetches anything"),
     "echo": ((False,), "chat completions cannot echo; use continue_final_message"),
     "refusal": ((), "refusals are not read back"),
     "conversation": ((), "conversations are not kept; use previous_response_id"),
     "max_tool_calls": ((), "the server itself calls no tools"),
-    "images": (([],), _MEDIA),
     "template": (("",), "the template is the model's; requests cannot bring one"),
     "context": (([],), "conversations are sent as messages, to /api/chat"),
     "mcp_servers": (([],), "this server calls no other"),
