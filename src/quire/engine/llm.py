@@ -239,7 +239,7 @@ class LLM(PoolingCalls):
         )
         if tokenizer is not None:
             request = with_grammar(self.info.vocab_size, tokenizer, request)
-        shown = self._reader.preparer.shown(*encoded, self.get_tokenizer()) if encoded.pictures else None
+        shown = self._reader.preparer.shown(*encoded) if encoded.pictures else None
         return RequestBuilder(request, text, tokenizer, shown)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:

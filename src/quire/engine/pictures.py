@@ -6,10 +6,11 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
 from quire.core.media import MediaConfig
@@ -32,7 +33,13 @@ from quire.pictures.prompt import Pictures, Prepared, open_pictures
 from quire.pictures.reading import Limits, read_picture
 from quire.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 TAKES_NONE = "this model takes no pictures"
+
+Key = tuple[bytes, bool]
+"""Digest of a file, and whether its picture is alone in its prompt."""
 
 
 class Preparer:
@@ -42,14 +49,16 @@ class Preparer:
     twice at a time the second waits for the first. `BadRequest` names the field that a picture came in.
     """
 
-    def __init__(self, info: EngineInfo, media: MediaConfig) -> None:
+    def __init__(self, info: EngineInfo, media: MediaConfig, tokenizer: Tokenizer) -> None:
         self.media = media
+        self._info, self._tokenizer = info, tokenizer
         self._limits = Limits(bytes=media.max_image_bytes, pixels=media.max_image_pixels)
-        self._kept: OrderedDict[bytes, Prepared] = OrderedDict()
+        self._kept: OrderedDict[Key, Prepared] = OrderedDict()
         self._room = round(media.mm_processor_cache_gb * 1e9)
-        self._making: dict[bytes, Future[Prepared]] = {}
+        self._making: dict[Key, Future[Prepared]] = {}
         self._lock = threading.Lock()
-        self._pictures = open_pictures(info.folder) if info.pictures and find_spec("PIL") is not None else None
+        able = info.pictures and find_spec("PIL") is not None
+        self._pictures = open_pictures(info.folder, tokenizer) if able else None
         self.refused = _refused(info, self._pictures)
         self.hits = 0
         """Pictures that were not prepared, as they had been before."""
@@ -76,19 +85,16 @@ class Preparer:
             told = f"{where}: {len(sources)} pictures are more than the {most} of a prompt (--limit-mm-per-prompt)"
             raise BadRequest(told, param=where)
 
-    def prepare(self, source: Source) -> Prepared:
-        """Read a picture that is here already, or in a file, and make it ready."""
+    def prepare(self, source: Source, alone: bool) -> Prepared:
+        """Read a picture that is here already, or in a file, and make it ready. `alone`: its prompt has no other."""
         given, where = source.take(), source.where
-        if isinstance(given, Prepared):
-            return given
         if isinstance(given, (str, Base64, bytes, bytearray, memoryview, os.PathLike)):
-            return self.prepare_file(self._read(given, where), where)
-        image = image_of(given, where, self.media.max_image_pixels)
-        return self._make(image, where)
+            return self.prepare_file(self._read(given, where), where, alone)
+        return self._made(image_of(given, where, self.media.max_image_pixels), where, alone)
 
-    def prepare_file(self, data: bytes, where: str) -> Prepared:
+    def prepare_file(self, data: bytes, where: str, alone: bool) -> Prepared:
         """The same for the bytes of a file."""
-        key = hashlib.blake2b(data, digest_size=32).digest()
+        key = hashlib.blake2b(data, digest_size=32).digest(), alone
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:
@@ -99,9 +105,9 @@ class Preparer:
             if made is None:
                 self._making[key] = mine
         if made is not None:
-            return self._shared(made, data, where)
+            return self._shared(made, data, where, alone)
         try:
-            found = self._make(self._decoded(data, where), where)
+            found = self._decoded(data, where, alone)
         except BaseException as error:
             mine.set_exception(error)
             raise
@@ -112,24 +118,21 @@ class Preparer:
         self._keep(key, found)
         return found
 
-    def _shared(self, made: Future[Prepared], data: bytes, where: str) -> Prepared:
+    def _shared(self, made: Future[Prepared], data: bytes, where: str, alone: bool) -> Prepared:
         """What another thread makes of the same file; its refusal names its own field, so that is done again."""
         try:
             return made.result()
         except Exception:
-            return self._make(self._decoded(data, where), where)
+            return self._decoded(data, where, alone)
 
-    def _decoded(self, data: bytes, where: str) -> Any:
-        try:
-            return read_picture(data, self._limits)
-        except BadRequest as error:
-            raise BadRequest(f"{where}: {error.message}", param=where) from None
+    def _decoded(self, data: bytes, where: str, alone: bool) -> Prepared:
+        with _named(where):
+            image = read_picture(data, self._limits)
+        return self._made(image, where, alone)
 
-    def _make(self, image: Any, where: str) -> Prepared:
-        try:
-            return self.pictures.prepare(image)
-        except BadRequest as error:
-            raise BadRequest(f"{where}: {error.message}", param=where) from None
+    def _made(self, image: Image, where: str, alone: bool) -> Prepared:
+        with _named(where):
+            return self.pictures.prepare(image, alone)
 
     def _read(self, given: Any, where: str) -> bytes:
         limit = self.media.max_image_bytes
@@ -150,54 +153,58 @@ class Preparer:
             raise BadRequest(f"{where}: nothing is fetched here; give the bytes of the file", param=where)
         raise BadRequest(f"{where}: must be a data:, file:, http: or https: URL", param=where)
 
-    def _keep(self, key: bytes, found: Prepared) -> None:
+    def _keep(self, key: Key, found: Prepared) -> None:
+        """In the place of those that nobody sent for the longest time."""
         with self._lock:
-            if weight(found) > self._room:
+            if key in self._kept:
                 return
-            self._room -= weight(found)
+            self._room -= found.nbytes
             self._kept[key] = found
             while self._room < 0:
                 _, oldest = self._kept.popitem(last=False)
-                self._room += weight(oldest)
+                self._room += oldest.nbytes
 
-    def encode(
-        self,
-        text: str,
-        prepared: Sequence[Prepared],
-        tokenizer: Tokenizer,
-        info: EngineInfo,
-        param: str | None,
-        add_special_tokens: bool = False,
-    ) -> Encoded:
+    def check_marks(self, text: str, count: int, param: str) -> None:
+        """Refuse a text, which came in the field `param`, that has not a mark for each of `count` pictures."""
+        marks = text.count(self.mark)
+        if marks != count:
+            raise BadRequest(
+                f"{param}: {count} pictures came, and the prompt has places ({self.mark}) for {marks}; a model may take "
+                "none in some messages, as the system's or the assistant's",
+                param=param,
+            )
+
+    def encode(self, text: str, prepared: Sequence[Prepared], param: str | None, special: bool = False) -> Encoded:
         """Token ids of a text with a mark for each picture. `param`: the field it came in, None = it may be too long.
 
-        `BadRequest` where marks and pictures are not as many.
+        `special`: with what the tokenizer puts around texts.
         """
-        marks = text.count(self.mark)
-        if marks != len(prepared):
-            where = param or "messages"
-            raise BadRequest(
-                f"{where}: {marks} marks of pictures ({self.mark}), but {len(prepared)} pictures", param=where
-            )
         full = self.pictures.expand(text, prepared)
         if param is not None:
-            check_size(info, tokenizer, full, param)
-        ids, pictures = self.pictures.place(tokenizer.encode(full, add_special_tokens), prepared, info.vocab_size)
-        return Encoded(ids, tuple(pictures))
+            check_size(self._info, self._tokenizer, full, param)
+        return self.place(self._tokenizer.encode(full, special), prepared, param or "messages")
 
-    def shown(self, ids: Sequence[int], pictures: Sequence[Picture], tokenizer: Tokenizer) -> list[int]:
-        """The ids of a prompt as replies have them: rows of pictures are the image token, as vocabularies know it."""
+    def place(self, ids: Sequence[int], prepared: Sequence[Prepared], param: str) -> Encoded:
+        """The same of ids, in which an image token stands for each row of a picture."""
+        with _named(param):
+            found, pictures = self.pictures.place(ids, prepared, self._info.vocab_size)
+        return Encoded(found, pictures)
+
+    def shown(self, ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
+        """The ids of a prompt as replies have them: rows of pictures are image tokens, which vocabularies know."""
         found = list(ids)
-        if pictures:
-            token = self.pictures.token_id(tokenizer)
-            for start, count in (run for picture in pictures for run in picture.runs):
-                found[start : start + count] = [token] * count
+        for start, count in (run for picture in pictures for run in picture.runs):
+            found[start : start + count] = [self.pictures.row_id] * count
         return found
 
 
-def weight(prepared: Prepared) -> int:
-    """Bytes that a picture takes, about: its pixels."""
-    return len(prepared.pixels)
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Refusals name the field."""
+    try:
+        yield
+    except BadRequest as error:
+        raise BadRequest(f"{where}: {error.message}", param=where) from None
 
 
 def _refused(info: EngineInfo, pictures: Pictures | None) -> str:

@@ -19,6 +19,7 @@ from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.engine.pictures import Preparer
+    from quire.pictures.prompt import Prepared
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -55,7 +56,7 @@ class PromptReader:
         """Reads pictures."""
         from quire.engine.pictures import Preparer
 
-        return Preparer(self._info, self._config.media)
+        return Preparer(self._info, self._config.media, self.tokenizer)
 
     def read(self, prompt: Prompt) -> tuple[str | None, Encoded]:
         """The text of a prompt, None where ids were given, and its ids with its pictures."""
@@ -74,12 +75,15 @@ class PromptReader:
 
     def _seen(self, text: str | None, ids: Sequence[int] | None, sources: Sequence[Source]) -> Encoded:
         """A text with marks of pictures, or ids in which each has as many image tokens as it has rows."""
-        self.preparer.admit(sources)
-        prepared = [self.preparer.prepare(source) for source in sources]
-        if ids is None:
-            return self.preparer.encode(text or "", prepared, self.tokenizer, self._info, "prompt", True)
-        placed, pictures = self.preparer.pictures.place(list(ids), prepared, self._info.vocab_size)
-        return Encoded(placed, tuple(pictures))
+        preparer = self.preparer
+        preparer.admit(sources)
+        if text is not None and ids is None:
+            preparer.check_marks(text, len(sources), "prompt")
+            return preparer.encode(text, self._prepared(sources), "prompt", special=True)
+        return preparer.place(list(ids or ()), self._prepared(sources), "prompt_token_ids")
+
+    def _prepared(self, sources: Sequence[Source]) -> list[Prepared]:
+        return [self.preparer.prepare(source, alone=len(sources) == 1) for source in sources]
 
     def of_chat(
         self,
@@ -96,9 +100,8 @@ class PromptReader:
             return {"prompt_token_ids": template.encode(plain, tools, **variables)}
         self.preparer.admit(sources)
         text = template.marked(plain, tools, picture=self.preparer.mark, **variables)
-        prepared = [self.preparer.prepare(source) for source in sources]
-        encoded = self.preparer.encode(text, prepared, self.tokenizer, self._info, "messages")
-        return {"prompt_token_ids": encoded}
+        self.preparer.check_marks(text, len(sources), "messages")
+        return {"prompt_token_ids": self.preparer.encode(text, self._prepared(sources), "messages")}
 
 
 def conversations(messages: Any) -> list[Sequence[Message]]:

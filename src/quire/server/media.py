@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ContextTooLong, Overloaded
 from quire.core.request import Request
 from quire.engine.edge.async_engine import AsyncEngine
-from quire.engine.pictures import Preparer, weight
+from quire.engine.pictures import Preparer
 from quire.engine.requests import Encoded
 from quire.engine.sources import Source, scheme_of
 from quire.pictures.prompt import Prepared
@@ -50,8 +49,8 @@ class Media:
     """The pictures that a server takes. `preparing`: bytes of those of requests that are not the engine's yet."""
 
     def __init__(self, engine: AsyncEngine, config: EngineConfig, options: ServerOptions, tokenizer: Tokenizer) -> None:
-        self._info, self._admission, self._tokenizer = engine.info, engine.admission, tokenizer
-        self._preparer = Preparer(engine.info, config.media)
+        self._info, self._admission = engine.info, engine.admission
+        self._preparer = Preparer(engine.info, config.media, tokenizer)
         self._rules = Rules(read_hosts(options.allow_media_url), config.media.max_image_bytes, options.media_timeout)
         self._most = round(options.max_images_gb * 1e9)
         self._fetches = asyncio.Semaphore(FETCHES)
@@ -89,9 +88,9 @@ class Media:
         found: list[Prepared] = []
         rows = 0
         for source in sources:
-            held.take(0)
-            made = await self._prepared(source)
-            held.take(weight(made))
+            self.check_room(0)
+            made = await self._prepared(source, len(sources) == 1)
+            held.take(made.nbytes)
             found.append(made)
             rows += made.rows
             if rows >= self._info.max_model_len:
@@ -102,26 +101,30 @@ class Media:
                 )
         return found
 
-    async def _prepared(self, source: Source) -> Prepared:
+    async def _prepared(self, source: Source, alone: bool) -> Prepared:
         loop = asyncio.get_running_loop()
         if not isinstance(source.given, str) or scheme_of(source.given) not in ("http", "https"):
-            return await loop.run_in_executor(_PREPARING, self._preparer.prepare, source)
+            return await loop.run_in_executor(_PREPARING, self._preparer.prepare, source, alone)
         async with self._fetches:
             data = await loop.run_in_executor(_FETCHING, fetch, source.take(), source.where, self._rules)
-            return await loop.run_in_executor(_PREPARING, self._preparer.prepare_file, data, source.where)
+            return await loop.run_in_executor(_PREPARING, self._preparer.prepare_file, data, source.where, alone)
 
-    def encode(self, text: str, prepared: Sequence[Any], param: str | None, special: bool = False) -> Encoded:
+    def check_marks(self, text: str, count: int, param: str) -> None:
+        """Refuse a text that has not a mark for each of `count` pictures."""
+        self._preparer.check_marks(text, count, param)
+
+    def encode(self, text: str, prepared: Sequence[Prepared], param: str | None, special: bool = False) -> Encoded:
         """Token ids of a text with a mark for each picture; in a thread. `special`: with what stands around texts."""
-        return self._preparer.encode(text, prepared, self._tokenizer, self._info, param, special)
+        return self._preparer.encode(text, prepared, param, special)
 
     def shown(self, request: Request) -> Sequence[int]:
         """The ids of a prompt as replies have them."""
         if not request.pictures:
             return request.prompt
-        return self._preparer.shown(request.prompt, request.pictures, self._tokenizer)
+        return self._preparer.shown(request.prompt, request.pictures)
 
     def shown_of(self, encoded: Encoded) -> list[int]:
         """The same of one that no engine has."""
         if not encoded.pictures:
             return list(encoded.ids)
-        return self._preparer.shown(encoded.ids, encoded.pictures, self._tokenizer)
+        return self._preparer.shown(encoded.ids, encoded.pictures)

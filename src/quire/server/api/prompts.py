@@ -119,6 +119,7 @@ async def encode_pictured(
     service: Service, text: str, sources: Sequence[Source], held: Held, param: str | None, special: bool = False
 ) -> Encoded:
     """Token ids of a text that has a mark for each picture. `special`: with what the tokenizer puts around texts."""
+    service.media.check_marks(text, len(sources), param or "messages")
     prepared = await service.media.prepared(sources, held)
     work = partial(service.media.encode, text, prepared, param, special)
     return await asyncio.get_running_loop().run_in_executor(_ENCODING, work)

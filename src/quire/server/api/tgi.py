@@ -29,7 +29,8 @@ MAX_NEW_TOKENS = 100
 _IMAGE = re.compile(r"!\[\]\(([^)\s]*)\)")
 """A picture in a text, as TGI reads it of models that take some (Markdown's)."""
 _SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop")
-RENAMED = {"max_tokens": "parameters.max_new_tokens", "prompt": "inputs", "structured_outputs": "parameters.grammar",
+RENAMED = {"prompt_logprobs": "parameters.decoder_input_details",
+           "max_tokens": "parameters.max_new_tokens", "prompt": "inputs", "structured_outputs": "parameters.grammar",
            "truncate_prompt_tokens": "parameters.truncate", "logprobs": "parameters.top_n_tokens",
            "model": "parameters.adapter_id", **{name: f"parameters.{name}" for name in _SAMPLING}}  # fmt: skip
 """Fields of completions by which errors may go, and what they are called here."""
