@@ -169,8 +169,8 @@ class Preparer:
         marks = text.count(self.mark)
         if marks != count:
             raise BadRequest(
-                f"{param}: {count} pictures came, and the prompt has places ({self.mark}) for {marks}; a model may take "
-                "none in some messages, as the system's or the assistant's",
+                f"{param}: {count} pictures came, and the prompt has a place ({self.mark}) for {marks}; a model may "
+                "take none in some messages, as the system's or the assistant's",
                 param=param,
             )
 
