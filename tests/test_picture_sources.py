@@ -142,7 +142,7 @@ def test_ids_beyond_the_vocabulary_are_rows_of_pictures_alone() -> None:
     ids = list(encoded.ids)
     moved = [*ids[:1], 9, *ids[1:]]
     for wrong in (Encoded(ids), Encoded(moved, encoded.pictures), Encoded([*ids, VOCAB], encoded.pictures)):
-        with pytest.raises(BadRequest, match="^prompt: "):
+        with pytest.raises(BadRequest, match=r"^prompt: "):
             make_request(info, wrong, ONE, request_id="a", seed=0)
     with pytest.raises(BadRequest, match="takes no pictures"):
         make_request(stub_info(vocab_size=VOCAB), encoded, ONE, request_id="a", seed=0)
@@ -166,7 +166,7 @@ def test_files_of_the_allowed_folder_alone(tmp_path: Path) -> None:
     for bad in (f"{outside}/d.png", f"{allowed}/../outside/d.png", f"{allowed}/link", f"{allowed}/folder/d.png",
                 f"{allowed}/%2e%2e/outside/d.png", f"{allowed}", f"{allowed}/deep", f"{allowed}/pipe",
                 f"{allowed}/missing", f"{allowed}/%00", f"elsewhere{allowed}/a"):  # fmt: skip
-        with pytest.raises(BadRequest, match="^url: ") as caught:
+        with pytest.raises(BadRequest, match=r"^url: ") as caught:
             read_file(f"file://{bad}", "url", media)
         assert str(outside) not in caught.value.message
     with pytest.raises(BadRequest, match="max-image-bytes"):
