@@ -63,12 +63,9 @@ def _within(height: int, width: int, shortest: int, longest: int) -> tuple[int, 
 def resized(image: Image.Image, size: tuple[int, int], resample: int) -> Image.Image:
     """`image` with the size `size`; `BadRequest` where that leaves nothing, or too much."""
     height, width = size
-    if height < 1 or width < 1:
-        raise BadRequest(f"the picture of {image.width} x {image.height} pixels is too thin for this model: resized, it "
-                         f"would have {width} x {height}")  # fmt: skip
-    if height * width > MOST_PIXELS:
-        raise BadRequest(f"the picture of {image.width} x {image.height} pixels is too thin for this model: resized, it "
-                         f"would have {width:,} x {height:,}")  # fmt: skip
+    if height < 1 or width < 1 or height * width > MOST_PIXELS:
+        raise BadRequest(f"the picture of {image.width} x {image.height} pixels is too thin for this model: it "
+                         f"would become {width:,} x {height:,}")  # fmt: skip
     return image.resize((width, height), resample=pillow().Resampling(resample))
 
 
