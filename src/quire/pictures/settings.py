@@ -12,7 +12,7 @@ from quire.text.files import read_json
 
 MOST_SIDE = 1 << 14
 """Pixels of a side that a file may ask for."""
-MOST_PIXELS = 1 << 27
+MOST_PIXELS = 1 << 26
 """Pixels of a picture that a file may ask for."""
 
 

@@ -119,20 +119,24 @@ class Split:
     """Resized to a long side, cut into squares, the whole picture behind them (Laurençon et al. 2024, Idefics3)."""
 
     MOST = 4096
+    """Pixels of a side, whatever the file says."""
 
     def __init__(self, fields: Fields) -> None:
         self.resample = fields.number("resample", LANCZOS, most=5)
-        size = fields.size("size", Size(longest=4 * 364), square=True)
-        self.size = size if fields.flag("do_resize", True) else None
+        self.size = fields.size("size", Size(longest=4 * 364), square=True)
         self.splits = fields.flag("do_image_splitting", True)
         self.side = fields.size("max_image_size", Size(longest=364), square=True).longest
         if not self.side:
             raise fields.wrong("max_image_size", "must give longest_edge")
+        if not fields.flag("do_resize", True):
+            raise fields.wrong("do_resize", "must be true: else the number of tiles has no bound")
+        size = self.size
+        longest = min(size.longest + size.longest % 2, self.MOST) or max(size.height, size.width)
+        self.most = -(-longest // self.side)
 
     def __call__(self, image: Image.Image, alone: bool) -> Cut:
         """The tiles row by row, the whole picture in the last; or only that."""
-        if self.size is not None:
-            image = resized(image, self.first_size(size_of(image), self.size), self.resample)
+        image = resized(image, self.first_size(size_of(image)), self.resample)
         square = self.side, self.side
         if not self.splits:
             return Cut(stacked([resized(image, square, self.resample)]))
@@ -143,8 +147,9 @@ class Split:
         tiles = tiles_of(image, *square)
         return Cut(stacked([*tiles, resized(image, square, self.resample)]), (rows, columns))
 
-    def first_size(self, size: Pixels, wanted: Size) -> Pixels:
+    def first_size(self, size: Pixels) -> Pixels:
         """The longer side becomes that of the file, the shorter one an even number."""
+        wanted = self.size
         if not wanted.longest:
             return size_after(size, wanted)
         height, width = size
