@@ -49,7 +49,9 @@ CASES = {
     "clip": Case(CLIPImageProcessorPil, {"size": {"shortest_edge": 28}, "crop_size": SQUARE}),
     "clip, larger crop": Case(CLIPImageProcessorPil, {"size": {"shortest_edge": 21}, "crop_size": 30}),
     "clip, odd crop": Case(CLIPImageProcessorPil, {"size": {"shortest_edge": 33}, "crop_size": 20, "resample": 2}),
-    "clip, two edges": Case(CLIPImageProcessorPil, {"size": {"shortest_edge": 28, "longest_edge": 50}, "crop_size": 28}),
+    "clip, two edges": Case(
+        CLIPImageProcessorPil, {"size": {"shortest_edge": 28, "longest_edge": 50}, "crop_size": 28}
+    ),
     "clip, within": Case(CLIPImageProcessorPil, {"size": {"max_height": 280, "max_width": 350}, "crop_size": 28}),
     "siglip": Case(SiglipImageProcessorPil, {"size": SQUARE}),
     "siglip, nearest": Case(SiglipImageProcessorPil, {"size": SQUARE, "resample": 0}),
@@ -178,6 +180,6 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_files_that_say_what_cannot_be_are_refused(name: str) -> None:
     said, reason = WRONG[name]
-    with pytest.raises(ModelError, match="preprocessor_config.json") as raised:
+    with pytest.raises(ModelError, match=r"preprocessor_config\.json") as raised:
         make_processor(Fields(said, "preprocessor_config.json"), "CLIPImageProcessor")
     assert raised.match(reason)
