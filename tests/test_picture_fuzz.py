@@ -19,6 +19,8 @@ LIMITS = Limits(bytes=1 << 20, pixels=4_000_000, side=4000, frames=50)
 MEMORY = 200 << 20
 """Bytes beyond those at rest: a decoder's 10 for each of 4 million pixels, converting, and as much again."""
 
+NUMBERS = (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\x0f\xff", b"\xff\0\0\0")
+
 
 def originals() -> list[bytes]:
     """Files of every format, plain, clear, in grey, animated, progressive."""
