@@ -19,7 +19,7 @@ from picture_families import CASES, IDEFICS, Case, backend, folder_of, processor
 from picture_files import picture
 from quire.core.errors import BadRequest, ModelError
 from quire.core.pictures import placeholders
-from quire.pictures.prompt import Pictures, Prepared, open_pictures, template_parts
+from quire.pictures.prompt import Pictures, Prepared, open_pictures
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -246,17 +246,3 @@ def test_folders_that_do_not_fit_are_refused(opened: Any, tmp_path: Path) -> Non
     (folder / "processor_config.json").write_text(json.dumps(said))
     with pytest.raises(ModelError, match="image_processor_type does not fit a family whose pictures come in patches"):
         open_pictures(folder, tokenizer)
-
-
-def test_parts_as_chat_templates_expect_them() -> None:
-    assert template_parts("a") == [{"type": "text", "text": "a"}]
-    parts = [
-        {"type": "image_url", "image_url": {"url": "data:"}},
-        {"type": "text", "text": "a", "cache_control": {}},
-        {"type": "image", "source": {}},
-        {"type": "input_image", "image_url": "data:"},
-    ]
-    image = {"type": "image"}
-    assert template_parts(parts) == [image, {"type": "text", "text": "a"}, image, image]
-    with pytest.raises(BadRequest, match="parts of type 'video' are not read"):
-        template_parts([{"type": "video"}])

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from quire.pictures.one_tile import Cut, LongestEdge, Patches, Pixels
+from quire.pictures.one_tile import Cut, LongestEdge, Patches, Pixels, Whole
 from quire.pictures.processors import Processor, make_processor
 from quire.pictures.settings import Settings
 from quire.pictures.tiles import AnyResolution, Canvas, PanAndScan, Split
@@ -76,11 +76,16 @@ class Run(_Layout):
     def __init__(self, settings: Settings) -> None:
         token = settings.token("image_token", settings.text.word("image_token", "<image>"))
         super().__init__(token, token, make_processor(settings.image, "CLIPImageProcessor"))
+        if not isinstance(self.processor, Whole):
+            raise _mismatch(settings, "are one tile")
         self.selected = _Selected(settings)
-        crop, size = getattr(self.processor, "crop", None), getattr(self.processor, "size", None)
-        if crop is None and not (size is not None and size.height):
-            raise _mismatch(settings, "come in one size")
-        self.most_rows = self.selected.rows(crop or (size.height, size.width))
+        size = self.processor.size
+        tile = self.processor.crop or (size is not None and (size.height, size.width)) or (0, 0)
+        if not all(tile):
+            raise settings.image.wrong(
+                "size", "must give height and width, or crop_size must: the tower takes one size"
+            )
+        self.most_rows = self.selected.rows(tile)
 
     def text(self, cut: Cut, size: Pixels) -> str:
         """The token for each row."""

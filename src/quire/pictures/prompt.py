@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,6 @@ from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from PIL import Image
-
-_PICTURES = frozenset({"image", "image_url", "input_image", "image_pil"})
-_TEXTS = frozenset({"text", "input_text", "output_text"})
 
 
 @dataclass(frozen=True)
@@ -180,6 +177,8 @@ def open_pictures(folder: str | Path, tokenizer: Tokenizer | None = None) -> Pic
             raise config.wrong("image_token_id", f"is {row_id}, the tokenizer's id of {layout.token!r} {known}")
         row_id = known
         tokenizer.guard({layout.mark, layout.token})
+    if layout.most_rows < 1:
+        raise settings.text.wrong("patch_size", "leaves a picture no rows")
     if not isinstance(row_id, int):
         raise config.wrong("image_token_id", f"is missing, or no integer: {row_id!r}")
     return Pictures(layout, row_id, _facts(settings))
@@ -189,23 +188,3 @@ def _facts(settings: Settings) -> bytes:
     """What beside its pixels the features of a picture depend on, as far as the folder's files for pictures say."""
     said = [settings.image.values, settings.text.values, settings.config.values.get("model_type")]
     return json.dumps(said, sort_keys=True).encode()
-
-
-def template_parts(content: str | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A message's content as chat templates of these families expect it: {"type": "text", "text"} and {"type": "image"}
-    in their order; what a picture is given by is left out.
-
-    `BadRequest` for a part that is neither.
-    """
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    found: list[dict[str, Any]] = []
-    for part in content:
-        kind = part.get("type")
-        if kind in _PICTURES:
-            found.append({"type": "image"})
-        elif kind in _TEXTS and isinstance(part.get("text"), str):
-            found.append({"type": "text", "text": part["text"]})
-        else:
-            raise BadRequest(f"messages: parts of type {kind!r} are not read; text and pictures are", param="messages")
-    return found
