@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire.pictures.one_tile import Cut, LongestEdge, Patches, Pixels, Whole
 from quire.pictures.processors import Processor, make_processor
-from quire.pictures.settings import Settings
+from quire.pictures.settings import Settings, Size
 from quire.pictures.tiles import AnyResolution, Canvas, PanAndScan, Split
 
 if TYPE_CHECKING:
@@ -76,15 +76,13 @@ class Run(_Layout):
     def __init__(self, settings: Settings) -> None:
         token = settings.token("image_token", settings.text.word("image_token", "<image>"))
         super().__init__(token, token, make_processor(settings.image, "CLIPImageProcessor"))
-        if not isinstance(self.processor, Whole):
+        if not isinstance(self.processor, Whole) or isinstance(self.processor, AnyResolution):
             raise _mismatch(settings, "are one tile")
         self.selected = _Selected(settings)
-        size = self.processor.size
-        tile = self.processor.crop or (size is not None and (size.height, size.width)) or (0, 0)
+        size = self.processor.size or Size()
+        tile = self.processor.crop or (size.height, size.width)
         if not all(tile):
-            raise settings.image.wrong(
-                "size", "must give height and width, or crop_size must: the tower takes one size"
-            )
+            raise settings.image.wrong("size", "must give height and width, as the tower takes one size, or crop_size")
         self.most_rows = self.selected.rows(tile)
 
     def text(self, cut: Cut, size: Pixels) -> str:
