@@ -213,8 +213,10 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A served name. `input_modalities`: text and image, where it takes pictures. `quire`: the passport of a folder that
-    has one, what was measured of the model."""
+    """A served name. `input_modalities`: text and image, where it takes pictures.
+
+    `quire`: the passport of a folder that has one, what was measured of the model.
+    """
 
     id: str
     object: Literal["model"] = "model"
