@@ -72,6 +72,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_images_gb: Annotated[
         float, about("GB (1e9 bytes) of pictures that requests in flight may have together; more are refused (429).")
     ] = 2.0
+    max_bodies_gb: Annotated[
+        float, about("GB (1e9 bytes) of bodies that may be in the reading together; more are refused (429).")
+    ] = 1.0
     strict: Annotated[
         bool, about("Refuse bodies with fields that mean nothing here; else a Warning header names them.")
     ] = False
@@ -184,5 +187,6 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--max-prompt-logprobs must not be negative", param="max_prompt_logprobs")
         if self.max_body_bytes and self.max_body_bytes < 1024:
             raise ConfigError("--max-body-bytes must be 0, or at least 1024", param="max_body_bytes")
-        if not self.max_images_gb > 0:
-            raise ConfigError("--max-images-gb must be more than 0", param="max_images_gb")
+        for name in ("max_images_gb", "max_bodies_gb"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be more than 0", param=name)
