@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
+import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from live_server import wait_until
 from mutate import damaged
 from pictured import VOCAB, asked, folder, image_part, seeing, url_of
 from quire.core.errors import Overloaded
@@ -71,21 +72,48 @@ def test_bodies_have_room_together() -> None:
     assert bodies.held == 0
 
 
-def test_a_server_counts_bodies_until_pictures_are_taken_out() -> None:
+def test_a_server_counts_bodies_that_are_read() -> None:
     with seeing(max_bodies_gb=3e-5) as server:
-        server.stub.paused = True
-        data = next(data for kind, data in mutated(1, 1) if kind)
-        waiting = threading.Thread(target=server.post, args=(CHAT, body_of(bytes(5000) + data)))
-        waiting.start()
-        waiting.join(10.0)
-        first = threading.Thread(
-            target=server.post, args=(CHAT, {"messages": [{"role": "user", "content": "x" * 900}]})
-        )
-        first.start()
-        time.sleep(0.1)
-        server.stub.paused = False
-        first.join(10.0)
-        assert server.post(CHAT, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}).status_code == 200
+
+        def status(size: int) -> int:
+            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "user": "x" * size}
+            return server.post(CHAT, body).status_code
+
+        assert status(40_000) == 200, "one alone may have any size"
+        fields = ("host: 127.0.0.1", "content-type: application/json", "content-length: 40000")
+        head = "\r\n".join([f"POST {CHAT} HTTP/1.1", *fields, "", ""])
+        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+            slow.sendall(head.encode() + b"x" * 20_000)
+            wait_until(lambda: status(20_000) == 429)
+            assert status(100) == 200
+        wait_until(lambda: status(20_000) == 200)
+
+
+class Watching(threading.Thread):
+    """How much memory a server takes, until the end of a `with`."""
+
+    def __init__(self, server: StubServer) -> None:
+        super().__init__()
+        self.server, self.before, self.peak = server, server.rss, 0
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """Look, again and again."""
+        while not self.over.wait(0.01):
+            self.peak = max(self.peak, self.server.rss)
+
+    def __enter__(self) -> Watching:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.join()
+
+    @property
+    def grown(self) -> int:
+        """Bytes that were taken at most beside those of the beginning."""
+        return self.peak - self.before
 
 
 @pytest.mark.slow
@@ -94,26 +122,14 @@ def test_a_thousand_broken_pictures_through_a_server_process() -> None:
     with StubServer(step_seconds=0.0, info=info) as server:
         for kind, data in mutated(12, 1):
             server.client.post(CHAT, json=body_of(data, kind))
-        before, peak, stop = server.rss, [0], threading.Event()
-
-        def watch() -> None:
-            while not stop.wait(0.01):
-                peak[0] = max(peak[0], server.rss)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        with ThreadPoolExecutor(8) as pool:
+        with Watching(server) as memory, ThreadPoolExecutor(8) as pool:
             replies = pool.map(lambda each: server.client.post(CHAT, json=body_of(each[1], each[0])), mutated(1000, 7))
             found = Counter(reply.status_code for reply in replies)
-        stop.set()
-        watcher.join()
         assert set(found) <= {200, 400} and found.total() == 1000 and found[400] > 300, found
         assert server.process.poll() is None and server.in_flight == 0
-        grown = server.rss - before
-        print(
-            f"{dict(found)}; memory {before >> 20} MiB before, {peak[0] >> 20} at most, {grown >> 20} more at the end"
-        )
-        assert peak[0] - before < 1200 << 20 and grown < 300 << 20
+        left = server.rss - memory.before
+        print(f"{dict(found)}; MiB beside {memory.before >> 20}: {memory.grown >> 20} at most, {left >> 20} at the end")
+        assert memory.grown < 1200 << 20 and left < 300 << 20
 
 
 @pytest.mark.slow
@@ -123,22 +139,11 @@ def test_a_flood_of_large_pictures_is_bounded() -> None:
     Image.effect_noise((6000, 4000), 60).convert("RGB").save(held, "JPEG", quality=60)
     info = {"folder": str(folder()), "pictures": True, "vocab_size": VOCAB}
     with StubServer(step_seconds=0.0, info=info) as server:
-        before, peak, stop = server.rss, [0], threading.Event()
-
-        def watch() -> None:
-            while not stop.wait(0.02):
-                peak[0] = max(peak[0], server.rss)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
         bodies = [body_of(held.getvalue() + bytes([i]), "JPEG") for i in range(64)]
-        with ThreadPoolExecutor(64) as pool:
-            found = Counter(
-                pool.map(lambda body: server.client.post(CHAT, json=body, timeout=300.0).status_code, bodies)
-            )
-        stop.set()
-        watcher.join()
+        with Watching(server) as memory, ThreadPoolExecutor(64) as pool:
+            replies = pool.map(lambda body: server.client.post(CHAT, json=body, timeout=300.0), bodies)
+            found = Counter(reply.status_code for reply in replies)
         size = len(held.getvalue()) >> 20
-        print(f"{dict(found)} of {size} MiB each; memory {before >> 20} MiB before, {peak[0] >> 20} at most")
+        print(f"{dict(found)} of {size} MiB each; MiB beside {memory.before >> 20}: {memory.grown >> 20} at most")
         assert set(found) <= {200, 429} and found[200] >= 16
-        assert peak[0] - before < 3 << 30
+        assert memory.grown < 3 << 30
