@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from live_server import LiveServer
-from pictured import asked, file_of, image_part, said, seeing
 from quire.core.errors import BadRequest, ConfigError
 from quire.server import fetching
 from quire.server.fetching import Host, Rules, fetch, is_public, read_hosts
+from seeing import asked, file_of, image_part, said, seeing
 
 DATA = file_of()
 Answer = Callable[[BaseHTTPRequestHandler], None]

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from live_server import LiveServer, live, wait_until
-from pictured import IMAGE, IMAGE_ID, ROWS, asked, file_of, image_part, said, seeing, text_of, url_of
 from quire.engine import pictures as prepared
+from seeing import IMAGE, IMAGE_ID, ROWS, asked, file_of, image_part, said, seeing, text_of, url_of
 
 SEEN = IMAGE * ROWS
 CHAT = "/v1/chat/completions"

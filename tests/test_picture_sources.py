@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pictured import IMAGE, IMAGE_ID, ROWS, VOCAB, asked, file_of, folder, image_part, pictured_info, seeing, url_of
 from quire.core.config import flat_config
 from quire.core.errors import BadRequest, ConfigError
 from quire.core.media import USUAL_IMAGES, MediaConfig
@@ -20,6 +19,7 @@ from quire.engine.options import engine_config
 from quire.engine.prompting import PromptReader
 from quire.engine.requests import Encoded, Seeds, make_request
 from quire.engine.sources import file_of as read_file
+from seeing import IMAGE, IMAGE_ID, ROWS, VOCAB, asked, file_of, folder, image_part, pictured_info, seeing, url_of
 from stub_engine import StubEngine, stub_info
 
 ONE = SamplingParams(max_tokens=2, temperature=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from browser import Browser
 from live_server import live
-from pictured import IMAGE, ROWS, said, seeing
+from seeing import IMAGE, ROWS, said, seeing
 from test_playground import ask, browser, chatting, in_chromium
 
 __all__ = ["browser"]
