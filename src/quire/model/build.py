@@ -17,7 +17,7 @@ from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.core.pooling import NO_VECTORS, Pooling
 from quire.core.progress import LoadProgress
-from quire.model.batch import Forward
+from quire.model.batch import Forward, Vision
 from quire.model.borrowed.found import Borrowed, find_borrowed
 from quire.model.borrowed.load import load_borrowed
 from quire.model.describe import compute_dtype, kv_dtype, max_model_len, open_model, own_name
@@ -87,6 +87,7 @@ class Model:
     span: range | None = None
     pooling: Pooling = NO_VECTORS
     classifier: Tensor | None = None
+    vision: Vision | None = None
 
     @property
     def own(self) -> range:
