@@ -17,6 +17,7 @@ from quire.model.net.seeing import Given
 from quire.model.spec import Sight
 from quire.run.arrays import Arrays
 from quire.run.builder import Seen
+from quire.run.messages import GivenRows
 
 Rows = NDArray[np.int64]
 
@@ -62,3 +63,23 @@ class Features:
             mutual = divided(cu_q, context, where, np.concatenate(places), np.concatenate(ends))
         whole = torch.cat(features) if len(features) > 1 else features[0]
         return Given(where, whole, np.concatenate(positions, axis=1), mutual)
+
+
+def told(given: Given) -> GivenRows:
+    """As other ranks are told."""
+    mutual, features = given.mutual, given.features.cpu().numpy()
+    places, ends = (b"", b"") if mutual is None else (mutual.places.tobytes(), mutual.ends.tobytes())
+    return GivenRows(given.rows.tobytes(), features.tobytes(), given.positions.tobytes(), places, ends)
+
+
+def heard_rows(rows: GivenRows, arrays: Arrays, seqs: int) -> Given:
+    """What rank 0 told of a step of `seqs` sequences, whose arrays are filled."""
+
+    def numbers(data: bytes) -> Rows:
+        return np.frombuffer(data, np.int64)
+
+    where = numbers(rows.rows)
+    features = torch.from_numpy(np.frombuffer(rows.features, np.float32).reshape(len(where), -1).copy())
+    places, ends = numbers(rows.places), numbers(rows.ends)
+    mutual = divided(arrays.cu_q[: seqs + 1], arrays.context[:seqs], where, places, ends) if len(places) else None
+    return Given(where, features, numbers(rows.positions).reshape(3, -1), mutual)

@@ -66,10 +66,10 @@ class Encoding:
         """Rows of features that are kept."""
         return sum(self._kept.values())
 
-    def check(self, seq: Sequence) -> None:
-        """`BadRequest` where a picture of `seq` could never be encoded, or all of its rows computed in one step."""
+    def check(self, pictures: Iterable[Picture]) -> None:
+        """`BadRequest` where one could never be encoded, or its rows not be computed in one step as they must."""
         limits = self._limits
-        for picture in seq.pictures:
+        for picture in pictures:
             if picture.rows > limits.kept:
                 raise BadRequest(
                     f"image: {picture.size[1]} x {picture.size[0]} pixels are {picture.rows} rows of the prompt, and "

@@ -24,7 +24,7 @@ def put(x: Tensor, rows: NDArray[np.int64], values: Tensor, add: bool = False) -
         own, given = x.numpy(), values.numpy()
         own[rows] = own[rows] + given if add else given
         return
-    where, values = torch.from_numpy(rows).to(x.device), values.to(x.dtype)
+    where, values = torch.from_numpy(rows).to(x.device), values.to(x)
     if add:
         x.index_add_(0, where, values)
     else:

@@ -62,10 +62,9 @@ def turned(base: Tensor, positions: Tensor, given: Given, axis: NDArray[np.int64
         table = base.numpy()[positions.numpy()]
         table[given.rows] = base.numpy()[place]
         return torch.from_numpy(table)
+    rows, *where = (torch.from_numpy(index).to(base.device) for index in (given.rows, *place))
     table = base[positions.long()]
-    table[torch.from_numpy(given.rows).to(base.device)] = base[
-        tuple(torch.from_numpy(i).to(base.device) for i in place)
-    ]
+    table[rows] = base[tuple(where)]
     return table
 
 
