@@ -72,15 +72,12 @@ def check_pictures(model: Model, encoding: Encoding | None, request: Request) ->
     at, prompt, first = 0, request.prompt, model.spec.vocab_size
     for picture in request.pictures:
         for start, count in picture.runs:
-            if (
-                not at <= start < start + count <= len(prompt)
-                or min(prompt[start : start + count]) < model.spec.vocab_size
-            ):
+            if not at <= start < start + count <= len(prompt) or min(prompt[start : start + count]) < first:
                 raise BadRequest("image: its rows are not where the prompt has any", param="image")
             at = start + count
         height, width = picture.grid
         if model.spec.sight.sections and (len(picture.runs) > 1 or height * width != picture.rows):
             raise BadRequest(f"image: {picture.rows} rows are no grid of {height} x {width}", param="image")
-    if sum(token >= model.spec.vocab_size for token in prompt) != sum(picture.rows for picture in request.pictures):
+    if sum(token >= first for token in prompt) != sum(picture.rows for picture in request.pictures):
         raise BadRequest("image: the prompt has rows of other pictures than it came with", param="image")
     encoding.check(request.pictures)
