@@ -171,25 +171,18 @@ def test_siblings_share_the_pictures_of_their_prompt(made: Made) -> None:
 @native
 def test_a_prefix_hit_within_a_picture(made: Made) -> None:
     name, folder, _ = made
-    first, other = [text(6, 1), Shown(6, 5, 5), text(3, 2)], [text(6, 1), Shown(6, 5, 5), text(8, 3)]
-    with sighted(folder, SIGHTS[name][2], num_blocks=64) as (engine, tower):
-        want = run(engine, [pictured("first", first), pictured("other", other)])
-        engine.reset_prefix_cache()
-        engine.engine.scheduler.encoding._kept.clear()  # as if other pictures had come meanwhile
-        tower.encoded.clear()
-        engine.engine.runner.features._kept.clear()
-        run(engine, [pictured("first", first)])
-        encoded = len(tower.encoded)
-        # Of the blocks of the first prompt those from the middle of the picture on are given to others.
-        engine.engine.scheduler.encoding._kept.clear()
-        engine.engine.runner.features._kept.clear()
-        pool, seq = engine.engine.pool, pictured("probe", first)
-        keys = [key for key in pool._by_key]
-        for key in keys[4:]:
-            pool.forget(key) if hasattr(pool, "forget") else None
-        got = run(engine, [pictured("other", other)])
-        assert got["other"].bits() == want["other"].bits() and encoded == 1
-        assert seq.pictures
+    parts, blocks = [text(6, 1), Shown(6, 5, 5), text(3, 2)], 30 if name == "mutual" else 16
+    with sighted(folder, SIGHTS[name][2], num_blocks=blocks, encoder_cache_tokens=25) as (engine, tower):
+        want = run(engine, [pictured("first", parts)])["first"]
+        run(engine, [pictured("other", [text(9, 3), Shown(7, 5, 5), text(4, 4)])])  # takes some of its blocks
+        engine.submit(pictured("again", parts))
+        answer, cached = Answer([], []), 0
+        for out in (out for report in reports(engine) for out in report.outputs):
+            answer.tokens += out.tokens
+            answer.logprobs += out.logprobs
+            cached = max(cached, out.cached_tokens)
+        assert 6 < cached < 31, "the middle of the picture"
+        assert answer.bits() == want.bits() and len(tower.encoded) == 3
 
 
 @native
