@@ -76,7 +76,7 @@ def heard_rows(rows: GivenRows, arrays: Arrays, seqs: int) -> Given:
     """What rank 0 told of a step of `seqs` sequences, whose arrays are filled."""
 
     def numbers(data: bytes) -> Rows:
-        return np.frombuffer(data, np.int64)
+        return np.frombuffer(data, np.int64).copy()
 
     where = numbers(rows.rows)
     features = torch.from_numpy(np.frombuffer(rows.features, np.float32).reshape(len(where), -1).copy())

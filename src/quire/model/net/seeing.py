@@ -101,8 +101,10 @@ class SeeingDecoder(Decoder):
             last = wanted if i + 1 == layers.stop else None
             x, delta = super().walk(x, delta, views, caches, range(i, i + 1), last)
             put(delta, self.given.rows, self.given.features[:, hidden * (i + 1) : hidden * (i + 2)], add=True)
-        if deep.stop < layers.stop or delta is None:
-            x, delta = super().walk(x, delta, views, caches, range(max(deep.stop, layers.start), layers.stop), wanted)
+        rest = range(max(deep.stop, layers.start), layers.stop)
+        if rest:
+            return super().walk(x, delta, views, caches, rest, wanted)
+        assert delta is not None, "a walk has layers"
         return x, delta
 
 
