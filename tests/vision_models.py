@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oracle import SMALL, is_norm
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+
+from oracle import SMALL, is_norm
 
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 HALF = [0.5, 0.5, 0.5]
