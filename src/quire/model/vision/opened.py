@@ -1,4 +1,4 @@
-"""The vision part of a model folder, from its headers: whose tensors are whose, and a claim of each of its two parts."""
+"""The vision part of a model folder, from its headers: whose tensors are whose, and a claim of each of the two parts."""
 
 from __future__ import annotations
 

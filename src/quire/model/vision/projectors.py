@@ -19,7 +19,7 @@ SCALED_IN_STREAM = ("granite",)
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known when a projector is read: the whole config, its tower's part, and the specs of tower and decoder."""
+    """What is known when a projector is read: all of config.json, the tower's part, the specs of tower and decoder."""
 
     config: HfConfig
     vision: HfConfig
@@ -119,7 +119,7 @@ def _llava_onevision(seen: Seen) -> Projector:
     most = ratio.removeprefix("anyres_max_")
     if not most.isdecimal() or not 0 < int(most) < 1000:
         raise seen.config.fail("vision_aspect_ratio", f"{ratio!r} is not supported; anyres_max_ and a number is")
-    return _any_size(_llava(seen, -1, "full"), seen, "shrunk_lines", int(most))
+    return _any_size(_llava(seen, -1, "full"), seen, "lines", int(most))
 
 
 def _qwen(names: Mapping[str, str], norm: str, pixels: Pixels = CLIPS) -> Callable[[Seen], Projector]:

@@ -102,7 +102,7 @@ def square(config: HfConfig, name: str, default: Any = ..., high: int = 1 << 14)
 
 
 def feature_layers(config: HfConfig, layers: int, default: int) -> tuple[int, ...]:
-    """`vision_feature_layer`: the hidden states that go on, counted from that before the first layer or from the end."""
+    """`vision_feature_layer`: the hidden states that go on, by number, 0 before the first layer, or from the end."""
     value = config.raw.get("vision_feature_layer", default)
     chosen = value if isinstance(value, list) else [value]
     good = bool(chosen) and all(isinstance(i, int) and not isinstance(i, bool) for i in chosen)

@@ -24,8 +24,9 @@ NORM_BIASES = ("attn_norm.bias", "mlp_norm.bias")
 class Tower:
     """One row. `family`: names, required parts and what the config's fields are called, as of a decoder.
 
-    Norms of kind "layer" have biases. `patches(config)`; `rope`: of rows and columns, a key of ROPES, "" = positions are learned; `norm`, `eps`: as of a
-    `ModelSpec`, eps None = `layer_norm_eps`. `full(config)`: layers that see all where others see a window.
+    `norm`, `eps`: as of a `ModelSpec`, "named" = `norm_type` says which, None = `layer_norm_eps`; norms of kind "layer"
+    have biases. `patches(config)`; `rope`: how heads turn (`_rope`), "" = positions are learned. `full(config)`: layers
+    that see all where others see a window.
     """
 
     family: Family
