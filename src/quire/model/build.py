@@ -17,7 +17,7 @@ from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.core.pooling import NO_VECTORS, Pooling
 from quire.core.progress import LoadProgress
-from quire.model.batch import Forward, Vision
+from quire.model.batch import Forward
 from quire.model.borrowed.found import Borrowed, find_borrowed
 from quire.model.borrowed.load import load_borrowed
 from quire.model.describe import compute_dtype, kv_dtype, max_model_len, open_model, own_name
@@ -139,7 +139,8 @@ def load_model(
     made = joined(own, spec, place, share, config.parallel)
     encoder = joined_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
-    vision = _vision(reader, dtype)
+    sees = not place.rank and not options.language_model_only  # other ranks are told what it makes
+    vision = _vision(reader, dtype) if sees else None
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
@@ -188,9 +189,9 @@ def _encoder(reader: Reader, decoder: Decoder, still: torch.Tensor) -> Encoder |
 
 
 def _vision(reader: Reader, dtype: torch.dtype) -> Vision | None:
-    """What makes rows of pictures, where the model takes any and this rank has its first layers; whole on each rank."""
-    opened, spec = reader.opened.vision, reader.opened.spec
-    if opened is None or reader.share.span(spec).start:
+    """What makes rows of pictures, where the model takes any."""
+    opened = reader.opened.vision
+    if opened is None:
         return None
     vision = load_vision(opened, reader.ops, dtype)
     reader.count("vision", str(dtype).removeprefix("torch."), vision.nbytes)
