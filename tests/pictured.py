@@ -61,6 +61,9 @@ class MadeUpTower:
         self.width = HIDDEN * (1 + sight.deep)
         self.encoded: list[bytes] = []
 
+    def scratch(self, rows: int) -> int:
+        return 0
+
     def __call__(self, picture: Picture) -> Tensor:
         self.encoded.append(picture.key)
         return features(picture, self.width)

@@ -72,6 +72,10 @@ class Vision(Protocol):
         """Of its weights."""
         ...
 
+    def scratch(self, rows: int) -> int:
+        """Bytes that encoding a picture of `rows` rows takes beside its features."""
+        ...
+
     def __call__(self, picture: Picture) -> Tensor:
         """f32 [picture.rows, width], which nothing changes later. A function of the picture alone, to the bit."""
         ...

@@ -9,6 +9,7 @@ from quire.core.errors import BadRequest, ConfigError
 from quire.core.request import Request
 from quire.core.speculation import LOOK_UPS
 from quire.model.build import Model
+from quire.run.activations import feature_bytes
 from quire.sched.pictures import Encoding, Limits
 
 
@@ -51,11 +52,11 @@ def encoding_of(limits: SchedulerConfig, model: Model) -> Encoding | None:
     return Encoding(Limits(*limits.encoder_rows, mutual, limits.max_num_batched_tokens, limits.max_num_seqs))
 
 
-def feature_bytes(limits: SchedulerConfig, model: Model) -> int:
-    """Of the features that are kept at most, beside those of one step that are given to its rows."""
+def picture_bytes(limits: SchedulerConfig, model: Model, length: int) -> int:
+    """Of features, and of the largest picture while it is encoded, for sequences of `length` tokens."""
     if model.vision is None:
         return 0
-    return 4 * model.vision.width * (limits.encoder_rows[1] + limits.max_num_batched_tokens)
+    return feature_bytes(model.spec, limits) + model.vision.scratch(min(limits.encoder_rows[1], length))
 
 
 def check_pictures(model: Model, encoding: Encoding | None, request: Request) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.core.pictures import Picture
+from quire.model.vision.account import scratch_bytes
 from quire.model.vision.packing import PACKINGS
 from quire.model.vision.reading import Reading
 from quire.model.vision.tower import Projector, Tower
@@ -34,6 +35,10 @@ class Vision:
     def width(self) -> int:
         """Numbers of a feature row: the decoder's width, and as many again for each of the further features."""
         return self.projector.hidden * (1 + len(self.deep))
+
+    def scratch(self, rows: int) -> int:
+        """Bytes that encoding a picture of `rows` rows takes beside its features."""
+        return scratch_bytes(self.tower.spec, rows)
 
     def __call__(self, picture: Picture) -> Tensor:
         """Features [picture.rows, width] f32: the row for the embedding, then those added behind the first layers.
