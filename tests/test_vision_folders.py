@@ -1,4 +1,4 @@
-"""Folders of models that take pictures: every tensor of a vision part is claimed, counted, shown, or refused by name."""
+"""Folders of models that take pictures: each tensor of a vision part is claimed, counted, shown, or refused by name."""
 
 from __future__ import annotations
 
