@@ -1,4 +1,4 @@
-"""The vision part of a model folder, from its headers: whose tensors are whose, and a claim of each of the two parts."""
+"""The vision part of a model folder, from its headers: whose tensors are whose, and a claim of both."""
 
 from __future__ import annotations
 

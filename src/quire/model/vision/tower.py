@@ -190,8 +190,9 @@ QK_EPS = 1e-6
 """Of norms of queries and keys, which no file says."""
 
 
-def pieces(count: int, step: int = PIECE) -> Iterator[slice]:
-    """`count` rows in pieces of `step`."""
+def pieces(count: int, square: int = 1) -> Iterator[slice]:
+    """`count` rows in pieces of whole squares."""
+    step = max(PIECE // square, 1) * square
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
@@ -223,7 +224,7 @@ class Projector:
         """x [rows, width] f32 -> [rows / square, hidden] f32."""
         ops, square = self.ops, self.square
         out = x.new_empty(len(x) // square, self.hidden)
-        for rows in pieces(len(x), max(PIECE // square, 1) * square):
+        for rows in pieces(len(x), square):
             ops.begin_step()
             part = x[rows]
             if self.pooled:
