@@ -5,83 +5,30 @@ from __future__ import annotations
 import json
 import random
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
 
 from oracle import BACKENDS
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
-from quire.core.params import SamplingParams
 from quire.core.pictures import Picture
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
-from quire.pictures.prompt import Pictures, open_pictures
-from quire.text.tokenizer import Tokenizer
 from test_bit_equality import Answer, run
-from vision_models import FAMILIES, VOCABULARY, make_vision_model
+from vision_models import FAMILIES, VOCABULARY
 from vision_oracle import QWEN, normalized, patches
+from vision_prompts import Made, write_made
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 OFTEN = ("llava", "qwen2_vl", "qwen3_vl", "gemma3")
 """What every run tries: one that only gives rows, and those that change the decoder; the slow one tries all."""
 MADE = [pytest.param(f, marks=[] if f in OFTEN else [pytest.mark.slow]) for f in FAMILIES]
-SIZES = ((40, 56), (64, 32), (97, 33), (20, 20), (56, 56))
-PROMPTS: dict[str, tuple[str, tuple[int, ...]]] = {
-    "none": ("what is there to be seen?", ()),
-    "one": ("see {} here.", (0,)),
-    "three": ("first {} then {}, and {}: which is the largest of them?", (1, 2, 3)),
-    "again": ("see {} once more", (0,)),
-    "late": ("a text of some length comes before what is to be seen, which is {}", (4,)),
-}
-"""Text with a place for each picture, and the pictures by number."""
-
-
-@dataclass
-class Made:
-    """A tiny model on disk, transformers' own, and what makes prompts."""
-
-    family: str
-    folder: Path
-    oracle: PreTrainedModel
-    pictures: Pictures
-    tokenizer: Tokenizer
-
-    def request(self, name: str, **params: Any) -> Request:
-        text, numbers = PROMPTS[name.split("-")[0]]
-        prepared = [self.pictures.prepare(photograph(*SIZES[i], i), alone=len(numbers) == 1) for i in numbers]
-        whole = self.pictures.expand(text.format(*[self.pictures.image_token] * len(numbers)), prepared)
-        ids, pictures = self.pictures.place(self.tokenizer.encode(whole), prepared, VOCABULARY)
-        asked = SamplingParams(**({"max_tokens": 4, "temperature": 0.0, "logprobs": 4, "ignore_eos": True} | params))
-        return Request(id=name, prompt=tuple(ids), params=asked, seed=3, arrival=0.0, pictures=pictures)
-
-    def requests(self, **params: Any) -> list[Request]:
-        found = [self.request(name, **params) for name in PROMPTS]
-        return found + [self.request(f"{name}-sampled", **({"temperature": 1.0} | params)) for name in PROMPTS]
-
-
-def photograph(height: int, width: int, seed: int) -> Image.Image:
-    """Something with slopes and noise."""
-    rng = np.random.default_rng(seed)
-    slopes = np.linspace(0, 200, height)[:, None, None] + np.linspace(0, 50, width)[None, :, None]
-    return Image.fromarray((slopes + rng.integers(0, 56, (height, width, 3))).clip(0, 255).astype(np.uint8))
-
-
-def write_made(family: str, folder: Path) -> Made:
-    oracle = make_vision_model(family, folder)
-    tokenizer = Tokenizer.from_folder(folder)
-    pictures = open_pictures(folder, tokenizer)
-    assert pictures is not None
-    return Made(family, folder, oracle, pictures, tokenizer)
 
 
 @pytest.fixture(scope="module", params=MADE)
@@ -104,6 +51,7 @@ def oracle_logits(made: Made, request: Request, output: list[int]) -> Tensor:
         more["token_type_ids"] = rows.long()
     elif made.family in QWEN and more:
         more["mm_token_type_ids"] = rows.int()
+    assert made.oracle is not None
     return made.oracle(input_ids=torch.tensor(ids)[None], use_cache=False, **more).logits[0]
 
 
