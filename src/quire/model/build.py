@@ -44,6 +44,8 @@ from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
 from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
+from quire.model.vision.load import load_vision
+from quire.model.vision.vision import Vision
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.ops.lazy import torch_dtype
@@ -63,6 +65,7 @@ class Model:
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
     `classifier` [labels, hidden] f32 on the host, of a model of classes. `writing`: the packed cache that is being
     written. `span`: the layers of one stage, None: all. `place`: where this process is among those that run the model.
+    `vision`: what makes rows of pictures, if it takes any.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Model:
     span: range | None = None
     pooling: Pooling = NO_VECTORS
     classifier: Tensor | None = None
+    vision: Vision | None = None
 
     @property
     def own(self) -> range:
@@ -135,6 +139,8 @@ def load_model(
     made = joined(own, spec, place, share, config.parallel)
     encoder = joined_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
+    sees = not place.rank and not options.language_model_only  # other ranks are told what it makes
+    vision = _vision(reader, dtype) if sees else None
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
@@ -161,6 +167,7 @@ def load_model(
         span=share.layers,
         pooling=opened.pooling,
         classifier=load_classifier(opened),
+        vision=vision,
     )
 
 
@@ -179,6 +186,16 @@ def _reader(
 def _encoder(reader: Reader, decoder: Decoder, still: torch.Tensor) -> Encoder | None:
     """This rank's share of the encoder, where there is one."""
     return load_encoder(reader, decoder.embed, still) if reader.opened.spec.encoder.layers else None
+
+
+def _vision(reader: Reader, dtype: torch.dtype) -> Vision | None:
+    """What makes rows of pictures, where the model takes any."""
+    opened = reader.opened.vision
+    if opened is None:
+        return None
+    vision = load_vision(opened, reader.ops, dtype)
+    reader.count("vision", str(dtype).removeprefix("torch."), vision.nbytes)
+    return vision
 
 
 def _ropes(spec: ModelSpec, length: int, device: torch.device) -> dict[Rope, torch.Tensor]:

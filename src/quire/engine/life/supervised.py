@@ -29,7 +29,7 @@ from quire.engine.life.watchdog import Watchdog
 logger = logging.getLogger("quire.engine")
 
 TOTALS = ("steps", "prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits",
-          "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
+          "picture_queries", "picture_hits", "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
 """Fields of `Stats` that only grow, over all engines."""
 
 

@@ -1,0 +1,157 @@
+"""Each family of models that take pictures, end to end: from pictures to tokens, beside transformers and any load."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+from torch.nn.functional import pad
+
+from oracle import BACKENDS
+from quire.core.config import flat_config
+from quire.core.errors import ConfigError
+from quire.core.pictures import Picture
+from quire.core.request import Request
+from quire.engine.local import LocalEngine
+from test_bit_equality import Answer, run
+from vision_models import FAMILIES, VOCABULARY
+from vision_oracle import QWEN, normalized, patches
+from vision_prompts import Made, write_made
+
+pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+OFTEN = ("llava", "qwen2_vl", "qwen3_vl", "gemma3")
+"""What every run tries: one that only gives rows, and those that change the decoder; the slow one tries all."""
+MADE = [pytest.param(f, marks=[] if f in OFTEN else [pytest.mark.slow]) for f in FAMILIES]
+
+
+@pytest.fixture(scope="module", params=MADE)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return write_made(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def engine_of(folder: Path, **options: Any) -> LocalEngine:
+    config = {"model": str(folder), "dtype": "float32", "device": "cpu", "num_blocks": 512, "block_size": 4}
+    return LocalEngine(flat_config(**(config | options)))
+
+
+@torch.no_grad()
+def oracle_logits(made: Made, request: Request, output: list[int]) -> Tensor:
+    """transformers' logits [tokens, vocab] for prompt and output, with the pixels that its processor would give."""
+    ids = [made.pictures.row_id if token >= VOCABULARY else token for token in request.prompt] + output
+    rows = torch.tensor(ids)[None] == made.pictures.row_id
+    more = inputs_of(made.family, request.pictures) if request.pictures else {}
+    if made.family == "gemma3":
+        more["token_type_ids"] = rows.long()
+    elif made.family in QWEN and more:
+        more["mm_token_type_ids"] = rows.int()
+    assert made.oracle is not None
+    return made.oracle(input_ids=torch.tensor(ids)[None], use_cache=False, **more).logits[0]
+
+
+def inputs_of(family: str, pictures: tuple[Picture, ...]) -> dict[str, Tensor]:
+    """What transformers' model takes of pictures."""
+    pixels = [normalized(family, picture) for picture in pictures]
+    if family in QWEN:
+        cut, grids = zip(*map(patches, pixels), strict=True)
+        return {"pixel_values": torch.cat(cut), "image_grid_thw": torch.cat(grids)}
+    if family in ("llava_next", "llava_onevision"):
+        most = max(map(len, pixels))
+        filled = [torch.cat((tiles, tiles.new_zeros(most - len(tiles), *tiles.shape[1:]))) for tiles in pixels]
+        more = {"batch_num_images": torch.tensor([len(pictures)])} if family == "llava_onevision" else {}
+        return {"pixel_values": torch.stack(filled), "image_sizes": torch.tensor([p.size for p in pictures])} | more
+    if family in ("mistral3", "llava_pixtral"):
+        sizes = [picture.shape[1:] for picture in pictures]
+        height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
+        filled = [pad(p, (0, width - p.shape[3], 0, height - p.shape[2])) for p in pixels]
+        return {"pixel_values": torch.cat(filled), "image_sizes": torch.tensor(sizes)}
+    whole = torch.cat(pixels)
+    return {"pixel_values": whole[None] if family in ("idefics3", "smolvlm") else whole}
+
+
+@pytest.fixture(scope="module")
+def alone(made: Made) -> dict[str, Answer]:
+    """Each request alone, its prompt in one chunk."""
+    answers: dict[str, Answer] = {}
+    with closing(engine_of(made.folder, enable_prefix_caching=False, max_num_batched_tokens=1024)) as engine:
+        assert engine.info.pictures
+        for each in made.requests():
+            answers |= run(engine, [each])
+    return answers
+
+
+def test_logits_equal_transformers(made: Made, alone: dict[str, Answer]) -> None:
+    for each in made.requests():
+        answer = alone[each.id]
+        want = oracle_logits(made, each, answer.tokens)[len(each.prompt) - 1 : -1].double().log_softmax(-1)
+        for row, found in zip(want, answer.logprobs, strict=True):
+            got = torch.tensor([p for _, p in found.top], dtype=torch.float64)
+            assert (got - row[[token for token, _ in found.top]]).abs().max() <= 1e-4, each.id
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "chunks": {"max_num_batched_tokens": 40, "max_num_seqs": 8},
+    "preempted": {"num_blocks": 0, "max_num_batched_tokens": 64, "max_num_seqs": 16},
+    "self": {"speculative_config": json.dumps({"method": "self", "layers": 1, "adaptive": False})},
+    "ngram": {"speculative_config": json.dumps({"method": "ngram", "prompt_lookup_min": 1, "adaptive": False})},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_same_bits_under_any_load(way: str, made: Made, alone: dict[str, Answer]) -> None:
+    requests, options = made.requests(), dict(WAYS[way])
+    if way == "preempted":
+        longest = max(len(each.prompt) for each in requests) + 8
+        options["num_blocks"] = 2 * (longest // 4 + 2) * (2 if made.family == "gemma3" else 1)
+    with closing(engine_of(made.folder, **options)) as engine:
+        got = run(engine, requests, random.Random(way))
+        assert [r.id for r in requests if got[r.id].bits() != alone[r.id].bits()] == []
+        stats = engine.engine.stats()
+        assert stats.used_blocks == 0 and stats.picture_queries
+        assert way != "preempted" or stats.preemptions
+
+
+FORMS: tuple[dict[str, Any], ...] = (
+    {"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"},
+    {"dtype": "bfloat16"},
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_formats_under_any_load(form: dict[str, Any], made: Made) -> None:
+    requests, want = made.requests(max_tokens=3), dict[str, Answer]()
+    with closing(engine_of(made.folder, enable_prefix_caching=False, **form)) as engine:
+        for each in requests:
+            want |= run(engine, [each])
+    with closing(engine_of(made.folder, max_num_batched_tokens=40, max_num_seqs=8, **form)) as engine:
+        got = run(engine, requests, random.Random(2))
+    assert [r.id for r in requests if got[r.id].bits() != want[r.id].bits()] == []
+
+
+def test_ranks_are_told_the_rows(made: Made, alone: dict[str, Answer]) -> None:
+    if made.family not in ("llava", "gemma3", "qwen3_vl"):
+        pytest.skip("the others differ in nothing that ranks see")
+    requests = made.requests()
+    with closing(engine_of(made.folder, tensor_parallel_size=2, threads=1)) as engine:
+        together = run(engine, requests, random.Random(5))
+        again = run(engine, [replace(each, id=f"again-{each.id}") for each in requests])
+        for each in requests:
+            assert together[each.id].tokens == alone[each.id].tokens
+            assert again[f"again-{each.id}"].bits() == together[each.id].bits()
+
+
+def test_text_alone_of_a_model_that_takes_pictures(made: Made, alone: dict[str, Answer]) -> None:
+    with closing(engine_of(made.folder, language_model_only=True)) as engine:
+        assert not engine.info.pictures
+        got = run(engine, [made.request("none")])
+        assert got["none"].bits() == alone["none"].bits()
+    with pytest.raises(ConfigError, match="--language-model-only"):
+        engine_of(made.folder, pipeline_parallel_size=2, threads=1)
