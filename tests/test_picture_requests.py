@@ -248,6 +248,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/responses", items_of({"file_id": "f"}), "input[0].content[0].file_id", "not kept"),
     ("/v1/responses", items_of({"image_url": "x"}), "input[0].content[0].image_url", "must be"),
     ("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": [BAD]}}, "prompt.multimodal_data", "media"),
+    ("/v1/completions", {"prompt": "a", "multi_modal_data": {"image": [BAD]}}, "multi_modal_data", "chat/completions"),
     ("/v1/completions", {"prompt": [5, 6, 1 << 30]}, "prompt", "not in"),
 ]  # fmt: skip
 

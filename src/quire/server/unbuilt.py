@@ -20,6 +20,7 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "kv_transfer_params": (({},), "moving KV blocks between servers is not built yet"),
     "vllm_xargs": (({},), "there are no such extra arguments here"),
     "prompt_embeds": ((), "prompts are text or token ids"),
+    "multi_modal_data": (({},), "completions are of texts and token ids; send pictures to /v1/chat/completions"),
     "functions": (([],), _TOOLS),
     "function_call": (("none", "auto"), _TOOLS),
     "documents": (([],), "retrieval is not built"),
