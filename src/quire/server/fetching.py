@@ -132,10 +132,10 @@ def _target(url: str, where: str, rules: Rules) -> _Target:
 def _ask(target: _Target, where: str, rules: Rules, end: float) -> tuple[str, bytes]:
     """Where the picture is instead, or its bytes."""
     connection = _Connection(target, where, rules, end)
-    with contextlib.closing(connection), connection.bounded(end):
+    with contextlib.closing(connection), connection.bounded(end), contextlib.ExitStack() as held:
         headers = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": f"quire/{VERSION}"}
         connection.request("GET", target.path, headers=headers | {"Connection": "close"})
-        response = connection.getresponse()
+        response = held.enter_context(contextlib.closing(connection.getresponse()))
         if response.status in _MOVED:
             moved = response.getheader("location") or ""
             secure = urlsplit(urljoin(target.parts.geturl(), moved)).scheme == "https"
@@ -197,12 +197,6 @@ class _Connection(HTTPConnection):
                 failed = error
         raise failed
 
-    def close(self) -> None:
-        """End it."""
-        super().close()
-        if self._other is not None:
-            self._other.close()
-
     @contextlib.contextmanager
     def bounded(self, end: float) -> Iterator[None]:
         """End the connection at `end`: a byte now and then would never let a single read take too long."""
@@ -215,6 +209,8 @@ class _Connection(HTTPConnection):
                 raise TimeoutError
         finally:
             timer.cancel()
+            if self._other is not None:  # `close` is called before the body is read
+                self._other.close()
 
     def _cut(self) -> None:
         self._late = True
