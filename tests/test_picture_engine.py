@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from fake_runner import VOCAB as WORDS
 from fake_runner import FakeEngine, golden
 from fake_runner import request as fake_request
+from made_up_tower import SIGHTS, VOCAB, WINDOW, Part, Shown, oracle_logits, pictured, prompt_of, sighted, write_text
 from oracle import BACKENDS
-from pictured import SIGHTS, VOCAB, WINDOW, Part, Shown, oracle_logits, pictured, prompt_of, sighted, write_text
 from quire.core.config import flat_config
 from quire.core.errors import BadRequest, ConfigError
 from quire.core.pictures import Picture, pieces
