@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,11 +23,14 @@ from fake_runner import request as fake_request
 from made_up_tower import SIGHTS, VOCAB, WINDOW, Part, Shown, oracle_logits, pictured, prompt_of, sighted, write_text
 from oracle import BACKENDS
 from quire.core.config import flat_config
-from quire.core.errors import BadRequest, ConfigError
+from quire.core.errors import BadRequest, ConfigError, EngineFailure
 from quire.core.pictures import Picture, pieces
 from quire.core.plan import StepPlan
 from quire.core.request import Output, Request
+from quire.engine.client import Stats
+from quire.engine.life.watchdog import Watchdog
 from quire.engine.local import LocalEngine
+from quire.engine.record.recording import without_content
 from quire.model.net.mutual import divided
 from quire.model.net.seeing import axes
 from quire.model.spec import Sight
@@ -450,6 +456,22 @@ def test_rows_that_see_each_other_find_room_beside_drafts_and_prompts() -> None:
         engine.step()
         assert step < 12, "drafts of others keep a picture out"
     engine.drain()
+
+
+def test_an_engine_that_encodes_a_picture_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("quire.engine.life.watchdog.time", SimpleNamespace(monotonic=lambda: now))
+    watchdog, killed = Watchdog(1.0, 1), list[bool]()
+    watchdog.learn(Stats(step_seconds=0.001, step_tokens=1))
+    for seconds, hangs in ((40.0, False), (60.0, True)):
+        watchdog._heard = now - seconds
+        with pytest.raises(EngineFailure) if hangs else nullcontext():
+            watchdog.check(True, False, lambda: killed.append(True), lambda: 100)
+        assert bool(killed) == hangs
+
+
+def test_recordings_without_prompts_have_no_pixels() -> None:
+    assert without_content(pictured("one", PROMPTS["one"])).pictures == ()
 
 
 def test_a_picture_is_whole_in_a_request_over_the_wire() -> None:
