@@ -57,7 +57,7 @@ def test_the_decoder_is_told_what_pictures_change(made: Callable[[str], Made]) -
 
 
 @pytest.mark.parametrize("device", BACKENDS)
-def test_pieces_and_threads_change_no_bit(
+def test_pieces_and_blocks_change_no_bit(
     device: str, made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("qwen2_5_vl", "llava_next"):
@@ -66,7 +66,7 @@ def test_pieces_and_threads_change_no_bit(
         model = made(name).load(device)
         want = see(model, shown)
         monkeypatch.setattr("quire.model.vision.tower.PIECE", 7)
-        monkeypatch.setattr(model.vision.tower.attention, "_threads", 3)
+        monkeypatch.setattr("quire.model.vision.attention.BLOCK", 16)
         got = see(model, shown)
         assert torch.equal(got, want) if device == "cpu" else relative_error(got, want) < 1e-6
         monkeypatch.undo()

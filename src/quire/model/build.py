@@ -45,6 +45,7 @@ from quire.model.offload.choose import keeper
 from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
 from quire.model.vision.load import load_vision
+from quire.model.vision.options import check_options
 from quire.model.vision.vision import Vision
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
@@ -125,6 +126,9 @@ def load_model(
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
     if spec.encoder.layers:
         check_encoder(config, spec.family)
+    sees = opened.vision is not None and not options.language_model_only
+    if sees:
+        check_options(config, opened.name)
     check_runs(config)
     asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
     dtype, step = torch_dtype(asked), step_of(opened, target, options.group_size)
@@ -139,8 +143,7 @@ def load_model(
     made = joined(own, spec, place, share, config.parallel)
     encoder = joined_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
-    sees = not place.rank and not options.language_model_only  # other ranks are told what it makes
-    vision = _vision(reader, dtype) if sees else None
+    vision = _vision(reader, dtype) if sees and not place.rank else None  # other ranks are told what it makes
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)

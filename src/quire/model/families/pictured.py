@@ -128,7 +128,7 @@ def text_config(raw: Raw, where: str) -> tuple[Raw, Sight]:
         return raw, Sight()
     nested = raw.get("text_config")
     inner = dict(outer.child("text_config").raw) if nested else {k: v for k, v in raw.items() if k != "vision_config"}
-    kind = inner.get("model_type") or row.text
+    kind = (inner.get("model_type") if nested else None) or row.text
     usual = LEFT_OUT.get(f"{name}_text") or LEFT_OUT.get(kind, {})
     inner |= {field: value for field, value in usual.items() if inner.get(field) is None}
     inner |= {field: raw[field] for field in OUTER if raw.get(field) is not None}

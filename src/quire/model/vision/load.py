@@ -14,7 +14,7 @@ from quire.model.load.norms import load_norm
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import Share
 from quire.model.net.parts import Mlp, Norm, PlainMlp
-from quire.model.vision.tower import Attention, Projector, QuickGeluMlp, Tower, TowerLayer
+from quire.model.vision.tower import Projector, QuickGeluMlp, Tower, TowerLayer
 from quire.model.vision.vision import Vision
 from quire.ops.backend import Ops
 
@@ -43,7 +43,6 @@ def load_tower(reader: Reader, dtype: torch.dtype) -> Tower:
         with reader.part(i):
             layers.append(reader.place(load_tower_layer(reader, i)))
     final_norm = reader.place(load_norm(reader, "final_norm"))
-    threads = reader.ops.threads if reader.ops.gpu is None else 1
     return Tower(
         ops=reader.ops,
         spec=spec,
@@ -53,7 +52,6 @@ def load_tower(reader: Reader, dtype: torch.dtype) -> Tower:
         embed_norm=embed_norm,
         layers=tuple(layers),
         final_norm=final_norm,
-        attention=Attention(threads),
         dtype=dtype,
     )
 
@@ -64,7 +62,7 @@ def load_tower_layer(reader: Reader, index: int) -> TowerLayer:
     return TowerLayer(
         attn_norm=load_norm(reader, "attn_norm", index),
         qkv=reader.linear(("q", "k", "v"), index),
-        qk_norms=None if q_norm is None or k_norm is None else (q_norm, k_norm),
+        qk_norms=() if q_norm is None or k_norm is None else (q_norm, k_norm),
         o=reader.linear(("o",), index),
         attn_scale=reader.vector("attn_scale", index),
         mlp_norm=load_norm(reader, "mlp_norm", index),

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Mlp, Norm
 from quire.model.spec import ModelSpec
+from quire.model.vision.attention import Attention, attention_of
 from quire.model.vision.places import cut, learned, rotate, turns, windows
 from quire.ops.backend import Ops
 
-PIECE = 1024
-"""Rows that go through a layer's matrices together: what lies between them then stays in the caches, and the memory of
-a picture of any size is that of its stream, queries, keys and values, and of one piece."""
+PIECE = 512
+"""Rows that go through a layer together: what lies between its matrices then stays in the caches, and the memory of a
+picture of any size is that of its stream, queries, keys and values, and of one piece."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +37,12 @@ class QuickGeluMlp:
 class TowerLayer:
     """x += scale * attention(norm(x)); x += scale * mlp(norm(x)); scales where there are any (Touvron et al. 2021).
 
-    `qk_norms`: weights of norms of whole rows of queries and keys. `windowed`: rows see those of their window only.
+    `qk_norms`: weights of norms of whole rows of queries and keys, or none. `windowed`: rows see those of their window only.
     """
 
     attn_norm: Norm
     qkv: Linear
-    qk_norms: tuple[Tensor, Tensor] | None
+    qk_norms: tuple[Tensor, ...]
     o: Linear
     attn_scale: Tensor | None
     mlp_norm: Norm
@@ -53,41 +51,11 @@ class TowerLayer:
     windowed: bool
 
 
-class Attention:
-    """softmax(q k^T) v where everything is seen, in the dtype of its operands.
-
-    On the CPU heads are divided among threads of our own, each of which runs torch's kernel alone: threads that torch
-    starts spin when they are done, beside the pool of the other ops.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._threads, "vision", initializer=torch.set_num_threads, initargs=(1,))
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        """q, k, v [batch, heads, n, head_dim] into `out` [batch, n, heads, head_dim] f32."""
-
-        def some(heads: slice) -> None:
-            found = F.scaled_dot_product_attention(q[:, heads], k[:, heads], v[:, heads])
-            out[:, :, heads] = found.transpose(1, 2)
-
-        if self._threads == 1:
-            return some(slice(None))
-        count = q.shape[1]
-        parts = [slice(i * count // self._threads, (i + 1) * count // self._threads) for i in range(self._threads)]
-        for done in [self._pool.submit(some, part) for part in parts if part.start < part.stop]:
-            done.result()
-        return None
-
-
 @dataclass(frozen=True)
 class Tower:
     """Pixels to rows of the stream. `positions` [P, hidden] f32 on the host; `class_token` [hidden].
 
-    `dtype`: of queries, keys and values; the stream is f32, or `dtype` where the backend's activations are that.
+    `dtype`: of keys and values; the stream is f32, or `dtype` where the backend's activations are that.
     """
 
     ops: Ops
@@ -98,7 +66,6 @@ class Tower:
     embed_norm: Norm
     layers: tuple[TowerLayer, ...]
     final_norm: Norm
-    attention: Attention
     dtype: torch.dtype
 
     def __call__(self, pixels: Tensor, taps: tuple[int, ...], normed: bool) -> list[Tensor]:
@@ -110,10 +77,13 @@ class Tower:
         grid = pixels.shape[1] // patches.size, pixels.shape[2] // patches.size
         x = self._embed(pixels, grid)
         kept = {0: x.clone()} if 0 in taps else {}
+        everything = (torch.arange(len(x)).view(tiles, -1),)
+        attend = attention_of(self.ops, self.spec, everything, self.dtype)
+        windowed = attend
+        if any(self.spec.windows):
+            windowed = attention_of(self.ops, self.spec, windows(*grid, patches), self.dtype)
         for i, layer in enumerate(self.layers):
-            attended = self._attend(layer, i, x, tiles, grid)
-            for rows in pieces(len(x)):
-                self._add(layer, x[rows], attended[rows])
+            self._layer(i, x, windowed if layer.windowed else attend, tiles, grid)
             if i + 1 in taps:
                 kept[i + 1] = x if i + 1 == len(self.layers) else x.clone()
         if normed:
@@ -141,39 +111,28 @@ class Tower:
             x[rows] = self.embed_norm(ops, x[rows])
         return x
 
-    def _attend(self, layer: TowerLayer, index: int, x: Tensor, tiles: int, grid: tuple[int, int]) -> Tensor:
-        """What attention of a layer makes of the stream, [rows, hidden] f32, before its output matrix."""
-        spec, ops = self.spec, self.ops
-        rope, shape = spec.rope[index], (3, spec.heads, spec.head_dim)
+    def _layer(self, index: int, x: Tensor, attend: Attention, tiles: int, grid: tuple[int, int]) -> None:
+        """Add what a layer makes to the stream, in place: keys and values of all rows first, then row by row."""
+        ops, spec, layer = self.ops, self.spec, self.layers[index]
+        rope = spec.rope[index]
         turned = turns(rope, spec.head_dim, *grid, spec.patches.merge) if rope.dim else None
-        qkv = torch.empty(3, spec.heads, len(x), spec.head_dim, dtype=self.dtype, device=x.device)
         for rows in pieces(len(x)):
             ops.begin_step()
-            made = layer.qkv(ops, layer.attn_norm(ops, x[rows]))
-            if layer.qk_norms is not None:
-                for i, weight in enumerate(layer.qk_norms):
-                    ops.norm_spans(made, weight, i * spec.hidden, spec.hidden, False, QK_EPS)
-            heads = made.view(len(made), *shape)
+            qkv = layer.qkv(ops, layer.attn_norm(ops, x[rows]))
+            for i, weight in enumerate(layer.qk_norms):
+                ops.norm_spans(qkv, weight, i * spec.hidden, spec.hidden, False, QK_EPS)
             if turned is not None:
-                here = tuple(_of_tiles(t, rows, tiles).to(x) for t in turned)
-                for i in range(2):
-                    heads[:, i] = rotate(heads[:, i], (here[0], here[1]))
-            qkv[:, :, rows] = heads.permute(1, 2, 0, 3)
-        out = x.new_empty(len(x), spec.heads, spec.head_dim)
-        if layer.windowed:
-            for seen in windows(*grid, spec.patches):
-                part = x.new_empty(*seen.shape, spec.heads, spec.head_dim)
-                self.attention(*(t[:, seen].transpose(0, 1) for t in qkv), part)
-                out[seen.flatten()] = part.flatten(0, 1)
-        else:
-            each = qkv.view(3, spec.heads, tiles, -1, spec.head_dim).transpose(1, 2)
-            self.attention(each[0], each[1], each[2], out.view(tiles, -1, spec.heads, spec.head_dim))
-        return out.view(len(x), -1)
+                cos, sin = (_of_tiles(t, rows, tiles).to(qkv) for t in turned)
+                heads = qkv.view(len(qkv), 3 * spec.heads, spec.head_dim)[:, : 2 * spec.heads]
+                heads.copy_(rotate(heads, (cos, sin)))
+            attend.write(rows, qkv)
+        for rows in pieces(len(x)):
+            ops.begin_step()
+            self._add(layer, x[rows], attend(rows))
 
     def _add(self, layer: TowerLayer, x: Tensor, attended: Tensor) -> None:
-        """Add what a layer makes to some rows of the stream, in place."""
+        """Add what follows attention to some rows of the stream, in place."""
         ops = self.ops
-        ops.begin_step()
         delta = layer.o(ops, attended)
         if layer.attn_scale is not None:
             delta.mul_(layer.attn_scale)
