@@ -37,7 +37,8 @@ class QuickGeluMlp:
 class TowerLayer:
     """x += scale * attention(norm(x)); x += scale * mlp(norm(x)); scales where there are any (Touvron et al. 2021).
 
-    `qk_norms`: weights of norms of whole rows of queries and keys, or none. `windowed`: rows see those of their window only.
+    `qk_norms`: weights of norms of whole rows of queries and keys, or none. `windowed`: rows see those of their window
+    only.
     """
 
     attn_norm: Norm
