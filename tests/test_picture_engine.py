@@ -31,8 +31,8 @@ from quire.engine.client import Stats
 from quire.engine.life.watchdog import Watchdog
 from quire.engine.local import LocalEngine
 from quire.engine.record.recording import without_content
-from quire.model.net.mutual import divided
-from quire.model.net.seeing import axes
+from quire.model.net.mutual import divided, put
+from quire.model.net.seeing import Given, axes, turned
 from quire.model.spec import Sight
 from quire.sched.pictures import Encoding, Limits
 from quire.sched.shares import decodes
@@ -298,6 +298,29 @@ def test_axes_of_sections() -> None:
     assert axes(Sight(sections=(2, 1, 3))).tolist() == [0, 0, 1, 2, 2, 2]
     assert axes(Sight(sections=(6, 3, 3), interleaved=True)).tolist() == [0, 1, 2] * 3 + [0] * 3
     assert axes(Sight(sections=(4, 3, 1), interleaved=True)).tolist() == [0, 1, 2, 0, 1, 0, 0, 1]
+
+
+def test_a_device_is_given_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    base, x, values = (torch.randn(*size, generator=g) for size in ((30, 2, 6), (9, 5), (3, 5)))
+    rows, grid = np.array([2, 3, 7]), np.array([[4, 4, 4], [4, 5, 9], [4, 5, 6]])
+    given, positions = Given(rows, values, grid), torch.arange(9, dtype=torch.int32) + 11
+    axis, found = axes(Sight(sections=(2, 1, 3))), []
+    for host in (True, False):
+        monkeypatch.setattr("quire.model.net.mutual.on_host", lambda x, host=host: host)
+        monkeypatch.setattr("quire.model.net.seeing.on_host", lambda x, host=host: host)
+        set_, added = x.clone(), x.clone()
+        put(set_, rows, values)
+        put(added, rows, values, add=True)
+        found.append((turned(base, positions, given, axis), set_, added))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    table, set_, added = found[0]
+    assert (
+        torch.equal(table[0], base[11]) and torch.equal(set_[7], values[2]) and torch.equal(added[2], x[2] + values[0])
+    )
+    assert torch.equal(table[7, :, :2], base[4, :, :2]) and torch.equal(table[7, :, 2], base[9, :, 2])
+    assert torch.equal(table[7, :, 3:], base[6, :, 3:])
 
 
 def test_rows_that_see_each_other_are_sequences_of_their_own() -> None:
