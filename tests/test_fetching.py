@@ -41,7 +41,7 @@ def moved(where: str, status: int = 302) -> Answer:
 
 def trickle(handler: BaseHTTPRequestHandler) -> None:
     """A byte now and then, for ever: no single read takes long."""
-    answer(200, content_length=str(1 << 20))(handler)
+    answer(200, content_length="60000")(handler)
     while True:
         handler.wfile.write(b"x")
         handler.wfile.flush()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,16 +20,19 @@ from transformers import PreTrainedModel
 from fake_runner import VOCAB as WORDS
 from fake_runner import FakeEngine, golden
 from fake_runner import request as fake_request
+from made_up_tower import SIGHTS, VOCAB, WINDOW, Part, Shown, oracle_logits, pictured, prompt_of, sighted, write_text
 from oracle import BACKENDS
-from pictured import SIGHTS, VOCAB, WINDOW, Part, Shown, oracle_logits, pictured, prompt_of, sighted, write_text
 from quire.core.config import flat_config
-from quire.core.errors import BadRequest, ConfigError
+from quire.core.errors import BadRequest, ConfigError, EngineFailure
 from quire.core.pictures import Picture, pieces
 from quire.core.plan import StepPlan
 from quire.core.request import Output, Request
+from quire.engine.client import Stats
+from quire.engine.life.watchdog import Watchdog
 from quire.engine.local import LocalEngine
-from quire.model.net.mutual import divided
-from quire.model.net.seeing import axes
+from quire.engine.record.recording import without_content
+from quire.model.net.mutual import divided, put
+from quire.model.net.seeing import Given, axes, turned
 from quire.model.spec import Sight
 from quire.sched.pictures import Encoding, Limits
 from quire.sched.shares import decodes
@@ -294,6 +300,29 @@ def test_axes_of_sections() -> None:
     assert axes(Sight(sections=(4, 3, 1), interleaved=True)).tolist() == [0, 1, 2, 0, 1, 0, 0, 1]
 
 
+def test_a_device_is_given_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    base, x, values = (torch.randn(*size, generator=g) for size in ((30, 2, 6), (9, 5), (3, 5)))
+    rows, grid = np.array([2, 3, 7]), np.array([[4, 4, 4], [4, 5, 9], [4, 5, 6]])
+    given, positions = Given(rows, values, grid), torch.arange(9, dtype=torch.int32) + 11
+    axis, found = axes(Sight(sections=(2, 1, 3))), []
+    for host in (True, False):
+        monkeypatch.setattr("quire.model.net.mutual.on_host", lambda x, host=host: host)
+        monkeypatch.setattr("quire.model.net.seeing.on_host", lambda x, host=host: host)
+        set_, added = x.clone(), x.clone()
+        put(set_, rows, values)
+        put(added, rows, values, add=True)
+        found.append((turned(base, positions, given, axis), set_, added))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    table, set_, added = found[0]
+    assert (
+        torch.equal(table[0], base[11]) and torch.equal(set_[7], values[2]) and torch.equal(added[2], x[2] + values[0])
+    )
+    assert torch.equal(table[7, :, :2], base[4, :, :2]) and torch.equal(table[7, :, 2], base[9, :, 2])
+    assert torch.equal(table[7, :, 3:], base[6, :, 3:])
+
+
 def test_rows_that_see_each_other_are_sequences_of_their_own() -> None:
     cu_q, context = np.array([0, 5, 6], np.int32), np.array([9, 4], np.int32)
     rows, places, ends = np.array([1, 2]), np.array([5, 6]), np.array([7, 7])
@@ -450,6 +479,22 @@ def test_rows_that_see_each_other_find_room_beside_drafts_and_prompts() -> None:
         engine.step()
         assert step < 12, "drafts of others keep a picture out"
     engine.drain()
+
+
+def test_an_engine_that_encodes_a_picture_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("quire.engine.life.watchdog.time", SimpleNamespace(monotonic=lambda: now))
+    watchdog, killed = Watchdog(1.0, 1), list[bool]()
+    watchdog.learn(Stats(step_seconds=0.001, step_tokens=1))
+    for seconds, hangs in ((40.0, False), (60.0, True)):
+        watchdog._heard = now - seconds
+        with pytest.raises(EngineFailure) if hangs else nullcontext():
+            watchdog.check(True, False, lambda: killed.append(True), lambda: 100)
+        assert bool(killed) == hangs
+
+
+def test_recordings_without_prompts_have_no_pixels() -> None:
+    assert without_content(pictured("one", PROMPTS["one"])).pictures == ()
 
 
 def test_a_picture_is_whole_in_a_request_over_the_wire() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from oracle import BACKENDS
+from peft_layouts import Layout
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.pictures import Picture
@@ -87,8 +88,13 @@ def alone(made: Made) -> dict[str, Answer]:
 
 
 def test_logits_equal_transformers(made: Made, alone: dict[str, Answer]) -> None:
-    for each in made.requests():
-        answer = alone[each.id]
+    assert_equals(made, made.requests(), alone)
+
+
+def assert_equals(made: Made, requests: list[Request], answers: dict[str, Answer]) -> None:
+    """Log-probabilities are those of `made.oracle` within 1e-4."""
+    for each in requests:
+        answer = answers[each.id]
         want = oracle_logits(made, each, answer.tokens)[len(each.prompt) - 1 : -1].double().log_softmax(-1)
         for row, found in zip(want, answer.logprobs, strict=True):
             got = torch.tensor([p for _, p in found.top], dtype=torch.float64)
@@ -134,6 +140,23 @@ def test_formats_under_any_load(form: dict[str, Any], made: Made) -> None:
     with closing(engine_of(made.folder, max_num_batched_tokens=40, max_num_seqs=8, **form)) as engine:
         got = run(engine, requests, random.Random(2))
     assert [r.id for r in requests if got[r.id].bits() != want[r.id].bits()] == []
+
+
+@pytest.mark.parametrize("nested", ["model.language_model.", "language_model.model."])
+def test_adapters_of_the_text_part(nested: str, made: Made, alone: dict[str, Answer], tmp_path: Path) -> None:
+    if made.family not in OFTEN:
+        pytest.skip("the towers of others have matrices of these names")
+    assert made.oracle is not None
+    layout = Layout(made.oracle, 1).low_rank("gate_proj", "up_proj", "down_proj")
+    layout.tensors = {name.replace("model.language_model.", nested): t for name, t in layout.tensors.items()}
+    layout.write(tmp_path)
+    adapted = Made(made.family, made.folder, layout.merged)
+    plain = made.requests()
+    asked = [replace(each, id=f"{each.id}-adapted", adapter="a") for each in plain]
+    with closing(engine_of(made.folder, enable_lora=True, lora_modules=(f"a={tmp_path}",))) as engine:
+        got = run(engine, plain + asked, random.Random(1))
+    assert [each.id for each in plain if got[each.id].tokens != alone[each.id].tokens] == []
+    assert_equals(adapted, asked, got)
 
 
 def test_ranks_are_told_the_rows(made: Made, alone: dict[str, Answer]) -> None:

@@ -215,9 +215,10 @@ class Engine:
         self.prompt_tokens += sum(c.seq.prompt_tokens(c.start, c.start + c.count) for c in plan.chunks)
         self.step_seconds = time.perf_counter() - started
         self.all_seconds += self.step_seconds
-        self.scheduler.pace.learn(plan, self.step_seconds)
-        if self.tiering is not None:
-            self.tiering.learn(plan, self.step_seconds)
+        if not plan.encodes:  # which say nothing of what rows take
+            self.scheduler.pace.learn(plan, self.step_seconds)
+            if self.tiering is not None:
+                self.tiering.learn(plan, self.step_seconds)
         return outputs
 
     def portable(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Peak memory is the packed model and one layer: weights are views of the mapped f
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -45,6 +45,7 @@ from quire.model.offload.choose import keeper
 from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
 from quire.model.vision.load import load_vision
+from quire.model.vision.options import check_options
 from quire.model.vision.vision import Vision
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
@@ -121,11 +122,8 @@ def load_model(
     options = config.model
     if (borrowed := find_borrowed(resolve(options.model, hub_of(options)))) is not None:
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
-    opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
+    opened = _opened(config)
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
-    if spec.encoder.layers:
-        check_encoder(config, spec.family)
-    check_runs(config)
     asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
     dtype, step = torch_dtype(asked), step_of(opened, target, options.group_size)
     share = share_of(place, stages_of(config.parallel, spec), step)
@@ -139,8 +137,7 @@ def load_model(
     made = joined(own, spec, place, share, config.parallel)
     encoder = joined_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
     reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
-    sees = not place.rank and not options.language_model_only  # other ranks are told what it makes
-    vision = _vision(reader, dtype) if sees else None
+    vision = None if place.rank else _vision(reader, dtype)  # other ranks are told what it makes
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
@@ -169,6 +166,21 @@ def load_model(
         classifier=load_classifier(opened),
         vision=vision,
     )
+
+
+def _opened(config: EngineConfig) -> Opened:
+    """The model folder, without what reads pictures where its text alone is wanted. `ConfigError` for options that such
+    a model cannot have."""
+    options = config.model
+    opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
+    if opened.spec.encoder.layers:
+        check_encoder(config, opened.spec.family)
+    if options.language_model_only:
+        opened = replace(opened, vision=None)
+    if opened.vision is not None:
+        check_options(config, opened.name)
+    check_runs(config)
+    return opened
 
 
 def _reader(

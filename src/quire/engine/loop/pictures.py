@@ -1,46 +1,25 @@
-"""Pictures as an engine takes them: beside which options it cannot, and what no prompt may ask."""
+"""Pictures as an engine takes them: what is planned and counted, and what no prompt may ask."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from quire.core.config import EngineConfig, SchedulerConfig
-from quire.core.errors import BadRequest, ConfigError
+from quire.core.errors import BadRequest
 from quire.core.request import Request
-from quire.core.speculation import LOOK_UPS
 from quire.model.build import Model
+from quire.model.vision.options import check_options
 from quire.run.activations import feature_bytes
 from quire.sched.pictures import Encoding, Limits
 
 
 def with_sight(config: EngineConfig, model: Model) -> Model:
-    """`model`, without what reads pictures where only its text is wanted.
-
-    `ConfigError` for options beside which this engine takes no pictures; they work with --language-model-only.
-    """
+    """`model`, without what reads pictures where only its text is wanted; `ConfigError` as of `check_options`."""
     if model.vision is None:
         return model
     if config.model.language_model_only:
         return replace(model, vision=None)
-    parallel, asked = config.parallel, config.speculation.asked
-    drafts = asked is not None and asked.method not in (*LOOK_UPS, "self")
-    for beside, name, reason in (
-        (parallel.pipeline_parallel_size > 1, "pipeline_parallel_size", "only the first of several stages is given "
-         "rows of pictures, and others need their positions"),
-        (parallel.context_parallel_size > 1, "context_parallel_size", "a step's rows are spread over ranks, which are "
-         "not told which of theirs are of pictures"),
-        (parallel.enable_sequence_parallel, "enable_sequence_parallel", "rows are split between the layers, where "
-         "those of pictures would be given"),
-        (drafts, "speculative_config", "this way to draft reads prompts, and knows no rows of pictures; ngram, suffix "
-         "and self do without"),
-    ):  # fmt: skip
-        if beside:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"{option}: {model.name} takes pictures, and {reason}. Leave it out, or serve the model's text alone "
-                "with --language-model-only",
-                param=name,
-            )
+    check_options(config, model.name)
     return model
 
 

@@ -79,7 +79,7 @@ def without_content(request: Request) -> Request:
     params: SamplingParams = replace(
         request.params, stop=(), bad_words=(), logit_bias={}, allowed_token_ids=None, structured_outputs=None
     )
-    return replace(request, prompt=(), bad_words_ids=(), params=params, grammar="", completion=(), pictures=())
+    return replace(request, prompt=(), pictures=(), bad_words_ids=(), params=params, grammar="", completion=())
 
 
 def without_pixels(request: Request) -> Request:

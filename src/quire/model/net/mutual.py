@@ -15,12 +15,14 @@ from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 
 
-def put(x: Tensor, rows: NDArray[np.int64], values: Tensor, add: bool = False) -> None:
-    """x[rows] = values, or += them, in place; each row once.
+def on_host(x: Tensor) -> bool:
+    """Whether numpy can have it: torch's own threads would spin beside those of the ops."""
+    return x.device.type == "cpu"
 
-    Not by torch on the host: its threads would spin beside those of the ops.
-    """
-    if x.device.type == "cpu":
+
+def put(x: Tensor, rows: NDArray[np.int64], values: Tensor, add: bool = False) -> None:
+    """x[rows] = values, or += them, in place; each row once."""
+    if on_host(x):
         own, given = x.numpy(), values.numpy()
         own[rows] = own[rows] + given if add else given
         return

@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.model.batch import Batch
 from quire.model.net.decoder import Decoder, Layer, Wanted, own_attention
 from quire.model.net.joined import SummedAttention
-from quire.model.net.mutual import Mutual, MutualAttention, put
+from quire.model.net.mutual import Mutual, MutualAttention, on_host, put
 from quire.model.spec import Sight
 from quire.ops.layout import KVCache
 
@@ -58,7 +58,7 @@ def turned(base: Tensor, positions: Tensor, given: Given, axis: NDArray[np.int64
     table's own, so rows of text turn as in a step without pictures, bit for bit.
     """
     place = given.positions[axis].T[:, None, :], np.arange(2)[:, None], np.arange(len(axis))
-    if base.device.type == "cpu":  # torch's threads would spin beside those of the ops
+    if on_host(base):
         table = base.numpy()[positions.numpy()]
         table[given.rows] = base.numpy()[place]
         return torch.from_numpy(table)
