@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,8 +117,12 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def host() -> Iterator[int]:
+def host(certificate: Path | None = None) -> Iterator[int]:
     server = _Server(("127.0.0.1", 0), _Handler)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
@@ -231,6 +239,40 @@ def test_names_do_not_lead_to_addresses_within(port: int, monkeypatch: pytest.Mo
     with pytest.raises(BadRequest, match="did not answer"):
         fetch("http://Pictures.Example./a", "url", named)
     assert reached == [("93.184.215.14", 80)]
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl here, which makes certificates")
+def test_certificates_are_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "both.pem"
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=a.example -addext subjectAltName=DNS:a.example"
+    made = [*words.split(), "-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    subprocess.run(["openssl", *made], check=True, capture_output=True)
+    file.write_text((tmp_path / "key.pem").read_text() + (tmp_path / "cert.pem").read_text())
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.215.14", 443))]
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: found)
+    with host(file) as port:
+
+        def here(_: Any, left: float) -> socket.socket:
+            made = socket.socket()
+            made.settimeout(left)
+            made.connect(("127.0.0.1", port))
+            return made
+
+        monkeypatch.setattr(fetching.socket, "create_connection", here)
+        named = rules("a.example", "b.example", seconds=0.5)
+        with pytest.raises(BadRequest, match="SSLCertVerificationError"):
+            fetch("https://a.example/picture", "url", named)
+        trusted = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        monkeypatch.setattr(fetching, "_trust", lambda: trusted)
+        assert fetch("https://a.example/picture", "url", named) == DATA
+        assert fetch("https://a.example/once", "url", named) == DATA
+        with pytest.raises(BadRequest, match="SSLCertVerificationError"):
+            fetch("https://b.example/picture", "url", named)
+        with pytest.raises(BadRequest, match="from https to http"):
+            fetch("https://a.example/elsewhere", "url", named)
+        for slow in ("/trickle", "/trickled-head"):
+            with pytest.raises(BadRequest, match=r"did not come within 0.5 s"):
+                fetch(f"https://a.example{slow}", "url", named)
 
 
 @pytest.mark.parametrize(
