@@ -66,7 +66,7 @@ def asked(**params: Any) -> list[Request]:
     ]
     cut = PROMPTS["late"][:2]
     found.append(pictured("cut", [*cut, text(5, 11)], seed=31))
-    return [replace(each, params=replace(each.params, **params)) for each in found]
+    return [replace(each, params=replace(each.params, **({"max_tokens": 20} | params))) for each in found]
 
 
 @pytest.fixture(scope="module", params=SIGHTS)
@@ -118,7 +118,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "together": {},
     "chunks": {"max_num_batched_tokens": 24, "max_num_seqs": 7},
     "no_prefix": {"enable_prefix_caching": False, "enforce_eager": True},
-    "preempted": {"num_blocks": 32, "max_num_batched_tokens": 32, "max_num_seqs": 16},
+    "preempted": {"num_blocks": 24, "max_num_batched_tokens": 32, "max_num_seqs": 16},
     "small_cache": {"encoder_cache_tokens": 16, "max_num_encoder_tokens": 4},
     "drafts": {"speculative_config": '{"method": "ngram", "prompt_lookup_min": 1, "adaptive": false}'},
     "trees": {"speculative_config": '{"method": "suffix", "topk": 2, "adaptive": false}'},
