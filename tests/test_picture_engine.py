@@ -214,8 +214,11 @@ def test_what_was_told_is_gone_on_from(made: Made, alone: tuple[list[Request], d
 
 
 @native
-@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"},
-                                     {"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("options", [
+    {"quantization": "int8"}, {"kv_cache_dtype": "fp8"},
+    *(pytest.param(rare, marks=pytest.mark.slow)
+      for rare in ({"quantization": "int4"}, {"kv_cache_dtype": "int8"}, {"dtype": "bfloat16"})),
+], ids=str)  # fmt: skip
 def test_formats_give_the_same_bits_under_any_load(options: dict[str, Any], made: Made) -> None:
     name, folder, _ = made
     requests, sight = asked(max_tokens=3), SIGHTS[name][2]
