@@ -95,7 +95,7 @@ class _Part:
 
 def _shortened(spec: ModelSpec, reading: Reading, merge: int) -> ModelSpec:
     """The tower as far as its rows are read, which come in squares of `merge` patches a side."""
-    layers = max((*reading.taps, *reading.deep))
+    layers = max((1, *reading.taps, *reading.deep))
     patches = replace(spec.patches, merge=merge)
     return replace(spec, layers=layers, rope=spec.rope[:layers], windows=spec.windows[:layers], patches=patches)
 

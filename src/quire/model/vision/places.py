@@ -90,16 +90,19 @@ def learned(table: Tensor, patches: Patches, rows: int, columns: int) -> Tensor:
 
 
 @lru_cache(maxsize=32)
-def turns(rope: Rope, head_dim: int, rows: int, columns: int, merge: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [rows * columns, 1, head_dim / 2] f32: half of a head's pairs turn by line, half by column.
+def turns(rope: Rope, head_dim: int, rows: int, columns: int, merge: int) -> Tensor:
+    """Cosines and sines [rows * columns, 2, head_dim / 2] f32: half of a head's pairs turn by line, half by column.
 
-    Where the rope is of all of a head, every second of its frequencies is for columns; else both take all of them.
+    Where the rope is of all of a head, every second of its frequencies is for columns; else both take all of them. One
+    without dimensions turns nothing, [1, 2, 0].
     """
+    if not rope.dim:
+        return torch.empty(1, 2, 0)
     frequencies = rope.scaling.inverse_frequencies(rope.theta, rope.dim, 1)
     lines, across = (frequencies[0::2], frequencies[1::2]) if rope.dim == head_dim else (frequencies, frequencies)
     row, column = order(rows, columns, merge)
-    angles = torch.cat((row[:, None] * lines, column[:, None] * across), 1)[:, None]
-    return angles.cos(), angles.sin()
+    angles = torch.cat((row[:, None] * lines, column[:, None] * across), 1)
+    return torch.stack((angles.cos(), angles.sin()), 1)
 
 
 @lru_cache(maxsize=32)
@@ -117,10 +120,3 @@ def windows(rows: int, columns: int, patches: Patches) -> tuple[Tensor, ...]:
             found = (inside[:, None] * merge**2 + torch.arange(merge**2)).flatten()
             by_size.setdefault(len(found), []).append(found)
     return tuple(torch.stack(found) for found in by_size.values())
-
-
-def rotate(heads: Tensor, turned: tuple[Tensor, Tensor]) -> Tensor:
-    """heads [rows, heads, head_dim] f32 with pairs (i, i + head_dim / 2) turned."""
-    cos, sin = turned
-    a, b = heads.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)

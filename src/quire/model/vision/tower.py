@@ -12,7 +12,7 @@ from quire.model.net.linear import Linear
 from quire.model.net.parts import Mlp, Norm
 from quire.model.spec import ModelSpec
 from quire.model.vision.attention import Attention, attention_of
-from quire.model.vision.places import cut, learned, rotate, turns, windows
+from quire.model.vision.places import cut, learned, turns, windows
 from quire.ops.backend import Ops
 
 PIECE = 512
@@ -37,8 +37,7 @@ class QuickGeluMlp:
 class TowerLayer:
     """x += scale * attention(norm(x)); x += scale * mlp(norm(x)); scales where there are any (Touvron et al. 2021).
 
-    `qk_norms`: weights of norms of whole rows of queries and keys, or none. `windowed`: rows see those of their window
-    only.
+    `qk_norms`: weights of norms of whole rows of queries and keys, or none. `windowed`: rows see their window only.
     """
 
     attn_norm: Norm
@@ -78,13 +77,13 @@ class Tower:
         grid = pixels.shape[1] // patches.size, pixels.shape[2] // patches.size
         x = self._embed(pixels, grid)
         kept = {0: x.clone()} if 0 in taps else {}
-        everything = (torch.arange(len(x)).view(tiles, -1),)
-        attend = attention_of(self.ops, self.spec, everything, self.dtype)
-        windowed = attend
+        seen = (torch.arange(len(x)).view(tiles, -1),)
+        table = turns(self.spec.rope[0], self.spec.head_dim, *grid, patches.merge)
+        attend = windowed = attention_of(self.ops, self.spec, seen, table, self.dtype)
         if any(self.spec.windows):
-            windowed = attention_of(self.ops, self.spec, windows(*grid, patches), self.dtype)
+            windowed = attention_of(self.ops, self.spec, windows(*grid, patches), table, self.dtype)
         for i, layer in enumerate(self.layers):
-            self._layer(i, x, windowed if layer.windowed else attend, tiles, grid)
+            self._layer(layer, x, windowed if layer.windowed else attend)
             if i + 1 in taps:
                 kept[i + 1] = x if i + 1 == len(self.layers) else x.clone()
         if normed:
@@ -112,20 +111,14 @@ class Tower:
             x[rows] = self.embed_norm(ops, x[rows])
         return x
 
-    def _layer(self, index: int, x: Tensor, attend: Attention, tiles: int, grid: tuple[int, int]) -> None:
+    def _layer(self, layer: TowerLayer, x: Tensor, attend: Attention) -> None:
         """Add what a layer makes to the stream, in place: keys and values of all rows first, then row by row."""
-        ops, spec, layer = self.ops, self.spec, self.layers[index]
-        rope = spec.rope[index]
-        turned = turns(rope, spec.head_dim, *grid, spec.patches.merge) if rope.dim else None
+        ops, spec = self.ops, self.spec
         for rows in pieces(len(x)):
             ops.begin_step()
             qkv = layer.qkv(ops, layer.attn_norm(ops, x[rows]))
             for i, weight in enumerate(layer.qk_norms):
                 ops.norm_spans(qkv, weight, i * spec.hidden, spec.hidden, False, QK_EPS)
-            if turned is not None:
-                cos, sin = (_of_tiles(t, rows, tiles).to(qkv) for t in turned)
-                heads = qkv.view(len(qkv), 3 * spec.heads, spec.head_dim)[:, : 2 * spec.heads]
-                heads.copy_(rotate(heads, (cos, sin)))
             attend.write(rows, qkv)
         for rows in pieces(len(x)):
             ops.begin_step()
@@ -154,13 +147,6 @@ def pieces(count: int, square: int = 1) -> Iterator[slice]:
     """`count` rows in pieces of whole squares."""
     step = max(PIECE // square, 1) * square
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
-
-
-def _of_tiles(table: Tensor, rows: slice, tiles: int) -> Tensor:
-    """The rows `rows` of a table that each tile has anew."""
-    if tiles == 1:
-        return table[rows]
-    return table[torch.arange(rows.start, rows.stop) % len(table)]
 
 
 @dataclass(frozen=True)
