@@ -116,7 +116,7 @@ def test_no_picture_has_more_rows_than_said(name: str, opened: Any) -> None:
     _, pictures, _ = opened(name)
     seen = 0
 
-    @settings(max_examples=25, deadline=None, database=None)
+    @settings(max_examples=40, deadline=None, derandomize=True)
     @given(st.integers(1, 400), st.integers(1, 400), st.booleans())
     def check(height: int, width: int, alone: bool) -> None:
         nonlocal seen

@@ -143,6 +143,11 @@ def test_pictures_are_turned_as_the_camera_was_held(form: str, orientation: int)
     np.testing.assert_array_equal(read(data), np.asarray(expected))
 
 
+def half(data: bytes) -> bytes:
+    """The first half of a file."""
+    return data[: len(data) // 2]
+
+
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "nothing": (lambda: b"", "0 bytes"),
     "text": (lambda: b"what is this?", "no picture of a known format; PNG, JPEG, WebP, GIF, BMP and TIFF are read"),
@@ -163,7 +168,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "EXIF": (lambda: exif_bomb(65), "more than 64 segments of EXIF"),
     "chunks": (lambda: png(1, 1, 8, 0, b"\0\0", [chunk(b"teSt", b"")] * 70_000), "more than 65,536 chunks"),
     "strips": (strip_bomb, "more than 262,144 strips"),
-    **{f"truncated {f}": (lambda f=f: encoded(PHOTO, f)[:-400], "cannot be read as") for f in FORMATS},  # type: ignore[misc]
+    **{f"truncated {f}": (lambda f=f: half(encoded(PHOTO, f)), "cannot be read as") for f in FORMATS},  # type: ignore[misc]
     **{f"header of {f}": (lambda f=f: encoded(PHOTO, f)[:12], "cannot be read as") for f in FORMATS},  # type: ignore[misc]
 }  # fmt: skip
 
