@@ -106,3 +106,11 @@ def strip_bomb() -> bytes:
             (278, 4, 1, 1), (279, 4, count, 200)]  # fmt: skip
     ifd = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + b"\0" * 4
     return (struct.pack("<2sHI", b"II", 42, 8) + ifd).ljust(200, b"\0") + b"\0" * (4 * count)
+
+
+def tile_bomb() -> bytes:
+    """A TIFF of 16 x 16 pixels in one tile of 26,000 x 26,000."""
+    tags = [(256, 4, 1, 16), (257, 4, 1, 16), (258, 3, 1, 8), (259, 3, 1, 8), (262, 3, 1, 1), (322, 4, 1, 26_000),
+            (323, 4, 1, 26_000), (324, 4, 1, 200), (325, 4, 1, 9)]  # fmt: skip
+    ifd = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + b"\0" * 4
+    return (struct.pack("<2sHI", b"II", 42, 8) + ifd).ljust(200, b"\0") + zlib.compress(b"")

@@ -26,6 +26,7 @@ from picture_files import (
     png,
     scan_bomb,
     strip_bomb,
+    tile_bomb,
 )
 from quire.core.errors import BadRequest
 from quire.pictures.reading import Limits, read_picture, to_rgb
@@ -167,6 +168,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "scans": (lambda: scan_bomb(101), "more than 100 scans"),
     "EXIF": (lambda: exif_bomb(65), "more than 64 segments of EXIF"),
     "chunks": (lambda: png(1, 1, 8, 0, b"\0\0", [chunk(b"teSt", b"")] * 70_000), "more than 65,536 chunks"),
+    "tiles": (tile_bomb, "tiles of more than 4,096 pixels a side"),
     "strips": (strip_bomb, "more than 262,144 strips"),
     **{f"truncated {f}": (lambda f=f: half(encoded(PHOTO, f)), "cannot be read as") for f in FORMATS},  # type: ignore[misc]
     **{f"header of {f}": (lambda f=f: encoded(PHOTO, f)[:12], "cannot be read as") for f in FORMATS},  # type: ignore[misc]
