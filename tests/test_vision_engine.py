@@ -20,7 +20,11 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.pictures import Picture
 from quire.core.request import Request
+from quire.core.structured import StructuredOutputsParams
 from quire.engine.local import LocalEngine
+from quire.engine.loop.pictures import picture_bytes
+from quire.engine.requests import with_grammar
+from quire.plan.predict import Machine, Planner
 from test_bit_equality import Answer, run
 from vision_models import FAMILIES, SPECIAL, VOCABULARY
 from vision_oracle import QWEN, normalized, patches
@@ -107,7 +111,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "together": {},
     "trees": {"speculative_config": json.dumps({"method": "suffix", "topk": 2, "adaptive": False})},
     "chunks": {"max_num_batched_tokens": 40, "max_num_seqs": 8},
-    "preempted": {"num_blocks": 0, "max_num_batched_tokens": 64, "max_num_seqs": 16},
+    "preempted": {"max_num_batched_tokens": 32, "max_num_seqs": 16},
     "self": {"speculative_config": json.dumps({"method": "self", "layers": 1, "adaptive": False})},
     "ngram": {"speculative_config": json.dumps({"method": "ngram", "prompt_lookup_min": 1, "adaptive": False})},
 }
@@ -121,7 +125,7 @@ def test_same_bits_under_any_load(way: str, made: Made, alone: dict[str, Answer]
     requests, options = made.requests(), dict(WAYS[way])
     if way == "preempted":
         longest = max(len(each.prompt) for each in requests) + 16
-        options["num_blocks"] = longest // 4 + (16 if made.family == "gemma3" else 8)
+        options["num_blocks"] = longest // 4 + (28 if made.family == "gemma3" else 8)
     with closing(engine_of(made.folder, **options)) as engine:
         got = run(engine, requests, random.Random(way))
         assert [r.id for r in requests if got[r.id].bits() != alone[r.id].bits()] == []
@@ -187,3 +191,36 @@ def test_text_alone_of_a_model_that_takes_pictures(made: Made, alone: dict[str, 
         assert got["none"].bits() == alone["none"].bits()
     with pytest.raises(ConfigError, match="--language-model-only"):
         engine_of(made.folder, pipeline_parallel_size=2, threads=1)
+
+
+def test_memory_of_pictures_is_planned_and_spared(made: Made) -> None:
+    given: dict[str, Any] = {"model": str(made.folder), "dtype": "float32", "device": "cpu", "max_model_len": 512}
+    plan = Planner(flat_config(**given), Machine())
+    with closing(LocalEngine(flat_config(**given))) as engine:
+        model, limits = engine.engine.model, engine.engine.config.scheduler
+        assert plan.account.pictures == picture_bytes(limits, model, 512) > 4 * 16384 * 64
+    text = Planner(flat_config(**given, language_model_only=True), Machine())
+    assert text.account.pictures == 0 and text.account.weights < plan.account.weights
+
+
+def test_a_store_of_blocks_needs_no_tower(made: Made, tmp_path: Path) -> None:
+    given = {"kv_store": str(tmp_path), "num_blocks": 128}
+    requests = [made.request(name) for name in ("one", "three")]
+    with closing(engine_of(made.folder, **given)) as engine:
+        want = run(engine, requests)
+    with closing(engine_of(made.folder, **given)) as engine:
+        got = run(engine, requests)
+        stats = engine.engine.stats()
+        assert stats.kv_store is not None and stats.kv_store.hits and stats.picture_queries == 0
+    assert [each.id for each in requests if got[each.id].bits() != want[each.id].bits()] == []
+
+
+def test_answers_of_a_shape(made: Made) -> None:
+    asked = made.request(
+        "one", max_tokens=12, ignore_eos=False, structured_outputs=StructuredOutputsParams(regex="[a-c]{4}")
+    )
+    request = with_grammar(VOCABULARY, made.tokenizer, asked)
+    with closing(engine_of(made.folder, max_num_batched_tokens=40, max_num_seqs=8)) as engine:
+        answer = run(engine, [request, made.request("three")])["one"]
+    said = made.tokenizer.decode(answer.tokens).strip()
+    assert len(said) >= 4 and set(said[:4]) <= set("abc")
