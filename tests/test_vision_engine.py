@@ -131,8 +131,8 @@ def test_same_bits_under_any_load(way: str, made: Made, alone: dict[str, Answer]
         assert [r.id for r in requests if got[r.id].bits() != alone[r.id].bits()] == []
         stats = engine.engine.stats()
         assert stats.used_blocks == 0 and stats.picture_queries
-        # Layers with windows have blocks to spare for answers of 12 tokens; test_picture_engine.py has scarcer ones.
-        assert way != "preempted" or stats.preemptions or made.family == "gemma3"
+        # Others have one prompt that is much longer than the rest, or blocks to spare in layers with windows.
+        assert way != "preempted" or stats.preemptions or made.family != "qwen3_vl"
 
 
 FORMS: tuple[dict[str, Any], ...] = (
