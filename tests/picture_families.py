@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -23,13 +26,18 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+from transformers.models.pixtral import image_processing_pil_pixtral
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
-from transformers.models.pixtral.processing_pixtral import PixtralProcessor
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+# Its module imports a size from the processor by torchvision, which the one by Pillow has too.
+_BY_TORCHVISION = "transformers.models.pixtral.image_processing_pixtral"
+with patch.dict(sys.modules, {_BY_TORCHVISION: image_processing_pil_pixtral}):
+    PixtralProcessor = import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
 
 GRID = [[56, 28], [28, 56], [56, 56], [84, 28], [28, 84]]
 SQUARE = {"height": 28, "width": 28}

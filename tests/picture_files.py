@@ -106,3 +106,31 @@ def strip_bomb() -> bytes:
             (278, 4, 1, 1), (279, 4, count, 200)]  # fmt: skip
     ifd = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + b"\0" * 4
     return (struct.pack("<2sHI", b"II", 42, 8) + ifd).ljust(200, b"\0") + b"\0" * (4 * count)
+
+
+def tile_bomb() -> bytes:
+    """A TIFF of 16 x 16 pixels in one tile of 26,000 x 26,000."""
+    tags = [(256, 4, 1, 16), (257, 4, 1, 16), (258, 3, 1, 8), (259, 3, 1, 8), (262, 3, 1, 1), (322, 4, 1, 26_000),
+            (323, 4, 1, 26_000), (324, 4, 1, 200), (325, 4, 1, 9)]  # fmt: skip
+    ifd = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + b"\0" * 4
+    return (struct.pack("<2sHI", b"II", 42, 8) + ifd).ljust(200, b"\0") + zlib.compress(b"")
+
+
+def tiled_tiff(values: NDArray[np.uint8]) -> bytes:
+    """Grey [32, 32] in four tiles, numbers with the high byte first."""
+    tiles = b"".join(values[y : y + 16, x : x + 16].tobytes() for y in (0, 16) for x in (0, 16))
+    tags = [(256, 3, 1, 32 << 16), (257, 3, 1, 32 << 16), (258, 3, 1, 8 << 16), (259, 3, 1, 1 << 16),
+            (262, 3, 1, 1 << 16), (322, 3, 1, 16 << 16), (323, 3, 1, 16 << 16), (324, 4, 4, 200),
+            (325, 4, 4, 216)]  # fmt: skip
+    ifd = struct.pack(">H", len(tags)) + b"".join(struct.pack(">HHII", *tag) for tag in tags) + b"\0" * 4
+    head = (struct.pack(">2sHI", b"MM", 42, 8) + ifd).ljust(200, b"\0")
+    return head + struct.pack(">8I", *(232 + 256 * i for i in range(4)), *[256] * 4) + tiles
+
+
+def runs_bmp(nbytes: int) -> bytes:
+    """A BMP in runs, each of a row."""
+    head = struct.pack("<IiiHHIIiiII", 40, 4, 4, 1, 8, 1, nbytes, 0, 0, 256, 0)
+    begin = 14 + len(head) + 1024
+    return (
+        struct.pack("<2sIHHI", b"BM", begin + nbytes, 0, 0, begin) + head + b"\0" * 1024 + b"\4\7\0\0" * (nbytes // 4)
+    )

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 from transformers.image_processing_backends import PilBackend
+from transformers.image_transforms import convert_to_rgb
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -28,6 +29,7 @@ from quire.core.errors import BadRequest, ModelError
 from quire.pictures import resizing
 from quire.pictures.one_tile import Whole
 from quire.pictures.processors import make_processor
+from quire.pictures.reading import to_rgb
 from quire.pictures.settings import Fields, Size
 
 SIZES = ((1, 1), (300, 7), (7, 300), (64, 64), (427, 640), (640, 427), (50, 131), (29, 28))
@@ -143,6 +145,25 @@ def test_defaults_are_those_of_transformers(kind: type[PilBackend]) -> None:
     oracle, image = kind(), picture(200, 333)
     ours = make_processor(Fields({"image_processor_type": kind.__name__}, "preprocessor_config.json"), "")
     np.testing.assert_array_equal(normalized(oracle, ours(image, True).tiles), theirs(oracle, image, Case(kind)))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGBA", "CMYK", "YCbCr", "HSV"])
+def test_modes_become_rgb_as_in_transformers(mode: str) -> None:
+    image = picture(31, 45)
+    image.putalpha(picture(31, 45, 1).convert("L"))
+    image = image.convert("P").convert("PA") if mode == "PA" else image.convert(mode)
+    np.testing.assert_array_equal(np.asarray(to_rgb(image)), convert_to_rgb(image, return_numpy=True))
+    if mode == "P":
+        image.info["transparency"] = 7
+        np.testing.assert_array_equal(np.asarray(to_rgb(image)), convert_to_rgb(image, return_numpy=True))
+
+
+def test_colours_that_hold_their_transparency_are_laid_on_white_too() -> None:
+    """TIFF's "RGBa"; transformers takes such a picture for one without transparency."""
+    image = picture(31, 45)
+    image.putalpha(picture(31, 45, 1).convert("L"))
+    expected = np.asarray(to_rgb(image)).astype(int)
+    assert np.abs(np.asarray(to_rgb(image.convert("RGBa"))) - expected).max() <= 2
 
 
 def test_only_the_middle_of_a_huge_picture_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_no_picture_has_more_rows_than_said(name: str, opened: Any) -> None:
     _, pictures, _ = opened(name)
     seen = 0
 
-    @settings(max_examples=25, deadline=None, database=None)
+    @settings(max_examples=40, deadline=None, derandomize=True)
     @given(st.integers(1, 400), st.integers(1, 400), st.booleans())
     def check(height: int, width: int, alone: bool) -> None:
         nonlocal seen
@@ -225,6 +225,17 @@ def test_older_folders_name_less(tmp_path: Path) -> None:
     pictures = open_pictures(tmp_path)
     assert pictures is not None and pictures.row_id == row
     assert pictures.prepare(IMAGES[0]).rows == pictures.most_rows == 16
+
+
+@pytest.mark.parametrize("place", ["extra_special_tokens", "model_specific_special_tokens", None])
+def test_tokens_of_pictures_stand_in_either_place(place: str | None, opened: Any, tmp_path: Path) -> None:
+    """Of tokenizer_config.json: beside all else, or by themselves as in files of older versions."""
+    processor, pictures, tokenizer = opened("internvl")
+    folder = folder_of(CASES["internvl"], tmp_path, processor)
+    tokens: dict[str, Any] = dict(CASES["internvl"].tokens) | {"end_image_token": {"content": "</img>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens if place is None else {place: tokens}))
+    other = open_pictures(folder, tokenizer)
+    assert other is not None and other.prepare(IMAGES[1]) == pictures.prepare(IMAGES[1])
 
 
 def test_models_that_take_no_pictures(tmp_path: Path) -> None:

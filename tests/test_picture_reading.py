@@ -24,8 +24,11 @@ from picture_files import (
     photograph,
     picture,
     png,
+    runs_bmp,
     scan_bomb,
     strip_bomb,
+    tile_bomb,
+    tiled_tiff,
 )
 from quire.core.errors import BadRequest
 from quire.pictures.reading import Limits, read_picture, to_rgb
@@ -77,6 +80,9 @@ ODD: dict[str, tuple[Callable[[], bytes], Callable[[], NDArray[np.uint8]]]] = {
     "16 bit TIFF": (
         lambda: encoded(Image.fromarray(GREY), "TIFF"), lambda: np.stack([(GREY >> 8).astype(np.uint8)] * 3, -1)
     ),
+    "tiles": (lambda: tiled_tiff(photograph(32, 32)[..., 0]), lambda: photograph(32, 32)[..., [0, 0, 0]]),
+    "large TIFF": (lambda: encoded(PHOTO, "TIFF", big_tiff=True), lambda: np.asarray(PHOTO)),
+    "runs": (lambda: runs_bmp(16), lambda: np.zeros((4, 4, 3), np.uint8)),
     "RGBA": (lambda: encoded(clear()), lambda: on_white(clear())),
     "RGBA WebP": (lambda: encoded(clear(), "WEBP", lossless=True, exact=True), lambda: on_white(clear())),
     "LA": (lambda: encoded(clear().convert("LA")), lambda: on_white(clear().convert("LA"))),
@@ -131,6 +137,16 @@ def test_cmyk_of_a_camera() -> None:
     assert np.abs(read(data).astype(int) - np.asarray(PHOTO)).mean() < 8
 
 
+def test_the_first_of_a_phones_pictures() -> None:
+    """Phones put a second one behind it, in a format that looks like JPEG."""
+    data = encoded(PHOTO, "MPO", save_all=True, append_images=[Image.new("RGB", PHOTO.size)])
+    with Image.open(io.BytesIO(data)) as plain:
+        assert plain.format == "MPO"
+        np.testing.assert_array_equal(read(data), np.asarray(plain.convert("RGB")))
+    with pytest.raises(BadRequest, match="more than 1 frames"):
+        read_picture(data, Limits(frames=1))
+
+
 @pytest.mark.parametrize("form", ("JPEG", "PNG", "WEBP", "TIFF"))
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_pictures_are_turned_as_the_camera_was_held(form: str, orientation: int) -> None:
@@ -141,6 +157,11 @@ def test_pictures_are_turned_as_the_camera_was_held(form: str, orientation: int)
         expected = ImageOps.exif_transpose(plain).convert("RGB")
     assert expected.size == (PHOTO.size if orientation < 5 else PHOTO.size[::-1])
     np.testing.assert_array_equal(read(data), np.asarray(expected))
+
+
+def half(data: bytes) -> bytes:
+    """The first half of a file."""
+    return data[: len(data) // 2]
 
 
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
@@ -162,8 +183,10 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "scans": (lambda: scan_bomb(101), "more than 100 scans"),
     "EXIF": (lambda: exif_bomb(65), "more than 64 segments of EXIF"),
     "chunks": (lambda: png(1, 1, 8, 0, b"\0\0", [chunk(b"teSt", b"")] * 70_000), "more than 65,536 chunks"),
+    "tiles": (tile_bomb, "tiles of more than 4,096 pixels a side"),
+    "runs": (lambda: runs_bmp(5 << 20), "a BMP in runs of more than 4 MiB"),
     "strips": (strip_bomb, "more than 262,144 strips"),
-    **{f"truncated {f}": (lambda f=f: encoded(PHOTO, f)[:-400], "cannot be read as") for f in FORMATS},  # type: ignore[misc]
+    **{f"truncated {f}": (lambda f=f: half(encoded(PHOTO, f)), "cannot be read as") for f in FORMATS},  # type: ignore[misc]
     **{f"header of {f}": (lambda f=f: encoded(PHOTO, f)[:12], "cannot be read as") for f in FORMATS},  # type: ignore[misc]
 }  # fmt: skip
 

@@ -47,7 +47,7 @@ class Made:
         prepared = [self.pictures.prepare(photograph(*SIZES[i], i), alone=len(numbers) == 1) for i in numbers]
         whole = self.pictures.expand(text.format(*[self.pictures.image_token] * len(numbers)), prepared)
         ids, pictures = self.pictures.place(self.tokenizer.encode(whole), prepared, VOCABULARY)
-        asked = SamplingParams(**({"max_tokens": 4, "temperature": 0.0, "logprobs": 4, "ignore_eos": True} | params))
+        asked = SamplingParams(**({"max_tokens": 12, "temperature": 0.0, "logprobs": 4, "ignore_eos": True} | params))
         return Request(id=name, prompt=tuple(ids), params=asked, seed=3, arrival=0.0, pictures=pictures)
 
     def requests(self, **params: Any) -> list[Request]:

@@ -33,7 +33,6 @@ from quire.model.load.encoder import check_encoder, load_encoder
 from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
-from quire.model.load.place import placed
 from quire.model.load.ranks import joined, joined_encoder, share_of, step_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
@@ -132,11 +131,10 @@ def load_model(
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
     reader = _reader(config, opened, ops, form_of(config, dtype, target), share, progress)
     reader.keeper = keeper(config, opened, ops, shards)
-    ropes = _ropes(spec, length, ops.device)
+    ropes = _ropes(reader, length)
     own = load_decoder(reader, ropes)
     made = joined(own, spec, place, share, config.parallel)
     encoder = joined_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
-    reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
     vision = None if place.rank else _vision(reader, dtype)  # other ranks are told what it makes
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
     _warn(opened.folder, notes := opened.notes + notes)
@@ -173,8 +171,7 @@ def _opened(config: EngineConfig) -> Opened:
     a model cannot have."""
     options = config.model
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
-    if opened.spec.encoder.layers:
-        check_encoder(config, opened.spec.family)
+    check_encoder(config, opened.spec)
     if options.language_model_only:
         opened = replace(opened, vision=None)
     if opened.vision is not None:
@@ -210,10 +207,11 @@ def _vision(reader: Reader, dtype: torch.dtype) -> Vision | None:
     return vision
 
 
-def _ropes(spec: ModelSpec, length: int, device: torch.device) -> dict[Rope, torch.Tensor]:
-    """The tables of layers' ropes for `length` positions."""
-    tables = shared_tables(spec.rope, length)
-    return dict(zip(tables, placed(tuple(tables.values()), device), strict=True))
+def _ropes(reader: Reader, length: int) -> dict[Rope, torch.Tensor]:
+    """The tables of layers' ropes for `length` positions, on the device."""
+    tables = shared_tables(reader.opened.spec.rope, length)
+    reader.count("rope", "f32", sum(t.nbytes for t in tables.values()))
+    return dict(zip(tables, reader.place(tuple(tables.values())), strict=True))
 
 
 def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quantizer | None) -> Model:

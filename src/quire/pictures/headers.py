@@ -20,6 +20,8 @@ MOST_PARTS = 1 << 16
 MOST_EXIF = 64
 """Segments of a JPEG's EXIF: Pillow joins them one by one, in time that grows by the square of their number."""
 MOST_STRIPS = 1 << 18
+MOST_TILE = 1 << 12
+"""Pixels of a side of a TIFF's tiles, each of which is decoded whole, however small the picture is."""
 MOST_RUNS = 4 << 20
 """Bytes of a BMP in runs, which Pillow decodes in Python."""
 
@@ -167,34 +169,42 @@ def _check_bmp(data: bytes, most_frames: int) -> None:
 
 _STRIPS = frozenset({273, 279, 324, 325})
 """Tags that list where strips or tiles begin and how long they are."""
+_TILE = frozenset({322, 323})
+_NUMBERS = {3: "H", 4: "I"}
+"""Types of whole numbers that tags have."""
 
 
 def _check_tiff(data: bytes, most_frames: int) -> None:
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in (b"+\0", b"\0+")
-    first, count, entry = (8, "Q", "HHQ8x") if big else (4, "H", "HHI4x")
+    first, count, entry = (8, "Q", "HHQ8s") if big else (4, "H", "HHI4s")
     link, number, tag = (struct.Struct(order + form) for form in ("Q" if big else "I", count, entry))
-    at = _unpacked(link, data, first)[0]
+    at = _number(link, data, first)
     for _ in range(most_frames):
         if not at:
             return
-        entries = _unpacked(number, data, at)[0]
+        entries = _number(number, data, at)
         begin = at + number.size
         if entries > MOST_PARTS:
             raise _too_many("tags", MOST_PARTS)
         for i in range(entries):
-            name, _, listed = _unpacked(tag, data, begin + i * tag.size)
+            name, kind, listed, value = tag.unpack(_part(data, begin + i * tag.size, tag.size))
             if name in _STRIPS and listed > MOST_STRIPS:
                 raise _too_many("strips or tiles", MOST_STRIPS)
-        at = _unpacked(link, data, begin + entries * tag.size)[0]
+            if name in _TILE and struct.unpack_from(order + _NUMBERS.get(kind, "I"), value)[0] > MOST_TILE:
+                raise BadRequest(f"the picture has tiles of more than {MOST_TILE:,} pixels a side")
+        at = _number(link, data, begin + entries * tag.size)
     if at:
         raise too_many_frames(most_frames)
 
 
-def _unpacked(form: struct.Struct, data: bytes, at: int) -> tuple[int, ...]:
+def _number(form: struct.Struct, data: bytes, at: int) -> int:
+    return int(form.unpack(_part(data, at, form.size))[0])
+
+
+def _part(data: bytes, at: int, size: int) -> bytes:
     """Zeros behind the end: what is cut off is the decoder's to refuse."""
-    part = data[at : at + form.size]
-    return form.unpack(part.ljust(form.size, b"\0"))
+    return data[at : at + size].ljust(size, b"\0")
 
 
 _CHECKS: dict[str, Callable[[bytes, int], None]] = {

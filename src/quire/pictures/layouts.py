@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from quire.pictures.one_tile import Cut, LongestEdge, Patches, Pixels, Whole
+from quire.pictures.one_tile import MOST_RATIO, Cut, LongestEdge, Patches, Pixels, Whole
 from quire.pictures.processors import Processor, make_processor
 from quire.pictures.settings import Settings, Size
 from quire.pictures.tiles import AnyResolution, Canvas, PanAndScan, Split
@@ -205,13 +205,11 @@ class Merged(_Layout):
         if not isinstance(self.processor, Patches):
             raise _mismatch(settings, "come in patches")
         self.patches = self.processor
-        unit = self.patches.factor**2
-        # The thinnest picture there may be, grown to the least, rounds both of its sides up.
-        grown = self.patches.least / unit
-        ratio = math.sqrt(200)
-        self.most_rows = max(
-            self.patches.most // unit, 200, math.ceil(grown + (ratio + 1 / ratio) * math.sqrt(grown) + 1)
-        )
+        most, least = (bound / self.patches.factor**2 for bound in (self.patches.most, self.patches.least))
+        # The thinnest picture, shrunk to the most, keeps a side of one patch; grown to the least, rounds both sides up.
+        thin = math.sqrt(MOST_RATIO * most)
+        grown = least + (math.sqrt(MOST_RATIO) + 1) * math.sqrt(least) + 1
+        self.most_rows = math.ceil(max(most, thin, grown))
 
     def text(self, cut: Cut, size: Pixels) -> str:
         """The token for each row."""
