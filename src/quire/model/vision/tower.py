@@ -111,7 +111,7 @@ class Tower:
             x[rows] = self.embed_norm(ops, x[rows])
         return x
 
-    def _layer(self, layer: TowerLayer, x: Tensor, attend: Attention) -> None:
+    def _layer(self, layer: TowerLayer, x: Tensor, attention: Attention) -> None:
         """Add what a layer makes to the stream, in place: keys and values of all rows first, then row by row."""
         ops, spec = self.ops, self.spec
         for rows in pieces(len(x)):
@@ -119,10 +119,11 @@ class Tower:
             qkv = layer.qkv(ops, layer.attn_norm(ops, x[rows]))
             for i, weight in enumerate(layer.qk_norms):
                 ops.norm_spans(qkv, weight, i * spec.hidden, spec.hidden, False, QK_EPS)
-            attend.write(rows, qkv)
+            attention.write(rows, qkv)
+        attended = attention.attend()
         for rows in pieces(len(x)):
             ops.begin_step()
-            self._add(layer, x[rows], attend(rows))
+            self._add(layer, x[rows], attended[rows])
 
     def _add(self, layer: TowerLayer, x: Tensor, attended: Tensor) -> None:
         """Add what follows attention to some rows of the stream, in place."""
