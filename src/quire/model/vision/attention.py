@@ -30,8 +30,11 @@ class Attention(Protocol):
         """Turn queries and keys of some rows, qkv [rows, 3 hidden], perhaps in place, and keep them and the values."""
         ...
 
-    def attend(self) -> Tensor:
-        """softmax(q k^T) v [rows, hidden] of all rows, valid until the next `write`."""
+    def attend(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """Some rows and their softmax(q k^T) v [rows, hidden], valid until the next, until all were there.
+
+        Memory of outputs is taken back before each, not after it.
+        """
         ...
 
 
@@ -57,6 +60,8 @@ class PagedAttention:
         self._positions, self._table = (torch.arange(count) % len(table)).int(), table
         self._q = torch.empty(count, spec.heads, spec.head_dim)
         self._parts = tuple(self._parted())
+        most = max(groups * (each + 2) for _, (groups, each), _, _ in self._parts)
+        self._wide, self._rows = torch.empty(most * spec.hidden), torch.empty(most, spec.hidden)
 
     def _parted(self) -> Iterator[tuple[slice | Tensor, tuple[int, int], Tensor, int]]:
         """Rows that go into the op together: where they are, (groups, rows of each), the blocks and number of keys."""
@@ -75,23 +80,21 @@ class PagedAttention:
         self._ops.rope_and_cache(qkv, positions, self._table, slots, self._cache, None, 1.0)
         self._q[rows] = qkv[:, : self._spec.hidden].view(-1, *self._q.shape[1:])
 
-    def attend(self) -> Tensor:
-        """softmax(q k^T) v [rows, hidden] f32 of all rows, in the place of their queries."""
+    def attend(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """Some rows and their softmax(q k^T) v [rows, hidden] f32, until all were there."""
         ops, heads, head_dim = self._ops, self._spec.heads, self._spec.head_dim
         scaled = AttentionSpec(self._spec.attention_scale)
         for at, (count, each), tables, seen in self._parts:
-            wide = torch.empty(count, heads * (each + 2) * head_dim)
-            by_head = wide[:, : heads * each * head_dim].view(count, heads, each, head_dim)
+            shape = (count, heads, each, head_dim)
+            wide = self._wide[: count * heads * (each + 2) * head_dim].view(count, -1)
+            by_head = wide[:, : heads * each * head_dim].view(shape)
             by_head.copy_(self._q[at].view(count, each, heads, head_dim).transpose(1, 2))
             ends, context = torch.arange(count + 1, dtype=torch.int32), torch.full((count,), seen, dtype=torch.int32)
             ops.begin_step()
             found: Tensor = ops.attention(wide, self._cache, ends, context, tables, scaled)
-            by_row = found.view(by_head.shape).transpose(1, 2)
-            if isinstance(at, slice):
-                self._q[at].view(by_row.shape).copy_(by_row)
-            else:
-                self._q[at] = by_row.flatten(0, 1)
-        return self._q.view(len(self._q), -1)
+            rows = self._rows[: count * each]
+            rows.view(count, each, heads, head_dim).copy_(found.view(shape).transpose(1, 2))
+            yield at, rows
 
 
 def _where(rows: Tensor) -> slice | Tensor:
@@ -104,7 +107,7 @@ class WholeAttention:
     """By torch's kernel, all rows at once, in the dtype of the weights: where the other is not built for it."""
 
     def __init__(self, ops: Ops, spec: ModelSpec, groups: Groups, table: Tensor, dtype: torch.dtype) -> None:
-        self._spec, self._groups, self._table = spec, groups, table.to(ops.device)
+        self._ops, self._spec, self._groups, self._table = ops, spec, groups, table.to(ops.device)
         count = sum(g.numel() for g in groups)
         self._qkv = torch.empty(3, spec.heads, count, spec.head_dim, dtype=dtype, device=ops.device)
 
@@ -116,8 +119,8 @@ class WholeAttention:
             heads[:, :2] = rotate(heads[:, :2].float(), self._table[here])
         self._qkv[:, :, rows] = heads.permute(1, 2, 0, 3).to(self._qkv)
 
-    def attend(self) -> Tensor:
-        """softmax(q k^T) v [rows, hidden] of all rows."""
+    def attend(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """Some rows and their softmax(q k^T) v [rows, hidden], until all were there."""
         _, heads, count, head_dim = self._qkv.shape
         out = self._qkv.new_empty(count, heads, head_dim)
         for rows in self._groups:
@@ -125,7 +128,10 @@ class WholeAttention:
             found = F.scaled_dot_product_attention(q, k, v, scale=self._spec.attention_scale)
             out[rows.flatten()] = found.transpose(1, 2).flatten(0, 1)
         flat = out.view(count, -1)
-        return flat if flat.is_cuda else flat.float()
+        for first in range(0, count, QUERIES):
+            rows = slice(first, min(first + QUERIES, count))
+            self._ops.begin_step()
+            yield rows, flat[rows] if flat.is_cuda else flat[rows].float()
 
 
 def rotate(heads: Tensor, table: Tensor) -> Tensor:
