@@ -244,7 +244,8 @@ def test_names_do_not_lead_to_addresses_within(port: int, monkeypatch: pytest.Mo
 @pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl here, which makes certificates")
 def test_certificates_are_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "both.pem"
-    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=a.example -addext subjectAltName=DNS:a.example"
+    key = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
+    words = f"{key} -subj /CN=a.example -addext subjectAltName=DNS:a.example"
     made = [*words.split(), "-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
     subprocess.run(["openssl", *made], check=True, capture_output=True)
     file.write_text((tmp_path / "key.pem").read_text() + (tmp_path / "cert.pem").read_text())
