@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import threading
 from collections.abc import Iterator
@@ -77,6 +78,14 @@ def test_several_pictures_in_their_order_and_in_several_turns(server: LiveServer
 def test_a_bare_url_and_n_choices(server: LiveServer) -> None:
     reply = chat(server, {"type": "image_url", "image_url": url_of()}, "hi", n=3)
     assert len(reply["choices"]) == 3 and reply["usage"]["prompt_tokens"] == len(server.stub.submitted[-1].prompt)
+
+
+def test_base64_in_lines_is_read(server: LiveServer) -> None:
+    lines = base64.encodebytes(file_of()).decode()
+    assert "\n" in lines
+    chat(server, image_part(f"DATA:image/png;base64,{lines}"), image_part())
+    one, two = server.stub.submitted[-1].pictures
+    assert one.key == two.key
 
 
 def test_texts_alone_are_what_they_were(server: LiveServer) -> None:
