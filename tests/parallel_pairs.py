@@ -30,6 +30,7 @@ from test_adapter_kinds import LINEARS
 from test_bit_equality import Answer
 from test_encoder import VARIANTS as ENCODERS
 from test_speculation import METHODS, PYDOC, TINY, answers, requests_of, write_adapter_of_the_embedded, write_words
+from vision_prompts import Made, write_made
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "techniques" / "parallel-pairs.md"
@@ -73,6 +74,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "experts, ngram": {"model": "experts", "speculative_config": METHODS["ngram"]},
     "latents": {"model": "latents"},
     "T5": {"model": "encoder"},
+    "pictures": {"model": "qwen3_vl"},
+    "pictures, rows that see each other": {"model": "gemma3"},
     "structured": {},
     "structured, ngram": {"speculative_config": METHODS["ngram"]},
     "ngram": {"speculative_config": METHODS["ngram"]},
@@ -88,6 +91,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "eagle3": {"speculative_config": METHODS["eagle3"]},
 }
 """What runs beside it; `model` is a tiny one, or else the embedded one."""
+PICTURED = ("qwen3_vl", "gemma3")
+"""Models that take pictures."""
 ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "experts, int8", "experts, int8 KV")
 """Where a difference in the last bit of a sum moves an integer by one, tokens of one process are not to be expected."""
 
@@ -109,6 +114,8 @@ class Folders:
         if name == "dora":
             layout = Layout(random_model("llama", max_position_embeddings=256), 1)
             return str(layout.low_rank(*LINEARS, dora=True).saved("embed_tokens", "lm_head").write(path))
+        if name in PICTURED:
+            return str(write_made(name, path).folder)
         if name == "gptq":
             return write_gptq(path)
         if name == "draft":
@@ -155,10 +162,13 @@ def options_of(feature: str, folders: Folders) -> dict[str, Any]:
     return options
 
 
-def asked_of(feature: str) -> list[Request]:
+def asked_of(feature: str, folders: Folders) -> list[Request]:
     """A few requests that this feature can serve."""
     if feature.startswith("structured"):
         return shaped_requests(9)
+    if feature.startswith("pictures"):
+        name = FEATURES[feature]["model"]
+        return Made(name, Path(folders(name))).requests()
     tiny = FEATURES[feature].get("model", PYDOC) != PYDOC
     requests = requests_of(99 if tiny else 6144, "a" if "LoRA" in feature else "")
     return [r for r in requests if feature != "T5" or r.params.prompt_logprobs is None][:9]
@@ -166,7 +176,7 @@ def asked_of(feature: str) -> list[Request]:
 
 def found(feature: str, way: dict[str, Any], folders: Folders) -> tuple[dict[str, list[Answer]], list[Answer]]:
     """Answers of all requests that trickle in, and of the first one asked again alone. `ConfigError` if refused."""
-    requests = asked_of(feature)
+    requests = asked_of(feature, folders)
     with closing(LocalEngine(flat_config(**options_of(feature, folders) | way))) as engine:
         return answers(engine, requests), answers(engine, requests[:1])[requests[0].id]
 

@@ -21,7 +21,7 @@ from quire.model.disk.checkpoint import EMBEDDED
 from quire.model.families.table import read_spec
 from quire.model.load.roles import COLUMNS, ROLES, ROWS, WHOLE, Share, parameter_count, shard
 from quire.model.memory import kv_bytes_per_token, weight_bytes
-from quire.model.spec import MLA, MoE
+from quire.model.spec import MLA, Connector, MoE, Patches
 from quire.ops.backend import Ops
 from quire.ops.native import load_native
 from quire.ops.routing import Routing
@@ -155,6 +155,7 @@ def test_zeros_take_part_in_the_layout_operations() -> None:
 SHAPE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
 SPEC = read_spec(SHAPE | {"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 96}, "config.json")[0]
 SPEC = replace(SPEC, moe=MoE(Routing(4, 2), 64, (True, True), 64), mla=MLA(64, 64, 16, 16, 16))
+SPEC = replace(SPEC, patches=Patches(8), connector=Connector(64, 2, 256, 256, 128))
 
 
 @pytest.mark.parametrize("make", [dense, lambda w: INT8.quantize(w, 32)])

@@ -98,6 +98,7 @@ def _model_rows(found: ModelFacts) -> Rows:
         ("parameters", f"{found.parameters:,} in {found.tensors} tensors"),
         *_expert_rows(found),
         *_encoder_rows(found),
+        *_vision_rows(found),
         ("layers", f"{spec.layers}, hidden {spec.hidden}, intermediate {spec.intermediate}, {spec.activation}"),
         ("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}"),
         ("window", "none" if windows == [0] else ", ".join(map(str, windows))),
@@ -153,6 +154,32 @@ def _encoder_rows(found: ModelFacts) -> Rows:
         ),
         ("distances", f"in {encoder.buckets} buckets, the last from {encoder.furthest} tokens on"),
     ]
+
+
+def _vision_rows(found: ModelFacts) -> Rows:
+    """What makes rows of pictures, and what these change in the decoder."""
+    seen = found.vision
+    if seen is None:
+        return []
+    tower, sight = seen.tower, found.spec.sight
+    patch, merge = tower.patches.size, tower.patches.merge
+    joined = f", {merge} x {merge} of them one row" if merge > 1 else ""
+    decoder = [
+        *(
+            [f"positions of three kinds, {', '.join(map(str, sight.sections))} frequencies each"]
+            if sight.sections
+            else []
+        ),
+        *([f"further features behind its first {sight.deep} layers"] if sight.deep else []),
+        *(["rows of a picture see each other"] if sight.mutual else []),
+    ]
+    return [
+        ("vision tower", f"{tower.family}, {tower.layers} layers, hidden {tower.hidden}, intermediate "
+                         f"{tower.intermediate}, {tower.heads} heads of {tower.head_dim}"),
+        ("pictures", f"patches of {patch} x {patch} pixels{joined}"),
+        ("vision parameters", f"{seen.parameters:,} in {seen.tensors} of the tensors"),
+        *([("decoder with pictures", "; ".join(decoder))] if decoder else []),
+    ]  # fmt: skip
 
 
 def _speculation_rows(config: EngineConfig, asked: Speculation, drafts: ModelFacts | None) -> Rows:

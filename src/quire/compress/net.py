@@ -99,7 +99,13 @@ class Net:
         if found is not None:
             name = found.spec.family
             raise ModelError(f"{found.folder}: {name!r} runs by the code of transformers; use a family of the table")
-        return cls(as_plain(open_model(model)), dtype)
+        opened = open_model(model)
+        if opened.vision is not None:
+            raise ModelError(
+                f"{opened.folder}: takes pictures; the workbench reads decoders alone, and would write a model without "
+                "its tower. Use --quantization, which leaves the tower as it is"
+            )
+        return cls(as_plain(opened), dtype)
 
     def set(self, name: str, tensor: Tensor) -> None:
         """Give the tensor `name` a new value of its shape, which may require gradients. `ModelError` otherwise."""

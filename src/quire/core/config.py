@@ -31,6 +31,8 @@ DTYPE_ALIASES = {
     "float": "float32",
 }
 USUAL_ROWS = 512
+ENCODER_CACHE = 1 << 14
+"""Rows of the largest picture that the processors of the field let through: 16.8 million pixels, 32 x 32 a row."""
 KV_ALIASES = DTYPE_ALIASES | {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}
 """How others spell them."""
 POLICIES = ("fcfs", "priority", "fair")
@@ -78,6 +80,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_packed_gib: Annotated[
         float, about("GiB of packed weights in that folder at most; those least recently used make room.")
     ] = 64.0
+    language_model_only: Annotated[
+        bool, about("Leave out what reads pictures: the model's text alone, with every feature that it has.")
+    ] = False
     seed: Annotated[int, about("Start of the random numbers for requests that bring no seed.")] = 0
     chat_template: Annotated[str | None, about("File with another chat template (jinja).")] = None
     generation_config: Annotated[
@@ -117,6 +122,21 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: Annotated[
         bool | None, about("Plan and send a step while the one before runs; on where there is a GPU, which it needs.")
     ] = None
+    max_num_encoder_tokens: Annotated[
+        int,
+        about(
+            "Rows of pictures encoded in one step at most, one picture at least; beside tokens that are waited for one "
+            "picture. 0 = as many as a step has tokens."
+        ),
+    ] = 0
+    encoder_cache_tokens: Annotated[
+        int, about("Rows of encoded pictures that are kept for prompts with the same ones; 0 = 16,384.")
+    ] = 0
+
+    @property
+    def encoder_rows(self) -> tuple[int, int]:
+        """Rows of pictures that a step encodes, and that are kept, at most."""
+        return self.max_num_encoder_tokens or self.max_num_batched_tokens, self.encoder_cache_tokens or ENCODER_CACHE
 
     def rows(self, length: int) -> int:
         """Rows of the largest step where sequences have `length` tokens at most.
@@ -294,8 +314,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--cache-packed-gib must lie in [0, 1048576]", param="cache_packed_gib")
         if not 0 <= self.device.threads <= 1024:
             raise ConfigError(f"--threads {self.device.threads} must lie in [0, 1024]", param="threads")
-        if self.lora.lora_extra_bytes < 0:
-            raise ConfigError("--lora-extra-bytes must not be negative", param="lora_extra_bytes")
+        for name, least in (
+            ("lora_extra_bytes", self.lora.lora_extra_bytes),
+            ("max_num_encoder_tokens", self.scheduler.max_num_encoder_tokens),
+            ("encoder_cache_tokens", self.scheduler.encoder_cache_tokens),
+        ):
+            if least < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must not be negative", param=name)
         sizes = (self.model.max_model_len, self.cache.kv_cache_memory_bytes, self.cache.num_blocks)
         if min(sizes) < 0:
             raise ConfigError("--max-model-len, --kv-cache-memory-bytes and --num-blocks must not be negative")

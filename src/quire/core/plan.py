@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.core.errors import QuireError
+from quire.core.pictures import Picture
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence
 
@@ -41,6 +42,8 @@ class StepPlan:
     filling blocks with what came back from a store, and the block copies (source, destination) of copy-on-write, in
     this order. What is moved are the kept tokens of drafts that branched.
 
+    Of pictures, the features under the keys `drops` are forgotten and those of `encodes` are made before the rows.
+
     Steps run in the order of their plans. So what one writes or frees, a later one may use, whichever is committed.
     """
 
@@ -51,6 +54,8 @@ class StepPlan:
     moves: tuple[tuple[int, int], ...] = ()
     saves: tuple[Save, ...] = ()
     fills: tuple[tuple[int, Any], ...] = ()
+    encodes: tuple[Picture, ...] = ()
+    drops: tuple[bytes, ...] = ()
 
     @property
     def num_tokens(self) -> int:

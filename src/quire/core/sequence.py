@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Protocol
 
+from quire.core.pictures import Picture
 from quire.core.request import FinishReason, Miss, Request, TokenLogprob
 
 SLID_OUT = -1
@@ -58,6 +59,8 @@ class Sequence:
 
     `pooled`: what `sched.pooled` keeps of a pooled request's hidden rows.
 
+    `pictures`: of the prompt, whose rows are given instead of looked up.
+
     `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too. `steps`: how
     many of them have a part of it.
     """
@@ -86,6 +89,7 @@ class Sequence:
         "order",
         "parent",
         "parents",
+        "pictures",
         "pooled",
         "preemptions",
         "prompt_len",
@@ -117,6 +121,7 @@ class Sequence:
         self.lookup: object = None
         self.guide: Guide | None = None
         self.pooled: Any = None
+        self.pictures: tuple[Picture, ...] = request.pictures
         self.acceptance = (0.0, 0.0)
         self.computed = 0
         self.in_flight = self.steps = 0

@@ -18,7 +18,7 @@ from quire.core.request import Opening, Output, Request
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are.
 
-    `weights`: a digest of samples of the files, where several hosts have copies.
+    `weights`: a digest of samples of the files, where several hosts have copies. `pictures`: whether it takes any.
     """
 
     model: str
@@ -47,6 +47,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
     weights: str = ""
     pooling: Pooling = Pooling()
+    pictures: bool = False
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +79,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals after a step. `waste` is the share of reserved KV slots that hold no token.
 
     `drafts` were verified, `draft_tokens` in all, of which `accepted_tokens` were kept, by their place in the draft.
+    `picture_queries`: pictures that prompts came to, `picture_hits` of them were encoded already.
     `expert_pairs`: pairs (token, choice) that each rank computed, where experts are divided over ranks;
     `expert_imbalance`: those of the rank that had most, over the mean of ranks, of all layers' steps.
     `running_adapters`, `waiting_adapters`: names of LoRA adapters that sequences in the batch and in the queue use.
@@ -100,6 +102,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    picture_queries: int = 0
+    picture_hits: int = 0
     numeric_errors: int = 0
     drafts: int = 0
     draft_tokens: int = 0

@@ -20,6 +20,7 @@ from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.experts import expert_counts
 from quire.engine.loop.facts import engine_info, pooling_of
 from quire.engine.loop.guiding import Guiding
+from quire.engine.loop.pictures import check_pictures, encoding_of, with_sight
 from quire.engine.loop.planning import Plan, make_plan, same_weights
 from quire.engine.loop.pooled import check_kind, classify
 from quire.engine.loop.portable import Portable
@@ -55,7 +56,8 @@ class Engine:
         self.config = config = with_stages(config, self.ops)
         self.ranks = lead(config)
         with ended_on_error(self.ranks), told_plainly(config.model.model):
-            self.model: Model = load_model(config, self.ops, progress, first_place(self.ranks), shards)
+            loaded = load_model(config, self.ops, progress, first_place(self.ranks), shards)
+            self.model: Model = with_sight(config, loaded)
             self.drafting = load_drafting(config, self.model, self.ops, progress, first_place(self.ranks))
             self._arrange()
         self.load_seconds = time.monotonic() - started
@@ -111,6 +113,7 @@ class Engine:
         parallel = self.config.parallel
         portions = Portions(parallel.pipeline_parallel_size, parallel.steps_under_way)
         self.scheduler = Scheduler(plan.limits, tables, self.max_model_len, portions)
+        self.scheduler.encoding = encoding_of(plan.limits, self.model)
         self.guiding = Guiding(self.config.model, str(self.model.folder), self.model.spec.vocab_size, self.scheduler)
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)
@@ -137,7 +140,7 @@ class Engine:
         caches = self.runner.caches
         step = drafting.step((self.ops, plan.kv, plan.limits), caches, plan.capture, self.ranks)
         proposer = drafting.proposer(step, self.runner.step)
-        return Speculator(drafting.asked, proposer, self.scheduler, caches)
+        return Speculator(drafting.asked, proposer, self.scheduler, caches, self.model.spec.vocab_size)
 
     def submit(self, request: Request) -> Output | None:
         """Queue a request; one that can never run ends at once with an error output."""
@@ -145,6 +148,7 @@ class Engine:
             if request.adapter and request.adapter not in self.adapters:
                 raise BadRequest(f"adapter: {request.adapter!r} is not loaded", param="adapter")
             check_kind(self.pooling, request)
+            check_pictures(self.model, self.scheduler.encoding, request)
             self.scheduler.add(self._own(request))
             if self._portable is not None:
                 self._portable.add(request.id)
@@ -211,9 +215,10 @@ class Engine:
         self.prompt_tokens += sum(c.seq.prompt_tokens(c.start, c.start + c.count) for c in plan.chunks)
         self.step_seconds = time.perf_counter() - started
         self.all_seconds += self.step_seconds
-        self.scheduler.pace.learn(plan, self.step_seconds)
-        if self.tiering is not None:
-            self.tiering.learn(plan, self.step_seconds)
+        if not plan.encodes:  # which say nothing of what rows take
+            self.scheduler.pace.learn(plan, self.step_seconds)
+            if self.tiering is not None:
+                self.tiering.learn(plan, self.step_seconds)
         return outputs
 
     def portable(self) -> tuple[str, ...]:
@@ -247,7 +252,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """Gauges and totals now."""
-        drafts = Drafts() if self.speculator is None else self.speculator.totals
+        drafts, encoding = Drafts() if self.speculator is None else self.speculator.totals, self.scheduler.encoding
         loras = self.model.adapters is not None
         return Stats(
             running=len(self.scheduler.running),
@@ -264,6 +269,8 @@ class Engine:
             preemptions=self.scheduler.preemptions,
             prefix_queries=self.prefix.queries if self.prefix else 0,
             prefix_hits=self.prefix.hits if self.prefix else 0,
+            picture_queries=encoding.queries if encoding else 0,
+            picture_hits=encoding.hits if encoding else 0,
             numeric_errors=self.runner.numeric_errors,
             drafts=drafts.drafts,
             draft_tokens=drafts.tokens,

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from quire.core.pictures import Picture
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 
@@ -55,6 +56,28 @@ class Forward(Protocol):
 
     def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
         """Touch the memory that a step like `batch` needs; may write to `caches` what `batch` says."""
+        ...
+
+
+class Vision(Protocol):
+    """Pictures to rows of the decoder's stream: a tower and what joins it to the model."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row: hidden x (1 + layers that are given more)."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Of its weights."""
+        ...
+
+    def scratch(self, rows: int) -> int:
+        """Bytes that encoding a picture of `rows` rows takes beside its features."""
+        ...
+
+    def __call__(self, picture: Picture) -> Tensor:
+        """f32 [picture.rows, width], which nothing changes later. A function of the picture alone, to the bit."""
         ...
 
 

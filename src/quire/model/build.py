@@ -6,7 +6,7 @@ Peak memory is the packed model and one layer: weights are views of the mapped f
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,7 +33,6 @@ from quire.model.load.encoder import check_encoder, load_encoder
 from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
-from quire.model.load.place import placed
 from quire.model.load.ranks import joined, joined_encoder, share_of, step_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
@@ -44,6 +43,9 @@ from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
 from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
+from quire.model.vision.load import load_vision
+from quire.model.vision.options import check_options
+from quire.model.vision.vision import Vision
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.ops.lazy import torch_dtype
@@ -63,6 +65,7 @@ class Model:
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
     `classifier` [labels, hidden] f32 on the host, of a model of classes. `writing`: the packed cache that is being
     written. `span`: the layers of one stage, None: all. `place`: where this process is among those that run the model.
+    `vision`: what makes rows of pictures, if it takes any.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Model:
     span: range | None = None
     pooling: Pooling = NO_VECTORS
     classifier: Tensor | None = None
+    vision: Vision | None = None
 
     @property
     def own(self) -> range:
@@ -117,11 +121,8 @@ def load_model(
     options = config.model
     if (borrowed := find_borrowed(resolve(options.model, hub_of(options)))) is not None:
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
-    opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
+    opened = _opened(config)
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
-    if spec.encoder.layers:
-        check_encoder(config, spec.family)
-    check_runs(config)
     asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
     dtype, step = torch_dtype(asked), step_of(opened, target, options.group_size)
     share = share_of(place, stages_of(config.parallel, spec), step)
@@ -130,11 +131,11 @@ def load_model(
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
     reader = _reader(config, opened, ops, form_of(config, dtype, target), share, progress)
     reader.keeper = keeper(config, opened, ops, shards)
-    ropes = _ropes(spec, length, ops.device)
+    ropes = _ropes(reader, length)
     own = load_decoder(reader, ropes)
     made = joined(own, spec, place, share, config.parallel)
     encoder = joined_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
-    reader.count("rope", "f32", sum(t.nbytes for t in ropes.values()))
+    vision = None if place.rank else _vision(reader, dtype)  # other ranks are told what it makes
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
@@ -161,7 +162,22 @@ def load_model(
         span=share.layers,
         pooling=opened.pooling,
         classifier=load_classifier(opened),
+        vision=vision,
     )
+
+
+def _opened(config: EngineConfig) -> Opened:
+    """The model folder, without what reads pictures where its text alone is wanted. `ConfigError` for options that such
+    a model cannot have."""
+    options = config.model
+    opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
+    check_encoder(config, opened.spec)
+    if options.language_model_only:
+        opened = replace(opened, vision=None)
+    if opened.vision is not None:
+        check_options(config, opened.name)
+    check_runs(config)
+    return opened
 
 
 def _reader(
@@ -181,10 +197,21 @@ def _encoder(reader: Reader, decoder: Decoder, still: torch.Tensor) -> Encoder |
     return load_encoder(reader, decoder.embed, still) if reader.opened.spec.encoder.layers else None
 
 
-def _ropes(spec: ModelSpec, length: int, device: torch.device) -> dict[Rope, torch.Tensor]:
-    """The tables of layers' ropes for `length` positions."""
-    tables = shared_tables(spec.rope, length)
-    return dict(zip(tables, placed(tuple(tables.values()), device), strict=True))
+def _vision(reader: Reader, dtype: torch.dtype) -> Vision | None:
+    """What makes rows of pictures, where the model takes any."""
+    opened = reader.opened.vision
+    if opened is None:
+        return None
+    vision = load_vision(opened, reader.ops, dtype)
+    reader.count("vision", str(dtype).removeprefix("torch."), vision.nbytes)
+    return vision
+
+
+def _ropes(reader: Reader, length: int) -> dict[Rope, torch.Tensor]:
+    """The tables of layers' ropes for `length` positions, on the device."""
+    tables = shared_tables(reader.opened.spec.rope, length)
+    reader.count("rope", "f32", sum(t.nbytes for t in tables.values()))
+    return dict(zip(tables, reader.place(tuple(tables.values())), strict=True))
 
 
 def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quantizer | None) -> Model:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from quire.core.config import CacheConfig
 from quire.core.dtypes import BF16, F8, F16, F32, F64, I8, Dtype
@@ -20,19 +21,41 @@ from quire.model.disk.generation import GenerationDefaults, read_generation
 from quire.model.disk.gguf import GgufModel
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import NEWEST, Hub
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import Opened, OpenedVision
 from quire.model.disk.pooling import CLASSIFIER, classifies, headless, read_pooling
 from quire.model.disk.rewrite import Rewritten
 from quire.model.disk.stacked import Stacked
 from quire.model.families.table import read_spec
+from quire.model.load.roles import DISK_ROLES
 from quire.model.memory import kv_bytes_per_token
 from quire.model.spec import ModelSpec
+from quire.model.vision.opened import open_vision, part
 from quire.quant.cache_scales import cache_scales
 from quire.quant.registry import detect, matrix_scheme
 
 DTYPES = {"bfloat16": BF16, "float32": F32}
 OUTER = ("embed", "head")
 KV_TYPES = DTYPES | {"float16": F16, "int8": I8, "fp8": F8}
+
+
+@dataclass(frozen=True)
+class VisionFacts:
+    """What makes rows of pictures: `tower` and `projector`, and how many numbers they have in matrices and elsewhere.
+
+    `matrices`: [n, k] of each; `tables`: numbers that are looked up; `others`: of norms, biases and vectors.
+    """
+
+    tower: ModelSpec
+    projector: ModelSpec
+    tensors: int
+    matrices: tuple[tuple[int, int], ...]
+    tables: int
+    others: int
+
+    @property
+    def parameters(self) -> int:
+        """All numbers."""
+        return sum(n * k for n, k in self.matrices) + self.tables + self.others
 
 
 @dataclass(frozen=True)
@@ -43,6 +66,7 @@ class ModelFacts:
     `stored`: `Opened.stored`.
     `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized;
     `outer_bits`: the same of the table of tokens and of a head of its own, by role. `bias_numbers`: in all biases.
+    `vision`: beside all of that, which is of the decoder; only `bytes_on_disk` and `tensors` are of both.
     """
 
     name: str
@@ -62,27 +86,32 @@ class ModelFacts:
     generation: GenerationDefaults
     notes: tuple[str, ...]
     bias_numbers: int = 0
+    vision: VisionFacts | None = None
 
 
 def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = NEWEST) -> Opened:
     """Read config and headers of `model` (folder, GGUF file, hub name, "" = the embedded one), claim every tensor."""
     folder = resolve(model, hub)
     gguf = GgufModel.open(folder) if folder.is_file() else None
+    raw = dict[str, Any]() if gguf is not None else read_json(folder / "config.json")
     if gguf is not None:
         spec, family, config = gguf.read_spec()
     else:
-        spec, family, config = read_spec(read_json(folder / "config.json"), str(folder / "config.json"))
+        spec, family, config = read_spec(raw, str(folder / "config.json"))
     required = family.required_parts(config)
     source: Source
-    origins, notes = dict[str, str](), list[str]()
+    origins, notes, pictures = dict[str, str](), list[str](), None
     if load_format == "dummy":
         source = DummyWeights(spec, family, required, seed)
     elif gguf is None:
-        source = rewritten = Rewritten(Checkpoint(folder), family.rewrites)
+        text, pictures = part(Checkpoint(folder), raw)
+        source = rewritten = Rewritten(text, family.rewrites)
         origins = rewritten.origins
     else:
         source = gguf.source()
     family = family.named_as(source.infos)
+    if pictures is not None and f"{family.names['head']}.weight" in source.infos:
+        spec = replace(spec, tied_head=False)  # what files of these models say of it, writers read in several ways
     alone = not spec.tied_head and headless(config, family.names.get("head", ""), source.infos)
     if alone:
         spec = replace(spec, tied_head=True)  # there is a matrix to stand in its place, which no request uses
@@ -106,7 +135,8 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         raise ModelError(f"{folder}: {error.message}") from None
     pooling = read_pooling(folder, config, spec.hidden, not alone)
     named = own_name(model, folder)
-    return Opened(named, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes), pooling)
+    vision = open_vision(folder, raw, spec, pictures, seed)
+    return Opened(named, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes), pooling, vision)
 
 
 def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelFacts:
@@ -118,6 +148,9 @@ def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelF
     infos, routing = opened.source.infos, opened.spec.moe.routing
     total = opened.claim.parameters(infos, opened.scheme)
     routed = opened.claim.parameters(infos, opened.scheme, experts_only=True)
+    seen = opened.vision
+    parts = (opened,) if seen is None else (opened, seen.tower, seen.projector)
+    vision = None if seen is None else _vision_facts(seen)
     return ModelFacts(
         name=opened.name,
         folder=opened.folder,
@@ -128,15 +161,29 @@ def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelF
         matrix_bits=opened.claim.bits_per_number(infos, opened.scheme),
         outer_bits={role: matrix_scheme(opened.scheme, opened.claim.get(role)).bits_per_number for role in OUTER},
         dtype=opened.dtype,
-        tensors=len(infos),
+        tensors=len(infos) + (vision.tensors if vision is not None else 0),
         parameters=total,
         active_parameters=total - (routed // routing.experts * (routing.experts - routing.top_k) if routed else 0),
-        bytes_on_disk=sum(i.nbytes for i in infos.values()),
+        bytes_on_disk=sum(i.nbytes for part in parts for i in part.source.infos.values()),
         kv_bytes_per_token=kv_bytes_per_token(opened.spec, BF16),
         generation=read_generation(opened.folder, opened.spec),
         notes=opened.notes,
         bias_numbers=sum(infos[p["bias"]].numbers for p in opened.claim.parts.values() if "bias" in p),
+        vision=vision,
     )
+
+
+def _vision_facts(opened: OpenedVision) -> VisionFacts:
+    matrices, tables, others = list[tuple[int, int]](), 0, 0
+    for made in (opened.tower, opened.projector):
+        for (role, _), parts in made.claim.parts.items():
+            info, kind = made.source.infos[parts["weight"]], DISK_ROLES[role].kind
+            matrices += [(info.shape[0], info.shape[1])] if kind == "linear" else []
+            tables += info.numbers if kind == "table" else 0
+            others += info.numbers if kind == "vector" else 0
+            others += made.source.infos[parts["bias"]].numbers if "bias" in parts else 0
+    tensors = sum(len(made.source.infos) for made in (opened.tower, opened.projector))
+    return VisionFacts(opened.tower.spec, opened.projector.spec, tensors, tuple(matrices), tables, others)
 
 
 def _describe_borrowed(model: str, found: Borrowed) -> ModelFacts:

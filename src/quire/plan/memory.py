@@ -20,11 +20,12 @@ from quire.model.disk.hub import Hub, hub_of
 from quire.model.load.roles import Share, local_spec
 from quire.model.load.stages import stages_of
 from quire.model.offload.budget import allowed
+from quire.model.vision.account import scratch_bytes
 from quire.ops.choice import Choice, choose, choose_ops
 from quire.plan.devices import Device
 from quire.plan.needs import drafting_model, drafting_weights, kv_shape, rank_share
 from quire.plan.weights import Part, weight_parts
-from quire.run.activations import activations
+from quire.run.activations import activations, feature_bytes
 from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv
 from quire.run.shapes import EXACT, Sizes, graph_bytes, graph_sizes
 
@@ -61,6 +62,7 @@ class Account:
     kv: int
     tables: int
     activations: int
+    pictures: int
     graphs: int
     process: int
     there: int
@@ -73,7 +75,8 @@ class Account:
     @property
     def fixed(self) -> int:
         """What no KV block takes."""
-        return self.weights + self.drafts + self.tables + self.activations + self.graphs + self.process
+        steps = self.tables + self.activations + self.pictures + self.graphs
+        return self.weights + self.drafts + steps + self.process
 
 
 @lru_cache(maxsize=64)
@@ -96,7 +99,8 @@ def _facts(model: str, load_format: str, hub: Hub) -> tuple[ModelFacts, bool]:
 def facts_of(config: EngineConfig) -> tuple[ModelFacts, bool]:
     """Facts of `config.model` from headers, or from config.json alone (True then). Kept for calls that follow."""
     options = config.model
-    return _facts(options.model, options.load_format, hub_of(options))
+    found, bare = _facts(options.model, options.load_format, hub_of(options))
+    return (replace(found, vision=None) if options.language_model_only else found), bare
 
 
 def choice_of(config: EngineConfig, device: Device | None) -> Choice:
@@ -145,6 +149,7 @@ def account(
         kv=0,
         tables=_tables(config, shape),
         activations=_activations(config, most, choice, shape.max_model_len),
+        pictures=_pictures(config, found, shape.max_model_len),
         graphs=_graphs(config, most, device is not None),
         process=process if device is None else CONTEXT,
         there=there // (config.wholes if device is None else 1),
@@ -185,6 +190,14 @@ def _activations(config: EngineConfig, rank: RankNeeds, choice: Choice, length: 
     gated = "gate" in rank.facts.roles or any(spec.moe.sparse)
     fused = gated and not config.lora.enable_lora and not any(kind.startswith(("table4", "fp8")) for kind in kinds)
     return activations(spec, rows, config.scheduler.max_num_seqs, form, fused).total
+
+
+def _pictures(config: EngineConfig, found: ModelFacts, length: int) -> int:
+    """Features, and the largest picture while it is encoded."""
+    if found.vision is None:
+        return 0
+    kept = config.scheduler.encoder_rows[1]
+    return feature_bytes(found.spec, config.scheduler) + scratch_bytes(found.vision.tower, min(kept, length))
 
 
 def _graphs(config: EngineConfig, rank: RankNeeds, on_gpu: bool) -> int:

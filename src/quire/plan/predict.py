@@ -160,7 +160,7 @@ class Planner:
 
 def memory_of(found: Account) -> dict[str, int]:
     """The account by name, `total` last."""
-    names = ("weights", "drafts", "kv", "tables", "activations", "graphs", "process")
+    names = ("weights", "drafts", "kv", "tables", "activations", "pictures", "graphs", "process")
     return {name: getattr(found, name) for name in names} | {"total": found.total}
 
 

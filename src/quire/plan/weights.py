@@ -95,6 +95,7 @@ def weight_parts(config: EngineConfig, found: ModelFacts, choice: Choice, share:
         return [Part("weights", kind, whole, 1, found.spec.layers, weight_bytes(found.parameters, bits), True)]
     parts = [part for name in found.roles if (part := _part(name, formats, found, share)) is not None]
     extras = [_ropes(config, found.spec), _biases(found, share), *_adapters(config, found, share)]
+    extras += _vision(formats, found, share)
     return [*parts, *(part for part in extras if part.nbytes)]
 
 
@@ -164,3 +165,14 @@ def _adapters(config: EngineConfig, found: ModelFacts, share: Share) -> list[Par
     for name in ADAPTED & set(found.roles):
         numbers += sum(share.shape(name, spec)) * slots * rank * _layers(name, ROLES[name], spec, share)
     return [Part("adapters", "f32", (1, numbers), 1, 0, 4 * numbers, False)]
+
+
+def _vision(formats: Formats, found: ModelFacts, share: Share) -> list[Part]:
+    """What makes rows of pictures, whole on each rank that has the first layers; no token is multiplied with it."""
+    seen = found.vision
+    if seen is None or share.span(found.spec).start:
+        return []
+    lanes = LANES if formats.on_cpu else 1
+    wide = sum(-(-n // lanes) * lanes * k for n, k in seen.matrices) + seen.tables
+    size = wide * formats.dtype.itemsize + 4 * seen.others
+    return [Part("vision", formats.dtype.name, (1, wide + seen.others), 1, 0, size, False)]

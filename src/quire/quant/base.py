@@ -118,9 +118,9 @@ class QWeight:
         """What the backend packs."""
         return self.weight
 
-    def pack(self, ops: Ops) -> Packed:
-        """The weight in the layout that the backend streams."""
-        return ops.pack(self.source(ops), narrow=True)
+    def pack(self, ops: Ops, narrow: bool = True) -> Packed:
+        """The weight in the layout that the backend streams; `narrow` as of `Ops.pack`."""
+        return ops.pack(self.source(ops), narrow=narrow)
 
     def dequantize(self) -> Tensor:
         """The matrix as float32 [n, k]."""

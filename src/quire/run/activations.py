@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from quire.core.config import SchedulerConfig
 from quire.model.spec import ModelSpec
 
 FLOAT = 4
@@ -39,6 +40,11 @@ def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, 
     inner = (spec.moe.routing.top_k * spec.moe.intermediate) if any(spec.moe.sparse) else 0
     widest = max(spec.hidden, spec.heads * spec.value_dim) + max(spec.intermediate, inner)
     return Activations(FLOAT * rows * spec.embed_width, FLOAT * layer, FLOAT * last, round(rows * widest * code_bytes))
+
+
+def feature_bytes(spec: ModelSpec, limits: SchedulerConfig) -> int:
+    """Of features of pictures: those that are kept at most, and those that one step gives to its rows."""
+    return FLOAT * spec.hidden * (1 + spec.sight.deep) * (limits.encoder_rows[1] + limits.max_num_batched_tokens)
 
 
 def _queries(spec: ModelSpec) -> int:

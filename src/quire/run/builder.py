@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.pictures import grid_positions, grid_shift, pieces
 from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
 from quire.model.load.adapters import Adapters
@@ -26,6 +27,15 @@ class Shape(NamedTuple):
     extended: bool = False
 
 
+class Seen(NamedTuple):
+    """A chunk, from `start` to before `end`, that may have rows of pictures, which begins at row `at` of the step."""
+
+    seq: Sequence
+    start: int
+    end: int
+    at: int
+
+
 def ancestors(parents: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of the nodes of a draft [n] the masks that `ops.attention` reads, and how many nodes come before each."""
     seen: list[int] = []
@@ -35,10 +45,15 @@ def ancestors(parents: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class BatchBuilder:
-    """Fills the step's arrays. It knows which rows of the block tables stand, so that only what changed is written."""
+    """Fills the step's arrays. It knows which rows of the block tables stand, so that only what changed is written.
 
-    def __init__(self, arrays: Arrays, block_size: int, adapters: Adapters | None) -> None:
+    `seen`: the chunks of the last step among whose rows pictures may be.
+    """
+
+    def __init__(self, arrays: Arrays, block_size: int, adapters: Adapters | None, grids: bool = False) -> None:
+        """`grids`: positions follow the grids of pictures."""
         self._arrays, self._block_size, self._adapters = arrays, block_size, adapters
+        self._grids, self.seen = grids, list[Seen]()
         self._owners: list[tuple[Sequence, int, int]] = []
         self._places: dict[Sequence, int] = {}
 
@@ -51,6 +66,7 @@ class BatchBuilder:
         rows: list[LogitRow] = []
         tree = any(chunk.seq.parents and chunk.seq.draft for chunk in chunks)
         extended = False
+        self.seen.clear()
         arrays.begin()
         for s, chunk in enumerate(chunks):
             seq, end = chunk.seq, chunk.start + chunk.count
@@ -79,6 +95,8 @@ class BatchBuilder:
                     position = int(arrays.positions[at + place - start]) + seq.lead + 1
                     node = max(-1, place - len(seq.tokens)) if seq.draft else -1
                     rows.append(LogitRow(seq, position, target, node))
+            if seq.pictures:
+                self._fill_pictures(Seen(seq, start, end, at))
             at = stop
         del self._owners[len(chunks) :]  # a step that is padded writes rows of tables behind these
         blocks = max(len(chunk.seq.blocks[0]) for chunk in chunks)
@@ -103,6 +121,24 @@ class BatchBuilder:
                 if position is None
                 else np.asarray(table[first:])[position // size - first] * size + position % size
             )
+
+    def _fill_pictures(self, seen: Seen) -> None:
+        """Rows of pictures look up a token that there is. Text counts on from where pictures end, which is not their
+        index; that is what its tokens are drawn by."""
+        (seq, start, end, at), arrays = seen, self._arrays
+        stop, behind = at + end - start, start >= seq.pictures[-1].end
+        if self._grids:
+            positions = arrays.positions[at:stop]
+            positions += (
+                grid_shift(seq.pictures, start)
+                if behind
+                else grid_positions(seq.pictures, start, end)[0] - np.arange(start, end, dtype=np.int32)
+            )
+        if not behind:
+            self.seen.append(seen)
+            for picture in seq.pictures:
+                for row, _, count in pieces(picture, start, end):
+                    arrays.tokens[at + row : at + row + count] = 0
 
     def _fill_tree(self, seq: Sequence, start: int, at: int, stop: int) -> None:
         """Masks of the rows of one chunk: nodes of a draft that branches see their ancestors, which precede them."""

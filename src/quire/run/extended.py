@@ -9,6 +9,8 @@ import torch
 from quire.model.batch import Batch
 from quire.model.load.extensions import Extensions
 from quire.model.net.decoder import Decoder
+from quire.model.net.seeing import Given, seeing
+from quire.model.spec import Sight
 from quire.ops.backend import Captured, Ops, Replay
 from quire.run.arrays import Arrays
 from quire.run.builder import Shape
@@ -22,13 +24,15 @@ class ExtendedStep:
     """Runs the decoder that has what is loaded now. On the host small steps are recorded; a GPU takes op after op, as
     its graphs were captured without."""
 
-    def __init__(self, ops: Ops, arrays: Arrays, caches: Caches, decoder: Decoder, extensions: Extensions) -> None:
+    def __init__(
+        self, ops: Ops, arrays: Arrays, caches: Caches, decoder: Decoder, extensions: Extensions, sight: Sight
+    ) -> None:
         self._ops, self._arrays, self._caches = ops, arrays, caches
-        self._plain, self._extensions = decoder, extensions
+        self._plain, self._extensions, self._sight = decoder, extensions, sight
         self._decoder, self._version = decoder, -1
         self._recorded: dict[tuple[int, int, bool], Recorded] = {}
 
-    def forward(self, shape: Shape, capture: bool) -> torch.Tensor:
+    def forward(self, shape: Shape, capture: bool, given: Given | None = None) -> torch.Tensor:
         """As `Step.forward`; `capture`: small steps are recorded."""
         if self._version != self._extensions.version:
             self._decoder, self._version = self._extensions.decoder(self._plain), self._extensions.version
@@ -38,7 +42,11 @@ class ExtendedStep:
         arrays.complete(shape.tokens)
         batches = arrays.batches(shape.tokens, shape.seqs, shape.logits, shape.tree)
         self._extensions.look_up(batches[0])
-        logits = self._logits(shape, lambda: self._decode(batches), capture and ops.gpu is None)
+        if given is None:
+            logits = self._logits(shape, lambda: self._decode(batches, self._decoder), capture and ops.gpu is None)
+        else:
+            seen = seeing(self._decoder, self._sight, given, batches[0])
+            logits = ops.compute(lambda: self._decode(batches, seen), together=False)
         return self._extensions.after(logits, arrays.logit_adapters[: shape.logits], self._decoder, batches[0])
 
     def _logits(self, shape: Shape, run: Callable[[], torch.Tensor], capture: bool) -> torch.Tensor:
@@ -53,6 +61,6 @@ class ExtendedStep:
         made = self._recorded[key] = self._ops.capture(run)
         return made.output
 
-    def _decode(self, batches: list[Batch]) -> torch.Tensor:
+    def _decode(self, batches: list[Batch], decoder: Decoder) -> torch.Tensor:
         views = [batches[group] for group in self._caches.group_of] if len(batches) > 1 else ()
-        return self._decoder(batches[0], self._caches.of_layer, views)
+        return decoder(batches[0], self._caches.of_layer, views)

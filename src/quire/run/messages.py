@@ -59,16 +59,28 @@ class Profile(msgspec.Struct, frozen=True, tag=True):
     limits: SchedulerConfig
 
 
+class GivenRows(msgspec.Struct, frozen=True):
+    """`Given` of a step: rows int64, features f32, positions int64 [3, n] or none; where rows see each other their
+    places in the prompt and the ends of their runs, int64."""
+
+    rows: bytes
+    features: bytes
+    positions: bytes
+    places: bytes = b""
+    ends: bytes = b""
+
+
 class Forward(msgspec.Struct, frozen=True, tag=True):
     """Compute a step of the sizes `shape` on `arrays`: the model's, or, `drafts`, one of the model that drafts.
 
-    `given` [tokens, hidden] f32: the target's hidden rows, where that one reads them.
+    `given` [tokens, hidden] f32: the target's hidden rows, where that one reads them. `seen`: rows of pictures.
     """
 
     shape: tuple[int, int, int, int, bool, bool]
     arrays: bytes
     drafts: bool = False
     given: bytes = b""
+    seen: GivenRows | None = None
 
 
 class Encode(msgspec.Struct, frozen=True, tag=True):

@@ -36,6 +36,7 @@ from quire.parallel.place import Place
 from quire.run.budget import gpu_cache_bytes, plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import Caches, kept_layers
+from quire.run.features import heard_rows
 from quire.run.messages import (
     Adapter,
     Allocate,
@@ -142,7 +143,8 @@ class Rank:
         decoder = step.model.decoder
         if isinstance(decoder, Continues):
             decoder.given.numpy()[: shape.tokens] = np.frombuffer(message.given, np.float32).reshape(shape.tokens, -1)
-        pieces = (step.forward(shape),) if message.drafts else step.pieces(shape)
+        seen = None if message.seen is None else heard_rows(message.seen, step.arrays, shape.seqs)
+        pieces = (step.forward(shape),) if message.drafts else step.pieces(shape, seen)
         if self._stages is not None and self._gives:
             give_back(self._stages, pieces)
         else:

@@ -24,6 +24,7 @@ from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import cores
 from quire.model.batch import Continues
 from quire.model.load.roles import Share
+from quire.model.net.seeing import Given
 from quire.model.net.stage import Stage
 from quire.ops.backend import Ops
 from quire.parallel.digest import HeardDigests
@@ -33,6 +34,7 @@ from quire.run.block_bytes import BlockBytes
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches, Keep
+from quire.run.features import told
 from quire.run.gpu_ranks import of_a_gpu, on_gpus
 from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Profile, Zero
 from quire.run.rank_bytes import Joins, RankBytes
@@ -176,13 +178,13 @@ class LedStep(Step):
     drafts = False
     replies: Replies | None = None
 
-    def begins(self, shape: Shape) -> None:
+    def begins(self, shape: Shape, given: Given | None = None) -> None:
         """What is in the arrays goes to all ranks first."""
-        decoder, given = self.model.decoder, b""
+        decoder, left = self.model.decoder, b""
         if isinstance(decoder, Continues):
-            given = decoder.given[: shape.tokens].numpy().tobytes()
+            left = decoder.given[: shape.tokens].numpy().tobytes()
         arrays = self.arrays.written(shape)
-        self.ranks.tell(Forward((*shape,), arrays, self.drafts, given))
+        self.ranks.tell(Forward((*shape,), arrays, self.drafts, left, None if given is None else told(given)))
         self.ranks.compare(shape, arrays)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
@@ -190,10 +192,10 @@ class LedStep(Step):
         self.ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
         super().encode(tokens, slots)
 
-    def pieces(self, shape: Shape) -> Iterable[Tensor]:
+    def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[Tensor]:
         """As `Step`'s. Of stages, the first is done on return."""
         begin = time.perf_counter()
-        own = super().pieces(shape)
+        own = super().pieces(shape, given)
         self.ranks.busy[0] += time.perf_counter() - begin
         return own if self.replies is None else self.replies.expect(shape.logits)
 

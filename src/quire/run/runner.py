@@ -12,12 +12,14 @@ from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
 from quire.model.build import Model
+from quire.model.net.seeing import Given
 from quire.model.net.tapped import Taps, picked
 from quire.ops.backend import Ops
 from quire.ops.runtime import Fetched
 from quire.run.budget import KVPlan
 from quire.run.builder import BatchBuilder, Shape
 from quire.run.caches import Caches
+from quire.run.features import Features
 from quire.run.ranks import Ranks
 from quire.run.step import Step
 from quire.sample.constrained import Masks
@@ -65,7 +67,9 @@ class Runner:
         made, caches = (Step, Caches) if ranks is None else (ranks.step, ranks.caches)
         self.caches = caches((model, *beside), ops, kv)
         self.step = made(model, ops, kv, limits, self.caches.part(0), capture, taps)
-        self.builder = BatchBuilder(self.step.arrays, self.caches.block_size, model.adapters)
+        grids = bool(model.spec.sight.sections)
+        self.builder = BatchBuilder(self.step.arrays, self.caches.block_size, model.adapters, grids)
+        self.features = None if model.vision is None else Features(model.vision, model.spec.sight)
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.sampler.masks = self._masks = Masks(model.spec.vocab_size)
         self.numeric_errors = 0
@@ -79,15 +83,24 @@ class Runner:
         for chunk in plan.chunks:
             if chunk.start < chunk.seq.encoded:
                 self.step.encode(*self.builder.encoded(chunk.seq))
+        if self.features is not None:
+            self.features.follow(plan)
         shape, rows = self.builder.fill(plan.chunks)
+        given = self._given(shape)
         self._masks.begin(rows)
         if any(row.seq.request.pooling is not None for row in rows):
-            return self._with_pooled(plan, rows, shape)
-        return Underway(plan, rows, self.step.pieces(shape))
+            return self._with_pooled(plan, rows, shape, given)
+        return Underway(plan, rows, self.step.pieces(shape, given))
 
-    def _with_pooled(self, plan: StepPlan, rows: list[LogitRow], shape: Shape) -> Underway:
+    def _given(self, shape: Shape) -> Given | None:
+        """Rows of the step whose arrays were filled that are given instead of looked up."""
+        if self.features is None or not self.builder.seen:
+            return None
+        return self.features.given(self.builder.seen, self.step.arrays, shape.seqs)
+
+    def _with_pooled(self, plan: StepPlan, rows: list[LogitRow], shape: Shape, given: Given | None) -> Underway:
         """The step's hidden rows: those of pooled requests are kept, of the others logits are made."""
-        whole, others = self.step.head_rows(shape), list[int]()
+        whole, others = self.step.head_rows(shape, given), list[int]()
         pooled: list[int] = []
         for i, row in enumerate(rows):
             (others if row.seq.request.pooling is None else pooled).append(i)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -17,9 +17,9 @@ from quire.model.build import Model
 from quire.model.net.decoder import Decoder
 from quire.model.net.lora import NONE
 from quire.model.net.parts import GatedMlp, PlainMlp
+from quire.model.net.seeing import Given, seeing
 from quire.model.net.tapped import TappedDecoder, Taps, picked, tapped
 from quire.ops.backend import Captured, Ops, Replay
-from quire.ops.layout import KVCache
 from quire.run.activations import activations
 from quire.run.arrays import NO_ARRAYS, Arrays, DeviceArrays
 from quire.run.budget import KVPlan
@@ -28,9 +28,6 @@ from quire.run.caches import Caches
 from quire.run.extended import ExtendedStep
 from quire.run.shapes import LOGITS, MOST, Sizes, fitting, graph_sizes
 from quire.run.spread import Spread
-
-Run = Callable[[Batch, Sequence[KVCache], Sequence[Batch]], torch.Tensor]
-"""Arguments as of a decoder's call."""
 
 
 class Recording(Protocol):
@@ -87,7 +84,9 @@ class Step:
         self._extended: ExtendedStep | None = None
         if model.adapters is not None:
             assert isinstance(self._decoder, Decoder), "others take no adapters"
-            self._extended = ExtendedStep(ops, self.arrays, caches, self._decoder, model.adapters.extensions)
+            self._extended = ExtendedStep(
+                ops, self.arrays, caches, self._decoder, model.adapters.extensions, model.spec.sight
+            )
         self._logits = torch.empty(0)
         spread = model.place.topology.context > 1
         self._spread = Spread(model, caches, kv.groups.windows) if spread else None
@@ -98,11 +97,16 @@ class Step:
         self.hidden = torch.zeros(rows, taps.width(self.model.spec.hidden), device=self.ops.device)
         return tapped(decoder, taps, self.hidden)
 
-    def forward(self, shape: Shape) -> torch.Tensor:
-        """Logits f32 [shape.logits, V] of the step whose arrays are filled. A GPU is only told what to do."""
-        self.begins(shape)
+    def forward(self, shape: Shape, given: Given | None = None) -> torch.Tensor:
+        """Logits f32 [shape.logits, V] of the step whose arrays are filled. A GPU is only told what to do.
+
+        `given`: rows that are not looked up; such a step is not recorded.
+        """
+        self.begins(shape, given)
         if shape.extended and self._extended is not None:
-            return self._extended.forward(shape, self.capture)
+            return self._extended.forward(shape, self.capture, given)
+        if given is not None:
+            return self._compute(shape, given)[0]
         tokens, seqs, logits, blocks, tree, _ = shape
         exact = self.ops.gpu is None
         fixed = (
@@ -114,9 +118,9 @@ class Step:
                 self._pad(tokens, seqs, logits, size[0])
             self.arrays.send(size[1], blocks)
             return self._replay(*size, tree)[:logits]
-        return self._compute(shape, self._decoder)[0]
+        return self._compute(shape)[0]
 
-    def pieces(self, shape: Shape) -> Iterable[torch.Tensor]:
+    def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[torch.Tensor]:
         """The logits of `forward` in pieces of at most `most_logits` rows, each valid until the next is taken.
 
         So the log-probabilities of a prompt of 8,192 tokens need no 4.2 GB for logits of 128 k tokens, which no plan of
@@ -124,17 +128,17 @@ class Step:
         """
         decoder = self._decoder
         if shape.logits <= self.most_logits or shape.extended or not isinstance(decoder, Decoder):
-            return (self.forward(shape),)
-        self.begins(shape)
-        h, batch = self._compute(shape, decoder.head_rows)
+            return (self.forward(shape, given),)
+        self.begins(shape, given)
+        h, batch = self._compute(shape, given, scores=False)
         return self._scores(decoder, h if self.ops.gpu is not None else h.clone(), batch)  # an arena is taken back
 
-    def head_rows(self, shape: Shape) -> HeadRows:
+    def head_rows(self, shape: Shape, given: Given | None = None) -> HeadRows:
         """What the head reads of the rows of a step that want logits, for requests that want these themselves."""
         decoder = self._decoder
         assert isinstance(decoder, Decoder) and not shape.extended, "requests that others cannot serve are refused"
-        self.begins(shape)
-        h, batch = self._compute(shape, decoder.head_rows)
+        self.begins(shape, given)
+        h, batch = self._compute(shape, given, scores=False)
         return HeadRows(decoder, h if self.ops.gpu is not None else h.clone(), batch)  # an arena is taken back
 
     def scores(self, rows: HeadRows, places: list[int]) -> Iterable[torch.Tensor]:
@@ -142,17 +146,18 @@ class Step:
         wanted = replace(rows.batch, logit_rows=picked(rows.batch.logit_rows, places))
         return self._scores(rows.decoder, picked(rows.h, places), wanted)
 
-    def begins(self, shape: Shape) -> None:
+    def begins(self, shape: Shape, given: Given | None = None) -> None:
         """The arrays are filled, and a step of them is computed next: whoever computes parts of it hears that here."""
 
-    def _compute(self, shape: Shape, run: Run) -> tuple[torch.Tensor, Batch]:
-        """What `run` makes of the step whose arrays are filled, and its batch."""
+    def _compute(self, shape: Shape, given: Given | None = None, scores: bool = True) -> tuple[torch.Tensor, Batch]:
+        """Logits of the step whose arrays are filled, or (`scores` False) what the head reads, and its batch."""
         self.arrays.send(shape.seqs, shape.blocks)
         if self._spread is None:
             batches = self.arrays.batches(shape.tokens, shape.seqs, shape.logits, shape.tree)
         else:
             batches = self._spread.batches(self.arrays, shape)
-        return self.ops.compute(lambda: self._decode(batches, run), together=self.capture), batches[0]
+        together = self.capture and given is None  # rows are given between the ops of a step
+        return self.ops.compute(lambda: self._decode(batches, given, scores), together), batches[0]
 
     def _scores(self, decoder: Decoder, h: torch.Tensor, batch: Batch) -> Iterator[torch.Tensor]:
         for at in range(0, len(h), self.most_logits):
@@ -231,10 +236,17 @@ class Step:
         """Zero the block that made-up steps wrote."""
         self.caches.forget(1)
 
-    def _decode(self, batches: list[Batch], run: Run | None = None) -> torch.Tensor:
+    def _decode(self, batches: list[Batch], given: Given | None = None, scores: bool = True) -> torch.Tensor:
         self.arrays.complete(len(batches[0].tokens))
         views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
-        return (run or self._decoder)(batches[0], self.caches.of_layer, views)
+        decoder = self._decoder
+        if given is not None:
+            assert isinstance(decoder, Decoder), "others take no pictures"
+            decoder = seeing(decoder, self.model.spec.sight, given, batches[0])
+        if scores:
+            return decoder(batches[0], self.caches.of_layer, views)
+        assert isinstance(decoder, Decoder), "others make logits alone"
+        return decoder.head_rows(batches[0], self.caches.of_layer, views)
 
     def _replay(self, rows: int, seqs: int, tree: bool = False) -> torch.Tensor:
         """Logits of the step of so many rows whose arrays were sent: replayed, or recorded the first time."""

@@ -13,6 +13,15 @@ def _ids(values: object) -> NDArray[np.int32]:
     return np.array(sorted(values), np.int32)  # type: ignore[call-overload]
 
 
+def _read(seq: Sequence) -> set[int]:
+    """The distinct tokens of the prompt, without rows of pictures, which stand for none."""
+    found = set(seq.tokens[seq.lead : seq.prompt_len])
+    for picture in seq.pictures:
+        for start, count in picture.runs:
+            found.difference_update(seq.tokens[start : start + count])
+    return found
+
+
 class History:
     """The edits of one sequence, kept up to date as it grows.
 
@@ -41,7 +50,7 @@ class History:
         """
         seq = self.seq
         penalized = seq.request.params.repetition_penalty != 1.0
-        unique = sorted(set(seq.tokens[seq.lead : seq.prompt_len])) if penalized else []
+        unique = sorted(_read(seq)) if penalized else []
         self.slots = {token: slot for slot, token in enumerate(unique)}
         self.ids = np.zeros(max(64, 2 * len(unique)), np.int32)
         self.counts = np.zeros_like(self.ids)

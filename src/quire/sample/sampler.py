@@ -180,7 +180,8 @@ class Sampler:
         for row, (seq, position, target, node) in enumerate(rows):
             params = seq.request.params
             if target is not None:
-                wishes.scored.append(Query(row, row, target, params.prompt_logprobs or 0))
+                known = target if target < self._vocab_size else 0  # rows of pictures stand for no token
+                wishes.scored.append(Query(row, row, known, params.prompt_logprobs or 0))
                 continue
             place = len(wishes.drawn)
             PACK_DRAW(

@@ -8,7 +8,21 @@ from quire.core.errors import QuireError
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output, Timing
 from quire.core.sequence import Sequence, Status
-from quire.sched.pooled import gather
+from quire.sched.pooled import gather, rows_wanted
+
+
+def logits_wanted(seq: Sequence, count: int, loses: bool) -> int:
+    """Of how many of the last of the next `count` rows of `seq`.
+
+    Of the row that ends the sequence, its draft rows, and prompt rows still to be scored (once, whoever of its siblings
+    computes the prompt again). Where blocks may slide out unpublished (`loses`), also of the last row of any chunk: it
+    proves them finite in time.
+    """
+    logits = 1 + len(seq.draft) if seq.computed + count == seq.target else int(loses)
+    scores = seq.request.params.prompt_logprobs is not None and seq.index == 0
+    if scores and len(seq.prompt_logprobs) < seq.prompt_len - 1:
+        logits = count
+    return max(logits, rows_wanted(seq, count))
 
 
 def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longest: int) -> FinishReason | None:
@@ -73,10 +87,14 @@ def begun(siblings: list[Sequence]) -> list[Sequence]:
     return waiting
 
 
+def pending(siblings: list[Sequence]) -> list[Sequence]:
+    """Those that wait for the prompt of another to be computed."""
+    return [seq for seq in siblings if seq.status is Status.PENDING]
+
+
 def orphans(siblings: list[Sequence]) -> list[Sequence]:
     """The sequence that waits in the place of one that ended before the others of its request forked from it."""
-    pending = [seq for seq in siblings if seq.status is Status.PENDING]
-    return begun(pending) if all(seq.status in (Status.PENDING, Status.FINISHED) for seq in siblings) else []
+    return begun(pending(siblings)) if all(seq.status in (Status.PENDING, Status.FINISHED) for seq in siblings) else []
 
 
 def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, int]]:

@@ -16,10 +16,10 @@ from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.admission import Admission
-from quire.sched.growth import append, begun, ended, full, moves, orphans, timing
+from quire.sched.growth import append, begun, ended, full, logits_wanted, moves, orphans, pending, timing
 from quire.sched.pace import Pace
+from quire.sched.pictures import Encoding
 from quire.sched.policy import POLICIES
-from quire.sched.pooled import rows_wanted
 from quire.sched.readying import Readying
 from quire.sched.recall import Recall
 from quire.sched.shares import Portions, decodes, rows_of, shares
@@ -33,6 +33,7 @@ class Scheduler:
         self, config: SchedulerConfig, tables: BlockTables, max_model_len: int, portions: Portions | None = None
     ) -> None:
         self.config = config
+        self.encoding: Encoding | None = None  # of pictures, where the model takes any
         self.clock: Callable[[], float] = time.monotonic
         self._portions = portions or Portions()
         self.tables = tables
@@ -113,8 +114,7 @@ class Scheduler:
         while (last := self._admission.gives_way()) is not None:
             self._preempt(last)
             preempted.append(last)
-        urgent = bool(preempted)
-        budget = self._budget()
+        urgent, budget = bool(preempted), self._budget()
         counts = self._shares(budget)
         todo = sorted(counts, key=self.policy.rank)
         while todo:
@@ -133,15 +133,19 @@ class Scheduler:
             if count:
                 chunks.append(self._advance(seq, count))
         if urgent or not preempted:
-            self._admit(chunks, copies, budget - sum(chunk.count for chunk in chunks))
+            self._admit(chunks, copies, max(0, budget - sum(chunk.count for chunk in chunks)))
         chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft))
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take())
+        seen = ((), ()) if self.encoding is None else self.encoding.end()
+        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take(), *seen)
 
     def _shares(self, budget: int) -> dict[Sequence, int]:
         """Tokens of each running sequence in the next step."""
         chunked = self.config.enable_chunked_prefill
         head = self.waiting.head() if self._admission.may_admit() else None
-        return shares(self._portions.ready(self.unfinished()), budget, chunked, head, self.policy.urgency)
+        counts = shares(self._portions.ready(self.unfinished()), budget, chunked, head, self.policy.urgency)
+        if self.encoding is not None:
+            self.encoding.cut(counts, self.policy.rank)
+        return counts
 
     def _budget(self) -> int:
         """Tokens of the next step at most."""
@@ -159,13 +163,18 @@ class Scheduler:
                     continue
                 self.tables.take_prefix(seq)
             count = rows_of(seq, budget, self.config.enable_chunked_prefill)
-            if not count or not self._admission.fits(seq) or not self._reserve(seq, count, copies):
+            if not count or not self._admission.fits(seq):
+                return
+            if self.encoding is not None:
+                count = self.encoding.reach(seq, count)
+            if not self._reserve(seq, count, copies):
                 return
             self.waiting.pop()
             seq.status = Status.RUNNING
             seq.first_scheduled = seq.first_scheduled or self.clock()
             self.running.append(seq)
-            chunks.append(self._advance(seq, count))
+            if count:  # else it waits for a picture, and nobody waits behind it
+                chunks.append(self._advance(seq, count))
             budget -= count
 
     def unfinished(self) -> list[Sequence]:
@@ -173,28 +182,19 @@ class Scheduler:
         return [s for s in self.running if not full(s, len(s.tokens) + s.in_flight, self.max_model_len)]
 
     def _advance(self, seq: Sequence, count: int) -> Chunk:
-        """Take `count` tokens of `seq` into the step.
-
-        Logits are wanted for the row that ends the sequence, its draft rows, and prompt rows still to be scored (once,
-        whoever of its siblings computes the prompt again). Where blocks may slide out unpublished, also for the last
-        row of any chunk: it proves them finite in time.
-        """
+        """Take `count` tokens of `seq` into the step."""
         draws = seq.computed + count == seq.target
-        logits = 1 + len(seq.draft) if draws else int(self.tables.loses)
-        scores = seq.request.params.prompt_logprobs is not None and seq.index == 0
-        if scores and len(seq.prompt_logprobs) < seq.prompt_len - 1:
-            logits = count
-        chunk = Chunk(seq, seq.computed, count, max(logits, rows_wanted(seq, count)))
+        chunk = Chunk(seq, seq.computed, count, logits_wanted(seq, count, self.tables.loses))
         seq.computed += count
         seq.in_flight, seq.steps = seq.in_flight + draws, seq.steps + 1
         self.policy.served(seq, count)
+        if self.encoding is not None:
+            self.encoding.take(chunk)
         return chunk
 
     def _reserve(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
-        upto = seq.computed + count
-        return self.tables.reserve(seq, upto, copies) or (
-            self._admission.reclaim(seq) and self.tables.reserve(seq, upto, copies)
-        )
+        upto, reserve = seq.computed + count, self.tables.reserve
+        return reserve(seq, upto, copies) or (self._admission.reclaim(seq) and reserve(seq, upto, copies))
 
     def _preempt(self, seq: Sequence) -> None:
         """Give up the blocks and wait again; all tokens are kept. A sequence that outgrew the whole pool ends here."""
@@ -263,16 +263,15 @@ class Scheduler:
         return outputs
 
     def _fork(self, parent: Sequence) -> None:
-        for child in self.requests[parent.request.id]:
-            if child.status is Status.PENDING:
-                self.tables.fork(parent, child)
-                child.status = Status.WAITING
-                self.readying.enter(child, (parent,))
+        for child in pending(self.requests[parent.request.id]):
+            self.tables.fork(parent, child)
+            child.status = Status.WAITING
+            self.readying.enter(child, (parent,))
 
     def _fail(self, seq: Sequence, error: QuireError) -> list[Output]:
         """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""
         self.upkeep.scrub += self.tables.unpublished(seq)
-        dead = [seq, *(s for s in self.requests[seq.request.id] if s.status is Status.PENDING)]
+        dead = [seq, *pending(self.requests[seq.request.id])]
         for each in dead:
             self._finish(each, "error")
         return [ended(each, error) for each in dead]

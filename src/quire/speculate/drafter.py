@@ -41,7 +41,8 @@ class Drafter:
         self._step, self._vocab_size, self.weight_bytes = step, vocab_size, weight_bytes
         self._sampler = Sampler(step.ops, vocab_size)
         self.longest = step.model.max_model_len
-        self._builder = BatchBuilder(step.arrays, step.caches.block_size, step.model.adapters)
+        grids = bool(step.model.spec.sight.sections)
+        self._builder = BatchBuilder(step.arrays, step.caches.block_size, step.model.adapters, grids)
 
     def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
         """One pass a token, of those that still want one; or a depth of their trees, whose rows are computed again."""

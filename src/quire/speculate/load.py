@@ -171,7 +171,14 @@ def _load(
 ) -> Model:
     """The drafting model, without adapters, of which a guess need not know, and in memory, as it is to be fast."""
     revision = config.model.revision if model == config.model.model else None
-    options = replace(config.model, model=model, revision=revision, quantization=quantization, max_model_len=0)
+    options = replace(
+        config.model,
+        model=model,
+        revision=revision,
+        quantization=quantization,
+        max_model_len=0,
+        language_model_only=True,
+    )
     parallel = config.parallel if place.comms else ParallelConfig()
     own = replace(
         config,

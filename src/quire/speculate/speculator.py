@@ -7,6 +7,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from quire.core.plan import ChunkResult, StepPlan
+from quire.core.sequence import Sequence
 from quire.core.speculation import Speculation
 from quire.run.caches import Caches
 from quire.sched.drafts import room_for_drafts, undrafted
@@ -30,8 +31,10 @@ class Speculator:
     """Writes drafts before a step is planned and learns from its results. The scheduler does the rest: a draft is
     rows of a chunk, and the runner keeps a drafted token as long as it is the one that plain decoding draws."""
 
-    def __init__(self, asked: Speculation, proposer: Proposer, scheduler: Scheduler, caches: Caches) -> None:
-        self.proposer, self.totals = proposer, Drafts()
+    def __init__(
+        self, asked: Speculation, proposer: Proposer, scheduler: Scheduler, caches: Caches, vocab_size: int
+    ) -> None:
+        self.proposer, self.totals, self._vocab_size = proposer, Drafts(), vocab_size
         self._asked, self._scheduler, self._caches = asked, scheduler, caches
         self._cost = CostModel(proposer.passes, asked.tokens, asked.nodes)
 
@@ -47,6 +50,8 @@ class Speculator:
             return
         begin = time.perf_counter()
         seqs = [seq for seq in undrafted(scheduler) if proposer.ready(seq)]
+        if sees := scheduler.encoding is not None:
+            seqs = [seq for seq in seqs if seq.tokens[-1] < self._vocab_size]
         rows = len(scheduler.running)
         spare = scheduler.config.max_num_batched_tokens - rows
         if not seqs or spare < len(seqs):
@@ -65,6 +70,8 @@ class Speculator:
         proposer.propose(seqs, [0 if seq in known else limit for seq, limit in zip(seqs, limits, strict=True)])
         for seq in seqs:
             seq.draft = known.get(seq, seq.draft)
+            if sees:
+                _leave_out_pictures(seq, self._vocab_size)
             cut(seq)
         if proposer.passes and max(limits) > 0:
             self._cost.drafted(len(seqs), proposer.seconds / min(asked.tokens, max(limits)))
@@ -99,3 +106,10 @@ class Speculator:
         totals.accepted_per_pos += [0] * (depth - len(totals.accepted_per_pos))
         for place in range(accepted):
             totals.accepted_per_pos[place] += 1
+
+
+def _leave_out_pictures(seq: Sequence, vocab_size: int) -> None:
+    """What was looked up may be rows of a picture, which are no tokens: nothing from there on is guessed."""
+    if max(seq.draft, default=0) >= vocab_size:
+        branches = [seq.branch(node) for node in range(len(seq.draft))]
+        seq.prune([way[-1] for way in branches if all(seq.draft[node] < vocab_size for node in way)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -48,8 +48,7 @@ class Tokenizer:
         """One more than the largest id; the model's own vocabulary may be padded beyond it."""
         self.byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         """Whether the text of tokens is the text of their concatenated bytes, and nothing else."""
-        long = [s for s in self.special if len(s) > 1]
-        self._specials = re.compile("|".join(map(re.escape, long))) if long else None
+        self._specials = _any_of(self.special)
         self._normalized = [t.content for t in added.values() if t.special and t.normalized]
         self._cut_id = self._add_cut()
         self._bytes: dict[int, bytes] = {}  # looked up once per generated token
@@ -97,6 +96,11 @@ class Tokenizer:
         if cut_id is None or self._backend.model.id_to_token(cut_id) is not None:
             raise ModelError(f"the vocabulary has holes; id {cut_id}, the first beyond its size, is taken")
         return int(cut_id)
+
+    def guard(self, tokens: Iterable[str]) -> None:
+        """Have `escape` break these tokens, too: those that only a template is to write though no file calls them
+        special. To be called before texts are."""
+        self._specials = _any_of({*self.special, *tokens})
 
     def _named_id(self, role: str) -> int | None:
         content = self.named.get(role)
@@ -221,6 +225,12 @@ class Tokenizer:
     def id_to_text(self, token: int) -> str:
         """The text of one token for showing; halves of characters appear as U+FFFD."""
         return self.id_to_bytes(token).decode(errors="replace")
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """What finds tokens; one of a single character cannot be cut."""
+    long = sorted(token for token in tokens if len(token) > 1)
+    return re.compile("|".join(map(re.escape, long))) if long else None
 
 
 @contextmanager

@@ -129,6 +129,9 @@ class _StepCollector(Collector):
             yield self._experts()
         if self.info.max_loras:
             yield self._adapters()
+        if self.info.pictures:
+            yield counter("vllm:mm_cache_queries", "Pictures that prompts came to.", stats.picture_queries)
+            yield counter("vllm:mm_cache_hits", "Pictures that were encoded already.", stats.picture_hits)
 
     def _drafts(self) -> Iterable[Metric]:
         """Totals of speculation; acceptance rate = accepted tokens / draft tokens."""

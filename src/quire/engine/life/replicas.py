@@ -265,7 +265,7 @@ class ReplicatedEngine:
 
 SUMMED = ("running", "waiting", "used_blocks", "total_blocks", "cached_blocks", "steps", "step_tokens",
           "prompt_tokens", "generation_tokens", "preemptions", "restarts", "prefix_queries", "prefix_hits",
-          "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
+          "picture_queries", "picture_hits", "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
 
 
 def total(stats: Sequence[Stats]) -> Stats:

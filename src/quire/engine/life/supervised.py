@@ -29,7 +29,7 @@ from quire.engine.life.watchdog import Watchdog
 logger = logging.getLogger("quire.engine")
 
 TOTALS = ("steps", "prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits",
-          "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
+          "picture_queries", "picture_hits", "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
 """Fields of `Stats` that only grow, over all engines."""
 
 
@@ -238,7 +238,7 @@ class SupervisedEngine:
             if report is None:
                 with self._lock:
                     self._try_next()  # whoever ran alone may have left
-                self._watchdog.check(bool(self._names), self._adapters.changing, engine.kill)
+                self._watchdog.check(bool(self._names), self._adapters.changing, engine.kill, self._pictured)
                 return None
         except EngineFailure as failure:
             return None if self._starting.closed else self._go_on(failure)
@@ -247,6 +247,11 @@ class SupervisedEngine:
             report = self._take(report)
             self._try_next()
         return report
+
+    def _pictured(self) -> int:
+        """Rows of the largest picture of the requests that go on."""
+        with self._lock:
+            return max((p.rows for kept in self._kept.values() for p in kept.request.pictures), default=0)
 
     def close(self) -> None:
         """End the engine, also one that is being started."""

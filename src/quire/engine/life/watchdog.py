@@ -14,6 +14,9 @@ SLOW, LARGE = 20.0, 3.0
 CHANGE_SECONDS = 300.0
 """That a change of adapters may take."""
 
+PICTURE_ROW_SECONDS = 0.5
+"""That a row of a picture may take to be encoded, of which steps without pictures say nothing."""
+
 
 class Watchdog:
     """`hang`: seconds without a step after which an engine hangs, at least (0: never); `rows`: of the largest step."""
@@ -35,10 +38,12 @@ class Watchdog:
             row = stats.step_seconds / stats.step_tokens
             self._row_seconds = min(self._row_seconds or row, row)
 
-    def check(self, busy: bool, changing: bool, kill: Callable[[], None]) -> None:
+    def check(
+        self, busy: bool, changing: bool, kill: Callable[[], None], pictured: Callable[[], int] = lambda: 0
+    ) -> None:
         """`kill` it and raise `EngineFailure` once it hangs, with work or changes of adapters to do.
 
-        The first step may take any time.
+        The first step may take any time. `pictured`: rows of the largest picture that it may be encoding.
         """
         if not self._hang or not (busy or changing) or not self._steps:
             self._heard = time.monotonic()
@@ -46,6 +51,8 @@ class Watchdog:
         slow = SLOW * sorted(self._steps)[int(0.99 * len(self._steps))]
         large = LARGE * self._row_seconds * self._rows
         limit = max(self._hang, slow, large, CHANGE_SECONDS if changing else 0.0)
+        if time.monotonic() - self._heard > limit:
+            limit += PICTURE_ROW_SECONDS * pictured()
         if time.monotonic() - self._heard > limit:
             kill()
             raise EngineFailure(f"the engine hangs: no step ended for {limit:.0f} s")

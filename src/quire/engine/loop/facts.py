@@ -71,5 +71,6 @@ def engine_info(
         scheduling_policy=config.scheduler.scheduling_policy,
         implementations=dict(ops.chosen),
         pooling=pooling_of(config, model),
+        pictures=model.vision is not None,
         weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
     )

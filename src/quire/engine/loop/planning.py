@@ -10,9 +10,10 @@ from quire.core.config import CacheConfig, EngineConfig, SchedulerConfig, Specul
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
 from quire.core.speculation import LOOK_UPS
+from quire.engine.loop.pictures import picture_bytes
 from quire.model.build import Model
 from quire.ops.backend import Ops
-from quire.run.budget import KVPlan, check_asked, gpu_cache_bytes, plan_kv, shape_kv
+from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, gpu_cache_bytes, plan_kv, shape_kv
 from quire.run.caches import kept_layers
 from quire.run.ranks import Ranks
 from quire.run.runner import Runner
@@ -106,13 +107,17 @@ def _cache_bytes(
             f"{ops.name}); size the KV cache with --kv-cache-memory-bytes",
             param="gpu_memory_utilization",
         )
-    if ops.gpu is None or cache.kv_cache_memory_bytes or cache.num_blocks:
+    limits = _limits(config.scheduler, model, shape.max_model_len)
+    pictures = picture_bytes(limits, model, shape.max_model_len)
+    if cache.kv_cache_memory_bytes or cache.num_blocks or (ops.gpu is None and not pictures):
         return None
-    limits, runtime = _limits(config.scheduler, model, shape.max_model_len), ops.gpu.runtime
+    if ops.gpu is None:
+        return int(max(0, available_memory() - pictures) * FREE_MEMORY_SHARE) // config.wholes
+    runtime = ops.gpu.runtime
     step = Runner(model, ops, shape, limits, not config.device.enforce_eager, beside).step
     if ranks is not None:
         ranks.profile(shape.max_model_len, limits)
-    kept = graph_bytes(step.graph_sizes, model.spec.vocab_size)
+    kept = pictures + graph_bytes(step.graph_sizes, model.spec.vocab_size)
     if step.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
         kept += runtime.peak(lambda: step.profile(step.graph_sizes[-1]))
     if model.adapters is not None:

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 """Of a file of weights these pieces are hashed, its first among them; with its size and time of change."""
-FILES = ("config.json", "quant*.json", "*.safetensors", "*.gguf")
+FILES = ("config.json", "*processor_config.json", "quant*.json", "*.safetensors", "*.gguf")
 ADAPTER_FILES = ("adapter_config.json", "*.safetensors", "*.bin")
 BEHIND_BYTES = 16 << 20
 """Copied at one time when nothing else is to be done; a request that comes waits for it."""

@@ -78,7 +78,7 @@ def without_content(request: Request) -> Request:
     params: SamplingParams = replace(
         request.params, stop=(), bad_words=(), logit_bias={}, allowed_token_ids=None, structured_outputs=None
     )
-    return replace(request, prompt=(), bad_words_ids=(), params=params, grammar="", completion=())
+    return replace(request, prompt=(), pictures=(), bad_words_ids=(), params=params, grammar="", completion=())
 
 
 @dataclass

@@ -12,6 +12,7 @@ from quire.model.disk.claim import Claim
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.row import Family
 from quire.model.spec import ModelSpec
+from quire.model.vision.reading import Reading
 from quire.quant.base import QuantScheme
 
 
@@ -30,9 +31,19 @@ class Opened:
     dtype: Dtype
     notes: tuple[str, ...]
     pooling: Pooling = NO_VECTORS
+    vision: OpenedVision | None = None
 
     @property
     def stored(self) -> str:
         """The format in which others made it, as `quantization_config` names it, or "gguf"; empty for a plain one."""
         name: str = self.config.child("quantization_config").text("quant_method", "")
         return "gguf" if self.folder.is_file() else name
+
+
+@dataclass(frozen=True)
+class OpenedVision:
+    """What makes rows of pictures: a tower, and what brings its rows to the decoder's width, each with its claim."""
+
+    tower: Opened
+    projector: Opened
+    reading: Reading

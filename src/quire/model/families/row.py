@@ -13,6 +13,7 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - required  roles ("q_norm") and biases ("q.bias") that must be there although other families lack them, and config
             flags that ask for such ("attention_bias").
 - prefix    a first part of all names but the head's that some files leave out.
+- nested    what files of models that are more than the decoder have in its place.
 - aliases   role -> other names that a file may have it under.
 - stacks    roles whose tensor lies in numbered pieces -> name of a piece, with {} for the number.
 - buffers   endings of tensors that hold no weights (masks of old files) and are ignored.
@@ -63,6 +64,7 @@ class Family:
     grouped_qkv: bool = False
     transposed: bool = False
     prefix: str = ""
+    nested: tuple[str, ...] = ()
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     stacks: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +96,11 @@ class Family:
         """This family with names as these tensors have them: with or without the prefix, or under another name."""
         names, bases = dict(self.names), {name.rpartition(".")[0] for name in tensors}
         prefix = self.prefix or "model."  # which files of the stack alone leave out
-        if not any(name.startswith(prefix) for name in tensors):
+        inside = next((nest for nest in self.nested if any(name.startswith(nest) for name in tensors)), prefix)
+        if inside != prefix:
+            names = {role: inside + name.removeprefix(prefix) if name.startswith(prefix) else name
+                     for role, name in names.items()}  # fmt: skip
+        elif not any(name.startswith(prefix) for name in tensors):
             names = {role: name.removeprefix(prefix) for role, name in names.items()}
         for role, others in self.aliases.items():
             names[role] = next((name for name in (names[role], *others) if name in bases), names[role])

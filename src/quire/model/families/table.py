@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
@@ -25,6 +26,7 @@ from quire.model.families.names import (
     QKV_BIAS,
     without,
 )
+from quire.model.families.pictured import HEADS, NESTED, PICTURED, text_config
 from quire.model.families.readers import (
     alibi_slopes,
     alternating,
@@ -311,7 +313,7 @@ def find_family(config: HfConfig) -> tuple[str, Family]:
         raise config.fail("model_type", f"{name!r} is an encoder and a decoder; of those only {known} runs here")
     if name not in FAMILIES:
         code = " (the code that auto_map points to is never run)" if config.has("auto_map") else ""
-        known = ", ".join(sorted(FAMILIES))
+        known = ", ".join(sorted((*FAMILIES, *PICTURED)))
         raise config.fail(
             "model_type",
             f"{name!r} is not supported{code}; supported: {known}; other causal models run, slowly, by the code of an "
@@ -323,8 +325,12 @@ def find_family(config: HfConfig) -> tuple[str, Family]:
 
 def read_spec(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, HfConfig]:
     """Spec, family and reader (family defaults filled in) of a config.json's content; `where` names it in errors."""
-    name, family = find_family(HfConfig(raw, where))
-    config = family.fill_in(HfConfig(raw, where))
+    text, sight = text_config(raw, where)
+    name, family = find_family(HfConfig(text, where))
+    if raw.get("model_type") in PICTURED:
+        heads = (*family.aliases.get("head", ()), *HEADS)
+        family = replace(family, nested=NESTED, aliases={**family.aliases, "head": heads})
+    config = family.fill_in(HfConfig(text, where))
     facts = {**spec_facts(config), **family.facts}
     facts |= {field: read(config, facts["layers"]) for field, read in family.read.items()}
-    return ModelSpec(family=name, **facts), family, config
+    return ModelSpec(family=name, sight=sight, **facts), family, config

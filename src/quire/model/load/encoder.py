@@ -17,6 +17,7 @@ from quire.model.net.decoder import CrossAttention
 from quire.model.net.encoder import Encoder, EncoderLayer
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Embed
+from quire.model.spec import ModelSpec
 from quire.ops.attention_spec import AttentionSpec
 
 
@@ -86,9 +87,10 @@ def load_encoder(reader: Reader, embed: Embed, still: Tensor) -> Encoder:
     )
 
 
-def check_encoder(config: EngineConfig, family: str) -> None:
-    """Refuse options that do not work with an encoder-decoder."""
-    if config.lora.enable_lora:
+def check_encoder(config: EngineConfig, spec: ModelSpec) -> None:
+    """Refuse options that do not work with an encoder-decoder, if `spec` is of one."""
+    if spec.encoder.layers and config.lora.enable_lora:
         raise ConfigError(
-            f"--enable-lora: {family!r} has an encoder, whose adapters are not read; leave it out", param="enable_lora"
+            f"--enable-lora: {spec.family!r} has an encoder, whose adapters are not read; leave it out",
+            param="enable_lora",
         )

@@ -38,7 +38,7 @@ class Form:
 
     `dtype`: of those that are not quantized; `target`: the format the others are brought to, in groups of `group`
     columns, or None: that of the file; `activations`: "auto", "int8" or "int16"; `runs`: columns that are summed over
-    ranks are cut into runs (`load.runs`).
+    ranks are cut into runs (`load.runs`). `narrow`: matrices may be kept in 12 bits.
     """
 
     dtype: torch.dtype
@@ -46,6 +46,7 @@ class Form:
     group: int = 32
     activations: str = "auto"
     runs: bool = False
+    narrow: bool = True
 
 
 class Reader:
@@ -144,7 +145,7 @@ class Reader:
             if rows is not None:
                 weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
             with self.naming(next(iter(self.opened.claim.get(self._holder(roles[0], layer), layer).values()))):
-                packed = weight.pack(self.ops)
+                packed = weight.pack(self.ops, self.form.narrow)
             label = labelled(weight.label, packed)
             if self.cache is not None:
                 self.cache.put(f"{layer}.{'+'.join(roles)}", packed, bias)

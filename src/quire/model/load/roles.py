@@ -174,6 +174,27 @@ _ENCODED = ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down", "
 ROLES |= {f"encoder_{name}": _encoder(name) for name in _ENCODED}
 ROLES |= {f"cross_{name}": _cross(name) for name in ("q", "k", "v", "o")} | {"cross_norm": _cross("attn_norm")}
 
+
+def _seen(kind: str, shape: Callable[[ModelSpec], tuple[int, ...]], layer: bool = False) -> Role:
+    """A part of a vision tower or projector."""
+    return Role(kind, shape, layer=layer, optional=True)
+
+
+ROLES |= {
+    "patch": _seen("linear", lambda s: (s.hidden, 3 * s.patches.frames * s.patches.size**2)),
+    "class_token": _seen("vector", lambda s: (s.hidden,)),
+    "attn_scale": _seen("vector", lambda s: (s.hidden,), True),
+    "mlp_scale": _seen("vector", lambda s: (s.hidden,), True),
+    "connector_norm": _seen("vector", lambda s: (s.connector.normed,)),
+    "connector_merge": _seen("linear", lambda s: (s.connector.width, s.connector.width * s.connector.merge**2)),
+    "connector_up": _seen("linear", lambda s: (s.connector.middle, s.connector.read)),
+    "connector_down": _seen("linear", lambda s: (s.hidden, s.connector.middle or s.connector.read)),
+    "deep_norm": _seen("vector", lambda s: (s.connector.read,), True),
+    "deep_up": _seen("linear", lambda s: (s.connector.middle, s.connector.read), True),
+    "deep_down": _seen("linear", lambda s: (s.hidden, s.connector.middle), True),
+    "newline": _seen("vector", lambda s: (s.hidden,)),
+}
+
 KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
 """Roles that a layer which reads another's keys and values does not have."""
 

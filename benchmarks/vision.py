@@ -1,0 +1,113 @@
+"""What pictures cost: encoding one by a vision tower, beside transformers' code for the same weights.
+
+    python benchmarks/vision.py encode [--threads N] [--rounds 7] [--layers 27] [--pixels 672]
+
+The tower has the shape of SigLIP-so400m (hidden 1,152, 27 layers, 16 heads, MLP 4,304, patches of 14 x 14 pixels) and
+random weights in bf16, written once so that both read the same. The two take turns on the same threads; the median of
+the ratios of each round is given, with the largest difference of their features. transformers' time is that of its
+`get_image_features` of pixels that were normalized before, quire's begins with bytes. Results: results/vision.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from figures import measure, parser_of
+from torch import Tensor
+
+from quire.core.config import DeviceConfig, flat_config
+from quire.core.pictures import Picture
+from quire.figures.machine import this_machine
+from quire.model.build import load_model
+from quire.ops.backend import select
+
+SO400M = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
+          "num_attention_heads": 16, "patch_size": 14, "vision_use_head": False}  # fmt: skip
+TEXT = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "intermediate_size": 256, "vocab_size": 512,
+        "max_position_embeddings": 4096}  # fmt: skip
+
+
+def write_model(folder: Path, layers: int, pixels: int) -> Any:
+    """A LLaVA whose tower is large and whose decoder is small, in bf16."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    tower = SO400M | {"num_hidden_layers": layers, "image_size": pixels}
+    facts = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "image_token_index": 500}
+    config = AutoConfig.for_model("llava", vision_config=tower, text_config=TEXT, **facts)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def timed(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
+    """Seconds, and what came of them."""
+    start = time.perf_counter()
+    found = work()
+    return time.perf_counter() - start, found
+
+
+def encode(args: argparse.Namespace) -> dict[str, Any]:
+    """One picture, by both in turns."""
+    size, side = args.pixels, args.pixels // 14
+    noise = torch.randint(0, 256, (1, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    shown = Picture(
+        key=b"", pixels=noise.numpy().tobytes(), shape=(1, size, size), runs=((0, side**2),), size=(size, size)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = write_model(Path(folder), args.layers, size)
+        ops = select(DeviceConfig(device="cpu", threads=args.threads))
+        vision = load_model(flat_config(model=folder), ops).vision
+    assert vision is not None, "the folder has a tower"
+    torch.set_num_threads(args.threads)
+    told = vision.reading.pixels
+    values = (noise.float() * told.factor - torch.tensor(told.mean)) / torch.tensor(told.std)
+    pixels = values.permute(0, 3, 1, 2).bfloat16()
+
+    def transformers() -> Tensor:
+        with torch.inference_mode():
+            found: Tensor = theirs.get_image_features(pixels).pooler_output[0]
+        return found
+
+    ways: dict[str, Callable[[], Tensor]] = {"quire": lambda: vision(shown), "transformers": transformers}
+    features = {name: work().float() for name, work in ways.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(args.rounds):
+        for name in reversed(ways) if turn % 2 else ways:
+            seconds[name].append(timed(ways[name])[0])
+    ratios = [b / a for a, b in zip(seconds["quire"], seconds["transformers"], strict=True)]
+    apart = (features["quire"] - features["transformers"]).abs().max() / features["transformers"].abs().max()
+    return {
+        "machine": this_machine().name,
+        "threads": ops.threads,
+        "shape": f"{size} x {size} pixels, {side**2} patches, {args.layers} layers",
+        "seconds": {name: round(statistics.median(values), 3) for name, values in seconds.items()},
+        "ratio": round(statistics.median(ratios), 2),
+        "ratios": [round(ratio, 2) for ratio in ratios],
+        "largest_difference": round(float(apart), 4),
+    }
+
+
+PARTS = {"encode": encode}
+
+
+def main() -> None:
+    """Run the parts that were asked for."""
+    parser = parser_of(__doc__, PARTS)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--layers", type=int, default=27)
+    parser.add_argument("--pixels", type=int, default=672)
+    measure(PARTS, parser.parse_args(), "vision")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Rows of pictures: towers, projectors, and what makes them of a checkpoint."""

@@ -1,0 +1,62 @@
+"""How the rows of a picture's tiles become its features (LLaVA-NeXT, Liu et al. 2024; OneVision, Li et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.core.pictures import Picture
+from quire.model.vision.reading import Reading
+
+
+def best_size(size: tuple[int, int], possible: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    """The one of `possible` sizes (height, width) that keeps most of a picture, and among those wastes least."""
+    height, width = size
+
+    def kept(target: tuple[int, int]) -> tuple[int, int]:
+        scale = min(target[1] / width, target[0] / height)
+        effective = min(int(width * scale) * int(height * scale), width * height)
+        return effective, effective - target[0] * target[1]
+
+    return max(possible, key=kept)
+
+
+def unpadded(grid: Tensor, size: tuple[int, int]) -> Tensor:
+    """grid [rows, columns, hidden] without the lines or columns that only make a picture of `size` fill it."""
+    (height, width), (rows, columns) = size, grid.shape[:2]
+    if width / height > columns / rows:
+        inside = int(round(height * (columns / width), 7))
+        edge = (rows - inside) // 2
+        return grid[edge : rows - edge]
+    inside = int(round(width * (rows / height), 7))
+    edge = (columns - inside) // 2
+    return grid[:, edge : columns - edge]
+
+
+def _tiles(rows: Tensor, picture: Picture, reading: Reading, newline: Tensor | None) -> Tensor:
+    return rows.flatten(0, 1)
+
+
+def _lines(rows: Tensor, picture: Picture, reading: Reading, newline: Tensor | None) -> Tensor:
+    """The whole picture, then its lines over all tiles, `newline` at the end of each; shrunk to the rows of `most`."""
+    assert newline is not None, "the claim requires it"
+    if len(rows) == 1:
+        return torch.cat((rows[0], newline[None]))
+    side = math.isqrt(rows.shape[1])
+    height, width = (s // reading.tile for s in best_size(picture.size, reading.pinpoints))
+    tiles = rows[1:].view(height, width, side, side, -1).transpose(1, 2)
+    grid = unpadded(tiles.reshape(height * side, width * side, -1), picture.size)
+    ratio = math.sqrt(grid.shape[0] * grid.shape[1] / (reading.most * side**2)) if reading.most else 0.0
+    if ratio > 1.1:
+        size = int(grid.shape[0] // ratio), int(grid.shape[1] // ratio)
+        grid = F.interpolate(grid.permute(2, 0, 1)[None], size, mode="bilinear")[0].permute(1, 2, 0)
+    ends = newline.expand(len(grid), 1, -1)
+    return torch.cat((rows[0], torch.cat((grid, ends), 1).flatten(0, 1)))
+
+
+PACKINGS: dict[str, Callable[[Tensor, Picture, Reading, Tensor | None], Tensor]] = {"tiles": _tiles, "lines": _lines}
+"""Rows [tiles, rows of a tile, hidden] to features [rows, hidden]; the first tile of "lines" is the whole picture."""

@@ -1,0 +1,86 @@
+"""The tensors of a vision part as roles have them: matrices of two axes, named `base.weight` and `base.bias`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from quire.model.disk.checkpoint import Source, TensorInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PARTS = (".weight", ".bias")
+
+
+class Some:
+    """A `Source` of some tensors of another, as they are."""
+
+    def __init__(self, source: Source, names: Iterable[str]) -> None:
+        self.source = source
+        self.infos: dict[str, TensorInfo] = {name: source.infos[name] for name in names}
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor `name`; the caller must not write to it."""
+        return self.source.tensor(name)
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Have the system read the tensors `names`."""
+        self.source.read_ahead(names)
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read; tensors handed out stay valid."""
+        self.source.give_back()
+
+
+class Matrices:
+    """A `Source` of some tensors of another, brought to the form that roles have.
+
+    A parameter that is no module's is a weight: `x` is seen as `x.weight`, less its axes of length 1. The kernel of a
+    convolution [n, channels, ...] becomes a matrix [n, k] whose columns are the pixels of a patch in their order, the
+    channels of each together, as they lie in a picture. Of bases in `turned` the matrix is [k, n] in the file; those in
+    `grouped` have the numbers of each patch within those of a row, and become as kernels do.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        names: Iterable[str],
+        turned: Collection[str] = (),
+        grouped: Collection[str] = (),
+    ) -> None:
+        self._source, self._turned, self._grouped = source, turned, grouped
+        self.infos: dict[str, TensorInfo] = {}
+        self._from: dict[str, str] = {}
+        for name in names:
+            seen = name if name.endswith(PARTS) else f"{name}.weight"
+            info = source.infos[name]
+            self.infos[seen] = replace(info, shape=self._shape(seen, info.shape, name))
+            self._from[seen] = name
+
+    def _shape(self, seen: str, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
+        while seen != name and len(shape) > 1 and shape[0] == 1:
+            shape = shape[1:]
+        flat = (shape[0], prod(shape[1:])) if len(shape) > 2 else shape
+        return flat[::-1] if seen.removesuffix(".weight") in self._turned else flat
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor `name`; the caller must not write to it."""
+        found, base = self._source.tensor(self._from[name]), name.removesuffix(".weight")
+        shape = self.infos[name].shape
+        if base in self._turned:
+            return found.reshape(shape[::-1]).t()
+        channels = found.shape[1] if found.dim() > 3 else shape[0] if base in self._grouped else 0
+        if not channels:
+            return found.reshape(shape)
+        return found.reshape(shape[0], channels, -1).transpose(1, 2).reshape(shape)
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Have the system read the tensors `names`."""
+        self._source.read_ahead([self._from[name] for name in names])
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read; tensors handed out stay valid."""
+        self._source.give_back()

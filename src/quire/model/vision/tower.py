@@ -1,0 +1,187 @@
+"""A vision tower and its projector as they run: one picture at a time, whole, so that its bits depend on no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.model.net.linear import Linear
+from quire.model.net.parts import Mlp, Norm
+from quire.model.spec import ModelSpec
+from quire.model.vision.attention import Attention, attention_of
+from quire.model.vision.places import cut, learned, turns, windows
+from quire.ops.backend import Ops
+
+PIECE = 512
+"""Rows that go through a layer together: what lies between its matrices then stays in the caches, and the memory of a
+picture of any size is that of its stream, queries, keys and values, and of one piece."""
+
+
+@dataclass(frozen=True)
+class QuickGeluMlp:
+    """down(x * sigmoid(1.702 x)) of x = up(rows) (Hendrycks & Gimpel 2016): SiLU of another slope."""
+
+    up: Linear
+    down: Linear
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        wide = ops.activation(ops.scale(self.up(ops, x), 1.702), "silu")
+        return self.down(ops, ops.scale(wide, 1 / 1.702))
+
+
+@dataclass(frozen=True)
+class TowerLayer:
+    """x += scale * attention(norm(x)); x += scale * mlp(norm(x)); scales where there are any (Touvron et al. 2021).
+
+    `qk_norms`: weights of norms of whole rows of queries and keys, or none. `windowed`: rows see their window only.
+    """
+
+    attn_norm: Norm
+    qkv: Linear
+    qk_norms: tuple[Tensor, ...]
+    o: Linear
+    attn_scale: Tensor | None
+    mlp_norm: Norm
+    mlp: Mlp
+    mlp_scale: Tensor | None
+    windowed: bool
+
+
+@dataclass(frozen=True)
+class Tower:
+    """Pixels to rows of the stream. `positions` [P, hidden] f32 on the host; `class_token` [hidden].
+
+    `dtype`: of keys and values; the stream is f32, or `dtype` where the backend's activations are that.
+    """
+
+    ops: Ops
+    spec: ModelSpec
+    patch: Linear
+    class_token: Tensor | None
+    positions: Tensor | None
+    embed_norm: Norm
+    layers: tuple[TowerLayer, ...]
+    final_norm: Norm
+    dtype: torch.dtype
+
+    def __call__(self, pixels: Tensor, taps: tuple[int, ...], normed: bool) -> list[Tensor]:
+        """pixels [tiles, height, width, 3] f32 -> the stream [tiles, rows of a tile, hidden] behind so many layers.
+
+        `normed`: in the place of the last, what the final norm makes of it. `taps` in ascending order.
+        """
+        patches, tiles = self.spec.patches, len(pixels)
+        grid = pixels.shape[1] // patches.size, pixels.shape[2] // patches.size
+        x = self._embed(pixels, grid)
+        kept = {0: x.clone()} if 0 in taps else {}
+        seen = (torch.arange(len(x)).view(tiles, -1),)
+        table = turns(self.spec.rope[0], self.spec.head_dim, *grid, patches.merge)
+        attend = windowed = attention_of(self.ops, self.spec, seen, table, self.dtype)
+        if any(self.spec.windows):
+            windowed = attention_of(self.ops, self.spec, windows(*grid, patches), table, self.dtype)
+        for i, layer in enumerate(self.layers):
+            self._layer(layer, x, windowed if layer.windowed else attend)
+            if i + 1 in taps:
+                kept[i + 1] = x if i + 1 == len(self.layers) else x.clone()
+        if normed:
+            for rows in pieces(len(x)):
+                self.ops.begin_step()
+                x[rows] = self.final_norm(self.ops, x[rows])
+        return [kept[tap].view(tiles, -1, self.spec.hidden) for tap in taps]
+
+    def _embed(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+        ops, tiles, first = self.ops, len(pixels), self.spec.patches.first
+        count = first + grid[0] * grid[1]
+        patches = cut(pixels, self.spec.patches).to(torch.float32 if ops.gpu is None else self.dtype)
+        x = patches.new_empty(tiles, count, self.spec.hidden)
+        if self.class_token is not None:
+            x[:, 0] = self.class_token
+        for tile, part in enumerate(patches.view(tiles, -1, patches.shape[1])):
+            for rows in pieces(len(part)):
+                ops.begin_step()
+                x[tile, first + rows.start : first + rows.stop] = self.patch(ops, part[rows])
+        if self.positions is not None:
+            x += learned(self.positions, self.spec.patches, *grid).to(x)
+        x = x.view(tiles * count, -1)
+        for rows in pieces(len(x)):
+            ops.begin_step()
+            x[rows] = self.embed_norm(ops, x[rows])
+        return x
+
+    def _layer(self, layer: TowerLayer, x: Tensor, attend: Attention) -> None:
+        """Add what a layer makes to the stream, in place: keys and values of all rows first, then row by row."""
+        ops, spec = self.ops, self.spec
+        for rows in pieces(len(x)):
+            ops.begin_step()
+            qkv = layer.qkv(ops, layer.attn_norm(ops, x[rows]))
+            for i, weight in enumerate(layer.qk_norms):
+                ops.norm_spans(qkv, weight, i * spec.hidden, spec.hidden, False, QK_EPS)
+            attend.write(rows, qkv)
+        for rows in pieces(len(x)):
+            ops.begin_step()
+            self._add(layer, x[rows], attend(rows))
+
+    def _add(self, layer: TowerLayer, x: Tensor, attended: Tensor) -> None:
+        """Add what follows attention to some rows of the stream, in place."""
+        ops = self.ops
+        delta = layer.o(ops, attended)
+        if layer.attn_scale is not None:
+            delta.mul_(layer.attn_scale)
+        added, h = layer.mlp_norm.add(ops, x, delta)
+        delta = layer.mlp(ops, h)
+        if layer.mlp_scale is not None:
+            delta.mul_(layer.mlp_scale)
+        added = ops.add(added, delta)
+        if added.data_ptr() != x.data_ptr():
+            x.copy_(added)
+
+
+QK_EPS = 1e-6
+"""Of norms of queries and keys, which no file says."""
+
+
+def pieces(count: int, square: int = 1) -> Iterator[slice]:
+    """`count` rows in pieces of whole squares."""
+    step = max(PIECE // square, 1) * square
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+@dataclass(frozen=True)
+class Projector:
+    """Rows of a tower to rows of the decoder's width.
+
+    `norm`: of a row, or, `norms_squares`, of those of a square of `square` patches side by side, which become one row;
+    `pooled`: as their mean instead. `joint`: a matrix that makes one row of them; `project`: what follows.
+    """
+
+    ops: Ops
+    norm: Norm
+    norms_squares: bool
+    square: int
+    pooled: bool
+    joint: Linear | None
+    project: Callable[[Ops, Tensor], Tensor]
+    hidden: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, width] f32 -> [rows / square, hidden] f32."""
+        ops, square = self.ops, self.square
+        out = x.new_empty(len(x) // square, self.hidden)
+        for rows in pieces(len(x), square):
+            ops.begin_step()
+            part = x[rows]
+            if self.pooled:
+                part = part.view(-1, square, part.shape[1]).mean(1)
+            if not self.norms_squares:
+                part = self.norm(ops, part)
+            if not self.pooled:
+                part = part.reshape(-1, square * part.shape[1])
+            if self.norms_squares:
+                part = self.norm(ops, part)
+            if self.joint is not None:
+                part = self.joint(ops, part)
+            out[rows.start // square : rows.stop // square] = self.project(ops, part)
+        return out

@@ -1,0 +1,163 @@
+"""What a model folder says of pictures: preprocessor_config.json, processor_config.json, and its tokens by role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import ModelError
+from quire.text.files import read_json
+
+MOST_SIDE = 1 << 14
+"""Pixels of a side that a file may ask for."""
+MOST_PIXELS = 1 << 26
+"""Pixels of a picture that a file may ask for."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a picture becomes: `height` x `width` exactly; or its `shortest` edge, the other following, unless the
+    `longest` would be exceeded; or within `max_height` x `max_width`. 0 = not given. In pixels."""
+
+    height: int = 0
+    width: int = 0
+    shortest: int = 0
+    longest: int = 0
+    max_height: int = 0
+    max_width: int = 0
+
+
+_EDGES = {"height": "height", "width": "width", "shortest_edge": "shortest", "longest_edge": "longest",
+          "max_height": "max_height", "max_width": "max_width"}  # fmt: skip
+
+
+class Fields:
+    """Values of a JSON object by type; null counts as not given. `ModelError` names the file and the field."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def number(self, name: str, default: int, least: int = 0, most: int = MOST_SIDE) -> int:
+        """An integer in [least, most]."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+            raise self.wrong(name, f"must be an integer, not {value!r}")
+        if not least <= value <= most:
+            raise self.wrong(name, f"is {value}, outside [{least}, {most}]")
+        return int(value)
+
+    def real(self, name: str, default: float) -> float:
+        """A number."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.wrong(name, f"must be a number, not {value!r}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """true or false."""
+        value = self.get(name)
+        if not isinstance(value, (bool, type(None))):
+            raise self.wrong(name, f"must be true or false, not {value!r}")
+        return default if value is None else value
+
+    def word(self, name: str, default: str) -> str:
+        """A string."""
+        value = self.get(name)
+        if not isinstance(value, (str, type(None))):
+            raise self.wrong(name, f"must be a string, not {value!r}")
+        return default if value is None else value
+
+    def inner(self, name: str) -> Fields:
+        """An object within this one; empty where it is not given."""
+        value = self.get(name)
+        if not isinstance(value, (Mapping, type(None))):
+            raise self.wrong(name, f"must be an object, not {value!r}")
+        return Fields(value or {}, f"{self.where}.{name}")
+
+    def size(self, name: str, default: Size, square: bool) -> Size:
+        """A size: an object of edges, [height, width], or a number: that of both (`square`) or of the shorter side."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if isinstance(value, list) and len(value) == 2:
+            value = {"height": value[0], "width": value[1]}
+        elif not isinstance(value, Mapping):
+            value = {"height": value, "width": value} if square else {"shortest_edge": value}
+        if not value or value.keys() - _EDGES.keys():
+            raise self.wrong(name, f"is {value!r}, not a size by {', '.join(_EDGES)}")
+        given = Fields(value, f"{self.where}.{name}")
+        return Size(**{ours: given.number(theirs, 0, 1) for theirs, ours in _EDGES.items()})
+
+    def get(self, name: str) -> Any:
+        """The value as it stands; None where it is not given."""
+        return self.values.get(name)
+
+    def wrong(self, name: str, reason: str) -> ModelError:
+        """The error that says what is wrong with a field."""
+        return ModelError(f"{self.where}: {name} {reason}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`image`: of the processor of images, `text`: of what writes them into prompts, `config`: of the model.
+
+    `tokens`: role in tokenizer_config.json ("image_token", ...) -> the token.
+    """
+
+    image: Fields
+    text: Fields
+    config: Fields
+    tokens: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def vision(self) -> Fields:
+        """Of the model's tower."""
+        return self.config.inner("vision_config")
+
+    @property
+    def processor_class(self) -> str:
+        """What the files call the class that writes pictures into prompts; "" where they do not."""
+        return self.text.word("processor_class", "") or self.image.word("processor_class", "")
+
+    def with_image(self, **values: Any) -> Fields:
+        """Those of the processor of images, with `values` in place of what the file says."""
+        return Fields({**self.image.values, **values}, self.image.where)
+
+    def token(self, role: str, default: str) -> str:
+        """The token of a role, by the tokenizer's files."""
+        return self.tokens.get(role, default)
+
+
+def read_settings(folder: Path) -> Settings | None:
+    """What the folder says; None if it has neither preprocessor_config.json nor the same in processor_config.json."""
+    config_path, text_path, image_path = (
+        folder / name for name in ("config.json", "processor_config.json", "preprocessor_config.json")
+    )
+    text = read_json(text_path)
+    image, where = text.get("image_processor"), f"{text_path}: image_processor"
+    if not isinstance(image, dict):
+        image, where = read_json(image_path), str(image_path)
+    if not image:
+        return None
+    return Settings(
+        Fields(image, where), Fields(text, str(text_path)), Fields(read_json(config_path), str(config_path)),
+        _tokens(read_json(folder / "tokenizer_config.json")),
+    )  # fmt: skip
+
+
+def _tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Tokens by role: transformers 5 writes them at the top, earlier files within `extra_special_tokens`."""
+    found = {}
+    for place in (config.get("extra_special_tokens"), config.get("model_specific_special_tokens"), config):
+        for role, value in place.items() if isinstance(place, Mapping) else ():
+            content = value.get("content") if isinstance(value, Mapping) else value
+            if role.endswith("_token") and isinstance(content, str) and content:
+                found[role] = content
+    return found

@@ -1,0 +1,204 @@
+"""When pictures are encoded, and how far chunks go without: rows of a picture are given, once its features are there.
+
+Encoding has a budget of its own beside that of tokens, and features are kept for prompts that bring the same picture
+(the encoder cache of vLLM's v1 scheduler). Who has features is known here, the runner has the numbers and does what
+plans say.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from quire.core.errors import BadRequest
+from quire.core.pictures import Picture, pieces
+from quire.core.plan import Chunk
+from quire.core.sequence import Sequence
+from quire.sched.policy import Rank
+from quire.sched.shares import decodes
+
+
+class Limits(NamedTuple):
+    """Rows of features that a step makes, and that are kept, at most. `mutual`: rows of a run of a picture see each
+    other, so that a chunk has all of them that are left, of `rows` in a step of `seqs` sequences at most.
+    """
+
+    encoded: int
+    kept: int
+    mutual: bool
+    rows: int
+    seqs: int
+
+
+@dataclass
+class _Turn:
+    """One step as it is planned. `most`: rows that it may encode, None: one picture. `held`: rows of the features that
+    it needs, or that sequences `through` a part of a picture need later."""
+
+    most: int | None
+    held: dict[bytes, int]
+    through: Mapping[Sequence, bytes]
+    made: dict[bytes, Picture] = field(default_factory=dict)
+    used: set[bytes] = field(default_factory=set)
+    spent: int = 0
+    encodes: list[Picture] = field(default_factory=list)
+
+
+class Encoding:
+    """Plans what is encoded, step by step: `begin`, `reach` of sequences, `take` of their chunks, `end`.
+
+    A step encodes pictures up to `Limits.encoded` rows, and one in any case. Where others wait for their next tokens
+    it encodes one, because they wait for the whole of it. What no running sequence needs makes room, the least recently
+    used first.
+
+    `queries`: pictures that chunks came to, `hits`: those whose features were there.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._kept: OrderedDict[bytes, int] = OrderedDict()
+        self._turn = _Turn(None, {}, {})
+        self.queries = self.hits = 0
+
+    def __len__(self) -> int:
+        """Rows of features that are kept."""
+        return sum(self._kept.values())
+
+    def check(self, pictures: Iterable[Picture]) -> None:
+        """`BadRequest` where one could never be encoded, or its rows not be computed in one step as they must."""
+        limits = self._limits
+        for picture in pictures:
+            if picture.rows > limits.kept:
+                raise BadRequest(
+                    f"image: {picture.size[1]} x {picture.size[0]} pixels are {picture.rows} rows of the prompt, and "
+                    f"{limits.kept} rows of pictures are kept: send a smaller one, or raise --encoder-cache-tokens",
+                    param="image",
+                )
+            longest = max(count for _, count in picture.runs)
+            most = limits.rows - limits.seqs + 1
+            if limits.mutual and longest > most:
+                raise BadRequest(
+                    f"image: its {longest} rows see each other, so that one step computes them, and a step has room "
+                    f"for {most} beside other tokens: raise --max-num-batched-tokens",
+                    param="image",
+                )
+
+    def begin(self, running: Iterable[Sequence]) -> None:
+        """Plan another step; `running`: what runs before anybody is admitted. What was planned and not taken is not."""
+        through, waited = {}, False
+        for seq in running:
+            waited = waited or decodes(seq)
+            for picture in seq.pictures:
+                if picture.start < seq.computed < picture.end:
+                    through[seq] = picture.key
+        held = {key: self._kept[key] for key in through.values() if key in self._kept}
+        self._turn = _Turn(None if waited else self._limits.encoded, held, through)
+
+    def cut(self, counts: dict[Sequence, int], rank: Callable[[Sequence], Rank]) -> None:
+        """Begin a step in which running sequences would have `counts` rows, and lower these where rows of pictures
+        cannot be given yet; the features of the most urgent are made first."""
+        self.begin(counts)
+        seeing = sorted((s for s in counts if s.pictures and s.computed < s.pictures[-1].end), key=rank)
+        for seq in seeing:
+            counts[seq] = self.reach(seq, counts[seq])
+        if self._limits.mutual:
+            for seq in seeing:
+                if not counts[seq] and (run := _at(seq)) is not None and self._let_in(counts, seq, sum(run), rank):
+                    break
+
+    def reach(self, seq: Sequence, count: int) -> int:
+        """How many of the next `count` rows of `seq` this step can have."""
+        start, end = seq.computed, seq.computed + count
+        for picture in seq.pictures:
+            if picture.end <= start:
+                continue
+            first = next(max(first, start) for first, rows in picture.runs if first + rows > start)
+            if first >= end:
+                break
+            if not self._gets(picture):
+                return first - start
+        return self._whole(seq, end) - start
+
+    def _whole(self, seq: Sequence, end: int) -> int:
+        """`end`, or where a run begins that it would divide, where rows see each other."""
+        if self._limits.mutual and (run := _divided(seq, end)) is not None:
+            return max(seq.computed, run[0])
+        return end
+
+    def _gets(self, picture: Picture) -> bool:
+        """Whether its features are there in this step; they are, from now on."""
+        turn, key, rows = self._turn, picture.key, picture.rows
+        if key in turn.held:
+            return True
+        if sum(turn.held.values()) + rows > self._limits.kept:
+            return False
+        if key not in self._kept:
+            if turn.made and (turn.most is None or turn.spent + rows > turn.most):
+                return False
+            turn.made[key] = picture
+            turn.spent += rows
+        turn.held[key] = rows
+        return True
+
+    def _let_in(self, counts: dict[Sequence, int], seq: Sequence, end: int, rank: Callable[[Sequence], Rank]) -> bool:
+        """Have `seq` get its rows up to `end`, if need be in the place of drafts and of less urgent prompts: what is
+        left of a step beside these might always be too little. Whether that could be."""
+        need = end - seq.computed
+        if self.reach(seq, need) < need:
+            return False
+        free = self._limits.rows - sum(counts.values())
+        drafting = [other for other in counts if other.draft and decodes(other)]
+        prompts = [other for other in counts if not decodes(other) and rank(other) > rank(seq)]
+        if free + sum(len(s.draft) for s in drafting) + sum(counts[s] for s in prompts) < need:
+            return False
+        for other in (*drafting, *sorted(prompts, key=rank, reverse=True)):
+            if free >= need:
+                break
+            gives = len(other.draft) if other.draft else counts[other]
+            free, counts[other], other.draft = free + gives, counts[other] - gives, []
+        counts[seq] = need
+        return True
+
+    def take(self, chunk: Chunk) -> None:
+        """`chunk` is a part of the step: what it needs is encoded."""
+        turn, end = self._turn, chunk.start + chunk.count
+        for picture in chunk.seq.pictures:
+            if picture.start >= end:
+                break
+            if picture.end <= chunk.start or not any(pieces(picture, chunk.start, end)):
+                continue
+            key = picture.key
+            there = key in self._kept
+            if turn.through.get(chunk.seq) != key:
+                self.queries += 1
+                self.hits += there
+            if not there:
+                self._kept[key] = picture.rows
+                turn.encodes.append(picture)
+            self._kept.move_to_end(key)
+            turn.used.add(key)
+
+    def end(self) -> tuple[tuple[Picture, ...], tuple[bytes, ...]]:
+        """The pictures that the step encodes, and the keys of features that make room for theirs."""
+        turn, drops = self._turn, list[bytes]()
+        if turn.encodes:
+            more, needed = len(self) - self._limits.kept, turn.used | set(turn.through.values())
+            for key in [key for key in self._kept if key not in needed]:
+                if more <= 0:
+                    break
+                more -= self._kept.pop(key)
+                drops.append(key)
+        return tuple(turn.encodes), tuple(drops)
+
+
+def _divided(seq: Sequence, end: int) -> tuple[int, int] | None:
+    """The run (start, count) of a picture that a chunk up to `end` would end within."""
+    return next((run for p in seq.pictures for run in p.runs if run[0] < end < sum(run)), None)
+
+
+def _at(seq: Sequence) -> tuple[int, int] | None:
+    """The run that the next row of `seq` is of."""
+    at = seq.computed
+    return next((run for p in seq.pictures for run in p.runs if run[0] <= at < sum(run)), None)

@@ -1,0 +1,114 @@
+"""transformers' features of pictures: what towers are held to, for every family and several sizes."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.image_processing_utils import select_best_resolution
+
+from oracle import backend
+from quire.core.config import flat_config
+from quire.core.pictures import Picture
+from quire.model.build import Model, load_model
+from vision_models import CONFIGS, PREPROCESSORS, make_vision_model
+
+TILE = 32
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+SHAPES: dict[str, list[tuple[int, int, int]]] = {
+    "llava": [(1, 56, 56)],
+    "llava_siglip": [(1, 32, 32)],
+    "llava_pixtral": [(1, 64, 64), (1, 32, 48), (1, 24, 64)],
+    "qwen2_vl": [(1, 32, 48), (1, 16, 16), (1, 64, 64)],
+    "qwen2_5_vl": [(1, 64, 48), (1, 48, 80), (1, 16, 64)],
+    "qwen3_vl": [(1, 48, 48), (1, 32, 64), (1, 80, 16)],
+    "gemma3": [(1, 32, 32)],
+    "mistral3": [(1, 64, 64), (1, 32, 48)],
+    "idefics3": [(5, 32, 32), (1, 32, 32), (1, 48, 48)],
+    "smolvlm": [(5, 32, 32), (1, 64, 64)],
+    "internvl": [(1, 32, 32), (3, 32, 32), (1, 48, 48)],
+    "internvl_norms": [(3, 32, 32)],
+}
+"""Tiles, height and width of pictures, as a processor cuts them."""
+SIZES = [(40, 70), (32, 32), (100, 30), (20, 64), (300, 310)]
+"""Height and width of pictures as they come, whose tiles follow."""
+
+
+def any_size(name: str, size: tuple[int, int]) -> tuple[int, int, int]:
+    """Tiles of a picture of `size`, the whole of it first."""
+    height, width = select_best_resolution(size, CONFIGS[name]["image_grid_pinpoints"])
+    return 1 + height // TILE * width // TILE, TILE, TILE
+
+
+CASES = [(name, shape, (77, 99)) for name, shapes in SHAPES.items() for shape in shapes]
+CASES += [(name, any_size(name, size), size) for name in ("llava_next", "llava_onevision") for size in SIZES]
+CASES += [("llava_onevision", (1, TILE, TILE), (50, 60))]
+
+
+def picture(shape: tuple[int, int, int], size: tuple[int, int], rows: int, seed: int = 0) -> Picture:
+    """Noise of tiles of `shape`, whose features are `rows` in one run."""
+    pixels = torch.randint(0, 256, (*shape, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    return Picture(key=b"k" * 16, pixels=pixels.numpy().tobytes(), shape=shape, runs=((5, rows),), size=size)
+
+
+def normalized(name: str, made: Picture) -> Tensor:
+    """What the processor would give: [tiles, 3, height, width] f32."""
+    told = PREPROCESSORS[name]
+    values = torch.from_numpy(made.image.copy()).float() / 255
+    return ((values - torch.tensor(told["image_mean"])) / torch.tensor(told["image_std"])).permute(0, 3, 1, 2)
+
+
+def patches(pixels: Tensor, size: int = 8, merge: int = 2) -> tuple[Tensor, Tensor]:
+    """Qwen's input: patches of two equal frames in squares of `merge` a side, and how many there are."""
+    rows, columns = pixels.shape[2] // size, pixels.shape[3] // size
+    grid = pixels[0].view(3, rows // merge, merge, size, columns // merge, merge, size).permute(1, 4, 2, 5, 0, 3, 6)
+    frames = grid.reshape(rows * columns, 3, 1, size * size).expand(-1, -1, 2, -1)
+    return frames.reshape(rows * columns, -1), torch.tensor([[1, rows, columns]])
+
+
+@torch.no_grad()
+def features(name: str, model: PreTrainedModel, made: Picture) -> Tensor:
+    """transformers' features [rows, width] of a picture; further ones stand beside them."""
+    pixels, whole, height = normalized(name, made), model.model, made.shape[1:]
+    if name in QWEN:
+        cut, grid = patches(pixels)
+        found = whole.get_image_features(cut, image_grid_thw=grid)
+        deep = [part[0] for part in found.deepstack_features] if name == "qwen3_vl" else []
+        return torch.cat((found.pooler_output[0], *deep), 1)
+    if name in ("llava_next", "llava_onevision"):
+        more = {"batch_num_images": torch.tensor([2])} if name == "llava_onevision" and len(pixels) == 1 else {}
+        sizes = torch.tensor([made.size])
+        return whole.get_image_features(pixels[None], image_sizes=sizes, **more).pooler_output[0]
+    if name in ("mistral3", "llava_pixtral"):
+        return whole.get_image_features(pixels, image_sizes=torch.tensor([height])).pooler_output[0]
+    if name in ("idefics3", "smolvlm"):
+        return whole.get_image_features(pixels[None]).pooler_output[0]
+    found = whole.get_image_features(pixels).pooler_output
+    return torch.cat(list(found))
+
+
+class Made:
+    """A folder of a family, and the model in it by transformers' code; written once."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.oracle = make_vision_model(name, folder)
+
+    @cache  # noqa: B019  (there is one object for each family, which the module keeps)
+    def load(self, device: str, **options: Any) -> Model:
+        return load_model(flat_config(model=str(self.folder), **options), backend(device))
+
+    def want(self, shape: tuple[int, int, int], size: tuple[int, int]) -> tuple[Picture, Tensor]:
+        """A picture and transformers' features of it."""
+        want = features(self.name, self.oracle, picture(shape, size, 1))
+        return picture(shape, size, len(want)), want
+
+
+def see(model: Model, shown: Picture) -> Tensor:
+    assert model.vision is not None
+    return model.vision(shown)
