@@ -89,7 +89,7 @@ def main(given: str) -> int:
     from stub_engine import StubEngine, stub_info
 
     facts = json.loads(given)
-    stub = StubEngine(stub_info(folder=str(FOLDER), **facts["info"]), step_seconds=facts["step_seconds"])
+    stub = StubEngine(stub_info(**{"folder": str(FOLDER), **facts["info"]}), step_seconds=facts["step_seconds"])
     stub.submitted, stub.aborted = Forgetting(), Forgetting()
     client = SupervisedEngine(lambda *_: stub, Patience(hang=0), SchedulerConfig())
     return serve(EngineConfig(), ServerOptions(**facts["options"]), lambda _: client)

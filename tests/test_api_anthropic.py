@@ -102,7 +102,10 @@ def test_thinking_is_a_switch(server: LiveServer) -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "x"}}, "tool_choice.type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0].source.type",
+        ),
         ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
         ({"messages": []}, "messages"),
         ({"output_config": {"format": {"type": "x"}}}, "output_config.format.type"),

@@ -146,7 +146,7 @@ def test_what_is_ignored_is_named(server: LiveServer) -> None:
         ({"raw": True, "think": True}, "think"),
         ({"raw": True, "system": "Be short."}, "system"),
         ({"suffix": "end"}, "suffix"),
-        ({"images": ["aGk="]}, "images"),
+        ({"images": ["aGk="]}, "images[0]"),
         ({"template": "{{ .Prompt }}"}, "template"),
         ({"context": [1, 2]}, "context"),
     ],

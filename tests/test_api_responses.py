@@ -141,7 +141,7 @@ def test_a_failure_in_a_stream_is_a_failed_response() -> None:
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": [{"role": "wizard", "content": "a"}]}, "input[0].role"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),

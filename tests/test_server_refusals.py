@@ -132,7 +132,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
      "messages[0].tool_calls[0].function.arguments"),
     ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
-     "messages[0].content[0].type"),
+     "messages[0].content[0].image_url.url"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]},
      "messages[0].tool_calls[0].function"),

@@ -47,7 +47,8 @@ class Difference:
 
 @dataclass
 class Outcome:
-    """What came of a replay. `unfinished`: requests whose end was not recorded; `skipped`: those that left at once."""
+    """What came of a replay. `unfinished`: requests whose end was not recorded; `skipped`: those that left at once;
+    `pictured`: those with pictures, whose pixels are not recorded, so that they cannot run."""
 
     records: list[Record] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
@@ -55,6 +56,7 @@ class Outcome:
     tokens: int = 0
     unfinished: int = 0
     skipped: int = 0
+    pictured: int = 0
     errors: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -72,6 +74,7 @@ class Outcome:
                 "differences": [asdict(each) for each in self.differences[:MOST]],
                 "unfinished_in_the_recording": self.unfinished,
                 "skipped": self.skipped,
+                "with_pictures": self.pictured,
             },
         }
 
@@ -152,6 +155,9 @@ class Replay:
         ends = [self._run.ends.get((asked.request.id, i)) for i in range(asked.request.params.n)]
         if all(end is not None and end.reason == "abort" and not end.count for end in ends):
             self.outcome.skipped += 1
+            return
+        if any(not picture.pixels for picture in asked.request.pictures):
+            self.outcome.pictured += 1
             return
         self.outcome.unfinished += None in ends
         request = asked.request if self._run.began.prompts else self._made_up(asked, ends)

@@ -20,7 +20,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 Struct = type[msgspec.Struct]
 PANELS = {"model": "Model", "cache": "KV cache", "scheduler": "Scheduler", "device": "Device", "lora": "LoRA",
           "speculation": "Speculation", "parallel": "Ranks", "offload": "Weights elsewhere",
-          "tiers": "Tiers of the KV cache", "cluster": "Hosts"}  # fmt: skip
+          "tiers": "Tiers of the KV cache", "cluster": "Hosts", "media": "Pictures"}  # fmt: skip
 ENGINE: dict[str, Struct] = {PANELS[name]: section for name, section in SECTIONS.items()}
 SERVER: dict[str, Struct] = {"Server": ServerOptions}
 

@@ -37,7 +37,7 @@ def run_batch(
     from quire.server.run import make_app
 
     server = ServerOptions()
-    most = server.max_body_bytes
+    most = server.sized(True).max_body_bytes
     answered(output_file, most)  # a file that is something else is refused before minutes of loading
     total = sum(1 for _ in lines_of(input_file, most))
     with ExitStack() as until:

@@ -13,6 +13,7 @@ import msgspec
 
 from quire.core.cluster import ClusterConfig
 from quire.core.errors import ConfigError
+from quire.core.media import MediaConfig
 from quire.core.offload import OffloadConfig
 from quire.core.option import about, one_of
 from quire.core.parallel import ParallelConfig
@@ -246,6 +247,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tiers: TierConfig = msgspec.field(default_factory=TierConfig)
     offload: OffloadConfig = msgspec.field(default_factory=OffloadConfig)
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
+    media: MediaConfig = msgspec.field(default_factory=MediaConfig)
 
     hosts: tuple[tuple[str, int], ...] = ()
     """Where the agents of all hosts listen: no option, but found out when an engine that needs several is started."""
@@ -268,6 +270,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
         self.parallel.validate(self.speculation.asked)
+        self.media.validate()
         self.tiers.validate(self.cache.enable_prefix_caching, self.parallel)
         self.cluster.validate(self.parallel.processes, self.parallel.ranks)
         self.offload.validate(self.parallel.data_parallel_size, self.parallel.ranks)

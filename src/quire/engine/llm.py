@@ -19,14 +19,10 @@ from quire.engine.local import LocalEngine
 from quire.engine.loop.outputs import RequestBuilder, RequestOutput
 from quire.engine.options import engine_config
 from quire.engine.pooled import PoolingCalls, listed
-from quire.engine.requests import Seeds, check_size, ids_of_words, make_request, room, sampling_defaults, with_grammar
-from quire.model.disk.checkpoint import resolve
-from quire.model.disk.hub import hub_beside
+from quire.engine.prompting import Message, Prompt, PromptReader, conversations
+from quire.engine.requests import Seeds, ids_of_words, make_request, room, sampling_defaults, with_grammar
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +70,7 @@ class LLM(PoolingCalls):
             self._engine: LocalEngine | None = LocalEngine(self.config, progress)
         self.info: EngineInfo = self._engine.info
         self._seeds = Seeds(self.config.model.seed)
-        self._tokenizer: Tokenizer | None = None
-        self._template: ChatTemplate | None = None
+        self._reader = PromptReader(self.config, self.info)
         self._busy = False
 
     @property
@@ -87,13 +82,7 @@ class LLM(PoolingCalls):
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, or that of the `tokenizer` option; read when first needed."""
-        if self._tokenizer is None:
-            other = self.config.model.tokenizer
-            folder = Path(self.info.folder) if other is None else resolve(other, hub_beside(self.config.model))
-            tokenizer = Tokenizer.from_folder(folder)
-            tokenizer.check_vocab(self.info.vocab_size)
-            self._tokenizer = tokenizer
-        return self._tokenizer
+        return self._reader.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json asks for, unless `generation_config="vllm"`."""
@@ -110,6 +99,8 @@ class LLM(PoolingCalls):
     ) -> list[RequestOutput]:
         """Continue each prompt: a text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, or a list of them.
 
+        A dict may have pictures: `"multi_modal_data": {"image": [...]}`, PIL images, arrays uint8 [height, width, 3],
+        paths, bytes or data: URLs, in the order of the marks that the text has for them.
         One `sampling_params` or `lora_request` for all, or one each; None takes the model's defaults, or no adapter.
         `use_tqdm` shows a progress bar on a terminal. Raises `BadRequest` before anything runs if one prompt cannot.
         """
@@ -140,33 +131,28 @@ class LLM(PoolingCalls):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, through the model's chat template or the text `chat_template`."""
-        template = None if chat_template is None else ChatTemplate({"default": chat_template}, self.get_tokenizer())
+        """Answer one conversation, or a list of them, through the model's chat template or the text `chat_template`.
+
+        Contents may be lists of parts, pictures among them: `{"type": "image", "image": ...}` as in `generate`, or
+        OpenAI's `image_url`.
+        """
         prompts = [
-            {
-                "prompt_token_ids": (template or self.chat_template).encode(
-                    conversation,
-                    tools,
-                    add_generation_prompt=add_generation_prompt and not continue_final_message,
-                    continue_final_message=continue_final_message,
-                    **(chat_template_kwargs or {}),
-                )
-            }
-            for conversation in _conversations(messages)
+            self._reader.of_chat(
+                conversation,
+                tools,
+                chat_template,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations(messages)
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     @property
     def chat_template(self) -> ChatTemplate:
         """The template of the model or of the `chat_template` option; `BadRequest` when there is none."""
-        if self._template is None:
-            override = self.config.model.chat_template
-            self._template = ChatTemplate.from_folder(
-                self.info.folder, self.get_tokenizer(), override, self.info.max_model_len
-            )
-        if self._template is None:
-            raise BadRequest(f"{self.info.folder} has no chat template; use generate, or give chat_template")
-        return self._template
+        return self._reader.template
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
@@ -238,12 +224,12 @@ class LLM(PoolingCalls):
         return [self._builder(*row) for row in zip(items, each, ranks, names, strict=True)]
 
     def _builder(self, prompt: Prompt, params: SamplingParams, priority: int, adapter: str) -> RequestBuilder:
-        text, ids = self._tokens(prompt)
+        text, encoded = self._reader.read(prompt)
         reads = params.detokenize or params.bad_words or params.structured_outputs is not None
         tokenizer = self.get_tokenizer() if reads else None
         request = make_request(
             self.info,
-            ids,
+            encoded,
             params,
             request_id=random_id(),
             seed=self._seeds.next(),
@@ -253,18 +239,15 @@ class LLM(PoolingCalls):
         )
         if tokenizer is not None:
             request = with_grammar(self.info.vocab_size, tokenizer, request)
-        return RequestBuilder(request, text, tokenizer)
+        shown = self._reader.preparer.shown(*encoded) if encoded.pictures else None
+        return RequestBuilder(request, text, tokenizer, shown)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
-        """(text or None, token ids) of one prompt."""
-        if isinstance(prompt, Mapping):
-            text, ids = _fields(prompt)
-            return (text, ids) if ids is not None else self._tokens(text or "")
-        if isinstance(prompt, str):
-            tokenizer = self.get_tokenizer()
-            check_size(self.info, tokenizer, prompt)
-            return prompt, tokenizer.encode(prompt)
-        return None, prompt
+        """(text or None, token ids) of one prompt without pictures."""
+        text, encoded = self._reader.read(prompt)
+        if encoded.pictures:
+            raise BadRequest("multi_modal_data: only generate and chat take pictures", param="multi_modal_data")
+        return text, encoded.ids
 
     def _run(self, builders: list[RequestBuilder]) -> Generator[Delta, None, None]:
         """Drive the engine until all have finished; whatever ends early is aborted."""
@@ -297,20 +280,3 @@ class LLM(PoolingCalls):
                 for request_id in live:
                     self._engine.abort(request_id)
             self._busy = False
-
-
-def _fields(prompt: Mapping[str, Any]) -> tuple[str | None, Sequence[int] | None]:
-    """(text, token ids) of a prompt given as a dict; one may be None."""
-    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids"})
-    if unknown or not prompt:
-        raise BadRequest(f"prompt: need prompt or prompt_token_ids, not {unknown}", param="prompt")
-    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if ids is None and not isinstance(text, str):
-        raise BadRequest(f"prompt: a {type(text).__name__} is not a string", param="prompt")
-    return text, ids
-
-
-def _conversations(messages: Any) -> list[Sequence[Message]]:
-    if not messages:
-        raise BadRequest("messages: must not be empty", param="messages")
-    return [messages] if isinstance(messages[0], Mapping) else list(messages)

@@ -50,7 +50,7 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
 
 def _plain(name: str, value: Any) -> Any:
     """Paths and torch's dtypes by their names, objects as JSON."""
-    if name == "speculative_config" and not isinstance(value, str):
+    if name in ("speculative_config", "limit_mm_per_prompt") and not isinstance(value, str):
         return msgspec.json.encode(value).decode()
     if name in ("dtype", "kv_cache_dtype") and type(value).__module__ == "torch":
         return str(value).removeprefix("torch.")

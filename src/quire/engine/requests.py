@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.params import SamplingParams
+from quire.core.pictures import Picture, placeholders
 from quire.core.request import Request
 from quire.engine.client import EngineInfo
 from quire.text.structured.reader import READER
@@ -20,6 +21,13 @@ from quire.text.tokenizer import Tokenizer
 
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 256
+
+
+class Encoded(NamedTuple):
+    """Token ids of a prompt, and its pictures: their rows have ids beyond the vocabulary."""
+
+    ids: Sequence[int]
+    pictures: tuple[Picture, ...] = ()
 
 
 class Seeds:
@@ -75,7 +83,7 @@ def check_size(info: EngineInfo, tokenizer: Tokenizer, text: str, param: str = "
 
 def make_request(
     info: EngineInfo,
-    prompt: Sequence[int],
+    prompt: Sequence[int] | Encoded,
     params: SamplingParams,
     *,
     request_id: str,
@@ -90,10 +98,13 @@ def make_request(
     the field.
     """
     params.validate(info.vocab_size)
-    limit = room(info, len(prompt))
-    if min(prompt) < 0 or max(prompt) >= info.vocab_size:
-        strange = next(t for t in prompt if not 0 <= t < info.vocab_size)
-        raise BadRequest(f"prompt: token id {strange} is not in [0, {info.vocab_size})", param="prompt")
+    ids, pictures = prompt if isinstance(prompt, Encoded) else (prompt, ())
+    limit = room(info, len(ids))
+    _check_ids(info, ids, pictures)
+    if pictures and params.prompt_logprobs is not None:
+        raise BadRequest(
+            "prompt_logprobs: nothing predicts the rows of pictures; leave it out", param="prompt_logprobs"
+        )
     if info.opening is not None and params.prompt_logprobs is not None:
         raise BadRequest(
             "prompt_logprobs: this model's prompt is read by an encoder, which predicts nothing",
@@ -105,7 +116,7 @@ def make_request(
         params = msgspec.structs.replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
     return Request(
         id=request_id,
-        prompt=tuple(prompt),
+        prompt=tuple(ids),
         params=params,
         seed=params.seed if params.seed is not None else seed,
         arrival=time.monotonic(),
@@ -113,7 +124,32 @@ def make_request(
         bad_words_ids=bad_words_ids,
         priority=priority,
         adapter=adapter,
+        pictures=pictures,
     )
+
+
+def _check_ids(info: EngineInfo, ids: Sequence[int], pictures: Sequence[Picture]) -> None:
+    """Each in the vocabulary, but for the rows of `pictures`, which have the ids of those."""
+    text = _beside(info, ids, pictures) if pictures else ids
+    if text and (min(text) < 0 or max(text) >= info.vocab_size):
+        strange = next(t for t in text if not 0 <= t < info.vocab_size)
+        raise BadRequest(f"prompt: token id {strange} is not in [0, {info.vocab_size})", param="prompt")
+
+
+def _beside(info: EngineInfo, ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
+    """The ids that are not of pictures."""
+    if not info.pictures:
+        raise BadRequest("prompt: this model takes no pictures", param="prompt")
+    text, at = list[int](), 0
+    for picture in pictures:
+        drawn = placeholders(picture.key, picture.rows, info.vocab_size)
+        for start, count in picture.runs:
+            text += ids[at:start]
+            at = start + count
+            if list(ids[start:at]) != drawn[:count]:
+                raise BadRequest("prompt: rows of a picture are not where it says", param="prompt")
+            del drawn[:count]
+    return [*text, *ids[at:]]
 
 
 def with_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request, frame: str = "") -> Request:

@@ -26,7 +26,7 @@ from quire.server.api.completions import create_completion
 from quire.server.api.dashboard import live_pages, live_state
 from quire.server.api.openapi import described, operation
 from quire.server.api.others import OTHERS
-from quire.server.api.replies import Load, ModelCard, ModelList, Readiness, Version
+from quire.server.api.replies import Load, ModelCard, ModelList, Readiness, Version, modalities
 from quire.server.api.reset import reset_prefix_cache
 from quire.server.api.responses import Responses, cancel_response, create_response, delete_response, read_response
 from quire.server.api.tokenize import detokenize, tokenize
@@ -186,6 +186,7 @@ def _model_card(service: Service, name: str) -> ModelCard:
         root=info.model,
         parent=parent,
         max_model_len=info.max_model_len,
+        input_modalities=modalities(info.pictures),
         quire=service.passport if service.passport and parent is None else msgspec.UNSET,
     )
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from quire.core.errors import ConfigError
 from quire.core.option import about
 
 ACCESS_LOGS = ("off", "text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+TIMEOUTS = ("body_timeout", "header_timeout", "write_timeout", "keep_alive_timeout", "stall_timeout", "media_timeout")
+USUAL_BODY, LARGE_BODY = 8 << 20, 64 << 20
 OF_MODELS = ("tool_call_parser", "reasoning_parser", "enable_auto_tool_choice")
 """Options that each of several models may have otherwise."""
 
@@ -51,11 +54,27 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], about("Names that a request's Host header may have; may be given several times.")
     ] = ()
     shutdown_timeout: Annotated[float, about("Seconds to let requests finish after SIGTERM or SIGHUP.")] = 30.0
-    max_body_bytes: Annotated[int, about("Largest request body.")] = 8 << 20
+    max_body_bytes: Annotated[
+        int, about("Largest request body; 0 = 8 MiB, and 64 MiB where the model takes pictures.")
+    ] = 0
     max_prompt_logprobs: Annotated[
         int,
         about("Most log-probabilities of prompts in a reply: tokens x (k + 1), for each choice that shows its prompt."),
     ] = 1 << 18
+    allow_media_url: Annotated[
+        tuple[str, ...],
+        about(
+            "Host, or HOST:PORT, that pictures named by http and https are fetched from, several with commas; none is "
+            "without it."
+        ),
+    ] = ()
+    media_timeout: Annotated[float, about("Seconds that fetching a picture may take, redirects included.")] = 10.0
+    max_images_gb: Annotated[
+        float, about("GB (1e9 bytes) of pictures that requests in flight may have together; more are refused (429).")
+    ] = 2.0
+    max_bodies_gb: Annotated[
+        float, about("GB (1e9 bytes) of bodies that may be in the reading together; more are refused (429).")
+    ] = 1.0
     strict: Annotated[
         bool, about("Refuse bodies with fields that mean nothing here; else a Warning header names them.")
     ] = False
@@ -123,6 +142,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool, about("Let clients empty the prefix cache by POST /reset_prefix_cache.")
     ] = False
 
+    def sized(self, pictures: bool) -> ServerOptions:
+        """With the limit of bodies that is meant where none was given; `pictures`: they may come in bodies."""
+        usual = LARGE_BODY if pictures else USUAL_BODY
+        return self if self.max_body_bytes else replace(self, max_body_bytes=usual)
+
     def validate(self) -> None:
         """Refuse what cannot work, naming the option."""
         if not 0 <= self.port <= 65535:
@@ -145,7 +169,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--api-key must not be empty", param="api_key")
         if not self.shutdown_timeout >= 0:
             raise ConfigError("--shutdown-timeout must not be negative", param="shutdown_timeout")
-        for name in ("body_timeout", "header_timeout", "write_timeout", "keep_alive_timeout", "stall_timeout"):
+        for name in TIMEOUTS:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be more than 0 seconds", param=name)
         for name in ("watchdog_timeout", "stream_ping_interval"):
@@ -161,5 +185,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.max_prompt_logprobs < 0:
             raise ConfigError("--max-prompt-logprobs must not be negative", param="max_prompt_logprobs")
-        if self.max_body_bytes < 1024:
-            raise ConfigError("--max-body-bytes must be at least 1024", param="max_body_bytes")
+        if self.max_body_bytes and self.max_body_bytes < 1024:
+            raise ConfigError("--max-body-bytes must be 0, or at least 1024", param="max_body_bytes")
+        for name in ("max_images_gb", "max_bodies_gb"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be more than 0", param=name)

@@ -20,6 +20,7 @@ from quire.server.http.exchange import Exchange, Watcher
 from quire.server.http.http_metrics import HttpMetrics
 from quire.server.http.seen import Seen
 from quire.server.keys import Keys
+from quire.server.media import Media
 from quire.server.options import ServerOptions
 from quire.server.speech import Formats, formats_of
 from quire.text.files import read_json
@@ -60,10 +61,12 @@ class Service:
     watchers: tuple[Watcher, ...] = ()
 
     def __post_init__(self) -> None:
+        self.options = self.options.sized(self.engine.info.pictures)
         self.keys = Keys(self.options)
         self.seen = Seen()
         self.http = HttpMetrics(self.engine.metrics.registry)
         self.formats: Formats = formats_of(self.options, self.template, self.tokenizer)
+        self.media = Media(self.engine, self.config, self.options, self.tokenizer)
         self.passport = read_json(Path(self.engine.info.folder) / "quire.json")
 
     def ended(self, exchange: Exchange) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.core.errors import BadRequest, ModelError
 from quire.gguf.file import GgufFile
@@ -41,6 +42,16 @@ _TOLD = {
 """What is said of each kind of `RenderError`."""
 
 Message = Mapping[str, Any]
+PICTURE: Mapping[str, Any] = {"type": "image"}
+"""A picture among the parts of a message's content, as templates are told of it."""
+_WORD = "wordofaprobe"
+
+
+class Reads(NamedTuple):
+    """Which contents of messages a template writes: one text; a list of parts, pictures among them."""
+
+    texts: bool = True
+    parts: bool = False
 
 
 class ChatTemplate:
@@ -136,20 +147,22 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        picture: str = "",
         **variables: Any,
     ) -> str:
-        """What `encode` encodes: the text with marks in forged special tokens, which the tokenizer ignores."""
+        """What `encode` encodes: the text with marks in forged special tokens, which the tokenizer ignores.
+
+        `picture`: what stands for one where the template itself writes nothing for it; "" = there may be none.
+        """
         if bad := _RESERVED & variables.keys():
             raise BadRequest(f"chat_template_kwargs: {sorted(bad)[0]!r} cannot be set", param="chat_template_kwargs")
-        chat = self._checked(messages)
+        chat = self._checked(messages, picture)
         if continue_final_message:
             if add_generation_prompt:
                 raise BadRequest(
                     "continue_final_message excludes add_generation_prompt", param="continue_final_message"
                 )
-            if not chat[-1].get("content"):
-                raise BadRequest("continue_final_message: the last message has no text", param="continue_final_message")
-            chat[-1] = {**chat[-1], "content": chat[-1]["content"] + _END_MARK + " "}
+            chat[-1] = {**chat[-1], "content": _marked_end(chat[-1].get("content"))}
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             raise BadRequest(f"this model has no chat template named {name!r}", param="messages")
@@ -174,8 +187,27 @@ class ChatTemplate:
             told = _TOLD[error.kind].format(name=name, error=error)
             raise BadRequest(f"messages: {told}", param="messages") from None
 
-    def _checked(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Escaped copies of `messages`; content given as text parts becomes one string, joined by newlines."""
+    @cached_property
+    def reads(self) -> Reads:
+        """Asked of the template itself, by what it writes of a user's message: some read texts alone, some lists."""
+        if not self.mentions("image"):
+            return Reads()
+        text, told = self._probe(_WORD), self._probe([{"type": "text", "text": _WORD}])
+        seen = self._probe([PICTURE, {"type": "text", "text": _WORD}])
+        printed = "'type'" in seen or '"type"' in seen  # a list that is taken for a text
+        return Reads(_WORD in text, _WORD in seen and seen != told and not printed)
+
+    def _probe(self, content: Any) -> str:
+        values = {**self._tokenizer.named, "messages": [{"role": "user", "content": content}], "tools": None}
+        try:
+            return RENDERER.render(
+                self._sources.get("default", ""), {**values, "add_generation_prompt": True}, self._max_chars
+            )
+        except RenderError:
+            return ""
+
+    def _checked(self, messages: Sequence[Message], picture: str) -> list[dict[str, Any]]:
+        """Escaped copies of `messages`, their contents as the template reads them."""
         if not messages:
             raise BadRequest("messages: must not be empty", param="messages")
         chat = []
@@ -186,12 +218,22 @@ class ChatTemplate:
                 raise BadRequest(f"messages[{i}].role: must be one of {', '.join(ROLES)}", param="messages")
             copy = self._escaped(message)
             if "content" in message:
-                copy["content"] = _text(copy["content"], i)
+                copy["content"] = self._content(_parts(copy["content"], i, bool(picture)), picture)
             reasoning = next((copy[name] for name in _REASONING if copy.get(name) is not None), None)
             if reasoning is not None:
                 copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
             chat.append(copy)
         return chat
+
+    def _content(self, parts: Sequence[str | None], picture: str) -> str | list[Mapping[str, Any]]:
+        """Texts are joined by newlines, with pictures before them, unless the template reads lists of parts."""
+        texts = [part for part in parts if part is not None]
+        pictures = len(parts) - len(texts)
+        if pictures and not self.reads.parts:
+            return "\n".join([picture] * pictures + texts)
+        if pictures or not self.reads.texts:
+            return [PICTURE if part is None else {"type": "text", "text": part} for part in parts]
+        return "\n".join(texts)
 
     def _escaped(self, value: Any, depth: int = 0) -> Any:
         """A copy of `value` in plain JSON types whose strings contain no special tokens."""
@@ -208,23 +250,34 @@ class ChatTemplate:
         raise BadRequest(f"messages: a {type(value).__name__} is not JSON", param="messages")
 
 
-def _text(content: Any, index: int) -> str:
-    """A message's content as one string; that of a message which only calls tools is None and counts as empty."""
+def _parts(content: Any, index: int, pictures: bool) -> list[str | None]:
+    """A message's content as texts, and None for each picture; that of a message which only calls tools is empty."""
     if content is None or isinstance(content, str):
-        return content or ""
+        return [content or ""]
     if not isinstance(content, list):
         raise BadRequest(f"messages[{index}].content: must be a string or a list of parts", param="messages")
-    parts = []
+    parts: list[str | None] = []
     for part in content:
         if isinstance(part, str):
             parts.append(part)
         elif isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
             parts.append(part["text"])
+        elif pictures and isinstance(part, dict) and part.get("type") == "image":
+            parts.append(None)
         else:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise BadRequest(f"messages[{index}].content: parts of type {kind!r} are not supported by this model; "
                              "only text is", param="messages")  # fmt: skip
-    return "\n".join(parts)
+    return parts
+
+
+def _marked_end(content: Any) -> Any:
+    """The content of a message that is to be continued, with a mark where it ends."""
+    if isinstance(content, list) and content and content[-1].get("text"):
+        return [*content[:-1], {**content[-1], "text": content[-1]["text"] + _END_MARK + " "}]
+    if not content or isinstance(content, list):
+        raise BadRequest("continue_final_message: the last message has no text", param="continue_final_message")
+    return content + _END_MARK + " "
 
 
 def _cut_at_mark(text: str) -> str:

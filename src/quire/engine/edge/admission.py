@@ -6,6 +6,7 @@ import math
 from collections import Counter
 
 from quire.core.errors import BadRequest, Overloaded
+from quire.core.request import Request
 
 MAX_RETRY_AFTER = 60
 CROWD = 8
@@ -13,9 +14,15 @@ CROWD = 8
 always room for another (dynamic thresholds, Choudhury & Hahne 1998)."""
 
 
+def picture_bytes(request: Request) -> int:
+    """Bytes of the pixels that a request brings."""
+    return sum(len(picture.pixels) for picture in request.pictures)
+
+
 class Admission:
     """What is in flight. Whatever does not fit beside it is refused, with the seconds after which it may.
 
+    `picture_bytes`: of pixels that requests in flight brought; whoever prepares pictures bounds it.
     `fair`: the queue is shared among tenants as well.
     """
 
@@ -23,7 +30,7 @@ class Admission:
         self.max_sequences = max_sequences
         self.max_prompt_tokens = max_prompt_tokens
         self.fair = fair
-        self.sequences = self.prompt_tokens = 0
+        self.sequences = self.prompt_tokens = self.picture_bytes = 0
         self._held: Counter[str] = Counter()
         self._latency = 1.0
 

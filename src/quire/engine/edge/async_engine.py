@@ -16,7 +16,7 @@ from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError,
 from quire.core.request import Output, Request
 from quire.engine.client import EngineClient, EngineInfo, StepReport
 from quire.engine.edge.adapter_changes import AdapterChanges
-from quire.engine.edge.admission import Admission
+from quire.engine.edge.admission import Admission, picture_bytes
 from quire.engine.edge.metrics import EngineMetrics
 from quire.engine.edge.streams import OutputStream
 from quire.engine.edge.turns import Turns
@@ -123,6 +123,7 @@ class AsyncEngine:
         self._expect_progress()
         stream = OutputStream(self, requests)
         self._streams |= dict.fromkeys((request.id for request in requests), stream)
+        self.admission.picture_bytes += sum(map(picture_bytes, requests))
         try:
             for request in requests:
                 self._client.submit(request)
@@ -195,6 +196,7 @@ class AsyncEngine:
             return
         self._pausing(request.id, False)
         self._leave(request.params.n, len(request.prompt), request.tenant)
+        self.admission.picture_bytes -= picture_bytes(request)
         self.admission.took(time.monotonic() - request.arrival)
         self.metrics.request_end(request)
         if abort:

@@ -82,11 +82,16 @@ class RequestOutput:
 
 
 class RequestBuilder:
-    """Collects the outputs of one request. `text` is the prompt's text where there was one."""
+    """Collects the outputs of one request. `text` is the prompt's text where there was one.
 
-    def __init__(self, request: Request, text: str | None, tokenizer: Tokenizer | None) -> None:
+    `shown`: the ids of a prompt with pictures, as the vocabulary knows them.
+    """
+
+    def __init__(
+        self, request: Request, text: str | None, tokenizer: Tokenizer | None, shown: list[int] | None = None
+    ) -> None:
         self.request = request
-        self._text = text
+        self._text, self._shown = text, shown
         self._tokenizer = tokenizer if request.params.detokenize else None
         want = request.params.logprobs is not None
         self.outputs = [
@@ -153,7 +158,7 @@ class RequestBuilder:
         return RequestOutput(
             request_id=self.request.id,
             prompt=self._text,
-            prompt_token_ids=list(self.request.prompt),
+            prompt_token_ids=list(self.request.prompt) if self._shown is None else self._shown,
             prompt_logprobs=[None, *map(self._named, self._prompt_logprobs)] if scored else None,
             outputs=self.outputs,
             finished=self.finished,

@@ -25,7 +25,18 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.request import FinishReason, Output, Request
 from quire.engine.client import EngineClient, EngineInfo, StepReport
-from quire.engine.record.recording import FILE, FORMAT, Asked, Began, Changed, Ended, Line, Lost, without_content
+from quire.engine.record.recording import (
+    FILE,
+    FORMAT,
+    Asked,
+    Began,
+    Changed,
+    Ended,
+    Line,
+    Lost,
+    without_content,
+    without_pixels,
+)
 
 logger = logging.getLogger("quire.recorder")
 
@@ -166,7 +177,7 @@ class RecordingClient:
 
     def submit(self, request: Request) -> None:
         """Record a request and hand it over."""
-        kept = request if self._prompts else without_content(request)
+        kept = without_pixels(request) if self._prompts else without_content(request)
         salt = hashlib.blake2b(request.cache_salt.encode(), key=self._secret, digest_size=8).hexdigest()
         salt = salt if request.cache_salt else ""
         kept = replace(kept, arrival=round(request.arrival - self._began, 6), cache_salt=salt)

@@ -38,6 +38,7 @@ class Asked(msgspec.Struct, tag="request", frozen=True, kw_only=True):
     """A request was handed over, `at` seconds after the run began. Its `arrival` counts from there, too.
 
     Its salt is a digest. Without prompts all that repeats a part of one, or of an answer, is gone from it as well.
+    Pixels never are there: a picture takes as much as thousands of prompts, and would push out what went before.
     """
 
     at: float
@@ -79,6 +80,13 @@ def without_content(request: Request) -> Request:
         request.params, stop=(), bad_words=(), logit_bias={}, allowed_token_ids=None, structured_outputs=None
     )
     return replace(request, prompt=(), pictures=(), bad_words_ids=(), params=params, grammar="", completion=())
+
+
+def without_pixels(request: Request) -> Request:
+    """`request` with what else is known of its pictures: size, rows, digest."""
+    if not request.pictures:
+        return request
+    return replace(request, pictures=tuple(replace(picture, pixels=b"") for picture in request.pictures))
 
 
 @dataclass

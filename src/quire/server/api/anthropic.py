@@ -78,8 +78,9 @@ async def count_tokens(service: Service, request: Request) -> Response:
     with renamed(RENAMED):
         check_body(service, chat)
         calling_of(service, chat)
-        ids = await encode_chat(service, chat, None)
-    return Response(msgspec.json.encode(Count(input_tokens=len(ids))), media_type="application/json")
+        with service.media.hold() as held:
+            prompt = await encode_chat(service, chat, None, held)
+    return Response(msgspec.json.encode(Count(input_tokens=len(prompt.ids))), media_type="application/json")
 
 
 class _Answer(Spoken):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
+from quire.engine.sources import Base64, Source
 from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
@@ -99,19 +100,58 @@ def _user(content: Content, at: str) -> Iterator[Message]:
     if isinstance(content, str):
         yield Message(role="user", content=content)
         return
-    texts = []
+    said = []
     for i, block in enumerate(content):
         if block.get("type") == "tool_result":
             told = block.get("content") or ""
             yield Message(
                 role="tool",
-                content=_text(told, f"{at}[{i}].content"),
+                content=_seen(told, f"{at}[{i}].content"),
                 tool_call_id=_string(block, "tool_use_id", f"{at}[{i}]"),
             )
         else:
-            texts.append(_text([block], at, i))
-    if texts or not content:
-        yield Message(role="user", content="\n".join(texts))
+            said.append((i, block))
+    if said or not content:
+        yield Message(role="user", content=_joined([_part(block, f"{at}[{i}]") for i, block in said]))
+
+
+def _seen(content: Any, at: str) -> str | list[dict[str, Any]]:
+    """The text of text blocks, or parts where there are pictures."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"{at}: must be a string or a list of blocks", param=at)
+    return _joined([_part(block, f"{at}[{i}]") for i, block in enumerate(content)])
+
+
+def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Texts alone are one."""
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
+
+
+def _part(block: Any, at: str) -> dict[str, Any]:
+    """A block of what is read, as a part of a chat message."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "image":
+        return {"type": "image", "source": _source(block.get("source"), f"{at}.source")}
+    if kind != "text":
+        raise BadRequest(f"{at}.type: only text and image can be read here, not {str(kind)[:40]!r}", param=f"{at}.type")
+    return {"type": "text", "text": _string(block, "text", at)}
+
+
+def _source(source: Any, at: str) -> Source:
+    """Where a picture is; its bytes leave the body."""
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind == "url":
+        return Source(f"{at}.url", _string(source, "url", at))
+    if kind != "base64":
+        raise BadRequest(f"{at}.type: must be 'base64' or 'url', not {str(kind)[:40]!r}", param=f"{at}.type")
+    if not str(source.get("media_type")).startswith("image/"):
+        raise BadRequest(f"{at}.media_type: must be a picture's, as image/jpeg", param=f"{at}.media_type")
+    data, source["data"] = _string(source, "data", at), ""
+    return Source(f"{at}.data", Base64(data))
 
 
 def _assistant(content: Content, at: str) -> Message:

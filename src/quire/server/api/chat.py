@@ -13,9 +13,10 @@ from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
+from quire.engine.requests import Encoded
 from quire.server.api.answer import respond
 from quire.server.api.convert import beams_of, build_requests, drawn, read_body, sampling_params, token_limit
-from quire.server.api.prompts import encode_chat, truncate
+from quire.server.api.prompts import cut, details_of, encode_chat
 from quire.server.api.protocol import ChatCompletionRequest
 from quire.server.api.replies import (
     ChatChoice,
@@ -41,6 +42,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     """Answer a conversation, whole or as a stream of server-sent events."""
     arrival = time.monotonic()
     body = await read_body(service, request, ChatCompletionRequest)
+    request.state.ignored.extend(details_of(body.messages))
     generation, speech = await submit_chat(service, body, arrival, request.state.tenant)
     return await respond(request, _Writer(service, body, generation, speech))
 
@@ -62,10 +64,11 @@ async def submit_chat(
     """Start the answers to `body`, however it was asked. `BadRequest` naming its field."""
     _check(body)
     calling = calling_of(service, body)
-    with service.engine.reserve(drawn(body), tenant.called(body.user), tenant.max_sequences):
-        ids = await encode_chat(service, body, "messages" if body.truncate_prompt_tokens is None else None)
-        prompt = truncate(ids, body.truncate_prompt_tokens, service.engine.info.max_model_len)
-        inside = inside_reasoning(service.formats, service.tokenizer, prompt)
+    queued = service.engine.reserve(drawn(body), tenant.called(body.user), tenant.max_sequences)
+    with queued, service.media.hold() as held:
+        found = await encode_chat(service, body, "messages" if body.truncate_prompt_tokens is None else None, held)
+        prompt = cut(found, body.truncate_prompt_tokens, service.engine.info.max_model_len)
+        inside = inside_reasoning(service.formats, service.tokenizer, prompt.ids)
         speech = Speech(service.formats, calling.schemas, body.parallel_tool_calls is not False, inside, calling.choice)
         requests = await _requests(service, body, prompt, speech, arrival, tenant)
     if body.use_beam_search and speech.reads:
@@ -82,7 +85,7 @@ async def submit_chat(
 async def _requests(
     service: Service,
     body: ChatCompletionRequest,
-    prompt: list[int],
+    prompt: Encoded,
     speech: Speech,
     arrival: float,
     tenant: Tenant,
@@ -95,7 +98,7 @@ async def _requests(
         body,
         service.defaults,
         shape,
-        max_tokens=token_limit(info, len(prompt), "messages", asked, name, service.defaults.get("max_tokens")),
+        max_tokens=token_limit(info, len(prompt.ids), "messages", asked, name, service.defaults.get("max_tokens")),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         vocab_size=info.vocab_size,
     )

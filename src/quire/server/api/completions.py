@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,7 +13,8 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
-from quire.engine.requests import check_size
+from quire.engine.requests import Encoded, check_size
+from quire.engine.sources import Source
 from quire.server.api.answer import respond
 from quire.server.api.convert import (
     COMPLETION_MAX_TOKENS,
@@ -23,7 +25,7 @@ from quire.server.api.convert import (
     sampling_params,
     token_limit,
 )
-from quire.server.api.prompts import Prompts, encode_prompts, listed, truncate
+from quire.server.api.prompts import Prompts, cut, encode_pictured, encode_prompts, listed
 from quire.server.api.protocol import CompletionRequest
 from quire.server.api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from quire.server.api.shapes import Asked, shape_of
@@ -31,6 +33,7 @@ from quire.server.api.writer import Choices, State, Writer
 from quire.server.generation import Generated, Generation, Piece
 from quire.server.http.body import off_loop
 from quire.server.keys import Tenant
+from quire.server.media import Held
 from quire.server.service import Service
 from quire.text.infill import ends_of, format_of, infill
 
@@ -51,31 +54,40 @@ async def submit_completion(
     *,
     each: bool = False,
     most: int | None = COMPLETION_MAX_TOKENS,
+    sources: Sequence[Source] = (),
 ) -> Generated:
     """Start the continuations that `body` asks for. `BadRequest` naming its field.
 
     `each`: a piece for each token. `most`: tokens where `body` says no number, None = as many as there is room for.
+    `sources`: pictures, whose marks are in the one prompt that there is then.
     """
     given = listed(service, body.prompt)
-    with service.engine.reserve(len(given) * drawn(body), tenant.called(body.user), tenant.max_sequences):
-        requests = await _requests(service, body, given, arrival, tenant, most)
+    service.media.admit(sources)
+    queued = service.engine.reserve(len(given) * drawn(body), tenant.called(body.user), tenant.max_sequences)
+    with queued, service.media.hold() as held:
+        prompts, ends = await _prompts(service, body, given, sources, held)
+        requests = await _requests(service, body, prompts, ends, arrival, tenant, most)
     if body.use_beam_search:
         return beams_of(service, body, requests)
     return Generation(service.engine, service.tokenizer, requests, each)
 
 
 async def _requests(
-    service: Service, body: CompletionRequest, given: Prompts, arrival: float, tenant: Tenant, most: int | None
+    service: Service,
+    body: CompletionRequest,
+    prompts: list[Encoded],
+    ends: tuple[int, ...],
+    arrival: float,
+    tenant: Tenant,
+    most: int | None,
 ) -> list[EngineRequest]:
     info = service.engine.info
-    field = "prompt" if body.truncate_prompt_tokens is None else None
-    prompts, ends = await _prompts(service, body, given, field)
     echo_only = bool(body.echo) and body.max_tokens == 0
     params, shape = [], Asked(shape_of(body))
-    for i, ids in enumerate(prompts):
-        prompts[i] = ids = truncate(ids, body.truncate_prompt_tokens, info.max_model_len)
+    for i, prompt in enumerate(prompts):
+        prompts[i] = prompt = cut(prompt, body.truncate_prompt_tokens, info.max_model_len)
         asked = 1 if echo_only else body.max_tokens
-        max_tokens = token_limit(info, len(ids), "prompt", asked, "max_tokens", most)
+        max_tokens = token_limit(info, len(prompt.ids), "prompt", asked, "max_tokens", most)
         param = sampling_params(
             body, service.defaults, shape, max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=info.vocab_size
         )
@@ -89,11 +101,15 @@ async def _requests(
 
 
 async def _prompts(
-    service: Service, body: CompletionRequest, given: Prompts, field: str | None
-) -> tuple[list[list[int]], tuple[int, ...]]:
+    service: Service, body: CompletionRequest, given: Prompts, sources: Sequence[Source], held: Held
+) -> tuple[list[Encoded], tuple[int, ...]]:
     """Token ids of the prompts, with what comes behind the gap if that is given; tokens that end what fills it."""
+    special, field = body.add_special_tokens is not False, "prompt" if body.truncate_prompt_tokens is None else None
+    if sources:
+        [text] = given
+        return [await encode_pictured(service, str(text), sources, held, field, special)], ()
     if not body.suffix:
-        return await encode_prompts(service, given, body.add_special_tokens is not False, field), ()
+        return [Encoded(ids) for ids in await encode_prompts(service, given, special, field)], ()
     found = format_of(service.tokenizer)
     if found is None:
         raise BadRequest(
@@ -108,7 +124,7 @@ async def _prompts(
         if isinstance(text, str):
             check_size(service.engine.info, service.tokenizer, text)
     size = sum(map(len, given)) + len(given) * len(body.suffix)
-    prompts = [await off_loop(size, infill, service.tokenizer, found, text, body.suffix) for text in given]
+    prompts = [Encoded(await off_loop(size, infill, service.tokenizer, found, text, body.suffix)) for text in given]
     return prompts, ends_of(service.tokenizer, found)
 
 

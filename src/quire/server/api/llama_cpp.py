@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from quire.core.errors import BadRequest
 from quire.core.request import TokenLogprob, random_id
+from quire.engine.sources import Base64, Source
 from quire.server.api.answer import Answer, respond
 from quire.server.api.completions import submit_completion
 from quire.server.api.convert import check_body, renamed
@@ -23,16 +24,25 @@ from quire.server.http.dialects import LLAMA_CPP
 from quire.server.http.sse import event
 from quire.server.service import Service
 
+MARK = "<__media__>"
+"""Where a picture stands in a prompt."""
 RENAMED = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs"}
 """Fields of completions by which errors may go, and what they are called here."""
 _SAME = ("model", "prompt", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop",
          "ignore_eos", "stream")  # fmt: skip
 
 
+class Pictured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A prompt with pictures: base64, each for a mark `<__media__>` of the text."""
+
+    prompt_string: str
+    multimodal_data: list[str] | None = None
+
+
 class LlamaCppRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /completion. `n_predict` and `seed` of -1 are none; `cache_prompt` false: nothing cached is used."""
 
-    prompt: str | list[int]
+    prompt: str | list[int] | Pictured
     model: str | None = None
     n_predict: int | None = None
     stream: bool | None = None
@@ -104,11 +114,25 @@ async def completion(service: Service, request: Request) -> Response:
     """Continue a prompt in llama.cpp's shape, whole or as a stream of server-sent events."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: LlamaCppRequest)
+    sources = list[Source]()
+    if isinstance(body.prompt, Pictured):
+        text, sources = _pictured(service, body.prompt)
+        body = msgspec.structs.replace(body, prompt=text)
     asked = completion_of(body)
     with renamed(RENAMED):
         check_body(service, asked)
-        generation = await submit_completion(service, asked, arrival, request.state.tenant, most=None)
+        generation = await submit_completion(service, asked, arrival, request.state.tenant, most=None, sources=sources)
     return await respond(request, _Answer(service, generation, body))
+
+
+def _pictured(service: Service, prompt: Pictured) -> tuple[str, list[Source]]:
+    """The text with the model's own marks, and the pictures."""
+    at = "prompt.multimodal_data"
+    sources = [Source(f"{at}[{i}]", Base64(text)) for i, text in enumerate(prompt.multimodal_data or ())]
+    service.media.admit(sources)
+    if prompt.prompt_string.count(MARK) != len(sources):
+        raise BadRequest(f"{at}: {len(sources)} pictures came, and the text has another number of {MARK}", param=at)
+    return prompt.prompt_string.replace(MARK, service.media.mark), sources
 
 
 def completion_of(body: LlamaCppRequest) -> CompletionRequest:
@@ -219,7 +243,8 @@ class _Answer(Answer):
         return reply
 
     def _decoded(self) -> str:
-        return self.service.tokenizer.decode(self.generation.requests[0].prompt, skip_special_tokens=False)
+        shown = self.service.media.shown(self.generation.requests[0])
+        return self.service.tokenizer.decode(shown, skip_special_tokens=False)
 
     def _timings(self) -> LlamaCppTimings:
         usage, times = self.generation.usage(), self.generation.timings()

@@ -29,7 +29,7 @@ async def props(service: Service, request: Request) -> Response:
         total_slots=service.config.scheduler.max_num_seqs,
         model_path=info.folder or info.model,
         chat_template="" if service.template is None else service.template.source,
-        modalities={"vision": False, "audio": False},
+        modalities={"vision": info.pictures, "audio": False},
         build_info=f"quire {VERSION}",
     )
     return Response(msgspec.json.encode(found), media_type="application/json")

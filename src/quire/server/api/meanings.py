@@ -16,7 +16,7 @@ _SHAPE = "an older name of structured_outputs."
 MEANINGS: dict[str, str] = {
     "model": "Name of the model or of a LoRA adapter; the server's first model if not given.",
     "prompt": "Text to continue, token ids, or a list of either: a choice for each.",
-    "messages": "The conversation, oldest first: role (system, user, assistant, tool) and content.",
+    "messages": "The conversation, oldest first: role (system, user, assistant, tool) and content: text, pictures.",
     "input": "A text, token ids, or a list of either: a vector for each.",
     "max_tokens": "Tokens to write at most; completions write 16 if not given, chat until the context is full.",
     "max_completion_tokens": "As max_tokens, reasoning counted in; the name that OpenAI prefers in chat.",
@@ -112,6 +112,7 @@ MEANINGS: dict[str, str] = {
     "raw": "The prompt is continued as it is, without the chat template.",
     "truncate": "Whether an input that is too long is cut; else it is refused.",
     "name": "What model was called before.",
+    "images": "Pictures in base64, before what is said: for models that take them.",
     "verbose": "Asks for nothing here.",
     "n_predict": "Tokens to write at most; -1 = no limit but the context.",
     "repeat_penalty": "As repetition_penalty of completions.",

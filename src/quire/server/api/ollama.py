@@ -27,6 +27,7 @@ from quire.server.api.ollama_bodies import (
     continuation_of,
     ignored_of,
     served,
+    sources_of,
 )
 from quire.server.api.spoken import Spoken, arguments_of
 from quire.server.blocks import Block, Step
@@ -70,14 +71,17 @@ async def generate(service: Service, request: Request) -> Response:
     body = await read_struct(request, service.options, lambda _: GenerateRequest)
     request.state.ignored.extend(ignored_of(body))
     service.check_model(served(service, body.model))
-    if not body.prompt and not body.suffix:
+    if not body.prompt and not body.suffix and not body.images:
         return _loaded(service, body)
     if service.template is not None and not body.raw and not body.suffix:
         return await _chat(service, request, body, arrival)
     completion = continuation_of(service, body)
+    sources = sources_of(body.images, "images")
     with renamed(RENAMED):
         check_body(service, completion)
-        generation = await submit_completion(service, completion, arrival, request.state.tenant, most=None)
+        generation = await submit_completion(
+            service, completion, arrival, request.state.tenant, most=None, sources=sources
+        )
     return await respond(request, _Answer(service, generation, PLAIN, body))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
+from quire.engine.sources import Base64, Source
 from quire.server.api.protocol import ChatCompletionRequest, CompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.api.tools import EFFORTS
 from quire.server.service import Service
@@ -65,7 +66,7 @@ class GenerateRequest(Asked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     suffix: str | None = None
     template: Any = None
     context: Any = None
-    images: Any = None
+    images: list[str] | None = None
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,7 +111,7 @@ class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     role: str
     content: str | None = None
     thinking: str | None = None
-    images: Any = None
+    images: list[str] | None = None
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -140,10 +141,13 @@ def continuation_of(service: Service, body: GenerateRequest) -> CompletionReques
     for name in ("think", "system"):
         if getattr(body, name):
             raise BadRequest(f"{name}: this prompt has no template that could be told", param=name)
+    if body.images and body.suffix:
+        raise BadRequest("images: cannot be had with suffix; leave one out", param="images")
     fields = _fields(service, body)
     if body.logprobs or body.top_logprobs:
         fields["logprobs"] = body.top_logprobs or 0
-    return CompletionRequest(**fields, prompt=body.prompt or "", suffix=body.suffix)
+    marks = (service.media.mark + "\n") * len(body.images or ())
+    return CompletionRequest(**fields, prompt=marks + (body.prompt or ""), suffix=body.suffix)
 
 
 def chat_of(service: Service, body: GenerateRequest | ChatRequest) -> ChatCompletionRequest:
@@ -153,7 +157,7 @@ def chat_of(service: Service, body: GenerateRequest | ChatRequest) -> ChatComple
         tools = body.tools or None
     else:
         messages = [Message(role="system", content=body.system)] if body.system else []
-        messages.append(Message(role="user", content=body.prompt or ""))
+        messages.append(Message(role="user", content=_content(body.prompt, sources_of(body.images, "images"))))
         tools = None
     fields = _fields(service, body) | _thinking(service, body.think)
     if body.logprobs or body.top_logprobs:
@@ -202,6 +206,22 @@ def _thinking(service: Service, think: bool | str | None) -> dict[str, Any]:
     return {"reasoning_effort": effort if told else None, "include_reasoning": bool(think)}
 
 
+def sources_of(images: list[str] | None, at: str) -> list[Source]:
+    """The pictures of a field, which leave the body; they are base64 without a URL around it."""
+    found = [Source(f"{at}[{i}]", Base64(text)) for i, text in enumerate(images or ())]
+    if images is not None:
+        images[:] = [""] * len(images)
+    return found
+
+
+def _content(text: str | None, sources: list[Source]) -> str | list[dict[str, Any]]:
+    """Pictures come before what is said of them, as there."""
+    if not sources:
+        return text or ""
+    pictures: list[dict[str, Any]] = [{"type": "image", "source": source} for source in sources]
+    return [*pictures, {"type": "text", "text": text or ""}]
+
+
 def _message(message: OllamaMessage, at: str) -> Message:
     refuse_unbuilt(message, where=f"{at}.")
     calls = [
@@ -210,7 +230,7 @@ def _message(message: OllamaMessage, at: str) -> Message:
     ]
     return Message(
         role=message.role,
-        content=message.content or "",
+        content=_content(message.content, sources_of(message.images, f"{at}.images")),
         reasoning_content=message.thinking,
         name=message.tool_name,
         tool_calls=calls or None,

@@ -11,13 +11,16 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.engine.requests import check_size
+from quire.engine.requests import Encoded, check_size
+from quire.engine.sources import Source, forget, source_of
 from quire.server.api.protocol import ChatBody, ChatCompletionRequest, Message, Prompt
 from quire.server.api.tools import effort_kwargs, history_calls
 from quire.server.http.body import LARGE, off_loop
+from quire.server.media import Held
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 from quire.text.render import PROCESSES
+from quire.text.template import PICTURE
 
 TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "date_string"})
 """What `chat_template_kwargs` may set: plain switches of known templates, nothing that names a file or a function."""
@@ -101,17 +104,40 @@ def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
     return ids[-(limit - 1 if keep == -1 else keep) :]
 
 
-async def encode_chat(service: Service, body: ChatBody, param: str | None) -> list[int]:
+def cut(prompt: Encoded, keep: int | None, limit: int) -> Encoded:
+    """The same of a prompt that may have pictures, which stay whole."""
+    ids = truncate(list(prompt.ids), keep, limit)
+    if prompt.pictures and len(ids) < len(prompt.ids):
+        raise BadRequest(
+            f"truncate_prompt_tokens: a prompt with pictures is not cut, and this one has {len(prompt.ids)} tokens",
+            param="truncate_prompt_tokens",
+        )
+    return Encoded(ids, prompt.pictures)
+
+
+async def encode_pictured(
+    service: Service, text: str, sources: Sequence[Source], held: Held, param: str | None, special: bool = False
+) -> Encoded:
+    """Token ids of a text that has a mark for each picture. `special`: with what the tokenizer puts around texts."""
+    service.media.check_marks(text, len(sources), param or "messages")
+    prepared = await service.media.prepared(sources, held)
+    work = partial(service.media.encode, text, prepared, param, special)
+    return await asyncio.get_running_loop().run_in_executor(_ENCODING, work)
+
+
+async def encode_chat(service: Service, body: ChatBody, param: str | None, held: Held) -> Encoded:
     """Messages through the model's template; strings in them can never become special tokens.
 
-    `param`: as for `encode_texts`.
+    `param`: as for `encode_texts`. `held` counts the pictures in them.
     """
     if service.template is None:
         raise BadRequest("messages: this model has no chat template; use /v1/completions", param="messages")
     if not body.messages:
         raise BadRequest("messages: must not be empty", param="messages")
     as_text = service.formats.tools is not None and service.formats.tools.text_arguments
-    messages = [_plain(message, f"messages[{i}]", as_text) for i, message in enumerate(body.messages)]
+    sources: list[Source] = []
+    messages = [_plain(message, f"messages[{i}]", as_text, sources) for i, message in enumerate(body.messages)]
+    service.media.admit(sources)
     continued = bool(body.continue_final_message)
     generate = body.add_generation_prompt
     if continued and generate:
@@ -129,28 +155,26 @@ async def encode_chat(service: Service, body: ChatBody, param: str | None) -> li
         tools,
         add_generation_prompt=not continued if generate is None else generate,
         continue_final_message=continued,
+        picture=service.media.mark if sources else "",
         **kwargs,
     )
     # In a thread whatever its size: the template may use up its time.
     text = await asyncio.get_running_loop().run_in_executor(_RENDERING, render)
-    return (await encode_texts(service, [text], False, param))[0]
+    if sources:
+        return await encode_pictured(service, text, sources, held, param)
+    return Encoded((await encode_texts(service, [text], False, param))[0])
 
 
-def _plain(message: Message, where: str, as_text: bool) -> dict[str, Any]:
-    """A message as the template sees it: only what was given. `as_text`: arguments of calls are JSON in a string."""
+def _plain(message: Message, where: str, as_text: bool, sources: list[Source]) -> dict[str, Any]:
+    """A message as the template sees it: only what was given. `as_text`: arguments of calls are JSON in a string.
+
+    Pictures leave it for `sources`.
+    """
     refuse_unbuilt(message, where=f"{where}.")
     if message.tool_calls and message.role != "assistant":
         raise BadRequest(f"{where}.tool_calls: only the assistant calls tools", param=f"{where}.tool_calls")
     if message.tool_call_id is not None and message.role != "tool":
         raise BadRequest(f"{where}.tool_call_id: only for the role 'tool'", param=f"{where}.tool_call_id")
-    for i, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        at = f"{where}.content[{i}]"
-        if part.get("type") != "text":
-            raise BadRequest(
-                f"{at}.type: only parts of type 'text' are read, not {part.get('type')!r}", param=f"{at}.type"
-            )
-        if not isinstance(part.get("text"), str):
-            raise BadRequest(f"{at}.text: required, a string", param=f"{at}.text")
     if message.content is None and not message.tool_calls and message.reasoning_content is None:
         raise BadRequest(f"{where}.content: required", param=f"{where}.content")
     fields = msgspec.structs.asdict(message)
@@ -158,9 +182,43 @@ def _plain(message: Message, where: str, as_text: bool) -> dict[str, Any]:
     plain = {name: fields[name] for name in names if fields[name] is not None}
     if message.content is None:
         plain["content"] = ""
+    elif not isinstance(message.content, str):
+        plain["content"] = _parts(message.content, f"{where}.content", sources)
     if message.tool_calls:
         plain["tool_calls"] = history_calls(message, where, as_text)
     return plain
+
+
+def _parts(content: Sequence[dict[str, Any]], where: str, sources: list[Source]) -> list[Any]:
+    parts: list[Any] = []
+    for i, part in enumerate(content):
+        at = f"{where}[{i}]"
+        source = source_of(part, at)
+        if source is not None:
+            sources.append(source)
+            forget(part)
+            parts.append(PICTURE)
+        elif part.get("type") != "text":
+            raise BadRequest(
+                f"{at}.type: only parts of type 'text' and 'image_url' are read, not {str(part.get('type'))[:40]!r}",
+                param=f"{at}.type",
+            )
+        elif not isinstance(part.get("text"), str):
+            raise BadRequest(f"{at}.text: required, a string", param=f"{at}.text")
+        else:
+            parts.append(part)
+    return parts
+
+
+def details_of(messages: Sequence[Message]) -> list[str]:
+    """Fields of pictures that ask for a size of their own: the model's files say what becomes of them."""
+    found = []
+    for i, message in enumerate(messages):
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            image = part.get("image_url")
+            if isinstance(image, dict) and image.get("detail") not in (None, "auto"):
+                found.append(f"messages[{i}].content[{j}].image_url.detail")
+    return found
 
 
 def _template_kwargs(service: Service, given: dict[str, Any]) -> dict[str, Any]:

@@ -102,6 +102,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     logprobs: int | None = None
     suffix: str | None = None
     prompt_embeds: Any = None
+    multi_modal_data: Any = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -213,7 +213,10 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A served name. `quire`: the passport of a folder that has one, what was measured of the model."""
+    """A served name. `input_modalities`: text and image, where it takes pictures.
+
+    `quire`: the passport of a folder that has one, what was measured of the model.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -223,7 +226,13 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None
     max_model_len: int
     permission: list[Any] = msgspec.field(default_factory=list)
+    input_modalities: list[str] | UnsetType = UNSET
     quire: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+def modalities(pictures: bool) -> list[str] | UnsetType:
+    """What a model reads, where it takes pictures."""
+    return ["text", "image"] if pictures else UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
+from quire.engine.sources import DETAILS, Source
 from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.unbuilt import refuse_unbuilt, without_effect
 
@@ -98,9 +99,22 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 def ignored_of(body: ResponsesRequest) -> list[str]:
     """Fields that are given and change nothing."""
     found = without_effect(body, _SILENT)
+    found += _details_of(items_of(body))
     found += [f"include[{i}]" for i, name in enumerate(body.include or ()) if name != LOGPROBS]
     if body.reasoning is not None:
         found += [f"reasoning.{name}" for name in without_effect(body.reasoning, ("summary", "generate_summary"))]
+    return found
+
+
+def _details_of(items: Sequence[Item]) -> list[str]:
+    """Fields of pictures that ask for a size of their own: the model's files say what becomes of them."""
+    found = []
+    for i, item in enumerate(items):
+        content = item.get("content")
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            image = part if isinstance(part, dict) and part.get("type") == "input_image" else {}
+            if image.get("detail") not in (None, "auto"):
+                found.append(f"input[{i}].content[{j}].detail")
     return found
 
 
@@ -175,22 +189,23 @@ class _Turns:
                 self._calls.append(ToolCall(id=_string(item, "call_id", at), type="function", function=function))
             case "function_call_output":
                 self.end()
-                told = _text(item.get("output", ""), f"{at}.output")
+                told = _seen(item.get("output", ""), f"{at}.output")
                 self.messages.append(Message(role="tool", content=told, tool_call_id=_string(item, "call_id", at)))
             case _:
                 told = f"{at}.type: {str(kind)[:40]!r} is no item that can be read here"
                 raise BadRequest(told, param=f"{at}.type")
 
     def _message(self, item: Item, at: str) -> None:
-        role, said = _string(item, "role", at), _text(item.get("content"), f"{at}.content")
+        role, content = _string(item, "role", at), item.get("content")
         if role not in ("user", "assistant", "system", "developer"):
             raise BadRequest(f"{at}.role: must be user, assistant, system or developer", param=f"{at}.role")
         if role != "assistant" or self._said or self._calls:
             self.end()
         if role == "assistant":
-            self._said.append(said)
+            self._said.append(_text(content, f"{at}.content"))
         else:
             # Few templates know the role of a developer.
+            said = _seen(content, f"{at}.content")
             self.messages.append(Message(role="system" if role == "developer" else role, content=said))
 
     def end(self) -> None:
@@ -201,19 +216,37 @@ class _Turns:
         self._thoughts, self._said, self._calls = [], [], []
 
 
+def _seen(content: Any, at: str) -> str | list[Item]:
+    """The text of a content, or parts of a chat message where there are pictures."""
+    parts = content if isinstance(content, list) else []
+    if not any(isinstance(part, dict) and part.get("type") == "input_image" for part in parts):
+        return _text(content, at)
+    return [_part(part, f"{at}[{i}]") for i, part in enumerate(parts)]
+
+
+def _part(part: Any, at: str) -> Item:
+    if not isinstance(part, dict) or part.get("type") != "input_image":
+        return {"type": "text", "text": _text_of(part, at)}
+    if part.get("file_id") is not None:
+        raise BadRequest(f"{at}.file_id: files are not kept here; send image_url", param=f"{at}.file_id")
+    if part.get("detail") not in DETAILS:
+        raise BadRequest(f"{at}.detail: must be auto, low or high", param=f"{at}.detail")
+    return {"type": "image", "source": Source(f"{at}.image_url", _string(part, "image_url", at))}
+
+
 def _text(content: Any, at: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise BadRequest(f"{at}: required, a string or a list of parts", param=at)
-    texts = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXTS:
-            told = f"{at}[{i}].type: only text can be read here, not {str(kind)[:40]!r}"
-            raise BadRequest(told, param=f"{at}[{i}].type")
-        texts.append(_string(part, "text", f"{at}[{i}]"))
-    return "\n".join(texts)
+    return "\n".join(_text_of(part, f"{at}[{i}]") for i, part in enumerate(content))
+
+
+def _text_of(part: Any, at: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in _TEXTS:
+        raise BadRequest(f"{at}.type: only text can be read here, not {str(kind)[:40]!r}", param=f"{at}.type")
+    return _string(part, "text", at)
 
 
 def _string(item: Item, name: str, at: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.params import MAX_STOP_STRINGS
 from quire.core.request import TokenLogprob
+from quire.engine.sources import Source
 from quire.server.api.answer import Answer, respond
 from quire.server.api.completions import submit_completion
 from quire.server.api.convert import check_body, renamed
@@ -24,8 +26,11 @@ from quire.server.http.sse import event
 from quire.server.service import VERSION, Service
 
 MAX_NEW_TOKENS = 100
+_IMAGE = re.compile(r"!\[\]\(([^)\s]*)\)")
+"""A picture in a text, as TGI reads it of models that take some (Markdown's)."""
 _SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop")
-RENAMED = {"max_tokens": "parameters.max_new_tokens", "prompt": "inputs", "structured_outputs": "parameters.grammar",
+RENAMED = {"prompt_logprobs": "parameters.decoder_input_details",
+           "max_tokens": "parameters.max_new_tokens", "prompt": "inputs", "structured_outputs": "parameters.grammar",
            "truncate_prompt_tokens": "parameters.truncate", "logprobs": "parameters.top_n_tokens",
            "model": "parameters.adapter_id", **{name: f"parameters.{name}" for name in _SAMPLING}}  # fmt: skip
 """Fields of completions by which errors may go, and what they are called here."""
@@ -158,10 +163,15 @@ async def info(service: Service, request: Request) -> Response:
 async def _generate(
     service: Service, request: Request, body: TgiRequest, stream: bool = False, listed: bool = False
 ) -> Response:
+    arrival, sources = time.monotonic(), list[Source]()
+    if service.engine.info.pictures:
+        sources = [Source("inputs", url) for url in _IMAGE.findall(body.inputs)]
+        service.media.admit(sources)
+        body = msgspec.structs.replace(body, inputs=_IMAGE.sub(lambda _: service.media.mark, body.inputs))
     asked = completion_of(body)
     with renamed(RENAMED):
         check_body(service, asked)
-        generation = await submit_completion(service, asked, time.monotonic(), request.state.tenant, each=True)
+        generation = await submit_completion(service, asked, arrival, request.state.tenant, each=True, sources=sources)
     answer = _Answer(service, generation, body, stream=stream, listed=listed and not stream)
     return await respond(request, answer)
 

@@ -32,7 +32,8 @@ async def tokenize(service: Service, request: Request) -> Response:
         check_tools(service, body.tools or ())
         if body.add_special_tokens:
             raise BadRequest("add_special_tokens: the chat template already adds them", param="add_special_tokens")
-        ids = await encode_chat(service, body, None)
+        with service.media.hold() as held:
+            ids = service.media.shown_of(await encode_chat(service, body, None, held))
     else:
         special = body.add_special_tokens is not False
         [ids] = await encode_texts(service, [body.prompt], special, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -121,9 +122,9 @@ class Writer(Answer, Generic[Body]):
         """The number of a choice's prompt."""
         return choice // drawn(self.body)
 
-    def prompt(self, choice: int) -> tuple[int, ...]:
-        """The tokens that a choice continues."""
-        return self.generation.requests[self.prompt_of(choice)].prompt
+    def prompt(self, choice: int) -> Sequence[int]:
+        """The tokens that a choice continues, as replies have them."""
+        return self.service.media.shown(self.generation.requests[self.prompt_of(choice)])
 
     def prompt_rows(self, choice: int) -> PromptLogprobs | UnsetType:
         """Log-probabilities of a choice's prompt, if they were asked for."""

@@ -35,7 +35,7 @@ async def read_struct(request: Request, options: ServerOptions, choose: Callable
     """The body of `request` as the kind of struct that `choose` sees in its JSON.
 
     Fields that the kind does not have are noted in `request.state.ignored`, unless `options.strict` refuses them.
-    Raises `BadRequest`, or `HttpError` 408, 413 or 415.
+    Raises `BadRequest`, `Overloaded` where others have sent too much, or `HttpError` 408, 413 or 415.
     """
     data = await read_bytes(request, options.max_body_bytes, options.body_timeout)
 
@@ -128,11 +128,13 @@ def _check_headers(request: Request, limit: int) -> None:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    data = bytearray()
+    data, counted = bytearray(), request.state.exchange.body
+    counted.release()  # of several models the door reads it first, and its model again
     try:
         async for chunk in request.stream():
             if len(data) + len(chunk) > limit:
                 raise _too_large(limit)
+            counted.take(len(chunk))
             data += chunk
     except ClientDisconnect:
         raise HttpError(499, "the client left before its request was complete", code="client_gone") from None

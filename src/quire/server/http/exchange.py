@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from starlette.types import Scope
 
 from quire.server.generation import Generated
+from quire.server.http.bodies import Bodies, Part
 from quire.server.keys import NOBODY, Tenant
 
 
@@ -17,7 +18,7 @@ class Exchange:
     """`scope` is ASGI's; `arrived` is in seconds since 1970, `began` of `time.monotonic`.
 
     `status` 0: nothing was answered yet; 499: the client left. `generation` and the name of the `model` are set once
-    the engine has the request.
+    the engine has the request. `body`: what of it is in memory.
     """
 
     request_id: str
@@ -29,11 +30,13 @@ class Exchange:
     seconds: float = 0.0
     generation: Generated | None = None
     model: str = ""
+    body: Part = field(default_factory=lambda: Part(Bodies(0)))
 
     def end(self) -> None:
         """The last byte was sent, or the client left."""
         self.seconds = time.monotonic() - self.began
         self.status = self.status or 499
+        self.body.release()
 
     @property
     def route(self) -> str:

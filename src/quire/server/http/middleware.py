@@ -15,6 +15,7 @@ from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.core.request import random_id
 from quire.server.api.fields import warning
 from quire.server.generation import ClientGone
+from quire.server.http.bodies import Bodies, Part
 from quire.server.http.dialects import dialect_of
 from quire.server.http.door import Door
 from quire.server.http.errors import HttpError, error_headers
@@ -53,6 +54,7 @@ class Gateway:
         self._service = service
         self._public = PUBLIC | (frozenset() if service.options.protect_metrics else MEASURED)
         self._pages = pages
+        self._bodies = Bodies(round(service.options.max_bodies_gb * 1e9))
         hosts = service.options.allowed_hosts
         if not hosts and service.options.host in ("localhost", "127.0.0.1", "::1"):
             hosts = LOOPBACK
@@ -66,7 +68,8 @@ class Gateway:
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn, which has the other scope, leaves the body out
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        exchange = Exchange(_request_id(headers), scope, time.time(), time.monotonic())
+        body = Part(self._bodies)
+        exchange = Exchange(_request_id(headers), scope, time.time(), time.monotonic(), body=body)
         ignored: list[str] = []
 
         async def reply(message: Message) -> None:

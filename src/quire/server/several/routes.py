@@ -16,6 +16,7 @@ from quire.server.api import ollama_models
 from quire.server.api.dashboard import state_of
 from quire.server.api.ollama import stamp
 from quire.server.api.ollama_models import OllamaModel, OllamaModels, details_of, loaded_models
+from quire.server.api.replies import modalities
 from quire.server.api.responses import cancel_response, delete_response, read_response
 from quire.server.app import livez, load, readiness, version
 from quire.server.http.body import read_struct
@@ -41,6 +42,7 @@ def _card(several: Several, slot: Slot, name: str) -> StateCard:
         root=listed.root,
         parent=None if own else listed.name,
         max_model_len=listed.max_model_len if service is None else service.engine.info.max_model_len,
+        input_modalities=modalities(service is not None and service.engine.info.pictures),
         quire=dict(listed.passport) if own and listed.passport else msgspec.UNSET,
         status=slot.state,
         pinned=listed.pinned,

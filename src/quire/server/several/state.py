@@ -83,7 +83,7 @@ class Several:
     """The state of a server of several models (`door.Door`)."""
 
     def __init__(self, pool: Pool, options: ServerOptions) -> None:
-        self.pool, self.options = pool, options
+        self.pool, self.options = pool, options.sized(True)
         self.engine = AllEngines(pool)
         self.draining, self.active, self.created = False, 0, int(time.time())
         self.started = False  # pinned models are loaded, or cannot be

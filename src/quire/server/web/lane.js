@@ -3,6 +3,7 @@
 import { Answer } from "./answer.js";
 import { ask, events } from "./api.js";
 import { el } from "./dom.js";
+import { contentOf, thumbnail } from "./pictures.js";
 import { Settings } from "./settings.js";
 
 const ALTERNATIVES = 5;
@@ -31,11 +32,11 @@ export class Lane {
     if (models.some((model) => model.id === chosen)) this.model.value = chosen;
   }
 
-  /** Ask. `fields`: those of the settings, checked. */
-  send(text, fields) {
-    const question = el("article", { class: "question", "aria-label": "You" }, text);
+  /** Ask. `urls`: of pictures; `fields`: those of the settings, checked. */
+  send(text, urls, fields) {
+    const question = el("article", { class: "question", "aria-label": "You" }, ...urls.map(thumbnail), text);
     this.log.append(question);
-    return this.answer({ text, question }, fields);
+    return this.answer({ content: contentOf(text, urls), question }, fields);
   }
 
   /** Ask the last question again. */
@@ -62,17 +63,17 @@ export class Lane {
     for (const turn of this.turns) turn.answer.showTokens(tokens);
   }
 
-  messages(text) {
+  messages(content) {
     // What failed before it said anything is no part of the conversation.
     const said = this.turns.filter((turn) => turn.answer.text).flatMap((turn) => [
-      { role: "user", content: turn.text }, { role: "assistant", content: turn.answer.text }]);
+      { role: "user", content: turn.content }, { role: "assistant", content: turn.answer.text }]);
     const system = this.settings.system ? [{ role: "system", content: this.settings.system }] : [];
-    return [...system, ...said, { role: "user", content: text }];
+    return [...system, ...said, { role: "user", content }];
   }
 
   async answer(turn, fields) {
     const { probabilities } = this.view;
-    const body = { model: this.model.value || null, messages: this.messages(turn.text), ...fields };
+    const body = { model: this.model.value || null, messages: this.messages(turn.content), ...fields };
     Object.assign(body, { stream: true, stream_options: { include_usage: true }, quire: { timings: true } });
     if (probabilities) Object.assign(body, { logprobs: true, top_logprobs: ALTERNATIVES });
     const answer = new Answer({ json: this.settings.json, tokens: probabilities, again: () => this.view.regenerate(this) });

@@ -4,6 +4,7 @@ import { ask, getKey, setKey } from "./api.js";
 import { byId } from "./dom.js";
 import { Figures } from "./figures.js";
 import { Lane } from "./lane.js";
+import { Pictures } from "./pictures.js";
 import { Mistake } from "./settings.js";
 
 const NARROW = matchMedia("(max-width: 60rem)");
@@ -11,6 +12,7 @@ const NARROW = matchMedia("(max-width: 60rem)");
 const view = { probabilities: false, compare: false, regenerate, refused };
 const lanes = ["A", "B"].map((name) => new Lane(name, view, changed));
 const figures = new Figures(byId("figures"));
+const pictures = new Pictures(byId("pictures"), notice);
 const shown = () => (view.compare ? lanes : lanes.slice(0, 1));
 
 function notice(text) {
@@ -78,12 +80,13 @@ function regenerate(lane) {
 
 function send() {
   const text = byId("message").value.trim();
-  if (!text || lanes.some((lane) => lane.busy)) return;
+  if (!(text || pictures.urls.length) || lanes.some((lane) => lane.busy)) return;
   checked(() => {
     const fields = shown().map((lane) => lane.settings.fields());
     byId("message").value = "";
     resize();
-    shown().forEach((lane, i) => lane.send(text, fields[i]));
+    const urls = pictures.take();
+    shown().forEach((lane, i) => lane.send(text, urls, fields[i]));
   });
 }
 
@@ -102,6 +105,8 @@ async function loadModels() {
   try {
     const { data } = await (await ask("v1/models")).json();
     for (const lane of lanes) lane.offer(data);
+    pictures.able = data.some((model) => model.input_modalities?.includes("image"));
+    byId("attach").hidden = !pictures.able;
   } catch (error) {
     if (error.status === 401) {
       notice(getKey() ? "The server does not know this key." : "This server wants a key: enter it in the settings.");
@@ -117,6 +122,25 @@ function keys(event) {
     if (lanes.some((lane) => lane.busy)) stop();
     else if (NARROW.matches) ["settings", "figures"].forEach((name) => panel(name, false));
   }
+}
+
+/** Pictures come by the button, by pasting and by dropping. */
+function attach() {
+  const files = byId("files");
+  byId("attach").addEventListener("click", () => files.click());
+  files.addEventListener("change", () => {
+    pictures.add(files.files);
+    files.value = "";
+  });
+  byId("message").addEventListener("paste", (event) => {
+    if (pictures.add(event.clipboardData.files)) event.preventDefault();
+  });
+  byId("chat").addEventListener("dragover", (event) => {
+    if (pictures.able) event.preventDefault();
+  });
+  byId("chat").addEventListener("drop", (event) => {
+    if (pictures.add(event.dataTransfer.files)) event.preventDefault();
+  });
 }
 
 function start() {
@@ -145,6 +169,7 @@ function start() {
     event.preventDefault();
     send();
   });
+  attach();
   document.addEventListener("keydown", keys);
   byId("key").value = getKey();
   byId("key").addEventListener("change", () => {

@@ -1,0 +1,69 @@
+"""Options of pictures in prompts: how many there may be, how large, and from where files are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.core.errors import ConfigError
+from quire.core.option import about
+
+USUAL_IMAGES = 16
+
+
+class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a picture may be, and how many of them a prompt may have. `limit_mm_per_prompt` is spelled as vLLM's."""
+
+    limit_mm_per_prompt: Annotated[
+        str | None,
+        about(f'Pictures of one prompt at most: image=4, or {{"image": 4}}; {USUAL_IMAGES} if not given.'),
+    ] = None
+    max_image_bytes: Annotated[int, about("Largest file of a picture, in bytes.")] = 20 << 20
+    max_image_pixels: Annotated[int, about("Most pixels of a picture, before it is made smaller for the model.")] = (
+        50_000_000
+    )
+    mm_processor_cache_gb: Annotated[
+        float, about("GB (1e9 bytes) of pictures that are kept as the model wants them, in case they come again.")
+    ] = 0.25
+    allowed_local_media_path: Annotated[
+        str | None, about("Folder of pictures that messages may name by file:// URLs; none may without it.")
+    ] = None
+
+    def validate(self) -> None:
+        """Refuse what cannot work, naming the option."""
+        _ = self.images
+        if self.max_image_bytes < 1024 or self.max_image_pixels < 1:
+            raise ConfigError(
+                "--max-image-bytes must be at least 1024, --max-image-pixels at least 1", param="max_image_bytes"
+            )
+        if not 0 <= self.mm_processor_cache_gb <= 1 << 20:
+            raise ConfigError("--mm-processor-cache-gb must lie in [0, 1048576]", param="mm_processor_cache_gb")
+
+    @property
+    def images(self) -> int:
+        """Pictures of one prompt at most; `ConfigError` where `limit_mm_per_prompt` does not say it."""
+        if self.limit_mm_per_prompt is None:
+            return USUAL_IMAGES
+        counts = _counts(self.limit_mm_per_prompt)
+        for name, count in counts.items():
+            if type(count) is not int or not 0 <= count <= 1 << 16:
+                raise _limit_error(f"{name!r} must have a number from 0 to 65536")
+            if name != "image" and count:
+                raise _limit_error(f"only pictures are read, no {name[:40]!r}; leave it out, or say 0")
+        return int(counts.get("image", USUAL_IMAGES))
+
+
+def _counts(text: str) -> dict[str, Any]:
+    """By kind of media: JSON, or name=number, several of them with commas between."""
+    if text.lstrip().startswith("{"):
+        try:
+            return msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise _limit_error(str(error)) from None
+    pairs = [pair.strip().partition("=") for pair in text.split(",")]
+    return {name: int(value) if value.isdecimal() and len(value) < 10 else value for name, _, value in pairs}
+
+
+def _limit_error(told: str) -> ConfigError:
+    return ConfigError(f'--limit-mm-per-prompt: {told}; as in image=4 or {{"image": 4}}', param="limit_mm_per_prompt")

@@ -1,0 +1,287 @@
+"""Pictures by URL: from named hosts alone, at addresses that were looked at, within size, time and redirects."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from live_server import LiveServer
+from quire.core.errors import BadRequest, ConfigError
+from quire.server import fetching
+from quire.server.fetching import Host, Rules, fetch, is_public, read_hosts
+from seeing import asked, file_of, image_part, said, seeing
+
+DATA = file_of()
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def answer(status: int, body: bytes = b"", **headers: str) -> Answer:
+    def say(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in {"content_length": str(len(body)), **headers}.items():
+            if value:
+                handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return say
+
+
+def moved(where: str, status: int = 302) -> Answer:
+    return answer(status, location=where)
+
+
+def trickle(handler: BaseHTTPRequestHandler) -> None:
+    """A byte now and then, for ever: no single read takes long."""
+    answer(200, content_length="60000")(handler)
+    while True:
+        handler.wfile.write(b"x")
+        handler.wfile.flush()
+        time.sleep(0.02)
+
+
+def trickled_head(handler: BaseHTTPRequestHandler) -> None:
+    while True:
+        handler.wfile.write(b"H")
+        handler.wfile.flush()
+        time.sleep(0.02)
+
+
+def endless(handler: BaseHTTPRequestHandler) -> None:
+    answer(200, content_length="")(handler)
+    while True:
+        handler.wfile.write(bytes(1 << 16))
+
+
+def chunked(handler: BaseHTTPRequestHandler) -> None:
+    answer(200, content_length="", transfer_encoding="chunked")(handler)
+    for at in range(0, len(DATA), 50):
+        part = DATA[at : at + 50]
+        handler.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+    handler.wfile.write(b"0\r\n\r\n")
+
+
+ANSWERS: dict[str, Answer] = {
+    "/picture": answer(200, DATA),
+    "/open": answer(200, DATA, content_length=""),
+    "/chunked": chunked,
+    "/missing": answer(404, b"secret words"),
+    "/huge": answer(200, content_length=str(1 << 40)),
+    "/endless": endless,
+    "/short": answer(200, DATA, content_length=str(len(DATA) + 10)),
+    "/compressed": answer(200, DATA, content_encoding="gzip"),
+    "/trickle": trickle,
+    "/trickled-head": trickled_head,
+    "/silent": lambda handler: time.sleep(3),
+    "/once": moved("/picture"),
+    "/twice": moved("once", 307),
+    "/circle": moved("/circle", 301),
+    "/nowhere": answer(302),
+    "/elsewhere": moved("http://elsewhere.example/picture"),
+    "/inward": moved("http://169.254.169.254/latest/meta-data"),
+    "/to-a-file": moved("file:///etc/passwd"),
+}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    asked: list[tuple[str, dict[str, str]]] = []  # noqa: RUF012 (of the one server of a test)
+
+    def do_GET(self) -> None:
+        self.asked.append((self.path, {k.lower(): v for k, v in self.headers.items()}))
+        self.close_connection = True
+        with suppress(ConnectionError):
+            ANSWERS[self.path.partition("?")[0]](self)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def host() -> Iterator[int]:
+    server = _Server(("127.0.0.1", 0), _Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with host() as port:
+        yield port
+
+
+def rules(*hosts: str, limit: int = 1 << 16, seconds: float = 5.0) -> Rules:
+    return Rules(read_hosts(hosts), limit, seconds)
+
+
+def got(port: int, path: str, **limits: Any) -> bytes:
+    return fetch(f"http://127.0.0.1:{port}{path}", "url", rules(f"127.0.0.1:{port}", **limits))
+
+
+@pytest.mark.parametrize("path", ["/picture", "/picture?a=%20b#c", "/open", "/chunked", "/once", "/twice"])
+def test_what_comes(port: int, path: str) -> None:
+    assert got(port, path) == DATA
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/missing", "status 404"),
+        ("/huge", "--max-image-bytes"),
+        ("/endless", "--max-image-bytes"),
+        ("/short", "before the picture did"),
+        ("/compressed", "compressed"),
+        ("/circle", "more than 3 redirects"),
+        ("/nowhere", "nowhere"),
+        ("/elsewhere", "elsewhere.example' is not named"),
+        ("/inward", "169.254.169.254' is not named"),
+        ("/to-a-file", "http:// or https://"),
+        ("/%00 /../", "no spaces"),
+    ],
+)
+def test_what_does_not(port: int, path: str, why: str) -> None:
+    with pytest.raises(BadRequest, match=r"^url: ") as caught:
+        got(port, path)
+    assert why in caught.value.message and caught.value.param == "url" and "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("path", ["/trickle", "/trickled-head", "/silent"])
+def test_time_is_bounded_as_a_whole(port: int, path: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(BadRequest, match=r"did not come within 0.3 s"):
+        got(port, path, seconds=0.3)
+    assert time.monotonic() - began < 1.5
+
+
+def test_nothing_is_sent_along(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    _Handler.asked.clear()
+    got(port, "/once")
+    [(_, headers), (_, second)] = _Handler.asked
+    assert headers == second and set(headers) == {"host", "accept", "accept-encoding", "user-agent", "connection"}
+    assert headers["host"] == f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:{port}/picture",
+        "http://[::1]:{port}/picture",
+        "http://127.1:{port}/picture",
+        "http://2130706433:{port}/picture",
+        "http://0x7f000001:{port}/picture",
+        "http://127.0.0.1:1/picture",
+        "http://127.0.0.1:{port}@elsewhere.example/",
+        "http://user@127.0.0.1:{port}/picture",
+        "http://127.0.0.1.example:{port}/picture",
+        "http:///picture",
+        "http://127.0.0.1:port/picture",
+        "https+x://127.0.0.1:{port}/picture",
+    ],
+)
+def test_a_host_is_what_was_named(port: int, url: str) -> None:
+    before = len(_Handler.asked)
+    with pytest.raises(BadRequest):
+        fetch(url.format(port=port), "url", rules(f"127.0.0.1:{port}"))
+    assert len(_Handler.asked) == before
+
+
+def test_names_do_not_lead_to_addresses_within(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = rules("localhost", "pictures.example")
+    with pytest.raises(BadRequest, match="no address of the public internet"):
+        fetch(f"http://localhost:{port}/picture", "url", named)
+    reached: list[tuple[str, int]] = []
+
+    def refuse(address: tuple[str, int], timeout: float) -> socket.socket:
+        reached.append(address)
+        raise ConnectionRefusedError
+
+    def resolved(*addresses: str) -> None:
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses]
+        monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: found)
+
+    monkeypatch.setattr(fetching.socket, "create_connection", refuse)
+    resolved("10.0.0.7", "192.168.1.1", "fe80::1%eth0", "::ffff:127.0.0.1", "224.0.0.1", "0.0.0.0")
+    with pytest.raises(BadRequest, match="no address of the public internet"):
+        fetch("http://pictures.example/a", "url", named)
+    assert not reached
+    # The connection goes to the address that was looked at, not to the name once more.
+    resolved("10.0.0.7", "93.184.215.14")
+    with pytest.raises(BadRequest, match="did not answer"):
+        fetch("http://Pictures.Example./a", "url", named)
+    assert reached == [("93.184.215.14", 80)]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
+     "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "ff02::1", "::ffff:10.0.0.1", "2002:7f00:1::",
+     "64:ff9b::7f00:1", "198.18.0.1", "240.0.0.1"],
+)  # fmt: skip
+def test_addresses_that_are_not_public(address: str) -> None:
+    assert not is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize("address", ["93.184.215.14", "8.8.8.8", "2606:4700::1111", "64:ff9b::808:808"])
+def test_addresses_that_are(address: str) -> None:
+    assert is_public(ipaddress.ip_address(address))
+
+
+def test_hosts_of_the_option() -> None:
+    assert read_hosts(("a.example, B.example:8080", "[::1]:9", "bücher.example.")) == (
+        Host("a.example", None), Host("b.example", 8080), Host("::1", 9), Host("xn--bcher-kva.example", None),
+    )  # fmt: skip
+    for wrong in ("http://a.example", "a.example/b", "*.example", "a:port", "u@a", ":80", "a?b"):
+        with pytest.raises(ConfigError, match="--allow-media-url"):
+            read_hosts((wrong,))
+
+
+def test_through_a_server(port: int) -> None:
+    with seeing(allow_media_url=(f"other.example,127.0.0.1:{port}",), media_timeout=0.5) as server:
+
+        def ask(*paths: str) -> Any:
+            parts = [image_part(f"http://127.0.0.1:{port}{path}") for path in paths]
+            return server.post("/v1/chat/completions", {"messages": asked(*parts), "max_tokens": 1})
+
+        assert ask("/picture", "/twice").status_code == 200
+        assert len(server.stub.submitted[-1].pictures) == 2 and said(server).count("<image>") == 8
+        for path, why in {"/missing": "404", "/trickle": "within 0.5 s", "/elsewhere": "not named"}.items():
+            reply = ask("/picture", path)
+            assert reply.status_code == 400, reply.text
+            assert reply.json()["error"]["param"] == "messages[0].content[1].image_url.url" and why in reply.text
+        _others_are_answered_meanwhile(server, ask)
+        source = {"type": "url", "url": f"http://127.0.0.1:{port}/picture"}
+        body = {"model": "stub", "max_tokens": 1, "messages": asked({"type": "image", "source": source})}
+        assert server.post("/v1/messages", body).status_code == 200
+
+
+def _others_are_answered_meanwhile(server: LiveServer, ask: Callable[..., Any]) -> None:
+    slow = [threading.Thread(target=ask, args=("/silent",)) for _ in range(12)]
+    for thread in slow:
+        thread.start()
+    began = time.monotonic()
+    server.chat("hi", max_tokens=1)
+    assert time.monotonic() - began < 0.4
+    for thread in slow:
+        thread.join(10.0)
