@@ -111,7 +111,7 @@ class Tower:
             x[rows] = self.embed_norm(ops, x[rows])
         return x
 
-    def _layer(self, layer: TowerLayer, x: Tensor, attend: Attention) -> None:
+    def _layer(self, layer: TowerLayer, x: Tensor, attention: Attention) -> None:
         """Add what a layer makes to the stream, in place: keys and values of all rows first, then row by row."""
         ops, spec = self.ops, self.spec
         for rows in pieces(len(x)):
@@ -119,24 +119,25 @@ class Tower:
             qkv = layer.qkv(ops, layer.attn_norm(ops, x[rows]))
             for i, weight in enumerate(layer.qk_norms):
                 ops.norm_spans(qkv, weight, i * spec.hidden, spec.hidden, False, QK_EPS)
-            attend.write(rows, qkv)
-        for rows in pieces(len(x)):
-            ops.begin_step()
-            self._add(layer, x[rows], attend(rows))
+            attention.write(rows, qkv)
+        for some, attended in attention.attend():
+            here = x[some]
+            added = self._add(layer, here, attended)
+            if added.data_ptr() != here.data_ptr() or not isinstance(some, slice):
+                x[some] = added
 
-    def _add(self, layer: TowerLayer, x: Tensor, attended: Tensor) -> None:
-        """Add what follows attention to some rows of the stream, in place."""
+    def _add(self, layer: TowerLayer, x: Tensor, attended: Tensor) -> Tensor:
+        """Some rows of the stream and what follows attention in a layer, perhaps in their place."""
         ops = self.ops
         delta = layer.o(ops, attended)
         if layer.attn_scale is not None:
             delta.mul_(layer.attn_scale)
-        added, h = layer.mlp_norm.add(ops, x, delta)
+        x, h = layer.mlp_norm.add(ops, x, delta)
         delta = layer.mlp(ops, h)
         if layer.mlp_scale is not None:
             delta.mul_(layer.mlp_scale)
-        added = ops.add(added, delta)
-        if added.data_ptr() != x.data_ptr():
-            x.copy_(added)
+        added: Tensor = ops.add(x, delta)
+        return added
 
 
 QK_EPS = 1e-6
