@@ -112,6 +112,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "trees": {"speculative_config": json.dumps({"method": "suffix", "topk": 2, "adaptive": False})},
     "chunks": {"max_num_batched_tokens": 40, "max_num_seqs": 8},
     "preempted": {"max_num_batched_tokens": 32, "max_num_seqs": 16},
+    "weights on disk": {"weight_offload": "disk"},
     "self": {"speculative_config": json.dumps({"method": "self", "layers": 1, "adaptive": False})},
     "ngram": {"speculative_config": json.dumps({"method": "ngram", "prompt_lookup_min": 1, "adaptive": False})},
 }
@@ -131,8 +132,8 @@ def test_same_bits_under_any_load(way: str, made: Made, alone: dict[str, Answer]
         assert [r.id for r in requests if got[r.id].bits() != alone[r.id].bits()] == []
         stats = engine.engine.stats()
         assert stats.used_blocks == 0 and stats.picture_queries
-        # Layers with windows have blocks to spare for answers of 12 tokens; test_picture_engine.py has scarcer ones.
-        assert way != "preempted" or stats.preemptions or made.family == "gemma3"
+        # Others have one prompt that is much longer than the rest, or blocks to spare in layers with windows.
+        assert way != "preempted" or stats.preemptions or made.family != "qwen3_vl"
 
 
 FORMS: tuple[dict[str, Any], ...] = (

@@ -69,9 +69,9 @@ class PagedAttention:
         for rows in self._groups:
             blocks = torch.arange(first, first + len(rows) * self._each, dtype=torch.int32).view(len(rows), -1)
             first += blocks.numel()
-            for queries in rows.split(QUERIES, 1):
+            for queries in torch.split(rows, QUERIES, 1):
                 together = max(QUERIES // queries.shape[1], 1)
-                for some, tables in zip(queries.split(together), blocks.split(together), strict=True):
+                for some, tables in zip(torch.split(queries, together), torch.split(blocks, together), strict=True):
                     yield _where(some.flatten()), (len(some), some.shape[1]), tables, rows.shape[1]
 
     def write(self, rows: slice, qkv: Tensor) -> None:
@@ -129,9 +129,9 @@ class WholeAttention:
             out[rows.flatten()] = found.transpose(1, 2).flatten(0, 1)
         flat = out.view(count, -1)
         for first in range(0, count, QUERIES):
-            rows = slice(first, min(first + QUERIES, count))
+            some = slice(first, min(first + QUERIES, count))
             self._ops.begin_step()
-            yield rows, flat[rows] if flat.is_cuda else flat[rows].float()
+            yield some, flat[some] if flat.is_cuda else flat[some].float()
 
 
 def rotate(heads: Tensor, table: Tensor) -> Tensor:
