@@ -54,6 +54,8 @@ def test_the_openai_client_sends_a_jpeg_and_streams(server: LiveServer) -> None:
     assert abs(picture.image.astype(int) - (200, 30, 60)).max() < 8
     usage = chunks[-1].usage
     assert usage is not None and usage.prompt_tokens == len(request.prompt)
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.model_dump()["image_tokens"] == ROWS
 
 
 def test_several_pictures_in_their_order_and_in_several_turns(server: LiveServer) -> None:

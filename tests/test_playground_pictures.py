@@ -23,6 +23,7 @@ PASTE = """(async () => {
 @in_chromium
 def test_pictures_go_with_a_message(browser: Browser) -> None:
     with seeing() as server, chatting(browser, server) as page:
+        server.stub.script = server.tokenizer.encode("So.", add_special_tokens=False)
         page.wait("!document.querySelector('#attach').hidden")
         for count in (1, 2):
             page.run(PASTE)

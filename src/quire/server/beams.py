@@ -12,7 +12,7 @@ from quire.engine.beam import Beam, BeamSearchParams, Tails, searching
 from quire.engine.edge.account import Moments, Timings, moments, timings
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.edge.streams import OutputStream
-from quire.server.api.replies import CachedTokens, CacheReport, Usage
+from quire.server.api.replies import CacheReport, Usage, details
 from quire.server.generation import Piece
 from quire.text.tokenizer import Tokenizer
 
@@ -89,7 +89,7 @@ class Beams:
     def usage(self, choice: int | None = None) -> Usage:
         """Tokens of the prompts, and of the beams that are answers."""
         read = sum(len(request.prompt) for request in self.requests)
-        cached = CachedTokens(cached_tokens=sum(self._cached.values()))
+        cached = details(sum(self._cached.values()), self.requests)
         return Usage(prompt_tokens=read, completion_tokens=self._made, total_tokens=read + self._made,
                      prompt_tokens_details=cached)  # fmt: skip
 

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from quire.core.request import Miss, Output, Request, TokenLogprob
 from quire.engine.edge.account import Moments, Timings, moments, timings
 from quire.engine.edge.async_engine import AsyncEngine
-from quire.server.api.replies import CachedTokens, CacheReport, CompletionTokens, Usage
+from quire.server.api.replies import CacheReport, CompletionTokens, Usage, details
 from quire.text.detokenizer import OutputText
 from quire.text.tokenizer import Tokenizer
 
@@ -151,7 +151,9 @@ class Generation:
             prompt_tokens=prompt,
             completion_tokens=written,
             total_tokens=prompt + written,
-            prompt_tokens_details=CachedTokens(cached_tokens=sum(self._cached[i] for i in used)),
+            prompt_tokens_details=details(
+                sum(self._cached[i] for i in used), [r for r in self.requests if r.id in used]
+            ),
             completion_tokens_details=guessed if drafted else UNSET,
         )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.core.request import Miss
+from quire.core.request import Miss, Request
 from quire.engine.edge.account import Moments, Timings
 from quire.server.http.pieces import Parts
 
@@ -16,9 +16,17 @@ PromptLogprobs = Iterator[dict[str, Any] | None]
 
 
 class CachedTokens(msgspec.Struct, kw_only=True):
-    """How much of the prompt came from the prefix cache."""
+    """How much of the prompt came from the prefix cache, and where there are pictures, how many of its tokens are rows
+    of theirs."""
 
     cached_tokens: int
+    image_tokens: int | UnsetType = UNSET
+
+
+def details(cached: int, requests: Iterable[Request]) -> CachedTokens:
+    """Those of `requests`, of whose prompts `cached` tokens were found."""
+    rows = sum(picture.rows for request in requests for picture in request.pictures)
+    return CachedTokens(cached_tokens=cached, image_tokens=rows or UNSET)
 
 
 class CompletionTokens(msgspec.Struct, kw_only=True):
