@@ -175,7 +175,7 @@ def guidellm(args: argparse.Namespace, at: Target, seed: int) -> dict[str, float
         f"kind=constant,rate={args.rate}",
     ]
     words += ["--constraint", f"kind=max_requests,count={args.requests}", "--seed", f"kind=static,value={seed}"]
-    words += ["--data", f"kind=json_file,path={prompts(args.work, args.requests, seed)}"]
+    words += ["--data", f"kind=json_file,path={prompts(args, at, seed)}"]
     words += ["--output", f"kind=json,path={out}"]
     command(words, args)
     [found] = json.loads(out.read_text())["benchmarks"]
@@ -193,13 +193,18 @@ def guidellm(args: argparse.Namespace, at: Target, seed: int) -> dict[str, float
     }
 
 
-def prompts(work: Path, count: int, seed: int) -> Path:
-    """GuideLLM's own texts are words that the made-up tokenizer lacks: so many prompts of words that are tokens."""
-    rng, path = random.Random(seed), work / "prompts.jsonl"
+def prompts(args: argparse.Namespace, at: Target, seed: int) -> Path:
+    """GuideLLM's own texts are words that these tokenizers lack: prompts of words that are one token each."""
+    rng, path = random.Random(seed), args.work / "prompts.jsonl"
+    vocabulary = json.loads((at.tokenizer / "tokenizer.json").read_text())["model"]["vocab"]
+    words = [
+        token[1:] for token in vocabulary if token[0] == "\u0120" and token[1:].isascii() and token[1:].isalpha()
+    ]  # with a space before
+    words = words or [str(word) for word in range(16, at.vocab_size)]
     lines = (
-        {"prompt": " ".join(str(rng.randrange(16, 30000)) for _ in range(LOAD["input_len"])),
+        {"prompt": " ".join(rng.choice(words) for _ in range(LOAD["input_len"])),
          "output_tokens_count": LOAD["output_len"]}
-        for _ in range(count)
+        for _ in range(args.requests)
     )  # fmt: skip
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

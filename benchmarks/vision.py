@@ -1,6 +1,7 @@
 """What pictures cost: encoding one by a vision tower, beside transformers' code for the same weights.
 
     python benchmarks/vision.py encode [--threads N] [--rounds 7] [--layers 27] [--pixels 672]
+    python benchmarks/vision.py again                   # time to the first token of a picture that was there before
 
 The tower has the shape of SigLIP-so400m (hidden 1,152, 27 layers, 16 heads, MLP 4,304, patches of 14 x 14 pixels) and
 random weights in bf16, written once so that both read the same. The two take turns on the same threads; the median of
@@ -11,6 +12,8 @@ the ratios of each round is given, with the largest difference of their features
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import statistics
 import tempfile
 import time
@@ -18,12 +21,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from figures import measure, parser_of
 from torch import Tensor
 
+from quire.bench.drive import drive
 from quire.core.config import DeviceConfig, flat_config
-from quire.core.pictures import Picture
+from quire.core.params import SamplingParams
+from quire.core.pictures import Picture, placeholders
+from quire.engine.local import LocalEngine
+from quire.engine.requests import Encoded, make_request
 from quire.figures.machine import this_machine
 from quire.model.build import load_model
 from quire.ops.backend import select
@@ -96,7 +104,59 @@ def encode(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-PARTS = {"encode": encode}
+QWEN = {"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "intermediate_size": 3072, "head_dim": 128, "vocab_size": 32000,
+        "max_position_embeddings": 4096, "tie_word_embeddings": True}  # fmt: skip
+TEXT_TOKENS = 16
+
+
+def again(args: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds to the first token of a prompt with a picture: a new one, the same behind another text (its features
+    are kept), the same prompt with another question (its keys and values are, too), and of as many tokens of text.
+    """
+    side = args.pixels // 14
+    facts = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "image_token_index": 31000}
+    tower = SO400M | {"num_hidden_layers": args.layers, "image_size": args.pixels}
+    config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "torch_dtype": "bfloat16",
+              "vision_config": tower, "text_config": QWEN, **facts}  # fmt: skip
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        (Path(folder) / "preprocessor_config.json").write_text(
+            json.dumps({"image_processor_type": "SiglipImageProcessor"})
+        )
+        options = {"load_format": "dummy", "quantization": "int8", "max_model_len": 4096, "num_blocks": 1024}
+        engine = LocalEngine(flat_config(model=folder, threads=args.threads, **options))
+        for turn in range(args.rounds + 1):
+            rng = np.random.default_rng(turn)
+            pixels = rng.integers(0, 256, (1, args.pixels, args.pixels, 3), np.uint8).tobytes()
+            texts = [tuple(rng.integers(16, 30000, TEXT_TOKENS).tolist()) for _ in range(4)]
+            asked = {
+                "new": (texts[0], texts[1]), "same picture": (texts[2], texts[1]), "same prompt": (texts[0], texts[3]),
+            }  # fmt: skip
+            for name, (before, after) in asked.items():
+                key = hashlib.blake2b(pixels, digest_size=16).digest()
+                runs, shape, size = ((TEXT_TOKENS, side**2),), (1, args.pixels, args.pixels), (args.pixels,) * 2
+                picture = Picture(key=key, pixels=pixels, shape=shape, runs=runs, size=size)
+                ids = [*before, *placeholders(key, side**2, engine.info.vocab_size), *after]
+                found.setdefault(name, []).append(first_token(engine, Encoded(ids, (picture,)), f"{name} {turn}"))
+            text = rng.integers(16, 30000, 2 * TEXT_TOKENS + side**2).tolist()
+            found.setdefault("text", []).append(first_token(engine, Encoded(text), f"text {turn}"))
+    return {
+        "machine": this_machine().name, "threads": args.threads, "decoder": "qwen-0.6b, int8",
+        "picture": f"{args.pixels} x {args.pixels} pixels, {side**2} rows, a tower of {args.layers} layers in bf16",
+        "ttft_ms": {name: round(1e3 * statistics.median(values[1:]), 1) for name, values in found.items()},
+    }  # fmt: skip
+
+
+def first_token(engine: LocalEngine, prompt: Encoded, name: str) -> float:
+    """Seconds to it, alone."""
+    request = make_request(engine.info, prompt, SamplingParams(max_tokens=1, temperature=0.0), request_id=name, seed=0)
+    [record], _ = drive(engine, [request])
+    return record.ttft
+
+
+PARTS = {"encode": encode, "again": again}
 
 
 def main() -> None:

@@ -289,7 +289,7 @@ class FakeEngine:
             if proved.get(block) == key:
                 continue
             before: tuple[object, ...] = ()
-            for slot, token in enumerate(self.pool._tokens[block], block * size):
+            for slot, token in enumerate(self.pool.tokens(block), block * size):
                 held = self.cache.get(slot, NAN)
                 assert held != NAN and held[-1] == token, f"block {block} is published and holds {held} at {slot}"
                 assert held[:-1] == before or not before, f"block {block} is of several sequences"

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from fake_runner import FakeEngine, request
 from live_server import LiveServer, live
-from quire.cache import blocks
 from quire.core.request import Miss
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
@@ -61,9 +60,9 @@ def test_a_block_that_only_a_window_needs_counts() -> None:
     assert ask(engine, prompt) == (8, Miss(8, "evicted"))
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "REMEMBERED", 3)
+def test_what_is_remembered_is_bounded() -> None:
     engine = FakeEngine(num_blocks=8)
+    engine.pool._remembered = 3
     for other in range(10, 40):
         ask(engine, [other] * 20, cache_salt=str(other))
     assert len(engine.pool._evicted) == 3

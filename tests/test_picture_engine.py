@@ -183,7 +183,7 @@ def test_a_prefix_hit_within_a_picture(made: Made) -> None:
         want = run(engine, [request])["first"]
         run(engine, [pictured("other", [text(9, 3), Shown(7, 5, 5), text(4, 4)])])  # takes the room of its features
         pool = engine.engine.pool
-        for block in [block for block in pool._by_key.values() if tuple(pool._tokens[block]) in later]:
+        for block in [block for block in pool._by_key.values() if pool.tokens(block) in later]:
             pool._forget(block)
         engine.submit(pictured("again", parts))
         answer, cached = Answer([], []), 0

@@ -148,7 +148,7 @@ def test_the_least_recently_needed_makes_room() -> None:
         engine.drain()
     assert sorted(engine.encoded.values()) == [1, 1, 2]
     encoding = engine.scheduler.encoding
-    assert encoding is not None and (encoding.queries, encoding.hits, len(encoding)) == (6, 2, 24)
+    assert encoding is not None and (encoding.queries, encoding.hits, encoding.rows) == (6, 2, 24)
 
 
 def test_rows_that_see_each_other_find_room_beside_drafts_and_prompts() -> None:

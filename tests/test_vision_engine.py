@@ -112,6 +112,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "trees": {"speculative_config": json.dumps({"method": "suffix", "topk": 2, "adaptive": False})},
     "chunks": {"max_num_batched_tokens": 40, "max_num_seqs": 8},
     "preempted": {"max_num_batched_tokens": 32, "max_num_seqs": 16},
+    "weights on disk": {"weight_offload": "disk"},
     "self": {"speculative_config": json.dumps({"method": "self", "layers": 1, "adaptive": False})},
     "ngram": {"speculative_config": json.dumps({"method": "ngram", "prompt_lookup_min": 1, "adaptive": False})},
 }

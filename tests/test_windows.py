@@ -127,7 +127,7 @@ def test_a_prefix_whose_window_was_evicted_is_cut_to_one_that_is_there() -> None
     engine.submit(request("cold", stem, 1))
     engine.drain()
     pool = engine.pool
-    lost = [block for block in range(128) if pool._tokens[block] == tuple(stem[28:32])]
+    lost = [block for block in range(128) if pool.tokens(block) == tuple(stem[28:32])]
     assert len(lost) == 2, "a block of four tokens in either group"
     windowed = next(b for b in lost if len(pool._key[b] or b"") > 16)
     pool._forget(windowed)

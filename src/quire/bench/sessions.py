@@ -18,7 +18,7 @@ from quire.bench.arrivals import due_times, kind_of
 from quire.bench.loads import ServeLoad
 from quire.bench.traces.read import read_trace
 from quire.bench.traces.trace import Trace, Traced
-from quire.bench.workload import FIRST_TOKEN, Length
+from quire.bench.workload import FIRST_TOKEN, Length, bounds
 from quire.core.errors import ConfigError
 
 DEFAULT_REQUESTS = 100
@@ -76,14 +76,7 @@ class Span:
     @classmethod
     def parse(cls, text: str, what: str) -> Span:
         """From "0.5" or "0.5:2"."""
-        low, _, high = text.partition(":")
-        try:
-            span = cls(float(low), float(high or low))
-        except ValueError:
-            raise ConfigError(f"--{what} {text!r} is neither a number of seconds nor a range like 0.5:2") from None
-        if not 0 <= span.low <= span.high < float("inf"):
-            raise ConfigError(f"--{what} {text!r}: needs 0 <= low <= high")
-        return span
+        return cls(*bounds(text, what, float, 0.0, "0.5:2"))
 
 
 class Tokens:

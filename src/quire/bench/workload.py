@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
+from typing import TypeVar
 
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
@@ -13,6 +15,21 @@ from quire.engine.requests import make_request
 
 FIRST_TOKEN = 16
 """Random ids start here: the first ones are often special tokens."""
+
+
+Number = TypeVar("Number", int, float)
+
+
+def bounds(text: str, what: str, number: type[Number], least: Number, example: str) -> tuple[Number, Number]:
+    """[low, high] of "3" or "1:3", as the option `what` has it; `ConfigError` beneath `least`, or for anything else."""
+    first, _, last = text.partition(":")
+    try:
+        low, high = number(first), number(last or first)
+    except ValueError:
+        raise ConfigError(f"--{what} {text!r} is neither a number nor a range like {example}") from None
+    if not least <= low <= high < math.inf:
+        raise ConfigError(f"--{what} {text!r}: needs {least} <= low <= high")
+    return low, high
 
 
 @dataclass(frozen=True)
@@ -25,14 +42,7 @@ class Length:
     @classmethod
     def parse(cls, text: str, what: str) -> Length:
         """From "128" or "64:256"."""
-        low, _, high = text.partition(":")
-        try:
-            length = cls(int(low), int(high or low))
-        except ValueError:
-            raise ConfigError(f"--{what} {text!r} is neither a number nor a range like 64:256") from None
-        if not 1 <= length.low <= length.high:
-            raise ConfigError(f"--{what} {text!r}: needs 1 <= low <= high")
-        return length
+        return cls(*bounds(text, what, int, 1, "64:256"))
 
     def draw(self, rng: random.Random) -> int:
         """One length."""

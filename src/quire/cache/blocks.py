@@ -7,6 +7,7 @@ put at the head and published ones at the tail, which makes eviction least-recen
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -39,16 +40,17 @@ class BlockPool:
     Block i is of lane i % `lanes` (cache/lanes.py), a list of free blocks for each; `free` says how many are left.
     """
 
-    def __init__(self, num_blocks: int, lanes: int = 1) -> None:
-        self.num_blocks, self.lanes = num_blocks, lanes
+    def __init__(self, num_blocks: int, lanes: int = 1, remembered: int = REMEMBERED) -> None:
+        """`remembered`: keys of evicted content, 0 where no miss is explained."""
+        self.num_blocks, self.lanes, self._remembered = num_blocks, lanes, remembered
         self.refs = [0] * num_blocks
         self._key: list[bytes | None] = [None] * num_blocks
-        self._tokens: list[tuple[int, ...]] = [()] * num_blocks
+        self._tokens = [b""] * num_blocks  # packed: a tuple of 16 and its numbers take seven times as much
         self._by_key: dict[bytes, int] = {}
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         # Free lists are threaded through two arrays; index num_blocks + lane is the sentinel that holds head and tail.
-        self._next = [_NONE] * (num_blocks + lanes)
-        self._prev = [_NONE] * (num_blocks + lanes)
+        self._next = array("q", [_NONE]) * (num_blocks + lanes)
+        self._prev = array("q", [_NONE]) * (num_blocks + lanes)
         self.free = [0] * lanes
         self.watcher: Watcher | None = None
         for lane in range(lanes):
@@ -83,7 +85,7 @@ class BlockPool:
         self._unlink(block)
         key = self._key[block]
         if key is not None and self.watcher is not None:
-            self.watcher.evicted(block, key, self._tokens[block])
+            self.watcher.evicted(block, key, self.tokens(block))
         self._forget(block)
         self.refs[block] = 1
         return block
@@ -110,16 +112,20 @@ class BlockPool:
         """Make a used block findable under `key`; False when that content is published already by another block."""
         if key in self._by_key or self._key[block] is not None:
             return False
-        self._key[block], self._tokens[block] = key, tuple(tokens)
+        self._key[block], self._tokens[block] = key, _packed(tokens)
         self._by_key[key] = block
         if self.watcher is not None:
-            self.watcher.published(block, key, self._tokens[block])
+            self.watcher.published(block, key, tuple(tokens))
         return True
 
     def find(self, key: bytes, tokens: Seq[int]) -> int | None:
         """The block published under `key` if it holds exactly `tokens` (a hash match alone is not trusted)."""
         block = self._by_key.get(key)
-        return block if block is not None and self._tokens[block] == tuple(tokens) else None
+        return block if block is not None and self._tokens[block] == _packed(tokens) else None
+
+    def tokens(self, block: int) -> tuple[int, ...]:
+        """What a published block holds."""
+        return _unpacked(self._tokens[block])
 
     def published(self, key: bytes) -> bool:
         """Whether some block is published under `key`."""
@@ -160,9 +166,9 @@ class BlockPool:
         if key is not None:
             del self._by_key[key]
             self._evicted[key] = None
-            if len(self._evicted) > REMEMBERED:
+            if len(self._evicted) > self._remembered:
                 self._evicted.popitem(last=False)
-            self._key[block], self._tokens[block] = None, ()
+            self._key[block], self._tokens[block] = None, b""
 
     def _unlink(self, block: int) -> None:
         before, after = self._prev[block], self._next[block]
@@ -178,3 +184,13 @@ class BlockPool:
         self._next[before], self._prev[block] = block, before
         self._next[block], self._prev[after] = after, block
         self.free[lane] += 1
+
+
+def _packed(tokens: Seq[int]) -> bytes:
+    return array("q", tokens).tobytes()
+
+
+def _unpacked(tokens: bytes) -> tuple[int, ...]:
+    found = array("q")
+    found.frombytes(tokens)
+    return tuple(found)

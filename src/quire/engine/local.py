@@ -27,6 +27,7 @@ class LocalEngine:
         self._info = self.engine.info()
         self._refused: list[Output] = []
         self._changes: list[AdapterChanged] = []
+        self._aborted = False
 
     @property
     def info(self) -> EngineInfo:
@@ -70,8 +71,9 @@ class LocalEngine:
             self._refused.append(refused)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """Drop a request, or its sequence `index`; unknown ids are ignored."""
+        """Drop a request, or its sequence `index`; unknown ids are ignored. The next `poll` reports, so gauges fall."""
         self.engine.abort(request_id, index)
+        self._aborted = True
 
     def pause(self, request_id: str) -> bool:
         """Never: nothing here keeps what came of a request."""
@@ -85,9 +87,10 @@ class LocalEngine:
         """Run one step and report it; None when there is nothing to do."""
         outputs, self._refused = self._refused, []
         changes, self._changes = tuple(self._changes), []
+        aborted, self._aborted = self._aborted, False
         if self.engine.has_work:
             outputs += self.engine.step()
-        elif not outputs and not changes:
+        elif not (outputs or changes or aborted):
             return None
         return StepReport(outputs, self.engine.stats(), changes)
 

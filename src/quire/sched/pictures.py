@@ -62,8 +62,9 @@ class Encoding:
         self._turn = _Turn(None, {}, {})
         self.queries = self.hits = 0
 
-    def __len__(self) -> int:
-        """Rows of features that are kept."""
+    @property
+    def rows(self) -> int:
+        """Of features that are kept."""
         return sum(self._kept.values())
 
     def check(self, pictures: Iterable[Picture]) -> None:
@@ -184,7 +185,7 @@ class Encoding:
         """The pictures that the step encodes, and the keys of features that make room for theirs."""
         turn, drops = self._turn, list[bytes]()
         if turn.encodes:
-            more, needed = len(self) - self._limits.kept, turn.used | set(turn.through.values())
+            more, needed = self.rows - self._limits.kept, turn.used | set(turn.through.values())
             for key in [key for key in self._kept if key not in needed]:
                 if more <= 0:
                     break

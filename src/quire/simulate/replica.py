@@ -93,7 +93,7 @@ class Replica:
     def _fill(self) -> None:
         """As an engine that was just started."""
         setup = self.setup
-        self.pool = BlockPool(setup.blocks)
+        self.pool = BlockPool(setup.blocks, remembered=0)
         self.prefix = PrefixCache(self.pool, setup.block_size, SECRET) if setup.prefix_caching else None
         sizes = TableSizes(setup.block_size, setup.scheduler.rows(setup.max_model_len), setup.windows)
         tables = BlockTables(self.pool, self.prefix, sizes, None if self._tiers is None else self._tiers())

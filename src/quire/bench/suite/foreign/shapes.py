@@ -49,6 +49,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 16384,
         "tie_word_embeddings": False,
     },
+    "smollm-135m": COMMON
+    | {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "head_dim": 64,
+    },
     "qwen-0.6b": COMMON
     | {
         "model_type": "qwen3",
