@@ -213,7 +213,7 @@ def test_an_engine_that_is_killed_is_gone_on_from(made: Made) -> None:
             for output in report.outputs if report is not None else ():
                 assert output.error is None
                 tokens[output.request_id] += output.tokens
-                ends |= {output.request_id} if output.finish_reason else set()
+                ends.update([output.request_id] if output.finish_reason else ())
             if len(started) == 1 and any(tokens.values()):
                 channel = started[0].channel
                 assert isinstance(channel, LocalChannel)
