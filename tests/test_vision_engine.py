@@ -21,11 +21,15 @@ from quire.core.errors import ConfigError
 from quire.core.pictures import Picture
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
+from quire.engine.life.channel import LocalChannel
+from quire.engine.life.process import ProcessEngine
+from quire.engine.life.supervised import Patience, SupervisedEngine
 from quire.engine.local import LocalEngine
 from quire.engine.loop.pictures import picture_bytes
 from quire.engine.requests import with_grammar
 from quire.plan.predict import Machine, Planner
 from test_bit_equality import Answer, run
+from turns import turns
 from vision_models import FAMILIES, SPECIAL, VOCABULARY
 from vision_oracle import QWEN, normalized, patches
 from vision_prompts import Made, write_made
@@ -184,6 +188,38 @@ def test_ranks_are_told_the_rows(made: Made, alone: dict[str, Answer]) -> None:
         for each in requests:
             assert together[each.id].tokens == alone[each.id].tokens
             assert again[f"again-{each.id}"].bits() == together[each.id].bits()
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_is_gone_on_from(made: Made) -> None:
+    if made.family not in OFTEN:
+        pytest.skip("the others differ in nothing that a process sees")
+    requests, started = made.requests(max_tokens=400, logprobs=None), list[ProcessEngine]()
+    config = flat_config(model=str(made.folder), dtype="float32", device="cpu", num_blocks=512, block_size=4, threads=1)
+
+    def start(*_: object) -> ProcessEngine:
+        started.append(ProcessEngine(config))
+        return started[-1]
+
+    with closing(engine_of(made.folder, threads=1)) as engine:
+        want = run(engine, requests)
+    tokens: dict[str, list[int]] = {each.id: [] for each in requests}
+    ends: set[str] = set()
+    with closing(SupervisedEngine(start, Patience(), config.scheduler)) as client:
+        for each in requests:
+            client.submit(each)
+        for _ in turns(lambda: len(ends) < len(requests)):
+            report = client.poll(0.2)
+            for output in report.outputs if report is not None else ():
+                assert output.error is None
+                tokens[output.request_id] += output.tokens
+                ends.update([output.request_id] if output.finish_reason else ())
+            if len(started) == 1 and any(tokens.values()):
+                channel = started[0].channel
+                assert isinstance(channel, LocalChannel)
+                channel.process.kill()
+    assert len(started) == 2
+    assert [each.id for each in requests if tokens[each.id] != want[each.id].tokens] == []
 
 
 def test_text_alone_of_a_model_that_takes_pictures(made: Made, alone: dict[str, Answer]) -> None:
