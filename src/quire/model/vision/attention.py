@@ -19,8 +19,8 @@ Groups = tuple[Tensor, ...]
 BLOCK = 128
 """Rows of a block of keys, the most there may be: tables of blocks are short, and the last block wastes little."""
 QUERIES = 640
-"""The most rows that walk the keys together; those of a tile are divided evenly. One layer of 2,304 rows and 16 heads of
-72 took a core with tile registers 54 ms, with 64 rows at a time 76, and torch's kernel 61 to 68."""
+"""The most rows that walk the keys together; those of a tile are divided evenly. One layer of 2,304 rows and 16 heads
+of 72 took a core with tile registers 54 ms, with 64 rows at a time 76, and torch's kernel 61 to 68."""
 
 
 class Attention(Protocol):

@@ -16,8 +16,8 @@ from quire.model.vision.places import cut, learned, turns, windows
 from quire.ops.backend import Ops
 
 PIECE = 640
-"""The most rows that go through a layer together: what lies between its matrices then stays in the caches, and the memory of a
-picture of any size is that of its stream, queries, keys and values, and of one piece."""
+"""The most rows that go through a layer together: what lies between its matrices then stays in the caches, and the
+memory of a picture of any size is that of its stream, queries, keys and values, and of one piece."""
 
 
 @dataclass(frozen=True)
