@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from family_formats import FILES, on_grid
 from often import one_of
 from oracle import BACKENDS, backend, edit_config, relative_error
 from quire.cli import main
@@ -24,6 +25,8 @@ from quire.core.errors import ModelError
 from quire.model.build import load_model
 from quire.model.describe import describe, open_model
 from quire.model.families.pictured import REFUSED
+from quire.model.load.adapter_files import read_adapter
+from quire.model.load.roles import DISK_ROLES
 from quire.model.vision.reading import HALF, Pixels, read_pixels
 from quire.ops.choice import choose
 from quire.plan.weights import weight_parts
@@ -31,6 +34,8 @@ from vision_models import FAMILIES, write_files
 from vision_oracle import QWEN, SHAPES, Made, any_size, see
 
 TOLERANCE = 1e-4
+FORMATS = {name: file for name, file in FILES.items() if name != "bitsandbytes"}
+"""Of matrices in files of other tools, less the one whose groups are wider than these."""
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +168,47 @@ def test_the_account_counts_the_vision_part(name: str, made: Callable[[str], Mad
 
 SHORTENED = ("llava", "llava_siglip", "llava_next", "llava_onevision")
 """Whose last layers, norm or head nothing reads."""
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_files_with_a_quantized_decoder_keep_the_tower(
+    format_: str, made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    folder = made("llava").folder
+    config, convert, _ = FORMATS[format_]
+    tensors = load_file(folder / "model.safetensors")
+    for (role, place), parts in open_model(str(folder)).claim.parts.items():
+        if DISK_ROLES[role].kind == "linear" and place.layer is not None:
+            name = parts["weight"]
+            for suffix, part in convert(on_grid(tensors.pop(name))).items():
+                tensors[name.removesuffix("weight") + suffix] = part.contiguous()
+    shutil.copytree(folder, tmp_path / "m")
+    save_file(tensors, tmp_path / "m" / "model.safetensors")
+    edit_config(tmp_path / "m", quantization_config=config)
+    shown, want = made("llava").want(SHAPES["llava"][0], (77, 99))
+    model = load_model(flat_config(model=str(tmp_path / "m"), dtype="float32"), backend(BACKENDS[-1]))
+    assert model.quantization != "none" and relative_error(see(model, shown), want) <= TOLERANCE
+    assert describe(str(tmp_path / "m")).vision == describe(str(folder)).vision
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+def test_adapters_name_the_decoder_as_either_writer_does(
+    name: str, made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    opened, taken = open_model(str(made(name).folder)), [("q", 0), ("q", 1), ("down", 2)]
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "bias": "none"}
+    found = []
+    for way in ("model.language_model.", "language_model.model.", "model."):
+        folder = tmp_path / way
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        tensors = {}
+        for module, n, k in (("layers.1.self_attn.q_proj", 64, 64), ("layers.2.mlp.down_proj", 64, 96)):
+            tensors[f"base_model.model.{way}{module}.lora_A.weight"] = torch.ones(4, k)
+            tensors[f"base_model.model.{way}{module}.lora_B.weight"] = torch.ones(n, 4)
+        save_file(tensors, folder / "adapter_model.safetensors")
+        found.append(set(read_adapter(folder, opened, taken, 8).matrices))
+    assert found == [{("q", 1), ("down", 2)}] * 3
 
 
 def test_inspect_shows_the_tower(

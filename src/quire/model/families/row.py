@@ -106,6 +106,17 @@ class Family:
             names[role] = next((name for name in (names[role], *others) if name in bases), names[role])
         return replace(self, names=names)
 
+    def here(self, module: str) -> str:
+        """A module's name as this file has it, of a model that is more than its decoder: writers differ."""
+        if not self.nested:
+            return module
+        if module in ("lm_head", *self.aliases["head"]):
+            return self.names["head"]
+        ways = (*self.nested, self.prefix or "model.")
+        own = next(way for way in ways if self.names["layer"].startswith(way))
+        other = next((way for way in ways if module.startswith(way)), "")
+        return own + module.removeprefix(other) if other else module
+
 
 def layer_kinds(config: HfConfig, layers: int) -> tuple[str, ...]:
     """Each layer's attention kind: `layer_types`, or "sliding_attention" from layer `max_window_layers` on."""

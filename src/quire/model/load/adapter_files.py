@@ -107,7 +107,8 @@ class _Reader:
         places = {plain(module): place for module, place in known.items()}
         matrices: dict[tuple[str, int], LowRank] = {}
         changes: dict[str, TableChange] = {"embed": TableChange(), "head": TableChange()}
-        found = adapter_parts(self.tensors, self.config)
+        named = adapter_parts(self.tensors, self.config)
+        found = {self.opened.family.here(module): parts for module, parts in named.items()}
         for name in self.config.saved:
             if any(is_module(name, table) for table in tables) and not any(is_module(name, module) for module in found):
                 raise self.config.file.fail("modules_to_save", f"names {name}, of which there is no tensor")

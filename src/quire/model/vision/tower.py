@@ -15,9 +15,9 @@ from quire.model.vision.attention import Attention, attention_of
 from quire.model.vision.places import cut, learned, turns, windows
 from quire.ops.backend import Ops
 
-PIECE = 512
-"""Rows that go through a layer together: what lies between its matrices then stays in the caches, and the memory of a
-picture of any size is that of its stream, queries, keys and values, and of one piece."""
+PIECE = 640
+"""The most rows that go through a layer together: what lies between its matrices then stays in the caches, and the
+memory of a picture of any size is that of its stream, queries, keys and values, and of one piece."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ QK_EPS = 1e-6
 
 
 def pieces(count: int, square: int = 1) -> Iterator[slice]:
-    """`count` rows in pieces of whole squares."""
-    step = max(PIECE // square, 1) * square
+    """`count` rows in even pieces of whole squares."""
+    step = -(-count // -(-count // PIECE) // square) * square if count else 1
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
