@@ -15,7 +15,6 @@ from quire.model.disk.adapter_tensors import Parts, adapter_parts, is_module
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.disk.opened import Opened
-from quire.model.families.pictured import HEADS, NESTED
 from quire.model.load.roles import DISK_ROLES
 
 
@@ -86,14 +85,6 @@ def module_of(opened: Opened, role: str, layer: int | None = None) -> str:
     return name if role == "head" or name.startswith(family.prefix) else family.prefix + name
 
 
-def plain(module: str) -> str:
-    """The name of a decoder's module as in a model of text alone, whichever way models that take pictures nest it."""
-    if module in HEADS:
-        return "lm_head"
-    nested = next((prefix for prefix in NESTED if module.startswith(prefix)), "")
-    return f"model.{module.removeprefix(nested)}" if nested else module
-
-
 class _Reader:
     """One folder, as it is read."""
 
@@ -103,8 +94,7 @@ class _Reader:
 
     def read(self, known: Mapping[str, tuple[str, int]]) -> AdapterFile:
         """`known`: modules that may be adapted -> role or fused matrix, and layer."""
-        tables = {plain(module_of(self.opened, role)): role for role in ("embed", "head")}
-        places = {plain(module): place for module, place in known.items()}
+        tables = {module_of(self.opened, role): role for role in ("embed", "head")}
         matrices: dict[tuple[str, int], LowRank] = {}
         changes: dict[str, TableChange] = {"embed": TableChange(), "head": TableChange()}
         named = adapter_parts(self.tensors, self.config)
@@ -113,12 +103,11 @@ class _Reader:
             if any(is_module(name, table) for table in tables) and not any(is_module(name, module) for module in found):
                 raise self.config.file.fail("modules_to_save", f"names {name}, of which there is no tensor")
         for module, parts in found.items():
-            name = plain(module)
-            if name in tables:
-                changes[tables[name]] = self._table(tables[name], module, parts)
-            elif name in places and "A" in parts:
-                shape = DISK_ROLES[places[name][0]].shape(self.opened.spec)
-                matrices[places[name]] = self._low(module, parts, (shape[0], shape[1]))
+            if module in tables:
+                changes[tables[module]] = self._table(tables[module], module, parts)
+            elif module in known and "A" in parts:
+                shape = DISK_ROLES[known[module][0]].shape(self.opened.spec)
+                matrices[known[module]] = self._low(module, parts, (shape[0], shape[1]))
             else:
                 raise self._unknown(module, parts, known)
         return AdapterFile(matrices, changes["embed"], self._tied(changes["embed"], changes["head"]))
