@@ -46,21 +46,28 @@ class Vision:
         They stand for embeddings that were scaled already, where a decoder scales them. `ValueError` where the picture
         was not prepared for this tower.
         """
-        reading = self.reading
-        with torch.no_grad():
-            pixels = self._pixels(picture)
-            deep = reading.deep
-            kept = self.tower(pixels, tuple(sorted({*reading.taps, *deep})), reading.normed)
-            by_tap = dict(zip(sorted({*reading.taps, *deep}), kept, strict=True))
-            rows = self._project(self.projector, [by_tap[tap] for tap in reading.taps])
-            found = PACKINGS[reading.packing](rows, picture, reading, self.newline)
-            if reading.scale != 1.0:
-                found = found * reading.scale
-            more = [self._project(p, [by_tap[tap]]).flatten(0, 1) for p, tap in zip(self.deep, deep, strict=True)]
-            found = torch.cat((found, *more), 1).float() if more else found.float()
+        threads = torch.get_num_threads()
+        # One thread: torch's others spin when they are done, and fight with those of the ops (a third of the time).
+        torch.set_num_threads(1)
+        try:
+            with torch.no_grad():
+                found = self._features(picture)
+        finally:
+            torch.set_num_threads(threads)
         if len(found) != picture.rows:
             raise ValueError(f"the tower makes {len(found)} rows of a picture that has {picture.rows} in the prompt")
         return found
+
+    def _features(self, picture: Picture) -> Tensor:
+        reading = self.reading
+        wanted = tuple(sorted({*reading.taps, *reading.deep}))
+        kept = dict(zip(wanted, self.tower(self._pixels(picture), wanted, reading.normed), strict=True))
+        rows = self._project(self.projector, [kept[tap] for tap in reading.taps])
+        found = PACKINGS[reading.packing](rows, picture, reading, self.newline)
+        if reading.scale != 1.0:
+            found = found * reading.scale
+        more = [self._project(p, [kept[tap]]).flatten(0, 1) for p, tap in zip(self.deep, reading.deep, strict=True)]
+        return torch.cat((found, *more), 1).float() if more else found.float()
 
     def _pixels(self, picture: Picture) -> Tensor:
         """[tiles, height, width, 3] f32."""
