@@ -95,8 +95,8 @@ async def gaps_of(up: Server, batch: int, prompt: int, tokens: int) -> float:
 
 
 PAUSE = 0.4
-"""Seconds that nobody asks for anything before a prompt: traces do not keep the server busy, and what its caches held
-of the weights is another's by then.
+"""Seconds that nobody asks for anything before a prompt: traces do not keep the server busy, and a first token behind
+a pause takes longer than one in a row of them.
 """
 
 

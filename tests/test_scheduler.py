@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from fake_runner import FakeEngine, golden, next_token, request
+from quire.cache.blocks import BlockPool
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.plan import Chunk, ChunkResult
@@ -369,8 +370,6 @@ class TestManyDrafts(DraftingMachine.TestCase):  # type: ignore[name-defined,mis
 @settings(max_examples=200, deadline=None)
 def test_pool_alone(operations: list[tuple[str, int]]) -> None:
     """Allocation, publishing, sharing and release in any order keep free + used = total."""
-    from quire.cache.blocks import BlockPool
-
     pool, held = BlockPool(8), []
     for kind, value in operations:
         if kind == "a" and pool.num_free:

@@ -47,7 +47,7 @@ Timed = Mapping[Any, Callable[[], object]]
 
 def timed_in_turns(timed: Timed, seconds: float = SECONDS, turns: int = TURNS) -> dict[Any, float]:
     """Seconds of each, all in turns, each run right after one that is not timed: the median, as what users wait for
-    has the machine's other work in it. (Lower quartiles gave 5 to 15 % less than steps took on a shared host.)
+    has the machine's other work in it.
     """
     found: dict[Any, list[float]] = {name: [] for name in timed}
     end = time.perf_counter() + seconds * len(timed)
