@@ -38,10 +38,10 @@ def product(op: str, args: tuple[Any, ...]) -> tuple[str, float, float, str]:
 
     Attention is that of one whole prompt, or of rows that each continue a sequence of `CONTEXT` tokens.
     """
-    if op == "gated_mlp":
-        gate_up, down = Matrix.from_address(args[2]), Matrix.from_address(args[4])
-        kind, m, weights = NAMES[gate_up.kind], args[6], 3 * down.n * down.k
-        return f"{op} {kind} {down.k}x{down.n}", 2.0 * m * weights, bytes_of(gate_up) + bytes_of(down), kind
+    if op in ("gated_mlp", "plain_mlp"):
+        first, down = Matrix.from_address(args[2]), Matrix.from_address(args[4])
+        kind, m, weights = NAMES[first.kind], args[6], (first.n + down.k) * down.n
+        return f"{op} {kind} {down.k}x{down.n}", 2.0 * m * weights, bytes_of(first) + bytes_of(down), kind
     if op == "linear":
         w, m = Matrix.from_address(args[2]), args[4]
         return f"{op} {NAMES[w.kind]} {w.n}x{w.k}", 2.0 * m * w.n * w.k, bytes_of(w), NAMES[w.kind]

@@ -123,6 +123,7 @@ MODEL_OPS = {
     "attention",
     "gated_activation",
     "gated_mlp",
+    "plain_mlp",
     "take_rows",
     "pick_rows",
     "layernorm",
@@ -148,9 +149,11 @@ MODEL_OPS = {
     "latent_rope_and_cache",
     "latent_attention",
 }
+TOWER_OPS = {"whole_attention"}
+"""What encoders of pictures call beside these."""
 
 
 def backend(name: str) -> Ops:
-    """The backend "reference" or "cpu" on two threads; what no decoder calls may come from the reference."""
-    others = () if name == "reference" else tuple(f"{op}=reference" for op in REGISTRY.keys() - MODEL_OPS)
+    """The backend "reference" or "cpu" on two threads; what no model calls may come from the reference."""
+    others = () if name == "reference" else tuple(f"{op}=reference" for op in REGISTRY.keys() - MODEL_OPS - TOWER_OPS)
     return select(DeviceConfig(device=name, threads=2 if name == "cpu" else 0, ops=others))

@@ -83,7 +83,7 @@ def test_unfused_calls_give_the_same_tokens(tmp_path: Path, monkeypatch: pytest.
             )
 
     fused = generated()
-    for name in ("gated_mlp", "add_rmsnorm", "add_layernorm"):
+    for name in ("gated_mlp", "plain_mlp", "add_rmsnorm", "add_layernorm"):
         monkeypatch.setattr(REGISTRY[name], "impls", dict(REGISTRY[name].impls))
     before = REGISTRY["gated_mlp"].impls["cpu"]
     unfuse()

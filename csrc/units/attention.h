@@ -13,12 +13,14 @@ template <bool kBf16, bool kAsk>
 QUIRE_INLINE void run_rows(const AttentionCall& c, AttentionBuffers& b, int64_t r, int64_t n, int64_t start, int64_t visible) {
     const int64_t width = c.cache.wide(), steps = kBf16 ? (visible + 1) / 2 : visible;
     const int64_t keys = (visible + 15) / 16 * 16;
-    score_rows<kBf16, kAsk>(n, b.scores + r * kTile, b.q + r * c.padded * width, c.padded * width, b.tile, b.next, keys / 16, c.cache.d / c.cache.pair());
+    static_assert(kAttentionRows <= kPassing);
+    b.low = r;
+    score_rows<kBf16, kAsk>(n, b.scores, b.q + r * c.padded * width, c.padded * width, b.tile, b.next, keys / 16, c.cache.d / c.cache.pair());
     if (c.cache.scaled()) scale_scores(b, r, n);
     if (c.adjusted())
         for (int64_t i = r; i < r + n; ++i) adjust_scores(c, b, i, start);
     softmax_rows<kBf16>(c, b, r, n, start, keys);
-    value_rows<kBf16, kAsk>(n, b.split.acc + r * c.padded, c.padded, b.rescale + r, b.p + r * kTile * width, b.tile, b.next, steps,
+    value_rows<kBf16, kAsk>(n, b.split.acc + r * c.padded, c.padded, b.rescale + r, b.p, b.tile, b.next, steps,
                             kBf16 && (visible & 1));
 }
 
@@ -105,18 +107,27 @@ void walk(const AttentionCall& c, AttentionBuffers& b, const Span* first, const 
     }
 }
 
+// Whether tile registers begin the sums of all rows with the tile at `start`: where each row sees all of it, as most of a prompt do.
+template <bool kBf16>
+bool begins(const AttentionBuffers& b, int64_t rows, int64_t start) {
+    bool all = kTileRegisters && kBf16;
+    for (int64_t r = 0; all && r < rows; ++r) all = b.from[r] <= start && b.to[r] >= start + kTile;
+    return all;
+}
+
 // One split: the state of all rows over positions [split * 512, split * 512 + 512) that any of them sees.
 template <bool kBf16>
 void run_split(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task, int64_t split) {
-    clear(b.split, task.rows, c.padded);
+    b.fresh = begins<kBf16>(b, task.rows, split * kSplit) ? split * kSplit : -1;
+    clear(b.split, task.rows, b.fresh < 0 ? c.padded : 0);
     std::memset(b.lanes, 0, static_cast<size_t>(task.rows) * 64);
     walk<kBf16>(c, b, task.spans, task.spans + task.count, task.head, 0, split * kSplit, (split + 1) * kSplit);
     for (int64_t r = 0; r < task.rows; ++r) b.split.sum[r] = hsum(load(b.lanes + r * 16));
 }
 
 // The sink joins here, once, so that it does not matter how many splits were merged.
-void write_row(const AttentionCall& c, int64_t token, int64_t head, const State& state, int64_t r) {
-    float* out = c.out + (token * c.heads + head) * c.cache.d;
+void write_row(const AttentionCall& c, int64_t place, int64_t head, const State& state, int64_t r) {
+    float* out = c.out + place * c.cache.d;
     F inverse = div(set1(1.0f), set1(state.sum[r]));
     if (c.sinks) inverse = with_sink(c.sinks[head] * kLog2E, state.most[r], state.sum[r]);
     for_lanes(c.cache.d, [&](int64_t i, int n) { store_lanes(out + i, mul(load(state.acc + r * c.padded + i), inverse), n); });
@@ -133,14 +144,13 @@ void for_tokens(const AttentionCall& c, const AttentionTask& task, const Visit& 
 // Queries of all rows in the cache's type, and what each row sees.
 template <bool kBf16>
 void take_queries(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task) {
-    const int64_t row_floats = (c.heads + 2 * c.cache.kv_heads) * c.cache.d, at = task.head * c.group;
     for_tokens(c, task, [&](int64_t first, int64_t token, const Span& span) {
         const uint64_t mask = c.ancestors(token);
         const int64_t to = mask ? span.root + __builtin_popcountll(mask) : span.base + token - c.cu_q[span.sequence] + 1;
         for (int64_t r = first; r < first + c.group; ++r) {
             b.to[r] = to;
             b.from[r] = c.window > 0 && to > c.window ? to - c.window : 0;
-            const float* q = c.qkv + token * row_floats + (at + r - first) * c.cache.d;
+            const float* q = c.query(token, task.head, r - first);
             for_lanes(c.cache.d, [&](int64_t i, int n) {
                 if constexpr (kBf16) {
                     bf16_store(reinterpret_cast<uint16_t*>(b.q) + r * c.padded + i, load_lanes(q + i, n));
@@ -154,7 +164,7 @@ void take_queries(const AttentionCall& c, AttentionBuffers& b, const AttentionTa
 
 void write_rows(const AttentionCall& c, const AttentionTask& task, const State& state) {
     for_tokens(c, task, [&](int64_t first, int64_t token, const Span&) {
-        for (int64_t i = 0; i < c.group; ++i) write_row(c, token, task.head * c.group + i, state, first + i);
+        for (int64_t i = 0; i < c.group; ++i) write_row(c, c.place(token, task.head, i), task.head * c.group + i, state, first + i);
     });
 }
 
@@ -185,7 +195,7 @@ void run_task(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& 
         if (c.starts) return write_states(c, task);
         clear(b.total, task.rows, c.padded);
         for (int64_t i = 0; i < task.split_end - task.split_begin; ++i)
-            for (int64_t r = 0; r < task.rows; ++r) merge_row(b.total, task.parts[i], r, c.padded);
+            merge_rows(b.total, task.parts[i], task.rows, c.padded, c.columns());
         return write_rows(c, task, b.total);
     }
 #if defined(QUIRE_AMX)
@@ -198,13 +208,13 @@ void run_task(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& 
         b.split = task.state;
         return run_split<kBf16>(c, b, task, task.split_begin);
     }
-    const bool merge = task.split_end - task.split_begin > 1;
-    if (merge) clear(b.total, task.rows, c.padded);
-    for (int64_t split = task.split_begin; split < task.split_end; ++split) {
+    run_split<kBf16>(c, b, task, task.split_begin);
+    std::swap(b.split, b.total);
+    for (int64_t split = task.split_begin + 1; split < task.split_end; ++split) {
         run_split<kBf16>(c, b, task, split);
-        for (int64_t r = 0; merge && r < task.rows; ++r) merge_row(b.total, b.split, r, c.padded);
+        merge_rows(b.total, b.split, task.rows, c.padded, c.columns());
     }
-    write_rows(c, task, merge ? b.total : b.split);
+    write_rows(c, task, b.total);
 }
 
 // Rows first..last of all rows and heads from the states that each left, in the order that `order` says.
@@ -221,8 +231,8 @@ void fold_rows(const AttentionCall& c, const float* states, const int64_t* start
             most[1] = state[0];
             sum[1] = state[1];
             std::memcpy(memory[1], state + 2, static_cast<size_t>(d) * 4);
-            merge_row(total, part, 0, c.padded);
+            merge_rows(total, part, 1, c.padded, c.columns());
         }
-        write_row(c, row, head, total, 0);
+        write_row(c, at, head, total, 0);
     }
 }

@@ -13,6 +13,9 @@ constexpr int64_t kSpareRows = 15, kDimStep = 32;
 constexpr int64_t kSpareRows = 0, kDimStep = 16;
 #endif
 
+// Rows whose scores and probabilities are in memory at a time: few, so that they stay in the first-level cache.
+constexpr int64_t kPassing = 16;
+
 // Tokens first..last of a sequence: their rows, one per token and head of a group, walk the keys together.
 struct Span {
     int64_t sequence, first, last;
@@ -37,6 +40,15 @@ struct AttentionCall {
     CacheShape cache;
     int64_t padded;  // head_dim rounded up to kDimStep
     const int64_t* starts = nullptr;  // per row the first of the states that it leaves, and their number; or null: rows are finished
+    bool alone = false;               // rows have queries only, and those that share keys lie `cache.kv_heads` heads apart
+
+    // Which of all heads of all rows head `i` of a group is, and where its query begins.
+    int64_t place(int64_t token, int64_t head, int64_t i) const {
+        return alone ? (token * group + i) * cache.kv_heads + head : token * heads + head * group + i;
+    }
+    const float* query(int64_t token, int64_t head, int64_t i) const {
+        return qkv + (place(token, head, i) + (alone ? 0 : token * 2 * cache.kv_heads)) * cache.d;
+    }
 
     // Whether this cache has what `span` reads of `split`: entries of a table below 0 are blocks that others have.
     bool held(const Span& span, int64_t split) const {
@@ -52,6 +64,8 @@ struct AttentionCall {
     }
     // Scores need more than a factor. `factor` takes those that `softmax_rows` reads to powers of two.
     bool adjusted() const { return softcap > 0.0f || alibi || bias; }
+    // Numbers of a row of sums that count: whole vectors.
+    int64_t columns() const { return (cache.d + 15) / 16 * 16; }
     float factor() const { return adjusted() ? 1.0f : scale * kLog2E; }
 };
 
@@ -83,13 +97,16 @@ struct Located {
 // Memory of one thread.
 struct AttentionBuffers {
     State split, total;
-    float *lanes, *scores, *rescale;  // [rows][16], [rows][64], [rows]
-    char *q, *p;                      // [rows][padded], [rows][64] in the cache's type
+    float *lanes, *scores, *rescale;  // [rows][16], [kPassing][64], [rows]
+    char *q, *p;                      // [rows][padded], [kPassing][64] in the cache's type
+    int64_t low;                      // the row that `scores` and `p` begin with
     char *keys, *values, *zeros;      // copies of a tile for layouts the kernels cannot read in place
     char* room;                       // numbers of 16 tokens on their way into a copy
     float *key_scales, *value_scales; // of a tile's tokens, for scaled caches
     Located tile, next;
     int64_t head;        // first query head of the task
     int64_t *from, *to;  // first and past-the-last visible position of each row
+    int64_t fresh;       // position of the tile with which the sums of all rows begin, or -1: they are there
     int64_t read;        // tiles
+    float* scores_of(int64_t r) const { return scores + (r - low) * kTile; }
 };

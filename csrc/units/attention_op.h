@@ -8,10 +8,10 @@ AttentionBuffers thread_buffers(Pieces& pieces, int64_t most, int64_t padded) {
     b.split = State::at(pieces.take<float>(state), rows, padded);
     b.total = State::at(pieces.take<float>(state), rows, padded);
     b.lanes = pieces.take<float>(rows * 16);
-    b.scores = pieces.take<float>(rows * kTile);
+    b.scores = pieces.take<float>(kPassing * kTile);
     b.rescale = pieces.take<float>(rows);
     b.q = pieces.take<char>(rows * padded * 4 + 64);
-    b.p = pieces.take<char>(rows * kTile * 4);
+    b.p = pieces.take<char>(kPassing * kTile * 4);
     b.keys = pieces.take<char>(kTile * padded * 4);
     b.values = pieces.take<char>(kTile * padded * 4);
     b.zeros = pieces.take<char>(64 * padded);
@@ -101,7 +101,12 @@ void run_attention(const AttentionCall& c, int64_t sequences) {
     auto* memory = static_cast<char*>(scratch(Scratch::kAttention, static_cast<size_t>(size.used * threads + plan.state_floats() * 4)));
     for (int64_t t = 0; t < threads; ++t) {
         Pieces pieces{memory + t * size.used};
-        std::memset(thread_buffers(pieces, most_rows, c.padded).zeros, 0, static_cast<size_t>(64 * c.padded));
+        const AttentionBuffers b = thread_buffers(pieces, most_rows, c.padded);
+        std::memset(b.zeros, 0, static_cast<size_t>(64 * c.padded));
+        if (c.cache.d == c.padded) continue;
+        // What is behind the numbers of each token in copies stays zero.
+        std::memset(b.keys, 0, static_cast<size_t>(kTile * c.padded * 4));
+        std::memset(b.values, 0, static_cast<size_t>(kTile * c.padded * 4));
     }
     plan.make_tasks(reinterpret_cast<float*>(memory + size.used * threads));
     const auto run = [&](const AttentionTask* tasks, int64_t count) {
@@ -120,11 +125,12 @@ void attention(float* out, const float* qkv, const char* keys, const char* value
                const int32_t* tables, int64_t rows, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t d,
                int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t format, int64_t window, double scale,
                double softcap, Optional<const float> sinks, Optional<const float> alibi, Optional<const float> bias,
-               int64_t distances, Optional<const uint64_t> tree, Optional<const int64_t> starts, int64_t room) {
+               int64_t distances, Optional<const uint64_t> tree, Optional<const int64_t> starts, int64_t room, int64_t alone) {
     const AttentionCall c{out, qkv, keys, values, cu_q, context, tables, tree.ptr, heads, kv_heads > 0 ? heads / kv_heads : 0, max_blocks, window,
                           static_cast<float>(scale), static_cast<float>(softcap), sinks.ptr, alibi.ptr, bias.ptr, distances, {kv_heads, d, block_size, blocks, format},
-                          (d + kDimStep - 1) / kDimStep * kDimStep, starts.ptr};
+                          (d + kDimStep - 1) / kDimStep * kDimStep, starts.ptr, alone != 0};
     if (starts.ptr && tree.ptr) fail("attention: drafts that branch leave no states");
+    if (alone && (starts.ptr || tree.ptr)) fail("attention: rows that have queries only leave no states and are no drafts");
     check_attention(c, rows, sequences, room);
     if (c.cache.bf16()) {
         run_attention<true>(c, sequences);

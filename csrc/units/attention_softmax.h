@@ -5,7 +5,7 @@
 QUIRE_INLINE void scale_scores(const AttentionBuffers& b, int64_t first, int64_t n) {
     for (int64_t j = 0; j < kTile; j += 16) {
         const F scale = load(b.key_scales + j);
-        for (int64_t r = first; r < first + n; ++r) store(b.scores + r * kTile + j, mul(load(b.scores + r * kTile + j), scale));
+        for (int64_t r = first; r < first + n; ++r) store(b.scores_of(r) + j, mul(load(b.scores_of(r) + j), scale));
     }
 }
 
@@ -13,7 +13,7 @@ QUIRE_INLINE void scale_scores(const AttentionBuffers& b, int64_t first, int64_t
 QUIRE_INLINE void add_bias(const AttentionCall& c, const AttentionBuffers& b, int64_t r, int64_t start) {
     const float* bias = c.bias + (b.head + r % c.group) * c.distances;
     const int64_t last = c.distances - 1, nearest = b.to[r] - 1 - start;
-    float* at = b.scores + r * kTile;
+    float* at = b.scores_of(r);
     for (int64_t j = 0; j < kTile; ++j) {
         const int64_t distance = nearest - j;
         at[j] += kLog2E * bias[distance < 0 ? 0 : distance < last ? distance : last];
@@ -26,7 +26,7 @@ QUIRE_INLINE void adjust_scores(const AttentionCall& c, const AttentionBuffers& 
     const F slope = set1(c.alibi ? c.alibi[b.head + r % c.group] * kLog2E : 0.0f);
     F distance = add(load(kIndex), set1(static_cast<float>(start + 1 - b.to[r])));
     for (int64_t j = 0; j < kTile; j += 16) {
-        float* at = b.scores + r * kTile + j;
+        float* at = b.scores_of(r) + j;
         F s = mul(load(at), set1(c.softcap > 0.0f ? c.scale / c.softcap : c.scale * kLog2E));
         if (c.softcap > 0.0f) s = mul(vtanh(s), set1(c.softcap * kLog2E));
         store(at, fma(slope, distance, s));
@@ -46,7 +46,7 @@ QUIRE_INLINE F with_sink(float sink, float most, float sum) {
 // when it sees none.
 QUIRE_INLINE bool largest(const AttentionBuffers& b, float factor, int64_t r, int64_t start, int64_t keys, float& found) {
     const int64_t from = b.from[r] - start, to = b.to[r] - start;
-    float* scores = b.scores + r * kTile;
+    float* scores = b.scores_of(r);
     if (from >= kTile || to <= 0) return false;
     if (from > 0 || to < kTile)
         for (int64_t j = 0; j < keys; j += 16) {
@@ -85,7 +85,7 @@ QUIRE_INLINE void softmax_rows(const AttentionCall& c, AttentionBuffers& b, int6
     store_n(b.rescale + first, factors, static_cast<int>(n));
     for (int64_t i = 0; i < n; ++i) {
         const int64_t r = first + i;
-        char* p = b.p + r * kTile * (kBf16 ? 2 : 4);
+        char* p = b.p + (r - b.low) * kTile * (kBf16 ? 2 : 4);
         if (!seen[i]) {
             std::memset(p, 0, kTile * (kBf16 ? 2 : 4));
             continue;
@@ -94,7 +94,7 @@ QUIRE_INLINE void softmax_rows(const AttentionCall& c, AttentionBuffers& b, int6
         F sum = mul(load(b.lanes + r * 16), set1(b.rescale[r]));
 #pragma GCC unroll 4
         for (int64_t j = 0; j < keys; j += 16) {
-            const F e = exp2_below<kBf16>(fma(load(b.scores + r * kTile + j), factor, most));
+            const F e = exp2_below<kBf16>(fma(load(b.scores_of(r) + j), factor, most));
             sum = add(sum, e);
             if constexpr (kBf16) {
                 bf16_store(reinterpret_cast<uint16_t*>(p) + j, c.cache.scaled() ? mul(e, load(b.value_scales + j)) : e);
@@ -107,22 +107,35 @@ QUIRE_INLINE void softmax_rows(const AttentionCall& c, AttentionBuffers& b, int6
     }
 }
 
-// total = total merged with part (both over disjoint keys, part's after total's); a part without visible keys has sum 0.
-QUIRE_INLINE void merge_row(const State& total, const State& part, int64_t r, int64_t padded) {
-    if (part.sum[r] == 0.0f) return;
-    float* to = total.acc + r * padded;
-    const float* from = part.acc + r * padded;
-    if (total.sum[r] == 0.0f) {
-        total.most[r] = part.most[r];
-        total.sum[r] = part.sum[r];
-        for (int64_t i = 0; i < padded; i += 16) store(to + i, load(from + i));
-        return;
+// total = total merged with part (both over disjoint keys, part's after total's), of `columns` numbers each, rows `padded` apart; a
+// part without visible keys has sum 0. Factors are made of 16 rows at a time.
+void merge_rows(const State& total, const State& part, int64_t rows, int64_t padded, int64_t columns) {
+    for (int64_t first = 0; first < rows; first += 16) {
+        const int n = static_cast<int>(rows - first < 16 ? rows - first : 16);
+        const F before = load_lanes(total.most + first, n), own = load_lanes(part.most + first, n), most = vmax(before, own);
+        alignas(64) float a[16], b[16], sums[16], top[16];
+        const F scale = exp2(sub(before, most)), part_scale = exp2(sub(own, most));
+        store(a, scale);
+        store(b, part_scale);
+        store(sums, fma(load_lanes(part.sum + first, n), part_scale, mul(load_lanes(total.sum + first, n), scale)));
+        store(top, most);
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t r = first + i;
+            if (part.sum[r] == 0.0f) continue;
+            float* to = total.acc + r * padded;
+            const float* from = part.acc + r * padded;
+            if (total.sum[r] == 0.0f) {
+                total.most[r] = part.most[r];
+                total.sum[r] = part.sum[r];
+                for (int64_t j = 0; j < columns; j += 16) store(to + j, load(from + j));
+                continue;
+            }
+            total.sum[r] = sums[i];
+            total.most[r] = top[i];
+            const F change = set1(a[i]), share = set1(b[i]);
+            for (int64_t j = 0; j < columns; j += 16) store(to + j, fma(load(from + j), share, mul(load(to + j), change)));
+        }
     }
-    const float most = total.most[r] > part.most[r] ? total.most[r] : part.most[r];
-    const F a = exp2(set1(total.most[r] - most)), b = exp2(set1(part.most[r] - most));
-    store_n(&total.sum[r], fma(set1(part.sum[r]), b, mul(set1(total.sum[r]), a)), 1);
-    total.most[r] = most;
-    for (int64_t i = 0; i < padded; i += 16) store(to + i, fma(load(from + i), b, mul(load(to + i), a)));
 }
 
 QUIRE_INLINE void clear(const State& s, int64_t rows, int64_t padded) {

@@ -124,6 +124,56 @@ QUIRE_INLINE void store_value(char* values, const float* v, const CacheShape& c,
     }
 }
 
+// 16 rows of bf16, which become those of tokens that lie side by side.
+struct SixteenRows {
+    alignas(64) char rows[16][(kMaxHeadDim + 32) * 2];
+    const char* at[16];
+
+    // d numbers from x on, and of each row `stride` floats further.
+    SixteenRows(const float* x, int64_t stride, const CacheShape& c) {
+        for (int64_t i = 0; i < 16; ++i) {
+            (void)narrow_row(rows[i], x + i * stride, c);
+            at[i] = rows[i];
+        }
+    }
+};
+
+// Whether the tokens of 16 rows are 16 of a block of bf16 one after the other, from a multiple of 16 on.
+QUIRE_INLINE bool side_by_side(const CacheShape& c, const int64_t* slots) {
+    bool found = c.format == kFormatBf16 && c.block_size >= 16 && slots[0] >= 0 && slots[0] % 16 == 0;
+    for (int64_t i = 1; i < 16; ++i) found = found && slots[i] == slots[0] + i;
+    return found;
+}
+
+// `store_key` of 16 such tokens: a word of two numbers of each is a line (a word at a time took twice as long).
+void store_keys(char* keys, const float* k, int64_t stride, const CacheShape& c, int64_t slot, int64_t head) {
+    const SixteenRows rounded(k, stride, c);
+    const Place place(keys, c, slot, head);
+    char* to = place.piece + place.offset * c.d * 2;
+    const int64_t words = c.d / 2;
+    int64_t i = 0;
+    for (; i + 16 <= words; i += 16) transpose_words(to + i * 64, rounded.at, i * 4);
+    if (i == words) return;
+    alignas(64) char rest[16 * 64];
+    transpose_words(rest, rounded.at, i * 4);
+    std::memcpy(to + i * 64, rest, static_cast<size_t>(words - i) * 64);
+}
+
+// `store_value` of 16 such tokens.
+void store_values(char* values, const float* v, int64_t stride, const CacheShape& c, int64_t slot, int64_t head) {
+    const SixteenRows rounded(v, stride, c);
+    const Place place(values, c, slot, head);
+    for (int64_t t = 0; t < 16; t += 2) {
+        char* to = place.piece + (place.offset + t) * c.d * 2;
+        int64_t i = 0;
+        for (; i + 16 <= c.d; i += 16) zip16(to + i * 4, rounded.at[t] + i * 2, rounded.at[t + 1] + i * 2);
+        if (i == c.d) continue;
+        alignas(64) char rest[64];
+        zip16(rest, rounded.at[t] + i * 2, rounded.at[t + 1] + i * 2);
+        std::memcpy(to + i * 4, rest, static_cast<size_t>(c.d - i) * 4);
+    }
+}
+
 // 16 numbers of a narrow cache, without their scale.
 QUIRE_INLINE F widened(const char* from, int64_t format) {
     if (format == kFormatInt8) return to_f(load_i8(reinterpret_cast<const int8_t*>(from)));

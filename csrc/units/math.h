@@ -17,12 +17,23 @@ QUIRE_INLINE F exp2(F x) {
     return mul(p, exp2_int(n));
 }
 
-// 2^x for x <= 16, exactly 1 at 0; NaN stays NaN. Relative error below 2e-7, or 4e-6 when `kCoarse`: enough for what is
-// rounded to bf16 next.
+// x = n + f, n the integer nearest to x.
+QUIRE_INLINE void split_power(F x, F& n, F& f) {
+#if defined(__AVX512DQ__)
+    f = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    n = sub(x, f);
+#else
+    n = round_f(x);
+    f = sub(x, n);
+#endif
+}
+
+// 2^x for kLeastPower <= x <= 16, exactly 1 at 0; NaN stays NaN. Relative error below 2e-7, or 4e-6 when `kCoarse`: enough for
+// what is rounded to bf16 next.
 template <bool kCoarse>
-QUIRE_INLINE F exp2_below(F x) {
-    x = vmax(set1(kLeastPower), x);
-    const F n = round_f(x), f = sub(x, n);
+QUIRE_INLINE F exp2_within(F x) {
+    F n, f;
+    split_power(x, n, f);
     F p = set1(kCoarse ? 9.58285246e-3f : 1.32647264e-3f);
     if constexpr (!kCoarse) p = fma(p, f, set1(9.67151270e-3f));
     p = fma(p, f, set1(kCoarse ? 5.59064255e-2f : 5.55073375e-2f));
@@ -31,6 +42,10 @@ QUIRE_INLINE F exp2_below(F x) {
     p = fma(p, f, set1(1.0f));
     return scale2(p, n);
 }
+
+// The same for any x <= 16.
+template <bool kCoarse>
+QUIRE_INLINE F exp2_below(F x) { return exp2_within<kCoarse>(vmax(set1(kLeastPower), x)); }
 
 // e^x. The product with log2(e) is split in two so that large arguments keep their relative precision.
 QUIRE_INLINE F vexp(F x) {

@@ -1,22 +1,23 @@
-// out [m, hidden] = down(act(gate(x)) * up(x)): the gated MLP (Shazeer 2020) without its two wide intermediates in memory.
+// out [m, hidden] = down(act(gate(x)) * up(x)): the gated MLP (Shazeer 2020) without its two wide intermediates in memory; and
+// down(act(up(x))), which has no gate.
 //
 // A task computes one piece of gate and the same piece of up for a panel of rows into its own small buffer, applies the
 // activation there, and leaves the product in the form `down` reads. Element by element the arithmetic is that of linear,
-// gated_activation and linear in turn. Why: at 512 rows of a 1 B model the intermediates are 100 MB of traffic a layer.
+// the activation and linear in turn. Why: at 512 rows of a 1 B model the intermediates are 100 MB of traffic a layer.
 #pragma once
 
 constexpr int64_t kMlpColumns = 128;
 // Neighbouring tasks have the piece of weights in common, or the panel of rows: where panels are low the weights would be read
 // from memory again for each (4 % of the time at 512 rows on a Zen 5).
 #if defined(QUIRE_AMX)
-constexpr int64_t kMlpRows = kAmxPanelRows;
+constexpr int64_t kMlpRows = 256;
 constexpr bool kPieceInCommon = false;
 #else
 constexpr int64_t kMlpRows = 96;
 constexpr bool kPieceInCommon = true;
 #endif
 
-// Rows that a task of gated_mlp computes at a time; 0: it is made of other ops.
+// Rows that a task of gated_mlp or plain_mlp computes at a time; 0: it is made of other ops.
 consteval int64_t mlp_rows(WeightKind kind) {
     if (!is_plain(kind) || !kKindFacts[static_cast<int64_t>(kind)].fuses) return 0;
     return kind == WeightKind::kBf12 || is_sparse(kind) || is_super(kind) ? 2 * kMlpRows : kMlpRows;  // that share what was widened for them
@@ -41,38 +42,61 @@ void gate_row(float* gate, const float* up, int64_t count) {
 constexpr Gate kGates[] = {gate_row<kSilu>, gate_row<kGelu>, gate_row<kGeluTanh>, gate_row<kRelu>, gate_row<kRelu2>};
 static_assert(sizeof(kGates) / sizeof(Gate) == kActivations);
 
-// act(gate) * up for all rows, into the form `down` reads. Pieces are computed by the kernels' panels: code of its own for each kind
-// and tile is the same code again, and a unit is built for longer.
-void gated_rows(const LinearCall& c, const Matrix& down, const Rows& inner, int64_t m, Gate act) {
+// x = act(x).
+template <int64_t kActivation>
+void activate_row(float* x, const float* /*up*/, int64_t count) {
+    for (int64_t i = 0; i < count; i += 16) store(x + i, activate<kActivation>(load(x + i)));
+}
+
+constexpr Gate kAlone[] = {activate_row<kSilu>, activate_row<kGelu>, activate_row<kGeluTanh>, activate_row<kRelu>, activate_row<kRelu2>};
+static_assert(sizeof(kAlone) / sizeof(Gate) == kActivations);
+
+// act(gate) * up for all rows, or, of one part instead of two, act(up), into the form `down` reads. Pieces are computed by the
+// kernels' panels: code of its own for each kind and tile is the same code again, and a unit is built for longer.
+void inner_rows(const LinearCall& c, const Matrix& down, const Rows& inner, int64_t m, int64_t parts, Gate act) {
     const Kernels& kernels = kernels_of(c.w);
-    const int64_t rows = kernels.mlp_rows, f = down.k, pieces = (f + kMlpColumns - 1) / kMlpColumns, panels = (m + rows - 1) / rows;
-    const int64_t own = rows * 2 * kMlpColumns * 4;
-    const Work work(own + kernels.panel_bytes(c, m, m < rows ? m : rows, kMlpColumns / 16));
+    const int64_t width = kMlpColumns, f = down.k, pieces = (f + width - 1) / width;
+    const int64_t panels = (m + kernels.mlp_rows - 1) / kernels.mlp_rows, rows = ((m + panels - 1) / panels + 15) / 16 * 16;
+    const int64_t own = rows * parts * width * 4;
+    const Work work(own + kernels.panel_bytes(c, m, m < rows ? m : rows, width / 16));
     parallel_for(panels * pieces, [&](int64_t index, int thread) {
         const int64_t row = (kPieceInCommon ? index % panels : index / pieces) * rows, end = row + rows < m ? row + rows : m;
-        const int64_t first = (kPieceInCommon ? index / panels : index % pieces) * kMlpColumns, count = f - first < kMlpColumns ? f - first : kMlpColumns;
+        const int64_t first = (kPieceInCommon ? index / panels : index % pieces) * width, count = f - first < width ? f - first : width;
         auto* buffer = reinterpret_cast<float*>(work.of(thread));
         const Panel panel{row, end, 0, count / 16, work.of(thread) + own};
-        kernels.panel(part_of(c, row, first, count, buffer, 2 * count), m, panel);
-        kernels.panel(part_of(c, row, f + first, count, buffer + count, 2 * count), m, panel);
+        for (int64_t p = 0; p < parts; ++p) kernels.panel(part_of(c, row, p * f + first, count, buffer + p * count, parts * count), m, panel);
         for (int64_t r = row; r < end; ++r) {
-            float* gate = buffer + (r - row) * 2 * count;
-            act(gate, gate + count, count);
+            float* gate = buffer + (r - row) * parts * count;
+            act(gate, gate + (parts - 1) * count, count);
             fill_rows(down, inner, r, first, gate, count);
         }
     });
 }
 
+void mlp(float* out, const float* x, const Matrix& up, const float* bias, const Matrix& down, const float* down_bias, int64_t m, int64_t parts, Gate act) {
+    check_rows(m);
+    const Kernels &wide = kernels_of(up), &narrow = kernels_of(down);
+    if (down.k % 16) fail("mlp: the inner size must be a multiple of 16");
+    if (up.n != parts * down.k || down.n != up.k) fail("mlp: the matrices do not fit each other");
+    if (!wide.mlp_rows || !narrow.mlp_rows || up.order || down.order) fail("mlp: a kind of weights that it does not fuse");
+    const Rows inner = rows_for(down, m, narrow.abreast(m), Scratch::kHidden, Scratch::kHiddenScales);
+    inner_rows(call_of(up, read_rows(up, x, m, wide.abreast(m)), bias, nullptr), down, inner, m, parts, act);
+    narrow.run(call_of(down, inner, down_bias, out), m);
+}
+
+Gate gate_of(const Gate* gates, int64_t act) {
+    if (act < 0 || act >= kActivations) fail("mlp: unknown activation");
+    return gates[act];
+}
+
 // gate_up [2 f, hidden], down [hidden, f]; f a multiple of 16.
 void gated_mlp(float* out, const float* x, const Matrix* gate_up, Optional<const float> bias, const Matrix* down,
                Optional<const float> down_bias, int64_t m, int64_t act) {
-    check_rows(m);
-    const Kernels &wide = kernels_of(*gate_up), &narrow = kernels_of(*down);
-    if (down->k % 16) fail("gated_mlp: the inner size must be a multiple of 16");
-    if (gate_up->n != 2 * down->k || down->n != gate_up->k) fail("gated_mlp: the matrices do not fit each other");
-    if (act < 0 || act >= kActivations) fail("gated_mlp: unknown activation");
-    if (!wide.mlp_rows || !narrow.mlp_rows || gate_up->order || down->order) fail("gated_mlp: a kind of weights that it does not fuse");
-    const Rows inner = rows_for(*down, m, narrow.abreast(m), Scratch::kHidden, Scratch::kHiddenScales);
-    gated_rows(call_of(*gate_up, read_rows(*gate_up, x, m, wide.abreast(m)), bias.ptr, nullptr), *down, inner, m, kGates[act]);
-    narrow.run(call_of(*down, inner, down_bias.ptr, out), m);
+    mlp(out, x, *gate_up, bias.ptr, *down, down_bias.ptr, m, 2, gate_of(kGates, act));
+}
+
+// up [f, hidden], down [hidden, f]; f a multiple of 16.
+void plain_mlp(float* out, const float* x, const Matrix* up, Optional<const float> bias, const Matrix* down, Optional<const float> down_bias,
+               int64_t m, int64_t act) {
+    mlp(out, x, *up, bias.ptr, *down, down_bias.ptr, m, 1, gate_of(kAlone, act));
 }

@@ -27,18 +27,34 @@ void rope_and_cache(float* qkv, const int32_t* positions, Optional<const float> 
     for (int64_t r = 0; r < rows; ++r)
         if (positions[r] < 0 || positions[r] >= max_positions) fail("rope_and_cache: a position lies outside the table");
     const int64_t all = heads + 2 * kv_heads;
-    parallel_ranges(rows * all, 4 * d, [&](int64_t begin, int64_t end) {
+    const auto turn = [&](int64_t r, int64_t head) {
+        float* x = qkv + (r * all + head) * d;
+        const float* norm = head < heads ? q_norm.ptr : k_norm.ptr;
+        if (norm) norm_row(x, x, norm, d, static_cast<float>(eps));
+        if (half > 0) rotate_head(x, table.ptr + int64_t{positions[r]} * 2 * half, half);
+    };
+    // Of a head the rows first .. last.
+    const auto run = [&](int64_t head, int64_t first, int64_t last) {
+        const int64_t kv = head - heads;
+        const float* x = qkv + (first * all + head) * d;
+        for (int64_t r = first; kv < kv_heads && r < last; ++r) turn(r, head);
+        if (kv < 0) return;
+        if (last - first == 16 && side_by_side(cache, slots + first)) {
+            if (kv < kv_heads) store_keys(keys, x, all * d, cache, slots[first], kv);
+            else store_values(values, x, all * d, cache, slots[first], kv - kv_heads);
+            return;
+        }
+        for (int64_t r = first; r < last; ++r, x += all * d) {
+            if (slots[r] < 0) continue;
+            if (kv < kv_heads) store_key(keys, x, cache, slots[r], kv);
+            else store_value(values, x, cache, slots[r], kv - kv_heads);
+        }
+    };
+    constexpr int64_t kTogether = 16;
+    parallel_ranges((rows + kTogether - 1) / kTogether * all, 4 * d * (rows < kTogether ? rows : kTogether), [&](int64_t begin, int64_t end) {
         for (int64_t at = begin; at < end; ++at) {
-            const int64_t r = at / all, head = at % all, kv = head - heads;
-            float* x = qkv + at * d;
-            if (kv >= kv_heads) {
-                if (slots[r] >= 0) store_value(values, x, cache, slots[r], kv - kv_heads);
-                continue;
-            }
-            const float* norm = kv < 0 ? q_norm.ptr : k_norm.ptr;
-            if (norm) norm_row(x, x, norm, d, static_cast<float>(eps));
-            if (half > 0) rotate_head(x, table.ptr + int64_t{positions[r]} * 2 * half, half);
-            if (kv >= 0 && slots[r] >= 0) store_key(keys, x, cache, slots[r], kv);
+            const int64_t first = at / all * kTogether, last = first + kTogether < rows ? first + kTogether : rows;
+            run(at % all, first, last);
         }
     });
 }

@@ -60,10 +60,10 @@ void add_rows(float* x, const float* delta, int64_t rows, int64_t d) {
 }
 
 // x [rows, d] into columns at .. at + d of out [rows, width].
-void place_columns(float* out, const float* x, int64_t rows, int64_t d, int64_t width, int64_t at) {
+void place_columns(float* out, const float* x, int64_t rows, int64_t d, int64_t stride, int64_t width, int64_t at) {
     if (at < 0 || at > width - d) fail("place_columns: the columns do not fit the row");
     parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) std::memcpy(out + r * width + at, x + r * d, static_cast<size_t>(d) * sizeof(float));
+        for (int64_t r = begin; r < end; ++r) std::memcpy(out + r * width + at, x + r * stride, static_cast<size_t>(d) * sizeof(float));
     });
 }
 

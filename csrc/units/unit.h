@@ -98,6 +98,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&linear>("linear"),
     op_entry<&round_groups>("round_groups"),
     op_entry<&gated_mlp>("gated_mlp"),
+    op_entry<&plain_mlp>("plain_mlp"),
     op_entry<&rope_and_cache>("rope_and_cache"),
     op_entry<&rope_queries>("rope_queries"),
     op_entry<&lora_shrink>("lora_shrink"),

@@ -28,6 +28,8 @@ from quire.ops import sampling as _sampling  # noqa: F401  (registers the defini
 from quire.ops import sampling_cpu as _sampling_cpu  # noqa: F401  (registers the implementations)
 from quire.ops import states as _states  # noqa: F401  (registers the definitions)
 from quire.ops import states_cpu as _states_cpu  # noqa: F401  (registers the implementations)
+from quire.ops import whole as _whole  # noqa: F401  (registers the definition)
+from quire.ops import whole_cpu as _whole_cpu  # noqa: F401  (registers the implementation)
 from quire.ops.arena import huge_bytes
 from quire.ops.choice import backend_of
 from quire.ops.cpu import Cpu
@@ -48,7 +50,7 @@ T = TypeVar("T")
 if hasattr(os, "register_at_fork"):
     # Its pool of threads does not come along into a fork, which would wait for them for ever.
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-READ_WEIGHTS = ("linear", "gated_mlp", "grouped_linear", "expert_mlp", "head_linear")
+READ_WEIGHTS = ("linear", "gated_mlp", "plain_mlp", "grouped_linear", "expert_mlp", "head_linear")
 
 
 class Replay(Generic[T]):
@@ -169,7 +171,7 @@ class Ops:
         return group(packed, experts, n, bias)
 
     def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
-        """Whether `gated_mlp` takes these matrices."""
+        """Whether `gated_mlp`, or `plain_mlp`, takes these matrices."""
         return self.gpu is None and (self.cpu is None or _cpu.fuses_mlp(gate_up, down))
 
     def fuses_experts(self, down: Grouped) -> bool:

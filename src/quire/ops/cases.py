@@ -314,15 +314,24 @@ def activation_cases(g: Generator) -> Iterator[Case]:
 
 @cases("gated_mlp")
 def gated_mlp_cases(g: Generator) -> Iterator[Case]:
+    yield from _mlp_cases(g, "gate_up", 2)
+
+
+@cases("plain_mlp")
+def plain_mlp_cases(g: Generator) -> Iterator[Case]:
+    yield from _mlp_cases(g, "up", 1)
+
+
+def _mlp_cases(g: Generator, wide: str, parts: int) -> Iterator[Case]:
     kinds = (("f32", "f32"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "int4"), ("int4", "int8"), ("bf16", "int8"))
     for i, (first, second) in enumerate(kinds):
         for m, hidden, f, group in ((1, 64, 96, 32), (3, 128, 384, 128), (70, 64, 320, 64), (0, 32, 32, 32)):
             zeros = m == 3
-            biases = (normal(g, 2 * f), normal(g, hidden)) if m % 2 else (None, None)
+            biases = (normal(g, parts * f), normal(g, hidden)) if m % 2 else (None, None)
             yield {
                 "x": normal(g, m, hidden),
-                "gate_up": random_weight(g, first, 2 * f, hidden, group, zeros),
-                "gate_up_bias": biases[0],
+                wide: random_weight(g, first, parts * f, hidden, group, zeros),
+                f"{wide}_bias": biases[0],
                 "down": random_weight(g, second, hidden, f, group, zeros),
                 "down_bias": biases[1],
                 "kind": list(ACTIVATIONS)[(i + m) % len(ACTIVATIONS)],

@@ -20,14 +20,16 @@ OPS = (
     "clamped_swiglu", "clip", "combine", "copy_blocks", "embedding", "expert_mlp", "fold_states", "gated_activation",
     "gated_mlp", "grouped_linear",
     "head_linear", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora",
-    "lora_expand", "lora_scale", "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns", "rmsnorm",
+    "lora_expand", "lora_scale", "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns", "plain_mlp",
+    "rmsnorm",
     "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert",
     "take_columns",
-    "take_rows", "top_logprobs", "zero_blocks",
+    "take_rows", "top_logprobs", "whole_attention", "zero_blocks",
 )  # fmt: skip
 """Every op. Each backend implements all of them but those of `HOST`, which a test holds."""
-HOST = ("attention_states", "cache_rows", "fold_states")
-"""Ops of the reference and of the CPU alone: what spreads a sequence over processes, which GPUs refuse."""
+HOST = ("attention_states", "cache_rows", "fold_states", "whole_attention")
+"""Ops of the reference and of the CPU alone: what spreads a sequence over processes, which GPUs refuse, and attention
+without a mask, which is torch's there."""
 OTHERS = {"triton": {"linear": ("cublas", "cusparselt")}}
 """Backend -> op -> implementations that `--ops` can name beside the backend's own and the reference."""
 DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/kfd", "/dev/dxg")

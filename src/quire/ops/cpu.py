@@ -148,14 +148,8 @@ def run_attention(
     starts: Tensor | None = None,
 ) -> Tensor:
     """The op `attention`, or, with `starts`, `attention_states`. `paged`: cu_q, context and block tables."""
-    cu_q, context, block_tables = paged
     rows, width = check(qkv, "attention qkv", F32, -1, -1).shape
-    sequences = len(check(context, "attention context", I32, -1))
-    check(cu_q, "attention cu_q", I32, sequences + 1)
-    max_blocks = check(block_tables, "attention block_tables", I32, sequences, -1).shape[1]
-    layout = cache.layout
-    blocks, at_cache = cache_at(cache)
-    heads = _heads(width, layout)
+    heads = _heads(width, cache.layout)
     for name, numbers in (("sinks", spec.sinks), ("alibi", spec.alibi)):
         if numbers is not None:
             check(numbers, f"attention {name}", F32, heads)
@@ -164,16 +158,36 @@ def run_attention(
         raise ValueError("attention bias: needs at least one distance")
     if tree is not None:
         check(tree, "attention tree", I64, rows)
-    states = 0 if starts is None else int(starts[-1])
-    shape = (rows, heads * layout.head_dim) if starts is None else (states, heads * (layout.head_dim + 2))
-    out = cpu.arena.empty(*shape)
+    states, d = 0 if starts is None else int(starts[-1]), cache.layout.head_dim
+    out = cpu.arena.empty(*((rows, heads * d) if starts is None else (states, heads * (d + 2))))
+    rest = (
+        spec.window, spec.scale, spec.softcap,
+        *(0 if t is None else t.data_ptr() for t in (spec.sinks, spec.alibi, spec.bias)), distances,
+        *(0 if t is None else t.data_ptr() for t in (tree, starts)), states, 0,
+    )  # fmt: skip
+    return call_attention(cpu, out, qkv, cache, paged, heads, rest)
+
+
+def call_attention(
+    cpu: Cpu,
+    out: Tensor,
+    q: Tensor,
+    cache: KVCache,
+    paged: tuple[Tensor, Tensor, Tensor],
+    heads: int,
+    rest: tuple[float, ...],
+) -> Tensor:
+    """The native op; `paged`: cu_q, context and block tables, `rest`: its arguments behind the format of the cache."""
+    cu_q, context, block_tables = paged
+    sequences, layout = len(check(context, "attention context", I32, -1)), cache.layout
+    check(cu_q, "attention cu_q", I32, sequences + 1)
+    max_blocks = check(block_tables, "attention block_tables", I32, sequences, -1).shape[1]
+    blocks, at_cache = cache_at(cache)
     if out.numel():
         cpu.call(
-            "attention", out.data_ptr(), qkv.data_ptr(), *at_cache, cu_q.data_ptr(), context.data_ptr(),
-            block_tables.data_ptr(), rows, sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
-            blocks, max_blocks, layout.format, spec.window, spec.scale, spec.softcap,
-            *(0 if t is None else t.data_ptr() for t in (spec.sinks, spec.alibi, spec.bias)), distances,
-            *(0 if t is None else t.data_ptr() for t in (tree, starts)), states,
+            "attention", out.data_ptr(), q.data_ptr(), *at_cache, cu_q.data_ptr(), context.data_ptr(),
+            block_tables.data_ptr(), len(q), sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
+            blocks, max_blocks, layout.format, *rest,
         )  # fmt: skip
     return out
 
@@ -208,25 +222,45 @@ def gated_mlp(
     down_bias: Tensor | None,
     kind: str,
 ) -> Tensor:
-    rows = check(x, "gated_mlp x", F32, -1, gate_up.k).shape[0]
-    if gate_up.n != 2 * down.k or down.n != gate_up.k:
-        raise ValueError(f"gated_mlp: matrices [{gate_up.n}, {gate_up.k}] and [{down.n}, {down.k}] do not fit")
-    if gate_up_bias is not None:
-        check(gate_up_bias, "gated_mlp bias", F32, gate_up.n)
+    return _mlp(cpu, "gated_mlp", x, (gate_up, gate_up_bias), (down, down_bias), kind)
+
+
+@impl("plain_mlp", "cpu")
+def plain_mlp(
+    cpu: Cpu,
+    x: Tensor,
+    up: Packed,
+    up_bias: Tensor | None,
+    down: Packed,
+    down_bias: Tensor | None,
+    kind: str,
+) -> Tensor:
+    return _mlp(cpu, "plain_mlp", x, (up, up_bias), (down, down_bias), kind)
+
+
+Biased = tuple[Packed, Tensor | None]
+
+
+def _mlp(cpu: Cpu, name: str, x: Tensor, first: Biased, second: Biased, kind: str) -> Tensor:
+    (up, up_bias), (down, down_bias) = first, second
+    rows = check(x, f"{name} x", F32, -1, up.k).shape[0]
+    if up.n != (2 if name == "gated_mlp" else 1) * down.k or down.n != up.k:
+        raise ValueError(f"{name}: matrices [{up.n}, {up.k}] and [{down.n}, {down.k}] do not fit")
+    if up_bias is not None:
+        check(up_bias, f"{name} bias", F32, up.n)
     if down_bias is not None:
-        check(down_bias, "gated_mlp bias", F32, down.n)
+        check(down_bias, f"{name} bias", F32, down.n)
     out = cpu.arena.empty(rows, down.n)
     if rows:
         cpu.call(
-            "gated_mlp", out.data_ptr(), x.data_ptr(),
-            gate_up.handle.at, 0 if gate_up_bias is None else gate_up_bias.data_ptr(),
+            name, out.data_ptr(), x.data_ptr(), up.handle.at, 0 if up_bias is None else up_bias.data_ptr(),
             down.handle.at, 0 if down_bias is None else down_bias.data_ptr(), rows, ACTIVATION_NUMBERS[kind],
         )  # fmt: skip
     return out
 
 
 def fuses_mlp(gate_up: Packed, down: Packed) -> bool:
-    """Whether the native `gated_mlp` takes these matrices: no tables, columns in order, int8 activations."""
+    """Whether the native `gated_mlp` and `plain_mlp` take these: no tables, columns in order, int8 activations."""
     return down.k % 16 == 0 and all(_fuses(w) for w in (gate_up, down))
 
 

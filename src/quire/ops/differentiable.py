@@ -20,7 +20,7 @@ from quire.ops.layout import KVCache
 from quire.ops.mla import EPS, Heads, rank_of
 from quire.ops.mla import head_linear as head_product
 from quire.ops.moe import Between, Choices, Grouped, clamped_swiglu, combine
-from quire.ops.reference import gated_activation, rmsnorm
+from quire.ops.reference import activation, gated_activation, rmsnorm
 from quire.ops.rowwise import layernorm
 from quire.ops.weights import Packed, Stored, Weight
 
@@ -200,7 +200,8 @@ class Differentiable(Ops):
         self.site: Site | None = None
         self.observers: list[Observer] = []
         self._latents: Tensor | None = None
-        own = ("linear", "gated_mlp", "grouped_linear", "expert_mlp", "head_linear", "latent_rope_and_cache")
+        mlps = ("gated_mlp", "plain_mlp", "expert_mlp")
+        own = (*mlps, "linear", "grouped_linear", "head_linear", "latent_rope_and_cache")
         table = OUT_OF_PLACE | {op: getattr(self, f"_{op}") for op in own}
         self.chosen |= dict.fromkeys(table, self.name)
         for op, fn in table.items():
@@ -238,6 +239,11 @@ class Differentiable(Ops):
         self, x: Tensor, gate_up: Packed, gate_up_bias: Tensor | None, down: Packed, down_bias: Tensor | None, kind: str
     ) -> Tensor:
         return self._linear(gated_activation(self._linear(x, gate_up, gate_up_bias), kind), down, down_bias)
+
+    def _plain_mlp(
+        self, x: Tensor, up: Packed, up_bias: Tensor | None, down: Packed, down_bias: Tensor | None, kind: str
+    ) -> Tensor:
+        return self._linear(activation(self._linear(x, up, up_bias), kind), down, down_bias)
 
     def _grouped_linear(self, x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor) -> Tensor:
         rows = x if tokens is None else x[tokens.flatten().long()]

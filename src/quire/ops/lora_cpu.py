@@ -50,8 +50,8 @@ def lora_scale(cpu: Cpu, y: Tensor, excess: Tensor, rows: Tensor) -> Tensor:
     cpu.call(
         "lora_expand", factors.data_ptr(), one.data_ptr(), excess.data_ptr(), rows.data_ptr(), count, n, 1, n, 0
     )  # fmt: skip
-    cpu.call("place_columns", both.data_ptr(), factors.data_ptr(), count, n, 2 * n, 0)
-    cpu.call("place_columns", both.data_ptr(), y.data_ptr(), count, n, 2 * n, n)
+    cpu.call("place_columns", both.data_ptr(), factors.data_ptr(), count, n, n, 2 * n, 0)
+    cpu.call("place_columns", both.data_ptr(), y.data_ptr(), count, n, n, 2 * n, n)
     cpu.call("gated_activation", y.data_ptr(), both.data_ptr(), count, n, ACTIVATION_NUMBERS["relu"])
     return y
 

@@ -229,6 +229,17 @@ def gated_mlp(
     return linear(gated_activation(linear(x, gate_up, gate_up_bias), kind), down, down_bias)
 
 
+@op(tolerance=2e-2)
+def plain_mlp(
+    x: Tensor, up: Packed, up_bias: Tensor | None, down: Packed, down_bias: Tensor | None, kind: str
+) -> Tensor:
+    """down(act(up(x))), x [T, hidden] f32 -> [T, hidden] f32: `linear`, `activation`, `linear`.
+
+    up [f, hidden], down [hidden, f]; `kind` is a key of ACTIVATIONS. The tolerance is that of `gated_mlp`.
+    """
+    return linear(activation(linear(x, up, up_bias), kind), down, down_bias)
+
+
 @op(tolerance=0.0)
 def take_rows(x: Tensor, delta: Tensor, rows: Tensor | None) -> Tensor:
     """(x + delta)[rows]: the rows [R] (int32) of the residual stream that want logits; None: all."""

@@ -57,6 +57,7 @@ def take_columns(x: Tensor, start: int, width: int) -> Tensor:
 def place_columns(out: Tensor, x: Tensor, at: int) -> Tensor:
     """out[:T, at : at + d] = x [T, d] f32, the rest of out [N, width] f32 as it is; returns out.
 
+    Rows of x may lie apart: it may be some columns of a matrix.
     What a step leaves at a fixed address for who reads it after the step.
     """
     out[: len(x), at : at + x.shape[1]] = x

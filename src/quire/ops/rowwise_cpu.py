@@ -50,7 +50,7 @@ def join_columns(cpu: Cpu, parts: tuple[Tensor, ...]) -> Tensor:
     for part in parts:
         d = check(part, "join_columns part", F32, rows, -1).shape[1]
         if rows:
-            cpu.call("place_columns", out.data_ptr(), part.data_ptr(), rows, d, width, at)
+            cpu.call("place_columns", out.data_ptr(), part.data_ptr(), rows, d, d, width, at)
         at += d
     return out
 
@@ -69,11 +69,13 @@ def take_columns(cpu: Cpu, x: Tensor, start: int, width: int) -> Tensor:
 @impl("place_columns", "cpu")
 def place_columns(cpu: Cpu, out: Tensor, x: Tensor, at: int) -> Tensor:
     total, width = check(out, "place_columns out", F32, -1, -1).shape
-    rows, d = check(x, "place_columns x", F32, -1, -1).shape
+    rows, d = x.shape
+    if x.dtype is not F32 or x.stride(1) != 1:
+        raise ValueError(f"place_columns x: need rows of {F32}, got {x.dtype} with strides {list(x.stride())}")
     if rows > total or at < 0 or at + d > width:
         raise ValueError(f"place_columns: [{rows}, {d}] from column {at} on is no part of [{total}, {width}]")
     if rows:
-        cpu.call("place_columns", out.data_ptr(), x.data_ptr(), rows, d, width, at)
+        cpu.call("place_columns", out.data_ptr(), x.data_ptr(), rows, d, x.stride(0), width, at)
     return out
 
 

@@ -16,7 +16,10 @@ from quire.ops.weights import Packed
 
 def unfuse() -> None:
     """Register the parts in the place of the whole."""
-    own = {name: REGISTRY[name].impls["cpu"] for name in ("linear", "gated_activation", "add", "rmsnorm", "layernorm")}
+    own = {
+        name: REGISTRY[name].impls["cpu"]
+        for name in ("linear", "activation", "gated_activation", "add", "rmsnorm", "layernorm")
+    }
 
     @impl("gated_mlp", "cpu")
     def gated_mlp(
@@ -30,6 +33,14 @@ def unfuse() -> None:
     ) -> Tensor:
         wide = own["linear"](cpu, x, gate_up, gate_up_bias)
         narrow: Tensor = own["linear"](cpu, own["gated_activation"](cpu, wide, kind), down, down_bias)
+        return narrow
+
+    @impl("plain_mlp", "cpu")
+    def plain_mlp(
+        cpu: Cpu, x: Tensor, up: Packed, up_bias: Tensor | None, down: Packed, down_bias: Tensor | None, kind: str
+    ) -> Tensor:
+        wide = own["activation"](cpu, own["linear"](cpu, x, up, up_bias), kind)
+        narrow: Tensor = own["linear"](cpu, wide, down, down_bias)
         return narrow
 
     @impl("add_layernorm", "cpu")

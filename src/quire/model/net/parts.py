@@ -177,6 +177,20 @@ class PlainMlp:
 
 
 @dataclass(frozen=True)
+class FusedPlainMlp:
+    """The same in one call, whose wide rows never reach memory."""
+
+    up: Linear
+    down: Linear
+    activation: str
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        first, second = self.up, self.down
+        return ops.plain_mlp(x, first.weight, first.bias, second.weight, second.bias, self.activation)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
 class Scale:
     """x * factor."""
 

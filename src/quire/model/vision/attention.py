@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.model.spec import ModelSpec
-from quire.ops.attention_spec import AttentionSpec
+from quire.model.vision.account import PIECE
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 
@@ -18,9 +18,6 @@ Groups = tuple[Tensor, ...]
 """Rows [groups, rows of each] int64 that see each other, groups of one size together; each row is in one group."""
 BLOCK = 128
 """Rows of a block of keys, the most there may be: tables of blocks are short, and the last block wastes little."""
-QUERIES = 640
-"""The most rows that walk the keys together; those of a tile are divided evenly. One layer of 2,304 rows and 16 heads
-of 72 took a core with tile registers 54 ms, with 64 rows at a time 76, and torch's kernel 61 to 68."""
 
 
 class Attention(Protocol):
@@ -39,11 +36,7 @@ class Attention(Protocol):
 
 
 class PagedAttention:
-    """By the op that decoders use, over blocks of keys and values, so that bits depend on no other row.
-
-    To the op the rows that walk keys together are one token, the last of a sequence, with as many queries for each head
-    of keys: each of them sees all. So it costs what a prompt's attention does.
-    """
+    """By the kernel that decoders use, over blocks of keys and values, so that bits depend on no other row."""
 
     def __init__(self, ops: Ops, spec: ModelSpec, groups: Groups, table: Tensor, dtype: torch.dtype) -> None:
         self._ops, self._spec, self._groups = ops, spec, groups
@@ -58,10 +51,8 @@ class PagedAttention:
         layout = KVLayout(size, spec.heads, spec.head_dim, dtype)
         self._cache = ops.allocate_cache(layout, first * self._each)
         self._positions, self._table = (torch.arange(count) % len(table)).int(), table
-        self._q = torch.empty(count, spec.heads, spec.head_dim)
+        self._q = torch.empty(count, spec.hidden)
         self._parts = tuple(self._parted())
-        most = max(groups * (each + 2) for _, (groups, each), _, _ in self._parts)
-        self._wide, self._rows = torch.empty(most * spec.hidden), torch.empty(most, spec.hidden)
 
     def _parted(self) -> Iterator[tuple[slice | Tensor, tuple[int, int], Tensor, int]]:
         """Rows that go into the op together: where they are, (groups, rows of each), the blocks and number of keys."""
@@ -69,8 +60,8 @@ class PagedAttention:
         for rows in self._groups:
             blocks = torch.arange(first, first + len(rows) * self._each, dtype=torch.int32).view(len(rows), -1)
             first += blocks.numel()
-            for queries in torch.tensor_split(rows, -(-rows.shape[1] // QUERIES), 1):
-                together = max(QUERIES // queries.shape[1], 1)
+            for queries in torch.tensor_split(rows, -(-rows.shape[1] // PIECE), 1):
+                together = max(PIECE // queries.shape[1], 1)
                 for some, tables in zip(torch.split(queries, together), torch.split(blocks, together), strict=True):
                     yield _where(some.flatten()), (len(some), some.shape[1]), tables, rows.shape[1]
 
@@ -78,23 +69,15 @@ class PagedAttention:
         """Turn queries and keys of some rows, qkv [rows, 3 hidden], in place, and keep them and the values."""
         positions, slots = self._positions[rows], self._slots[rows]
         self._ops.rope_and_cache(qkv, positions, self._table, slots, self._cache, None, 1.0)
-        self._q[rows] = qkv[:, : self._spec.hidden].view(-1, *self._q.shape[1:])
+        self._ops.place_columns(self._q[rows], qkv[:, : self._spec.hidden], 0)
 
     def attend(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
         """Some rows and their softmax(q k^T) v [rows, hidden] f32, until all were there."""
-        ops, heads, head_dim = self._ops, self._spec.heads, self._spec.head_dim
-        scaled = AttentionSpec(self._spec.attention_scale)
-        for at, (count, each), tables, seen in self._parts:
-            shape = (count, heads, each, head_dim)
-            wide = self._wide[: count * heads * (each + 2) * head_dim].view(count, -1)
-            by_head = wide[:, : heads * each * head_dim].view(shape)
-            by_head.copy_(self._q[at].view(count, each, heads, head_dim).transpose(1, 2))
-            ends, context = torch.arange(count + 1, dtype=torch.int32), torch.full((count,), seen, dtype=torch.int32)
-            ops.begin_step()
-            found: Tensor = ops.attention(wide, self._cache, ends, context, tables, scaled)
-            rows = self._rows[: count * each]
-            rows.view(count, each, heads, head_dim).copy_(found.view(shape).transpose(1, 2))
-            yield at, rows
+        for at, shape, tables, seen in self._parts:
+            context = torch.full((shape[0],), seen, dtype=torch.int32)
+            self._ops.begin_step()
+            q = self._q[at].view(*shape, -1)
+            yield at, self._ops.whole_attention(q, self._cache, context, tables, self._spec.attention_scale)
 
 
 def _where(rows: Tensor) -> slice | Tensor:
@@ -128,8 +111,8 @@ class WholeAttention:
             found = F.scaled_dot_product_attention(q, k, v, scale=self._spec.attention_scale)
             out[rows.flatten()] = found.transpose(1, 2).flatten(0, 1)
         flat = out.view(count, -1)
-        for first in range(0, count, QUERIES):
-            some = slice(first, min(first + QUERIES, count))
+        for first in range(0, count, PIECE):
+            some = slice(first, min(first + PIECE, count))
             self._ops.begin_step()
             yield some, flat[some] if flat.is_cuda else flat[some].float()
 

@@ -85,8 +85,10 @@ LEARNED: dict[str, Callable[[Tensor, int, int], Tensor]] = {
 def learned(table: Tensor, patches: Patches, rows: int, columns: int) -> Tensor:
     """Positions [first + rows * columns, hidden] of a tile, from the `table` [positions, hidden] f32 on the host."""
     first, grid = table[: patches.first], table[patches.first :].view(*patches.grid, -1)
-    row, column = order(rows, columns, patches.merge)
-    return torch.cat((first, LEARNED[patches.positions](grid, rows, columns)[row, column]))
+    found = LEARNED[patches.positions](grid, rows, columns)
+    if patches.merge > 1:
+        found = found[order(rows, columns, patches.merge)]
+    return torch.cat((first, found.reshape(rows * columns, -1)))
 
 
 @lru_cache(maxsize=32)

@@ -11,13 +11,10 @@ from torch import Tensor
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Mlp, Norm
 from quire.model.spec import ModelSpec
+from quire.model.vision.account import PIECE
 from quire.model.vision.attention import Attention, attention_of
 from quire.model.vision.places import cut, learned, turns, windows
 from quire.ops.backend import Ops
-
-PIECE = 320
-"""The most rows that go through a layer together: what lies between its matrices then stays in the caches, and the
-memory of a picture of any size is that of its stream, queries, keys and values, and of one piece."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +119,9 @@ class Tower:
             attention.write(rows, qkv)
         for some, attended in attention.attend():
             here = x[some]
-            for rows in pieces(len(here)):
-                ops.begin_step()
-                part = here[rows]
-                added = self._add(layer, part, attended[rows])
-                if added.data_ptr() != part.data_ptr():
-                    part.copy_(added)
-            if not isinstance(some, slice):
-                x[some] = here
+            added = self._add(layer, here, attended)
+            if not isinstance(some, slice) or added.data_ptr() != here.data_ptr():
+                x[some] = added
 
     def _add(self, layer: TowerLayer, x: Tensor, attended: Tensor) -> Tensor:
         """Some rows of the stream and what follows attention in a layer, perhaps in their place."""

@@ -12,7 +12,7 @@ from quire.ops import mla as _mla  # noqa: F401  (registers the definition of he
 from quire.ops.gpu import Gpu
 from quire.ops.moe import Grouped
 from quire.ops.op import impl
-from quire.ops.reference import gated_activation
+from quire.ops.reference import activation, gated_activation
 from quire.ops.triton import linear_kernels as kernels
 from quire.ops.triton.pack import FOURS, TWO_OF_FOUR, Matrix
 from quire.ops.triton.sparse_kernels import two_of_four_kernel
@@ -240,6 +240,20 @@ def gated_mlp(
     wide = linear(gpu, x, gate_up, gate_up_bias)
     inner = gated_activation(wide.float(), kind).to(wide.dtype)  # models call the three ops themselves (`fuses_mlp`)
     return linear(gpu, inner, down, down_bias)
+
+
+@impl("plain_mlp", "triton")
+def plain_mlp(
+    gpu: Gpu,
+    x: Tensor,
+    up: Packed,
+    up_bias: Tensor | None,
+    down: Packed,
+    down_bias: Tensor | None,
+    kind: str,
+) -> Tensor:
+    wide = linear(gpu, x, up, up_bias)
+    return linear(gpu, activation(wide.float(), kind).to(wide.dtype), down, down_bias)
 
 
 @impl("grouped_linear", "triton")

@@ -204,6 +204,7 @@ def take_columns(gpu: Gpu, x: Tensor, start: int, width: int) -> Tensor:
 @impl("place_columns", "triton")
 def place_columns(gpu: Gpu, out: Tensor, x: Tensor, at: int) -> Tensor:
     total, width = activations(out, "place_columns out")
+    x = x.contiguous()
     rows, d = activations(x, "place_columns x")
     if rows > total or at < 0 or at + d > width:
         raise ValueError(f"place_columns: [{rows}, {d}] from column {at} on is no part of [{total}, {width}]")
