@@ -148,15 +148,20 @@ def test_dummy_weights_fit_every_family(name: str, made: Callable[[str], Made]) 
     assert got.shape == want.shape and bool(torch.isfinite(got).all())
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_account_counts_the_vision_part(name: str, made: Callable[[str], Made]) -> None:
-    config = flat_config(model=str(made(name).folder), device=BACKENDS[-1])
-    found, model = describe(config.model.model), made(name).load(BACKENDS[-1])
+def test_the_account_counts_the_vision_part(name: str, quantization: str | None, made: Callable[[str], Made]) -> None:
+    """To the byte, the decoder's part included."""
+    options = {} if quantization is None else {"quantization": quantization}
+    config = flat_config(model=str(made(name).folder), device=BACKENDS[-1], **options)
+    found, model = describe(config.model.model), made(name).load(BACKENDS[-1], **options)
     assert found.vision is not None and model.vision is not None
     assert model.report["vision"][1] == model.vision.nbytes == 4 * found.vision.parameters
     planned = {part.role: part for part in weight_parts(config, found, choose(config.device))}
-    assert abs(planned["vision"].nbytes - model.vision.nbytes) <= 0.03 * model.vision.nbytes
-    assert sum(part.nbytes for part in planned.values()) == pytest.approx(model.weight_bytes, rel=0.03)
+    assert planned["vision"].nbytes == model.vision.nbytes
+    assert sum(part.nbytes for part in planned.values()) == model.weight_bytes
+    if quantization is not None:
+        return
     opened = open_model(config.model.model)
     assert opened.vision is not None
     parts = (opened.vision.tower, opened.vision.projector)
