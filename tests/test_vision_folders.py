@@ -216,19 +216,31 @@ def test_adapters_name_the_decoder_as_either_writer_does(
     assert found == [{("q", 1), ("down", 2)}] * 3
 
 
-def test_inspect_shows_the_tower(
-    made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["quire", "inspect", str(made("qwen3_vl").folder)])
+def inspected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    """What `quire inspect` shows, by name."""
+    monkeypatch.setattr(sys, "argv", ["quire", "inspect", *words])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
     rows = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines() if line.startswith("  "))
-    shown = {name: value.strip() for name, value in rows.items()}
+    return {name: value.strip() for name, value in rows.items()}
+
+
+def test_inspect_shows_the_tower(
+    made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(made("qwen3_vl").folder)
+    shown = inspected(monkeypatch, capsys, folder)
+    assert shown["family"] == "qwen3_vl, whose decoder is qwen3"
     assert shown["vision tower"] == "qwen3_vl_vision, 3 layers, hidden 64, intermediate 96, 4 heads of 16"
     assert shown["pictures"] == "patches of 8 x 8 pixels, 2 x 2 of them one row"
     assert "first 2 layers" in shown["decoder with pictures"]
-    assert shown["vision parameters"].startswith(f"{describe(str(made('qwen3_vl').folder)).vision.parameters:,}")
+    assert shown["vision parameters"].startswith(f"{describe(folder).vision.parameters:,}")
+    assert (
+        inspected(monkeypatch, capsys, str(made("qwen2_5_vl").folder))["family"] == "qwen2_5_vl, whose decoder is qwen2"
+    )
+    without = inspected(monkeypatch, capsys, folder, "--language-model-only")
+    assert without["weights in memory"] != shown["weights in memory"] and without["family"] == shown["family"]
 
 
 def test_pixels_are_read_as_the_processor_says(tmp_path: Path) -> None:
