@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ def test_replicas_answer_as_one_engine(prefill: bool, tmp_path: Path) -> None:
     """Where some compute prompts, others go on with rows of pictures that they read and never saw."""
     folder, asked = tmp_path / "model", bodies(600 if prefill else 24)
     make_vision_model("qwen2_5_vl", folder)
+    said = json.loads((folder / "preprocessor_config.json").read_text())
+    said["size"] = {"shortest_edge": 256, "longest_edge": 120 * 160}  # some 70 rows: most of a prompt is a picture
+    (folder / "preprocessor_config.json").write_text(json.dumps(said))
     with Serving(str(folder), *OPTIONS) as server, server.up() as client:
         alone, found = answers(client, asked)
     assert found[1] >= 64 and found[3] >= 64, "rows of the picture are found where it comes again"
