@@ -26,9 +26,11 @@ from quire.model.build import load_model
 from quire.model.describe import describe, open_model
 from quire.model.families.pictured import REFUSED
 from quire.model.load.adapter_files import read_adapter
-from quire.model.load.roles import DISK_ROLES
+from quire.model.load.roles import DISK_ROLES, Share
 from quire.model.vision.reading import HALF, Pixels, read_pixels
 from quire.ops.choice import choose
+from quire.parallel.place import Place
+from quire.parallel.topology import Topology
 from quire.plan.weights import weight_parts
 from vision_models import FAMILIES, write_files
 from vision_oracle import QWEN, SHAPES, Made, any_size, see
@@ -169,6 +171,16 @@ def test_the_account_counts_the_vision_part(name: str, quantization: str | None,
     left = sum(i.nbytes for part in parts for name, i in part.source.infos.items() if name not in taken)
     read = model.weight_bytes - model.report["rope"][1]
     assert read == pytest.approx(found.bytes_on_disk - left, rel=0.01) and (left > 0) == (name in SHORTENED)
+
+
+def test_one_of_several_ranks_has_the_tower(made: Callable[[str], Made]) -> None:
+    config = flat_config(model=str(made("gemma3").folder), device=BACKENDS[-1], tensor_parallel_size=2)
+    found, choice = describe(config.model.model), choose(config.device)
+    for rank in range(2):
+        model = load_model(config, backend(BACKENDS[-1]), place=Place(Topology(tensor=2), rank))
+        planned = {part.role: part for part in weight_parts(config, found, choice, Share(rank, 2))}
+        assert [model.vision is None, "vision" not in model.report, "vision" not in planned] == [rank > 0] * 3
+        assert sum(part.nbytes for part in planned.values()) == model.weight_bytes
 
 
 SHORTENED = ("llava", "llava_siglip", "llava_next", "llava_onevision")
