@@ -133,7 +133,7 @@ class Preparer:
     def _made(self, image: Image, where: str, alone: bool) -> Prepared:
         with _named(where):
             made = self.pictures.prepare(image, alone)
-        for part in made.parts:
+        for part in made.parts:  # where rows see each other, those of a part are one run
             self._info.picture_limits.check(part.size, part.rows, part.rows, where)
         return made
 
