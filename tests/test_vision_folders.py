@@ -180,7 +180,7 @@ def test_one_of_several_ranks_has_the_tower(made: Callable[[str], Made]) -> None
         model = load_model(config, backend(BACKENDS[-1]), place=Place(Topology(tensor=2), rank))
         planned = {part.role: part for part in weight_parts(config, found, choice, Share(rank, 2))}
         assert [model.vision is None, "vision" not in model.report, "vision" not in planned] == [rank > 0] * 3
-        assert sum(part.nbytes for part in planned.values()) == model.weight_bytes
+        assert planned["embed"].nbytes == model.report["head"][1]
 
 
 SHORTENED = ("llava", "llava_siglip", "llava_next", "llava_onevision")
