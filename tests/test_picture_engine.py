@@ -278,7 +278,7 @@ def test_what_is_refused_says_why(tmp_path: Path) -> None:
     (picture,) = one.pictures
     moved = msgspec.structs.replace(picture, runs=((4, 12),))
     with sighted(tmp_path, SIGHTS["mutual"][2], encoder_cache_tokens=20) as (engine, _):
-        assert engine.info.pictures
+        assert engine.info.pictures and engine.info.picture_limits.kept == 20
         assert "--encoder-cache-tokens" in (refused(engine, pictured("big", [Shown(1, 3, 7), [5]])).error or "")
         asks = replace(one, params=replace(one.params, prompt_logprobs=1))
         assert "prompt_logprobs" in (refused(engine, asks).error or "")
@@ -286,6 +286,7 @@ def test_what_is_refused_says_why(tmp_path: Path) -> None:
         assert "rows" in (refused(engine, replace(one, pictures=(picture, picture))).error or "")
     options = {"max_num_batched_tokens": 14, "max_num_seqs": 4}
     with sighted(tmp_path, SIGHTS["mutual"][2], **options) as (engine, _):
+        assert engine.info.picture_limits.step == 14 - 4 + 1
         assert "--max-num-batched-tokens" in (refused(engine, one).error or "")
     with sighted(tmp_path, SIGHTS["mutual"][2], language_model_only=True) as (engine, _):
         assert not engine.info.pictures

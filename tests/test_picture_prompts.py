@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from transformers.image_processing_base import ImageProcessingMixin
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
 from picture_families import CASES, IDEFICS, Case, backend, folder_of, processor_of
 from picture_files import picture
 from quire.core.errors import BadRequest, ModelError
 from quire.core.pictures import placeholders
+from quire.model.vision.reading import Pixels, read_pixels
 from quire.pictures.prompt import Pictures, Prepared, open_pictures
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -236,6 +238,44 @@ def test_tokens_of_pictures_stand_in_either_place(place: str | None, opened: Any
     (folder / "tokenizer_config.json").write_text(json.dumps(tokens if place is None else {place: tokens}))
     other = open_pictures(folder, tokenizer)
     assert other is not None and other.prepare(IMAGES[1]) == pictures.prepare(IMAGES[1])
+
+
+NESTED = {"size": {"shortest_edge": 28}, "crop_size": 28, "image_processor_type": "CLIPImageProcessor",
+          "image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7]}  # fmt: skip
+APART = NESTED | {"size": {"shortest_edge": 42}, "crop_size": 42, "image_mean": [0.4, 0.5, 0.6]}
+
+
+@pytest.mark.parametrize("nested", [{"image_processor": NESTED}, {"image_processor": None}, {}], ids=str)
+@pytest.mark.parametrize("apart", [APART, None], ids=str)
+def test_tower_and_processor_read_the_file_that_transformers_reads(
+    nested: dict[str, Any], apart: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """Of two that differ, processor_config.json says how pictures are cut and what their numbers are, if it does."""
+    plain = backend(["<image>"])
+    plain.save(str(tmp_path / "tokenizer.json"))
+    vision = {"model_type": "clip_vision_model", "patch_size": 7, "image_size": 28}
+    config = {"model_type": "llava", "image_token_index": plain.token_to_id("<image>"), "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    facts = {"patch_size": 7, "vision_feature_select_strategy": "full", "num_additional_image_tokens": 0}
+    (tmp_path / "processor_config.json").write_text(json.dumps(nested | facts))
+    if apart is not None:
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(apart))
+    try:
+        want, _ = ImageProcessingMixin.get_image_processor_dict(tmp_path)
+    except OSError:
+        assert open_pictures(tmp_path) is None and read_pixels(tmp_path, Pixels()) == Pixels()
+        return
+    pictures, pixels = open_pictures(tmp_path), read_pixels(tmp_path, Pixels())
+    assert pictures is not None
+    assert pictures.prepare(IMAGES[0]).parts[0].shape == (1, want["crop_size"], want["crop_size"])
+    assert [*pixels.mean, *pixels.std] == [*want["image_mean"], *want["image_std"]]
+
+
+def test_a_processor_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "processor_config.json").write_text('{"image_processor": "CLIPImageProcessor"}')
+    for read in (open_pictures, lambda folder: read_pixels(folder, Pixels())):
+        with pytest.raises(ModelError, match=r"processor_config\.json: image_processor must be an object, not 'CLIP"):
+            read(tmp_path)
 
 
 def test_models_that_take_no_pictures(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from live_server import LiveServer, live, wait_until
+from quire.core.pictures import PictureLimits
 from quire.engine import pictures as prepared
 from seeing import IMAGE, IMAGE_ID, ROWS, asked, file_of, image_part, said, seeing, text_of, url_of
 
@@ -332,6 +333,20 @@ def test_limits_are_options() -> None:
         assert chat(server, image_part())["usage"]["prompt_tokens"] > ROWS
     with seeing(limit_mm_per_prompt="image=0") as server:
         assert "0 of a prompt" in refusal(server, CHAT, {"messages": asked(image_part())})["message"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "option"),
+    [({"kept": ROWS - 1}, "--encoder-cache-tokens"), ({"step": ROWS - 1}, "--max-num-batched-tokens")],
+)
+def test_a_picture_that_its_engine_cannot_take_is_named(limits: dict[str, int], option: str) -> None:
+    """Before the engine is asked, so that streams are refused, too, before they begin."""
+    with seeing(info={"picture_limits": PictureLimits(**limits)}) as server:
+        for stream in (False, True):
+            error = refusal(server, CHAT, {"messages": asked("hi", image_part()), "stream": stream})
+            assert error["param"] == "messages[0].content[1].image_url.url" and option in error["message"]
+        error = refusal(server, "/v1/responses", items_of({"image_url": url_of()}))
+        assert error["param"] == "input[0].content[0].image_url" and option in error["message"]
 
 
 def test_pictures_of_requests_in_flight_are_bounded() -> None:

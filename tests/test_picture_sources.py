@@ -113,6 +113,17 @@ def test_what_generate_refuses(prompt: dict[str, Any], why: str) -> None:
         reader().read(prompt)
 
 
+@pytest.mark.parametrize("kind", ["image_url", "image"])
+def test_chat_fetches_nothing_and_says_what_to_give(kind: str) -> None:
+    url, llm = "https://a.example/b.png", stubbed()
+    part = image_part(url) if kind == "image_url" else {"type": "image", "image": url}
+    with pytest.raises(BadRequest) as caught:
+        llm.chat(asked(part, "What?"), ONE, use_tqdm=False)
+    assert caught.value.param == f"messages[0].content[0].{'image_url.url' if kind == 'image_url' else 'image'}"
+    for told in ("PIL image", "data: URL", "--allow-media-url"):
+        assert told in caught.value.message
+
+
 def test_limits_hold_for_objects_too() -> None:
     small = reader(max_image_pixels=15)
     for given in (Image.new("RGB", (4, 4)), np.zeros((4, 4, 3), np.uint8), file_of(size=(4, 4))):

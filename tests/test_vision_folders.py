@@ -26,9 +26,11 @@ from quire.model.build import load_model
 from quire.model.describe import describe, open_model
 from quire.model.families.pictured import REFUSED
 from quire.model.load.adapter_files import read_adapter
-from quire.model.load.roles import DISK_ROLES
+from quire.model.load.roles import DISK_ROLES, Share
 from quire.model.vision.reading import HALF, Pixels, read_pixels
 from quire.ops.choice import choose
+from quire.parallel.place import Place
+from quire.parallel.topology import Topology
 from quire.plan.weights import weight_parts
 from vision_models import FAMILIES, write_files
 from vision_oracle import QWEN, SHAPES, Made, any_size, see
@@ -148,15 +150,20 @@ def test_dummy_weights_fit_every_family(name: str, made: Callable[[str], Made]) 
     assert got.shape == want.shape and bool(torch.isfinite(got).all())
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_account_counts_the_vision_part(name: str, made: Callable[[str], Made]) -> None:
-    config = flat_config(model=str(made(name).folder), device=BACKENDS[-1])
-    found, model = describe(config.model.model), made(name).load(BACKENDS[-1])
+def test_the_account_counts_the_vision_part(name: str, quantization: str | None, made: Callable[[str], Made]) -> None:
+    """To the byte, the decoder's part included."""
+    options = {} if quantization is None else {"quantization": quantization}
+    config = flat_config(model=str(made(name).folder), device=BACKENDS[-1], **options)
+    found, model = describe(config.model.model), made(name).load(BACKENDS[-1], **options)
     assert found.vision is not None and model.vision is not None
     assert model.report["vision"][1] == model.vision.nbytes == 4 * found.vision.parameters
     planned = {part.role: part for part in weight_parts(config, found, choose(config.device))}
-    assert abs(planned["vision"].nbytes - model.vision.nbytes) <= 0.03 * model.vision.nbytes
-    assert sum(part.nbytes for part in planned.values()) == pytest.approx(model.weight_bytes, rel=0.03)
+    assert planned["vision"].nbytes == model.vision.nbytes
+    assert sum(part.nbytes for part in planned.values()) == model.weight_bytes
+    if quantization is not None:
+        return
     opened = open_model(config.model.model)
     assert opened.vision is not None
     parts = (opened.vision.tower, opened.vision.projector)
@@ -164,6 +171,16 @@ def test_the_account_counts_the_vision_part(name: str, made: Callable[[str], Mad
     left = sum(i.nbytes for part in parts for name, i in part.source.infos.items() if name not in taken)
     read = model.weight_bytes - model.report["rope"][1]
     assert read == pytest.approx(found.bytes_on_disk - left, rel=0.01) and (left > 0) == (name in SHORTENED)
+
+
+def test_one_of_several_ranks_has_the_tower(made: Callable[[str], Made]) -> None:
+    config = flat_config(model=str(made("gemma3").folder), device=BACKENDS[-1], tensor_parallel_size=2)
+    found, choice = describe(config.model.model), choose(config.device)
+    for rank in range(2):
+        model = load_model(config, backend(BACKENDS[-1]), place=Place(Topology(tensor=2), rank))
+        planned = {part.role: part for part in weight_parts(config, found, choice, Share(rank, 2))}
+        assert [model.vision is None, "vision" not in model.report, "vision" not in planned] == [rank > 0] * 3
+        assert planned["embed"].nbytes == model.report["head"][1]
 
 
 SHORTENED = ("llava", "llava_siglip", "llava_next", "llava_onevision")
@@ -211,19 +228,31 @@ def test_adapters_name_the_decoder_as_either_writer_does(
     assert found == [{("q", 1), ("down", 2)}] * 3
 
 
-def test_inspect_shows_the_tower(
-    made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["quire", "inspect", str(made("qwen3_vl").folder)])
+def inspected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    """What `quire inspect` shows, by name."""
+    monkeypatch.setattr(sys, "argv", ["quire", "inspect", *words])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
     rows = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines() if line.startswith("  "))
-    shown = {name: value.strip() for name, value in rows.items()}
+    return {name: value.strip() for name, value in rows.items()}
+
+
+def test_inspect_shows_the_tower(
+    made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(made("qwen3_vl").folder)
+    shown = inspected(monkeypatch, capsys, folder)
+    assert shown["family"] == "qwen3_vl, whose decoder is qwen3"
     assert shown["vision tower"] == "qwen3_vl_vision, 3 layers, hidden 64, intermediate 96, 4 heads of 16"
     assert shown["pictures"] == "patches of 8 x 8 pixels, 2 x 2 of them one row"
     assert "first 2 layers" in shown["decoder with pictures"]
-    assert shown["vision parameters"].startswith(f"{describe(str(made('qwen3_vl').folder)).vision.parameters:,}")
+    assert shown["vision parameters"].startswith(f"{describe(folder).vision.parameters:,}")
+    assert (
+        inspected(monkeypatch, capsys, str(made("qwen2_5_vl").folder))["family"] == "qwen2_5_vl, whose decoder is qwen2"
+    )
+    without = inspected(monkeypatch, capsys, folder, "--language-model-only")
+    assert without["weights in memory"] != shown["weights in memory"] and without["family"] == shown["family"]
 
 
 def test_pixels_are_read_as_the_processor_says(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Nothing here imports torch, unless there is a GPU to ask for or transformers' co
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import ENGINE, to_engine, with_flags
@@ -32,6 +33,7 @@ def inspect(options: dict[str, Any]) -> None:
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
     choice = choose(config.device)
     show("model", _model_rows(found))
+    found = replace(found, vision=None) if config.model.language_model_only else found
     if (passport := read_passport(found.folder)) is not None:
         show("measured", passport_rows(passport))
     drafts = drafting_model(config)
@@ -94,7 +96,7 @@ def _model_rows(found: ModelFacts) -> Rows:
     windows = sorted(set(spec.windows))
     return [
         ("folder", str(found.folder)),
-        ("family", spec.family),
+        ("family", spec.family if found.vision is None else f"{found.vision.kind}, whose decoder is {spec.family}"),
         ("parameters", f"{found.parameters:,} in {found.tensors} tensors"),
         *_expert_rows(found),
         *_encoder_rows(found),

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.errors import BadRequest
+
 KEY_BYTES = 16
 _END = 1 << 31
 
@@ -55,6 +57,33 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     def image(self) -> NDArray[np.uint8]:
         """The pixels, [tiles, height, width, 3]."""
         return np.frombuffer(self.pixels, np.uint8).reshape(*self.shape, 3)
+
+
+class PictureLimits(msgspec.Struct, frozen=True):
+    """What an engine can do with one picture, in rows of the prompt; 0 = any number.
+
+    `kept`: rows of features that there is room for. `step`: where rows of a run see each other, those that one step
+    can compute together beside a token of each other sequence.
+    """
+
+    kept: int = 0
+    step: int = 0
+
+    def check(self, size: tuple[int, int], rows: int, run: int, where: str) -> None:
+        """`BadRequest` for a picture of `size` (height, width) pixels, which came in the field `where`, of more rows,
+        or of more in a `run`."""
+        if 0 < self.kept < rows:
+            raise BadRequest(
+                f"{where}: {size[1]} x {size[0]} pixels are {rows} rows of the prompt, and {self.kept} rows of "
+                "pictures are kept: send a smaller one, or raise --encoder-cache-tokens",
+                param=where,
+            )
+        if 0 < self.step < run:
+            raise BadRequest(
+                f"{where}: its {run} rows see each other, so that one step computes them, and a step has room for "
+                f"{self.step} beside other tokens: raise --max-num-batched-tokens",
+                param=where,
+            )
 
 
 class Piece(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire.core.errors import EngineFailure
+from quire.core.pictures import PictureLimits
 from quire.core.pooling import Pooling
 from quire.core.request import Opening, Output, Request
 
@@ -18,7 +19,8 @@ from quire.core.request import Opening, Output, Request
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are.
 
-    `weights`: a digest of samples of the files, where several hosts have copies. `pictures`: whether it takes any.
+    `weights`: a digest of samples of the files, where several hosts have copies. `pictures`: whether it takes any,
+    and `picture_limits` of one.
     """
 
     model: str
@@ -48,6 +50,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
     pooling: Pooling = Pooling()
     pictures: bool = False
+    picture_limits: PictureLimits = PictureLimits()
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -286,4 +286,7 @@ class Engine:
     def info(self) -> EngineInfo:
         """Facts the edge needs."""
         places = self.kv, self.kv_bytes_per_token
-        return engine_info(self.config, self.model, self.ops, places, self.load_seconds, self.adapters, self.opening)
+        return engine_info(
+            self.config, self.model, self.ops, places, self.load_seconds, self.adapters, self.opening,
+            self.scheduler.encoding,
+        )  # fmt: skip

@@ -132,7 +132,10 @@ class Preparer:
 
     def _made(self, image: Image, where: str, alone: bool) -> Prepared:
         with _named(where):
-            return self.pictures.prepare(image, alone)
+            made = self.pictures.prepare(image, alone)
+        for part in made.parts:  # where rows see each other, those of a part are one run
+            self._info.picture_limits.check(part.size, part.rows, part.rows, where)
+        return made
 
     def _read(self, given: Any, where: str) -> bytes:
         limit = self.media.max_image_bytes
@@ -150,7 +153,11 @@ class Preparer:
         if scheme == "file":
             return file_of(given, where, self.media)
         if scheme in ("http", "https"):
-            raise BadRequest(f"{where}: nothing is fetched here; give the bytes of the file", param=where)
+            raise BadRequest(
+                f"{where}: nothing is fetched here: give a PIL image, an array, a path, the bytes of a file or a data: "
+                "URL; a server fetches from the hosts of --allow-media-url",
+                param=where,
+            )
         raise BadRequest(f"{where}: must be a data:, file:, http: or https: URL", param=where)
 
     def _keep(self, key: Key, found: Prepared) -> None:

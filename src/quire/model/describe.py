@@ -42,9 +42,11 @@ KV_TYPES = DTYPES | {"float16": F16, "int8": I8, "fp8": F8}
 class VisionFacts:
     """What makes rows of pictures: `tower` and `projector`, and how many numbers they have in matrices and elsewhere.
 
-    `matrices`: [n, k] of each; `tables`: numbers that are looked up; `others`: of norms, biases and vectors.
+    `kind`: the `model_type` of the whole, whose decoder is of a family of its own. `matrices`: [n, k] of each;
+    `tables`: numbers that are looked up; `others`: of norms, biases and vectors.
     """
 
+    kind: str
     tower: ModelSpec
     projector: ModelSpec
     tensors: int
@@ -177,13 +179,14 @@ def _vision_facts(opened: OpenedVision) -> VisionFacts:
     matrices, tables, others = list[tuple[int, int]](), 0, 0
     for made in (opened.tower, opened.projector):
         for (role, _), parts in made.claim.parts.items():
-            info, kind = made.source.infos[parts["weight"]], DISK_ROLES[role].kind
-            matrices += [(info.shape[0], info.shape[1])] if kind == "linear" else []
-            tables += info.numbers if kind == "table" else 0
-            others += info.numbers if kind == "vector" else 0
+            info, form = made.source.infos[parts["weight"]], DISK_ROLES[role].kind
+            matrices += [(info.shape[0], info.shape[1])] if form == "linear" else []
+            tables += info.numbers if form == "table" else 0
+            others += info.numbers if form == "vector" else 0
             others += made.source.infos[parts["bias"]].numbers if "bias" in parts else 0
     tensors = sum(len(made.source.infos) for made in (opened.tower, opened.projector))
-    return VisionFacts(opened.tower.spec, opened.projector.spec, tensors, tuple(matrices), tables, others)
+    kind, tower, projector = opened.projector.config.text("model_type"), opened.tower.spec, opened.projector.spec
+    return VisionFacts(kind, tower, projector, tensors, tuple(matrices), tables, others)
 
 
 def _describe_borrowed(model: str, found: Borrowed) -> ModelFacts:

@@ -135,19 +135,30 @@ class Settings:
         return self.tokens.get(role, default)
 
 
+def image_settings(folder: Path) -> Fields | None:
+    """What the folder says of cutting pictures and of their numbers; None where it says nothing.
+
+    `image_processor` of processor_config.json, where that has one, and preprocessor_config.json else: the order in
+    which transformers' own loader looks (`ImageProcessingMixin.get_image_processor_dict`).
+    """
+    path = folder / "processor_config.json"
+    inner, where = read_json(path).get("image_processor"), f"{path}: image_processor"
+    if inner is None:
+        path = folder / "preprocessor_config.json"
+        inner, where = read_json(path), str(path)
+    if not isinstance(inner, dict):
+        raise ModelError(f"{where} must be an object, not {inner!r:.80}")
+    return Fields(inner, where) if inner else None
+
+
 def read_settings(folder: Path) -> Settings | None:
-    """What the folder says; None if it has neither preprocessor_config.json nor the same in processor_config.json."""
-    config_path, text_path, image_path = (
-        folder / name for name in ("config.json", "processor_config.json", "preprocessor_config.json")
-    )
-    text = read_json(text_path)
-    image, where = text.get("image_processor"), f"{text_path}: image_processor"
-    if not isinstance(image, dict):
-        image, where = read_json(image_path), str(image_path)
-    if not image:
+    """What the folder says; None where it does not say how pictures are cut (`image_settings`)."""
+    image = image_settings(folder)
+    if image is None:
         return None
+    config_path, text_path = folder / "config.json", folder / "processor_config.json"
     return Settings(
-        Fields(image, where), Fields(text, str(text_path)), Fields(read_json(config_path), str(config_path)),
+        image, Fields(read_json(text_path), str(text_path)), Fields(read_json(config_path), str(config_path)),
         _tokens(read_json(folder / "tokenizer_config.json")),
     )  # fmt: skip
 

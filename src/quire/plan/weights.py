@@ -56,7 +56,7 @@ class Formats:
 
     def of(self, name: str, role: Role) -> tuple[str, float]:
         """Of the role `name`."""
-        found, tied = self._found, self._found.spec.tied_head
+        found = self._found
         if role.kind in ("vector", "dense"):
             exact = role.kind == "dense" and self.on_cpu and found.dtype == BF16
             return ("bf16", 16.0) if exact else ("f32", 32.0)
@@ -65,10 +65,16 @@ class Formats:
         kept = found.matrix_bits if role.kind == "linear" and role.layer else found.outer_bits.get(name, 0.0)
         if kept:
             return self._stored(kept)
-        packed = role.kind == "linear" or (name == "embed" and tied and self.target is None)
-        narrow = packed and self.on_cpu and self.dtype == BF16 and self._config.device.bf16_bits == 12
+        narrow = self.packs(name, role) and self.on_cpu and self.dtype == BF16 and self._config.device.bf16_bits == 12
         short = {"bfloat16": "bf16", "float32": "f32", "float16": "f16"}[self.dtype.name]
         return ("bf12", 12.0) if narrow else (short, 8.0 * self.dtype.itemsize)
+
+    def packs(self, name: str, role: Role) -> bool:
+        """Whether the role is packed as matrices are: of tables that of tokens, where a head without bits of its own
+        is the same, or where files have it quantized (`load_table`)."""
+        shared = self._found.spec.tied_head and self.target is None
+        table = name == "embed" and (shared or self._found.outer_bits.get(name, 0.0) > 0)
+        return role.kind in ("linear", "dense") or table
 
     def _made(self, target: Quantizer) -> tuple[str, float]:
         """Scales are of 16 bits, but of a code book whose scales are no powers of two: floats."""
@@ -113,7 +119,7 @@ def _part(name: str, formats: Formats, found: ModelFacts, share: Share) -> Part 
         return None
     *rows, columns = share.shape(name, spec) if len(share.shape(name, spec)) > 1 else (1, *share.shape(name, spec))
     kind, bits = formats.of(name, role)
-    lanes = LANES if formats.on_cpu and role.kind in ("linear", "dense") else 1
+    lanes = LANES if formats.on_cpu and formats.packs(name, role) else 1
     padded = -(-prod(rows) // lanes) * lanes
     read = spec.moe.routing.top_k / spec.moe.routing.experts if role.experts else 1.0
     tied = name == "embed" and spec.tied_head and formats.target is None
@@ -168,9 +174,9 @@ def _adapters(config: EngineConfig, found: ModelFacts, share: Share) -> list[Par
 
 
 def _vision(formats: Formats, found: ModelFacts, share: Share) -> list[Part]:
-    """What makes rows of pictures, whole on each rank that has the first layers; no token is multiplied with it."""
+    """What makes rows of pictures, whole, on rank 0 alone; no token is multiplied with it."""
     seen = found.vision
-    if seen is None or share.span(found.spec).start:
+    if seen is None or share.rank or share.span(found.spec).start:
         return []
     lanes = LANES if formats.on_cpu else 1
     wide = sum(-(-n // lanes) * lanes * k for n, k in seen.matrices) + seen.tables

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire.core.errors import BadRequest
-from quire.core.pictures import Picture, pieces
+from quire.core.pictures import Picture, PictureLimits, pieces
 from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
 from quire.sched.policy import Rank
@@ -30,6 +29,11 @@ class Limits(NamedTuple):
     mutual: bool
     rows: int
     seqs: int
+
+    @property
+    def picture(self) -> PictureLimits:
+        """Of one picture."""
+        return PictureLimits(self.kept, self.rows - self.seqs + 1 if self.mutual else 0)
 
 
 @dataclass
@@ -57,7 +61,7 @@ class Encoding:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._kept: OrderedDict[bytes, int] = OrderedDict()
         self._turn = _Turn(None, {}, {})
         self.queries = self.hits = 0
@@ -69,22 +73,9 @@ class Encoding:
 
     def check(self, pictures: Iterable[Picture]) -> None:
         """`BadRequest` where one could never be encoded, or its rows not be computed in one step as they must."""
-        limits = self._limits
         for picture in pictures:
-            if picture.rows > limits.kept:
-                raise BadRequest(
-                    f"image: {picture.size[1]} x {picture.size[0]} pixels are {picture.rows} rows of the prompt, and "
-                    f"{limits.kept} rows of pictures are kept: send a smaller one, or raise --encoder-cache-tokens",
-                    param="image",
-                )
             longest = max(count for _, count in picture.runs)
-            most = limits.rows - limits.seqs + 1
-            if limits.mutual and longest > most:
-                raise BadRequest(
-                    f"image: its {longest} rows see each other, so that one step computes them, and a step has room "
-                    f"for {most} beside other tokens: raise --max-num-batched-tokens",
-                    param="image",
-                )
+            self.limits.picture.check(picture.size, picture.rows, longest, "image")
 
     def begin(self, running: Iterable[Sequence]) -> None:
         """Plan another step; `running`: what runs before anybody is admitted. What was planned and not taken is not."""
@@ -95,7 +86,7 @@ class Encoding:
                 if picture.start < seq.computed < picture.end:
                     through[seq] = picture.key
         held = {key: self._kept[key] for key in through.values() if key in self._kept}
-        self._turn = _Turn(None if waited else self._limits.encoded, held, through)
+        self._turn = _Turn(None if waited else self.limits.encoded, held, through)
 
     def cut(self, counts: dict[Sequence, int], rank: Callable[[Sequence], Rank]) -> None:
         """Begin a step in which running sequences would have `counts` rows, and lower these where rows of pictures
@@ -104,7 +95,7 @@ class Encoding:
         seeing = sorted((s for s in counts if s.pictures and s.computed < s.pictures[-1].end), key=rank)
         for seq in seeing:
             counts[seq] = self.reach(seq, counts[seq])
-        if self._limits.mutual:
+        if self.limits.mutual:
             for seq in seeing:
                 if not counts[seq] and (run := _at(seq)) is not None and self._let_in(counts, seq, sum(run), rank):
                     break
@@ -124,7 +115,7 @@ class Encoding:
 
     def _whole(self, seq: Sequence, end: int) -> int:
         """`end`, or where a run begins that it would divide, where rows see each other."""
-        if self._limits.mutual and (run := _divided(seq, end)) is not None:
+        if self.limits.mutual and (run := _divided(seq, end)) is not None:
             return max(seq.computed, run[0])
         return end
 
@@ -133,7 +124,7 @@ class Encoding:
         turn, key, rows = self._turn, picture.key, picture.rows
         if key in turn.held:
             return True
-        if sum(turn.held.values()) + rows > self._limits.kept:
+        if sum(turn.held.values()) + rows > self.limits.kept:
             return False
         if key not in self._kept:
             if turn.made and (turn.most is None or turn.spent + rows > turn.most):
@@ -149,7 +140,7 @@ class Encoding:
         need = end - seq.computed
         if self.reach(seq, need) < need:
             return False
-        free = self._limits.rows - sum(counts.values())
+        free = self.limits.rows - sum(counts.values())
         drafting = [other for other in counts if other.draft and decodes(other)]
         prompts = [other for other in counts if not decodes(other) and rank(other) > rank(seq)]
         if free + sum(len(s.draft) for s in drafting) + sum(counts[s] for s in prompts) < need:
@@ -185,7 +176,7 @@ class Encoding:
         """The pictures that the step encodes, and the keys of features that make room for theirs."""
         turn, drops = self._turn, list[bytes]()
         if turn.encodes:
-            more, needed = self.rows - self._limits.kept, turn.used | set(turn.through.values())
+            more, needed = self.rows - self.limits.kept, turn.used | set(turn.through.values())
             for key in [key for key in self._kept if key not in needed]:
                 if more <= 0:
                     break

@@ -82,12 +82,38 @@ def _spelled(name: str) -> str:
         return name.lower()
 
 
-def fetch(url: str, where: str, rules: Rules) -> bytes:
+class Wanted:
+    """Whether anybody waits for what is fetched; once nobody does, the connection ends, and none begins."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+        self._wanted = True
+
+    def end(self) -> None:
+        """Nobody waits any more. From any thread."""
+        with self._lock:
+            self._wanted = False
+            connection = self._connection
+        if connection is not None:
+            connection.cut()
+
+    def by(self, connection: _Connection) -> None:
+        """It comes by this connection; `TimeoutError` where nobody waits for it."""
+        with self._lock:
+            self._connection = connection
+            if not self._wanted:
+                raise TimeoutError
+
+
+def fetch(url: str, where: str, rules: Rules, wanted: Wanted | None = None) -> bytes:
     """The bytes behind `url`, which came in the field `where`. `BadRequest` says why there are none."""
-    end = time.monotonic() + rules.seconds
+    end, wanted = time.monotonic() + rules.seconds, wanted or Wanted()
     try:
         for _ in range(REDIRECTS + 1):
-            moved, data = _ask(_target(url, where, rules), where, rules, end)
+            connection = _Connection(_target(url, where, rules), where, rules, end)
+            wanted.by(connection)
+            moved, data = _ask(connection, where, rules, end)
             if not moved:
                 return data
             url = urljoin(url, moved)
@@ -129,9 +155,9 @@ def _target(url: str, where: str, rules: Rules) -> _Target:
     return target
 
 
-def _ask(target: _Target, where: str, rules: Rules, end: float) -> tuple[str, bytes]:
+def _ask(connection: _Connection, where: str, rules: Rules, end: float) -> tuple[str, bytes]:
     """Where the picture is instead, or its bytes."""
-    connection = _Connection(target, where, rules, end)
+    target = connection.target
     with contextlib.closing(connection), connection.bounded(end), contextlib.ExitStack() as held:
         headers = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": f"quire/{VERSION}"}
         connection.request("GET", target.path, headers=headers | {"Connection": "close"})
@@ -173,7 +199,7 @@ class _Connection(HTTPConnection):
 
     def __init__(self, target: _Target, where: str, rules: Rules, end: float) -> None:
         super().__init__(target.parts.netloc.rpartition("@")[2], timeout=max(0.01, end - time.monotonic()))
-        self._target, self._where, self._end = target, where, end
+        self.target, self._where, self._end = target, where, end
         self._other: socket.socket | None = None
         self._late = False
 
@@ -182,17 +208,19 @@ class _Connection(HTTPConnection):
         sock = self._reached()
         self._other = sock.dup()  # TLS takes the first one, from its handshake on
         self.sock = sock
-        if self._target.parts.scheme == "https":
-            self.sock = _trust().wrap_socket(sock, server_hostname=self._target.name)
+        if self._late:
+            raise TimeoutError
+        if self.target.parts.scheme == "https":
+            self.sock = _trust().wrap_socket(sock, server_hostname=self.target.name)
 
     def _reached(self) -> socket.socket:
         failed: OSError = OSError("no address")
-        for address in _addresses(self._target, self._where):
+        for address in _addresses(self.target, self._where):
             left = self._end - time.monotonic()
             if left <= 0:
                 raise TimeoutError
             try:
-                return socket.create_connection((str(address), self._target.port), left)
+                return socket.create_connection((str(address), self.target.port), left)
             except OSError as error:
                 failed = error
         raise failed
@@ -200,7 +228,7 @@ class _Connection(HTTPConnection):
     @contextlib.contextmanager
     def bounded(self, end: float) -> Iterator[None]:
         """End the connection at `end`: a byte now and then would never let a single read take too long."""
-        timer = threading.Timer(max(0.0, end - time.monotonic()), self._cut)
+        timer = threading.Timer(max(0.0, end - time.monotonic()), self.cut)
         timer.daemon = True
         timer.start()
         try:
@@ -212,7 +240,8 @@ class _Connection(HTTPConnection):
             if self._other is not None:  # `close` is called before the body is read
                 self._other.close()
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """End it, whatever it waits for. From any thread."""
         self._late = True
         if self._other is not None:
             with contextlib.suppress(OSError):

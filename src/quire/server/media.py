@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ContextTooLong, Overloaded
@@ -15,12 +16,14 @@ from quire.engine.pictures import Preparer
 from quire.engine.requests import Encoded
 from quire.engine.sources import Source, scheme_of
 from quire.pictures.prompt import Prepared
-from quire.server.fetching import Rules, fetch, read_hosts
+from quire.server.fetching import Rules, Wanted, fetch, read_hosts
 from quire.server.options import ServerOptions
 from quire.text.tokenizer import Tokenizer
 
-FETCHES = 8
+FETCHES = 16
 """Pictures that are fetched and not prepared yet at one time: so many files are in memory at most."""
+AT_ONCE = 8
+"""Those of one request, so that none keeps others from fetching."""
 # A picture of 50 megapixels takes 400 MB while it is decoded. The engine needs the cores, and other work a thread.
 _PREPARING = ThreadPoolExecutor(2, "quire-pictures")
 _FETCHING = ThreadPoolExecutor(FETCHES, "quire-fetch")
@@ -65,7 +68,7 @@ class Media:
         """Refuse pictures that this model does not take, or too many, before any work."""
         self._preparer.admit(sources)
 
-    @contextmanager
+    @contextlib.contextmanager
     def hold(self) -> Iterator[Held]:
         """What a request's pictures are counted by until it is the engine's."""
         held = Held(self)
@@ -84,30 +87,64 @@ class Media:
             )
 
     async def prepared(self, sources: Sequence[Source], held: Held) -> list[Prepared]:
-        """The pictures of one request, one after the other, so that no request has all threads."""
+        """The pictures of one request: fetched at once, and made ready one after the other, so that no request has all
+        threads. The first that is refused ends what others are fetched for."""
         found: list[Prepared] = []
-        rows = 0
-        for source in sources:
-            self.check_room(0)
-            made = await self._prepared(source, len(sources) == 1)
-            held.take(made.nbytes)
-            found.append(made)
-            rows += made.rows
-            if rows >= self._info.max_model_len:
-                raise ContextTooLong(
-                    f"{source.where}: the pictures up to this one are {rows} tokens, but the context holds "
-                    f"{self._info.max_model_len} and one must be left to generate",
-                    param=source.where,
-                )
+        before: asyncio.Task[None] | None = None
+        turns = asyncio.Semaphore(AT_ONCE)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for source in sources:
+                    made = self._add(found, source, len(sources) == 1, (turns, before), held)
+                    before = group.create_task(made)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         return found
 
-    async def _prepared(self, source: Source, alone: bool) -> Prepared:
-        loop = asyncio.get_running_loop()
-        if not isinstance(source.given, str) or scheme_of(source.given) not in ("http", "https"):
-            return await loop.run_in_executor(_PREPARING, self._preparer.prepare, source, alone)
-        async with self._fetches:
-            data = await loop.run_in_executor(_FETCHING, fetch, source.take(), source.where, self._rules)
-            return await loop.run_in_executor(_PREPARING, self._preparer.prepare_file, data, source.where, alone)
+    async def _add(
+        self,
+        found: list[Prepared],
+        source: Source,
+        alone: bool,
+        order: tuple[asyncio.Semaphore, asyncio.Task[None] | None],
+        held: Held,
+    ) -> None:
+        """Add a picture to those `found`, once the one before it was. `order`: turns of fetching, which come in the
+        order of pictures, so that none that has one waits for one that has none, and who adds the one before."""
+        turns, before = order
+        async with contextlib.AsyncExitStack() as stack:
+            prepare = partial(self._preparer.prepare, source)
+            if isinstance(source.given, str) and scheme_of(source.given) in ("http", "https"):
+                await stack.enter_async_context(turns)
+                await stack.enter_async_context(self._fetches)
+                self.check_room(0)
+                prepare = partial(self._preparer.prepare_file, await self._fetched(source), source.where)
+            if before is not None:
+                await asyncio.wait([before])
+            self.check_room(0)
+            made = await asyncio.get_running_loop().run_in_executor(_PREPARING, prepare, alone)
+        held.take(made.nbytes)
+        found.append(made)
+        self._check_rows(found, source.where)
+
+    async def _fetched(self, source: Source) -> bytes:
+        """The file behind a URL; the connection ends where nobody waits for it any more."""
+        wanted, url = Wanted(), source.take()
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(_FETCHING, fetch, url, source.where, self._rules, wanted)
+        except asyncio.CancelledError:
+            wanted.end()
+            raise
+
+    def _check_rows(self, found: Sequence[Prepared], where: str) -> None:
+        rows = sum(made.rows for made in found)
+        if rows >= self._info.max_model_len:
+            raise ContextTooLong(
+                f"{where}: the pictures up to this one are {rows} tokens, but the context holds "
+                f"{self._info.max_model_len} and one must be left to generate",
+                param=where,
+            )
 
     def check_marks(self, text: str, count: int, param: str) -> None:
         """Refuse a text that has not a mark for each of `count` pictures."""

@@ -7,12 +7,14 @@ from msgspec.structs import replace
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.files import sampled_digest
+from quire.core.pictures import PictureLimits
 from quire.core.pooling import Pooling
 from quire.core.request import Opening
 from quire.engine.client import EngineInfo
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.run.budget import KVPlan
+from quire.sched.pictures import Encoding
 
 
 def pooling_of(config: EngineConfig, model: Model) -> Pooling:
@@ -42,8 +44,10 @@ def engine_info(
     load_seconds: float,
     adapters: tuple[str, ...],
     opening: Opening | None,
+    encoding: Encoding | None,
 ) -> EngineInfo:
-    """Facts the edge needs. `places`: the KV cache, and its bytes of a token; `adapters`: names of those loaded."""
+    """Facts the edge needs. `places`: the KV cache, and its bytes of a token; `adapters`: names of those loaded;
+    `encoding`: who plans what is encoded of pictures, where any are taken."""
     kv, bytes_per_token = places
     return EngineInfo(
         model=model.name,
@@ -71,6 +75,7 @@ def engine_info(
         scheduling_policy=config.scheduler.scheduling_policy,
         implementations=dict(ops.chosen),
         pooling=pooling_of(config, model),
-        pictures=model.vision is not None,
+        pictures=encoding is not None,
+        picture_limits=PictureLimits() if encoding is None else encoding.limits.picture,
         weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
     )

@@ -75,7 +75,7 @@ PICTURED: dict[str, Pictured] = {
 }
 """By `model_type`."""
 REFUSED = {
-    "phi3_v": "its tower and its code are not those of a family of the table",
+    "phi3_v": "its pictures are cut and joined by code in its folder, which is never run, and transformers has none",
     "phi4mm": "its pictures switch adapters on, which it keeps beside the decoder's matrices",
     "phi4_multimodal": "its pictures switch adapters on, which it keeps beside the decoder's matrices",
     "mllama": "its decoder attends to pictures in layers of their own",

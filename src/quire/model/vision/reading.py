@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
-from quire.model.disk.hf_config import HfConfig, read_json
+from quire.model.disk.hf_config import HfConfig
+from quire.pictures.settings import image_settings
 
 Three = tuple[float, float, float]
 CLIP_MEAN: Three = (0.48145466, 0.4578275, 0.40821073)
@@ -51,28 +52,18 @@ class Reading:
 
 
 def read_pixels(folder: Path, usual: Pixels) -> Pixels:
-    """From preprocessor_config.json, or the part of processor_config.json that newer folders have instead.
+    """From what the folder says of cutting pictures, too (`image_settings`).
 
-    `usual`: what the file leaves out, and all of it where there is none, as in a folder without weights.
+    `usual`: what it leaves out, and all of it where it says nothing, as in a folder without weights.
     """
-    config = _processor(folder)
-    if config is None:
+    said = image_settings(folder)
+    if said is None:
         return usual
+    config = HfConfig(said.values, said.where)
     factor = config.number("rescale_factor", usual.factor) if config.flag("do_rescale", True) else 1.0
     if not config.flag("do_normalize", True):
         return Pixels((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), factor)
     return Pixels(_three(config, "image_mean", usual.mean), _three(config, "image_std", usual.std), factor)
-
-
-def _processor(folder: Path) -> HfConfig | None:
-    path = folder / "preprocessor_config.json"
-    if path.is_file():
-        return HfConfig(read_json(path), str(path))
-    path = folder / "processor_config.json"
-    if not path.is_file():
-        return None
-    inner = HfConfig(read_json(path), str(path))
-    return inner.child("image_processor") if inner.has("image_processor") else None
 
 
 def _three(config: HfConfig, name: str, usual: Three) -> Three:
