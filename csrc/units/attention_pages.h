@@ -36,7 +36,7 @@ QUIRE_INLINE const char* readable(const AttentionCall& c, const AttentionBuffers
     return room;
 }
 
-// `count` bytes; a call for each row of a tile took as long as a tenth of what is computed with it.
+// `count` bytes, without a call for each row of a tile.
 QUIRE_INLINE void copy_bytes(char* to, const char* from, int64_t count) {
     int64_t i = 0;
     for (; i + 64 <= count; i += 64) store_u(to + i, load_u(from + i));
