@@ -282,6 +282,7 @@ class FakeEngine:
         size, owed = self.block_size, {place for _, place in self.scheduler.upkeep.moves}
         proved, self._proved = self._proved, {}
         filled = {block for block, _ in self._launched[0].fills} if self._launched else set()  # before its rows run
+        filled |= set() if self.tiers is None else {block for block, _ in self.tiers.fills}  # by the next plan
         for key, block in self.pool._by_key.items():
             if block in filled or owed & set(range(block * size, (block + 1) * size)):
                 continue  # what was kept of a draft is moved there before anybody reads it

@@ -28,8 +28,7 @@ class StoringMachine(Machine):
     @rule()
     def forget(self) -> None:
         """Reset the prefix cache; what is being read comes too late."""
-        for seq in self.engine.scheduler.recall.drop_all():
-            self.engine.scheduler.waiting.push(seq)
+        self.engine.scheduler.room.compute_instead()
         self.engine.pool.forget_all()
 
     @precondition(lambda self: self.engine._launched is None)

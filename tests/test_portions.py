@@ -18,8 +18,14 @@ def decoding(number: int) -> Sequence:
     return seq
 
 
+def begin(portions: Portions, unfinished: list[Sequence], rows: list[Sequence]) -> None:
+    """As a plan does with what is ready."""
+    portions.began(unfinished)
+    launch(rows)
+
+
 def launch(rows: list[Sequence]) -> None:
-    """As a plan does."""
+    """Compute them."""
     for seq in rows:
         seq.computed, seq.in_flight = seq.target, 1
 
@@ -43,7 +49,7 @@ def test_small_groups_that_came_about_become_one_for_each_stage() -> None:
         while len(steps) < 4 and (group := portions.ready(rows)):
             sizes.append(len(group))
             steps.append(group)
-            launch(group)
+            begin(portions, rows, group)
         assert steps, "somebody always goes on"
     assert sizes[-4:] == [8] * 4 and len(steps) == 2
 
@@ -52,9 +58,9 @@ def test_prompts_do_not_wait_for_decodes() -> None:
     rows, portions = [decoding(i) for i in range(4)], Portions(stages=2, steps=4)
     rows[3].computed = 0
     assert portions.ready(rows) == [rows[0], rows[1], rows[3]]
-    launch(rows[:2])
+    begin(portions, rows, rows[:2])
     assert portions.ready(rows) == [rows[2], rows[3]]
-    launch(rows[2:])
+    begin(portions, rows, rows[2:])
     assert portions.ready(rows) == []
     commit(rows[:1])
     assert portions.ready(rows) == [], "it goes with the other one, of the two steps under way"

@@ -166,14 +166,15 @@ def test_who_comes_to_a_full_batch_gets_a_place_of_the_one_that_has_too_many() -
 def test_little_is_saved_up_in_a_pause_and_nothing_is_forgiven() -> None:
     policy = Fair()
     a, b = (replace(request(name, [1] * 3000, 9), tenant=name) for name in "ab")
-    policy.joins(a, [])
+    policy.joins(a)
     seq = Sequence(a)
     seq.computed = 3000
     policy.served(seq, 3000)
-    policy.joins(b, [a])
+    policy.joins(b)
+    policy.leaves(a)
     assert policy.counter("a") == 3002 and policy.counter("b") == 3002 - CREDIT
     policy.served(seq, 3000)
-    policy.joins(a, [b])
+    policy.joins(a)
     assert policy.counter("a") == 6004, "ending its work for a moment forgives nothing"
     tokens = Sequence(replace(a, weight=5.0))
     tokens.computed = 3000

@@ -15,12 +15,20 @@ STORED = -2
 
 
 class Status(IntEnum):
-    """Where a sequence stands: before its sibling's prompt is computed (n > 1), in the queue, in the batch, or done."""
+    """Where a sequence stands; `sched.waiting_room` moves it.
+
+    PENDING: before its sibling's prompt is computed (n > 1). WAITING: in the queue. WAITING_FOR_GRAMMAR,
+    WAITING_FOR_STORE: beside it, until its grammar is ready, or its blocks are recalled. RUNNING: in the batch.
+    WAITING_FOR_PICTURE: there, too, and its next rows are of a picture that is not encoded yet.
+    """
 
     PENDING = 0
     WAITING = 1
-    RUNNING = 2
-    FINISHED = 3
+    WAITING_FOR_GRAMMAR = 2
+    WAITING_FOR_STORE = 3
+    RUNNING = 4
+    WAITING_FOR_PICTURE = 5
+    FINISHED = 6
 
 
 class Guide(Protocol):
@@ -166,6 +174,12 @@ class Sequence:
             nodes.append(node)
             node = self.parents[node]
         return nodes[::-1]
+
+    def cut(self, count: int) -> None:
+        """Shorten the draft to what the next `count` rows have of it."""
+        beyond = self.target - self.computed - count
+        if beyond > 0:
+            del self.draft[max(0, len(self.draft) - beyond) :]
 
     def prune(self, nodes: list[int]) -> None:
         """Keep these nodes of the draft alone, in order; what each follows is one of them, or the last token."""

@@ -279,7 +279,7 @@ class Engine:
             kv_store=None if self.tiering is None else self.tiering.counts(),
             **({} if self.experts is None else self.experts.shown()),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
-            waiting_adapters=adapters_of(self.scheduler.waiting) if loras else (),
+            waiting_adapters=tuple(sorted(self.scheduler.room.adapters)) if loras else (),
             bubbles=() if self.ranks is None else self.ranks.bubbles(self.all_seconds),
         )
 

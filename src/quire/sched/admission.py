@@ -7,8 +7,8 @@ from quire.core.config import SchedulerConfig
 from quire.core.errors import ContextTooLong
 from quire.core.sequence import Sequence
 from quire.sched.policy import Policy
-from quire.sched.queue import WaitingQueue
 from quire.sched.shares import decodes
+from quire.sched.waiting_room import WaitingRoom
 
 
 def check_length(prompt: int, tables: BlockTables, longest: int) -> None:
@@ -21,18 +21,11 @@ def check_length(prompt: int, tables: BlockTables, longest: int) -> None:
 
 
 class Admission:
-    """Looks at the sequences that run and those that wait; only `reclaim` changes anything."""
+    """Looks at the sequences that run and those that wait; only `fits` and `gives_way` take blocks back."""
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        tables: BlockTables,
-        running: list[Sequence],
-        waiting: WaitingQueue,
-        policy: Policy,
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, tables: BlockTables, room: WaitingRoom, policy: Policy) -> None:
         self._config, self._tables, self._policy = config, tables, policy
-        self._running, self._waiting = running, waiting
+        self._room, self._running, self._waiting = room, room.running, room.queue
 
     def check(self, seq: Sequence, longest: int) -> None:
         """`ContextTooLong` where a new sequence could never run; `longest`: tokens that the model takes."""
@@ -53,9 +46,7 @@ class Admission:
 
     def fits(self, seq: Sequence) -> bool:
         """Whether the whole rest of a waiting sequence has room now, and each table of a running one to grow."""
-        if not self._has_room(seq):
-            self.reclaim(seq)
-        return self._has_room(seq)
+        return self._has_room(seq) or (self._room.reclaim(seq) and self._has_room(seq))
 
     def _has_room(self, seq: Sequence) -> bool:
         """Whether the blocks are free that `seq` needs, those that running prompts lack, and some for growth.
@@ -64,13 +55,6 @@ class Admission:
         """
         need = added(self._tables.lacking(each) for each in (seq, *(s for s in self._running if not decodes(s))))
         return self._tables.pool.fits(need, spare=len(self._running) * len(self._tables.sizes.windows))
-
-    def reclaim(self, keep: Sequence) -> bool:
-        """Take back the blocks that waiting sequences hold (forks, prefix hits); they find or compute them again."""
-        holders = [s for s in self._waiting if s.blocks and s is not keep]
-        for seq in holders:
-            self._tables.release(seq)
-        return bool(holders)
 
     @property
     def full(self) -> bool:
@@ -83,10 +67,15 @@ class Admission:
             return False
         return self._has_room(self._waiting.head())
 
-    def gives_way(self) -> Sequence | None:
-        """Who is to be preempted for one that waits and finds no room, if the policy says that anybody is."""
+    def displaced(self) -> Sequence | None:
+        """Who is in the way of one that waits and finds no room as it is, if the policy says that anybody is."""
         if not self._running or not len(self._waiting):
             return None
         head = self._waiting.head()
         seq = self._policy.displaced(self._running, head, self._config.max_num_seqs)
-        return seq if seq is not None and (self.full or not self.fits(head)) else None
+        return seq if seq is not None and (self.full or not self._has_room(head)) else None
+
+    def gives_way(self) -> Sequence | None:
+        """Who is to be preempted for one that waits: whoever is `displaced`, unless blocks of others that wait do."""
+        seq = self.displaced()
+        return seq if seq is not None and (self.full or not self.fits(self._waiting.head())) else None

@@ -81,9 +81,6 @@ def begun(siblings: list[Sequence]) -> list[Sequence]:
         waiting = [seq for seq in siblings if told[seq.index] is not None]
         for seq in siblings:
             seq.tokens += told[seq.index] or ()
-            seq.status = Status.FINISHED
-    for seq in waiting:
-        seq.status = Status.WAITING
     return waiting
 
 

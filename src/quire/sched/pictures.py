@@ -15,7 +15,7 @@ from typing import NamedTuple
 from quire.core.pictures import Picture, PictureLimits, pieces
 from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
-from quire.sched.policy import Rank
+from quire.sched.queue import Rank
 from quire.sched.shares import decodes
 
 
@@ -37,10 +37,13 @@ class Limits(NamedTuple):
 
 
 @dataclass
-class _Turn:
-    """One step as it is planned. `most`: rows that it may encode, None: one picture. `held`: rows of the features that
-    it needs, or that sequences `through` a part of a picture need later."""
+class Turn:
+    """One step as it is planned, of which `Encoding` knows nothing before `take`. `kept`: rows of features that are
+    there; `most`: rows that it may encode, None: one picture. `held`: rows of the features that it needs, or that
+    sequences `through` a part of a picture need later."""
 
+    limits: Limits
+    kept: Mapping[bytes, int]
     most: int | None
     held: dict[bytes, int]
     through: Mapping[Sequence, bytes]
@@ -49,56 +52,18 @@ class _Turn:
     spent: int = 0
     encodes: list[Picture] = field(default_factory=list)
 
-
-class Encoding:
-    """Plans what is encoded, step by step: `begin`, `reach` of sequences, `take` of their chunks, `end`.
-
-    A step encodes pictures up to `Limits.encoded` rows, and one in any case. Where others wait for their next tokens
-    it encodes one, because they wait for the whole of it. What no running sequence needs makes room, the least recently
-    used first.
-
-    `queries`: pictures that chunks came to, `hits`: those whose features were there.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self._kept: OrderedDict[bytes, int] = OrderedDict()
-        self._turn = _Turn(None, {}, {})
-        self.queries = self.hits = 0
-
-    @property
-    def rows(self) -> int:
-        """Of features that are kept."""
-        return sum(self._kept.values())
-
-    def check(self, pictures: Iterable[Picture]) -> None:
-        """`BadRequest` where one could never be encoded, or its rows not be computed in one step as they must."""
-        for picture in pictures:
-            longest = max(count for _, count in picture.runs)
-            self.limits.picture.check(picture.size, picture.rows, longest, "image")
-
-    def begin(self, running: Iterable[Sequence]) -> None:
-        """Plan another step; `running`: what runs before anybody is admitted. What was planned and not taken is not."""
-        through, waited = {}, False
-        for seq in running:
-            waited = waited or decodes(seq)
-            for picture in seq.pictures:
-                if picture.start < seq.computed < picture.end:
-                    through[seq] = picture.key
-        held = {key: self._kept[key] for key in through.values() if key in self._kept}
-        self._turn = _Turn(None if waited else self.limits.encoded, held, through)
-
-    def cut(self, counts: dict[Sequence, int], rank: Callable[[Sequence], Rank]) -> None:
-        """Begin a step in which running sequences would have `counts` rows, and lower these where rows of pictures
-        cannot be given yet; the features of the most urgent are made first."""
-        self.begin(counts)
+    def cut(self, counts: dict[Sequence, int], rank: Callable[[Sequence], Rank]) -> list[Sequence]:
+        """Lower `counts` of rows where those of pictures cannot be given yet; the features of the most urgent are made
+        first. Returns those that get no row for want of a picture."""
         seeing = sorted((s for s in counts if s.pictures and s.computed < s.pictures[-1].end), key=rank)
+        asking = [seq for seq in seeing if counts[seq]]
         for seq in seeing:
             counts[seq] = self.reach(seq, counts[seq])
         if self.limits.mutual:
             for seq in seeing:
                 if not counts[seq] and (run := _at(seq)) is not None and self._let_in(counts, seq, sum(run), rank):
                     break
+        return [seq for seq in asking if not counts[seq]]
 
     def reach(self, seq: Sequence, count: int) -> int:
         """How many of the next `count` rows of `seq` this step can have."""
@@ -121,17 +86,17 @@ class Encoding:
 
     def _gets(self, picture: Picture) -> bool:
         """Whether its features are there in this step; they are, from now on."""
-        turn, key, rows = self._turn, picture.key, picture.rows
-        if key in turn.held:
+        key, rows = picture.key, picture.rows
+        if key in self.held:
             return True
-        if sum(turn.held.values()) + rows > self.limits.kept:
+        if sum(self.held.values()) + rows > self.limits.kept:
             return False
-        if key not in self._kept:
-            if turn.made and (turn.most is None or turn.spent + rows > turn.most):
+        if key not in self.kept:
+            if self.made and (self.most is None or self.spent + rows > self.most):
                 return False
-            turn.made[key] = picture
-            turn.spent += rows
-        turn.held[key] = rows
+            self.made[key] = picture
+            self.spent += rows
+        self.held[key] = rows
         return True
 
     def _let_in(self, counts: dict[Sequence, int], seq: Sequence, end: int, rank: Callable[[Sequence], Rank]) -> bool:
@@ -141,21 +106,59 @@ class Encoding:
         if self.reach(seq, need) < need:
             return False
         free = self.limits.rows - sum(counts.values())
-        drafting = [other for other in counts if other.draft and decodes(other)]
+        gives = {other: counts[other] - 1 for other in counts if decodes(other) and other.draft and counts[other] > 1}
         prompts = [other for other in counts if not decodes(other) and rank(other) > rank(seq)]
-        if free + sum(len(s.draft) for s in drafting) + sum(counts[s] for s in prompts) < need:
+        gives |= {other: counts[other] for other in sorted(prompts, key=rank, reverse=True)}
+        if free + sum(gives.values()) < need:
             return False
-        for other in (*drafting, *sorted(prompts, key=rank, reverse=True)):
+        for other, rows in gives.items():
             if free >= need:
                 break
-            gives = len(other.draft) if other.draft else counts[other]
-            free, counts[other], other.draft = free + gives, counts[other] - gives, []
+            free, counts[other] = free + rows, counts[other] - rows
         counts[seq] = need
         return True
 
-    def take(self, chunk: Chunk) -> None:
+
+class Encoding:
+    """Plans what is encoded, step by step: a `turn`, whose counts are cut, `take` of its chunks, `end`.
+
+    A step encodes pictures up to `Limits.encoded` rows, and one in any case. Where others wait for their next tokens
+    it encodes one, because they wait for the whole of it. What no running sequence needs makes room, the least recently
+    used first.
+
+    `queries`: pictures that chunks came to, `hits`: those whose features were there.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._kept: OrderedDict[bytes, int] = OrderedDict()
+        self.queries = self.hits = 0
+
+    @property
+    def rows(self) -> int:
+        """Of features that are kept."""
+        return sum(self._kept.values())
+
+    def check(self, pictures: Iterable[Picture]) -> None:
+        """`BadRequest` where one could never be encoded, or its rows not be computed in one step as they must."""
+        for picture in pictures:
+            longest = max(count for _, count in picture.runs)
+            self.limits.picture.check(picture.size, picture.rows, longest, "image")
+
+    def turn(self, running: Iterable[Sequence]) -> Turn:
+        """Another step, of what runs before anybody is admitted."""
+        through, waited = {}, False
+        for seq in running:
+            waited = waited or decodes(seq)
+            for picture in seq.pictures:
+                if picture.start < seq.computed < picture.end:
+                    through[seq] = picture.key
+        held = {key: self._kept[key] for key in through.values() if key in self._kept}
+        return Turn(self.limits, self._kept, None if waited else self.limits.encoded, held, through)
+
+    def take(self, turn: Turn, chunk: Chunk) -> None:
         """`chunk` is a part of the step: what it needs is encoded."""
-        turn, end = self._turn, chunk.start + chunk.count
+        end = chunk.start + chunk.count
         for picture in chunk.seq.pictures:
             if picture.start >= end:
                 break
@@ -172,9 +175,9 @@ class Encoding:
             self._kept.move_to_end(key)
             turn.used.add(key)
 
-    def end(self) -> tuple[tuple[Picture, ...], tuple[bytes, ...]]:
+    def end(self, turn: Turn) -> tuple[tuple[Picture, ...], tuple[bytes, ...]]:
         """The pictures that the step encodes, and the keys of features that make room for theirs."""
-        turn, drops = self._turn, list[bytes]()
+        drops = list[bytes]()
         if turn.encodes:
             more, needed = self.rows - self.limits.kept, turn.used | set(turn.through.values())
             for key in [key for key in self._kept if key not in needed]:

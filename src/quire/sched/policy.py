@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Rows
 
 from quire.core.request import Request
 from quire.core.sequence import Sequence
-from quire.sched.queue import WaitingQueue
+from quire.sched.queue import Queue, Rank, Rising, TenantQueue, WaitingQueue
 
-Rank = tuple[float, ...]
 OUTPUT = 2.0
 """What a generated token counts beside one of a prompt: it takes a row of a step of its own."""
 CREDIT = 1000.0
@@ -27,7 +25,7 @@ class Policy:
         """Place among all, smallest first. `ticket` counts requests as they arrive; a preempted one keeps its place."""
         return (0.0, ticket, seq.index)
 
-    def queue(self) -> WaitingQueue:
+    def queue(self) -> Queue:
         """The waiting line."""
         return WaitingQueue()
 
@@ -39,8 +37,11 @@ class Policy:
         """Whose prompt gets its part of a step first, smallest first; all alike here."""
         return 0.0
 
-    def joins(self, request: Request, active: Iterable[Request]) -> None:
-        """`request` comes, beside those that are not finished."""
+    def joins(self, request: Request) -> None:
+        """`request` comes."""
+
+    def leaves(self, request: Request) -> None:
+        """`request` has ended."""
 
     def served(self, seq: Sequence, count: int) -> None:
         """`count` tokens of `seq` are computed."""
@@ -77,23 +78,34 @@ class Fair(Policy):
 
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
+        self._active = Counter[str]()  # requests of each tenant that are not finished
+        self._tenants = Rising(lambda tenant: (self.counter(tenant),))
 
-    def queue(self) -> WaitingQueue:
+    def queue(self) -> Queue:
         """A line for each tenant."""
-        return FairQueue(self)
+        return TenantQueue(self.counter)
 
     def counter(self, tenant: str) -> float:
         """Tokens that `tenant` was served, divided by its weight."""
         return self._counters.get(tenant, 0.0)
 
-    def joins(self, request: Request, active: Iterable[Request]) -> None:
+    def joins(self, request: Request) -> None:
         """A tenant that had no work begins near the least of those that have."""
-        tenants = {each.tenant for each in active}
-        if tenants and request.tenant not in tenants:
-            least = min(map(self.counter, tenants)) - CREDIT / request.weight
+        tenant = request.tenant
+        if self._active and tenant not in self._active:
+            least = self.counter(self._tenants.least()) - CREDIT / request.weight
             if len(self._counters) > REMEMBERED:
                 self._counters = {each: served for each, served in self._counters.items() if served > least}
-            self._counters[request.tenant] = max(self.counter(request.tenant), least)
+            self._counters[tenant] = max(self.counter(tenant), least)
+        self._active[tenant] += 1
+        self._tenants.put(tenant)
+
+    def leaves(self, request: Request) -> None:
+        """A tenant whose last request ends has no work."""
+        self._active[request.tenant] -= 1
+        if not self._active[request.tenant]:
+            del self._active[request.tenant]
+            self._tenants.drop(request.tenant)
 
     def rank(self, seq: Sequence) -> Rank:
         """By what its tenant was served."""
@@ -119,43 +131,6 @@ class Fair(Policy):
         if over[head.request.tenant] > -1.0 or over[tenant] < 1.0:
             return None
         return max((seq for seq in running if seq.request.tenant == tenant), key=lambda seq: seq.order)
-
-
-class FairQueue(WaitingQueue):
-    """A line for each tenant; the head is the first of the tenant that was served least."""
-
-    def __init__(self, policy: Fair) -> None:
-        super().__init__()
-        self._policy = policy
-        self._lines: dict[str, WaitingQueue] = {}
-
-    def push(self, seq: Sequence) -> None:
-        """Insert into the line of its tenant."""
-        self._lines.setdefault(seq.request.tenant, WaitingQueue()).push(seq)
-
-    def head(self) -> Sequence:
-        """The next to be admitted."""
-        return min((line.head() for line in self._lines.values()), key=self._policy.rank)
-
-    def pop(self) -> Sequence:
-        """Remove and return the head."""
-        head = self.head()
-        self.remove(head)
-        return head
-
-    def remove(self, seq: Sequence) -> None:
-        """Remove a sequence that is known to wait."""
-        line = self._lines[seq.request.tenant]
-        line.remove(seq)
-        if not len(line):
-            del self._lines[seq.request.tenant]
-
-    def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
-
-    def __iter__(self) -> Iterator[Sequence]:
-        for line in list(self._lines.values()):
-            yield from line
 
 
 POLICIES: dict[str, type[Policy]] = {"fcfs": Policy, "priority": Priority, "fair": Fair}

@@ -32,11 +32,6 @@ class Recall:
         self._next(seq, wanted)
         return True
 
-    @property
-    def ready(self) -> bool:
-        """Whether `returned` would give any."""
-        return any(reading.done.is_set() for reading, _ in self._under_way.values())
-
     def returned(self) -> list[Sequence]:
         """Those that have what they waited for, or what there was; it is theirs once the next plan is prepared."""
         ready = []
@@ -55,12 +50,11 @@ class Recall:
                 ready.append(seq)
         return ready
 
-    def drop(self, seq: Sequence) -> bool:
-        """Forget `seq`; whether it was waited for."""
-        found = self._under_way.pop(seq, None)
-        if found is not None and self._tiers is not None:
-            self._tiers.drop(found[0])
-        return found is not None
+    def drop(self, seq: Sequence) -> None:
+        """Forget a sequence that waits."""
+        reading, _ = self._under_way.pop(seq)
+        assert self._tiers is not None
+        self._tiers.drop(reading)
 
     def drop_all(self) -> list[Sequence]:
         """Forget all of them, which compute instead."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from quire.cache.tables import BlockTables, added
 from quire.core.config import SchedulerConfig
@@ -16,14 +17,21 @@ from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.admission import Admission
-from quire.sched.growth import append, begun, ended, full, logits_wanted, moves, orphans, pending, timing
+from quire.sched.growth import append, ended, full, logits_wanted, moves, pending, timing
 from quire.sched.pace import Pace
-from quire.sched.pictures import Encoding
+from quire.sched.pictures import Encoding, Turn
 from quire.sched.policy import POLICIES
-from quire.sched.readying import Readying
-from quire.sched.recall import Recall
 from quire.sched.shares import Portions, decodes, rows_of, shares
 from quire.sched.upkeep import Upkeep
+from quire.sched.waiting_room import WaitingRoom
+
+
+class Division(NamedTuple):
+    """Rows of each running sequence in a step, the `turn` of pictures, and who gets no row for want of one."""
+
+    counts: dict[Sequence, int]
+    turn: Turn | None
+    unseeing: list[Sequence]
 
 
 class Scheduler:
@@ -39,18 +47,16 @@ class Scheduler:
         self.tables = tables
         self.max_model_len = max_model_len
         self.policy = POLICIES[config.scheduling_policy]()
-        self.waiting = self.policy.queue()
-        self.running: list[Sequence] = []
+        self.room = room = WaitingRoom(self.policy, tables, config.max_num_seqs)
+        self.waiting, self.running, self.recall, self.readying = room.queue, room.running, room.recall, room.readying
         self.requests: dict[str, list[Sequence]] = {}
         self.preemptions = 0
         self._tickets = 0
         self.upkeep = Upkeep(tables.tiers)
         self._closed = False
         self.pace = Pace(config.target_itl_ms / 1000)
-        self.recall = Recall(tables, config.max_num_seqs)
-        self.readying = Readying(self.waiting)
-        self._refused: list[Output] = []
-        self._admission = Admission(config, tables, self.running, self.waiting, self.policy)
+        self._ended: list[Output] = []  # by no result of a step; told with the next
+        self._admission = Admission(config, tables, room, self.policy)
 
     def add(self, request: Request) -> None:
         """Queue a request; BadRequest if it could never run."""
@@ -62,10 +68,9 @@ class Scheduler:
         siblings = [first, *(Sequence(request, i, first) for i in range(1, request.params.n))]
         for seq in siblings:
             seq.order = self.policy.order(seq, self._tickets)
-        self.policy.joins(request, (each[0].request for each in self.requests.values()))
+        self.policy.joins(request)
         self.requests[request.id] = siblings
-        for seq in begun(siblings):
-            self.readying.enter(seq, siblings)
+        self.room.begin(siblings)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or one of its sequences, at any moment between steps and free what it holds."""
@@ -73,41 +78,37 @@ class Scheduler:
         for seq in siblings if index is None else siblings[index : index + 1]:
             if seq.status is not Status.FINISHED:
                 self._finish(seq, "abort")
-        for seq in orphans(siblings):
-            self.readying.enter(seq, siblings)
+        self.room.begin_again(siblings)
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence is not finished."""
-        return bool(self.running or len(self.waiting) or len(self.recall) or len(self.readying))
+        return self.room.occupied
 
     def may_plan_ahead(self) -> bool:
         """Whether `plan` may be called before the last plan is committed: the next step without its tokens' values.
 
         It may not where the next step depends on them:
         - a draft is in flight: how many tokens it gives is not known (with stages, nobody is in two steps then);
-        - blocks are lacking, or one that is more urgent waits, or comes back from a store: who is preempted depends on
-          who ends.
+        - blocks are lacking, or one that is more urgent waits: who is preempted depends on who ends.
         Edited logits are no obstacle, as a step is sampled when the one before is committed; nor is what may end a
         sequence: a row after an end token, after a failure or of an aborted request is computed and thrown away.
+        To ask changes nothing.
         """
         drafted = not self._portions.staged and any(s.in_flight and s.draft for s in self.unfinished())
-        if drafted or self.recall.ready or self._admission.gives_way() is not None:
+        if drafted or self._admission.displaced() is not None:
             return False
-        counts, missing = self._shares(self._budget()), self.tables.missing
+        counts, missing = self._shares(self._budget()).counts, self.tables.missing
         needs = [missing(seq, seq.computed + count) for seq, count in counts.items() if count]
         return not needs or self.tables.pool.fits(added(needs))
 
     def plan(self) -> StepPlan:
-        """Decide the next step. A plan without chunks may still carry sequences that ended for want of blocks.
+        """Decide the next step.
 
         The plan is as good as done: `computed` and `in_flight` of its sequences say what will be after it.
         """
         self._closed = self._closed and bool(self.running)
-        for seq in () if any(s.steps for s in self.running) else self.recall.returned():  # it takes blocks
-            self.waiting.push(seq)
-        for seq, error in self.readying.returned():
-            self._refused += self._fail(seq, error)
+        self._take_back(planning=True)
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         preempted: list[Sequence] = []
@@ -115,11 +116,17 @@ class Scheduler:
             self._preempt(last)
             preempted.append(last)
         urgent, budget = bool(preempted), self._budget()
-        counts = self._shares(budget)
+        counts, turn, unseeing = self._shares(budget)
+        if self._portions.staged:
+            self._portions.began(self.unfinished())
+        for seq in unseeing:
+            self.room.sees(seq, picture=False)
         todo = sorted(counts, key=self.policy.rank)
         while todo:
             seq = todo.pop(0)
             count = counts[seq]
+            if count:
+                seq.cut(count)
             if count and seq.draft and not self._reserve(seq, count, copies):
                 count, seq.draft = count - len(seq.draft), []  # a guess is not worth another's blocks
             while count and not self._reserve(seq, count, copies):
@@ -131,96 +138,97 @@ class Scheduler:
                 else:
                     todo.remove(victim)
             if count:
-                chunks.append(self._advance(seq, count))
+                chunks.append(self._advance(seq, count, turn))
         if urgent or not preempted:
-            self._admit(chunks, copies, max(0, budget - sum(chunk.count for chunk in chunks)))
+            self._admit(chunks, copies, max(0, budget - sum(chunk.count for chunk in chunks)), turn)
         chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft))
-        seen = ((), ()) if self.encoding is None else self.encoding.end()
+        seen = ((), ()) if self.encoding is None or turn is None else self.encoding.end(turn)
         return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take(), *seen)
 
-    def _shares(self, budget: int) -> dict[Sequence, int]:
-        """Tokens of each running sequence in the next step."""
+    def _shares(self, budget: int) -> Division:
+        """What each running sequence would have of the next step."""
         chunked = self.config.enable_chunked_prefill
         head = self.waiting.head() if self._admission.may_admit() else None
         counts = shares(self._portions.ready(self.unfinished()), budget, chunked, head, self.policy.urgency)
-        if self.encoding is not None:
-            self.encoding.cut(counts, self.policy.rank)
-        return counts
+        if self.encoding is None:
+            return Division(counts, None, [])
+        turn = self.encoding.turn(counts)
+        return Division(counts, turn, turn.cut(counts, self.policy.rank))
 
     def _budget(self) -> int:
         """Tokens of the next step at most."""
         rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq)) if self.pace.limits else 0
         return self.pace.budget(rows, self._portions.budget(self.config, self.running))
 
-    def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
+    def _admit(
+        self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int, turn: Turn | None
+    ) -> None:
         if self.config.static_batching and self._closed:
             return
         while len(self.waiting) and budget and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting.head()
             if not seq.blocks:
-                if self.recall.begin(seq):
-                    self.waiting.pop()
+                if self.room.recall_head():
                     continue
                 self.tables.take_prefix(seq)
+                self.room.holds(seq)
             count = rows_of(seq, budget, self.config.enable_chunked_prefill)
             if not count or not self._admission.fits(seq):
                 return
-            if self.encoding is not None:
-                count = self.encoding.reach(seq, count)
+            if turn is not None:
+                count = turn.reach(seq, count)
             if not self._reserve(seq, count, copies):
                 return
-            self.waiting.pop()
-            seq.status = Status.RUNNING
+            self.room.admit()
             seq.first_scheduled = seq.first_scheduled or self.clock()
-            self.running.append(seq)
-            if count:  # else it waits for a picture, and nobody waits behind it
-                chunks.append(self._advance(seq, count))
+            if count:
+                chunks.append(self._advance(seq, count, turn))
+            else:  # it waits for a picture, and nobody waits behind it
+                self.room.sees(seq, picture=False)
             budget -= count
 
     def unfinished(self) -> list[Sequence]:
         """What runs and has not all its tokens made or in flight."""
         return [s for s in self.running if not full(s, len(s.tokens) + s.in_flight, self.max_model_len)]
 
-    def _advance(self, seq: Sequence, count: int) -> Chunk:
+    def _advance(self, seq: Sequence, count: int, turn: Turn | None) -> Chunk:
         """Take `count` tokens of `seq` into the step."""
+        self.room.sees(seq, picture=True)
         draws = seq.computed + count == seq.target
         chunk = Chunk(seq, seq.computed, count, logits_wanted(seq, count, self.tables.loses))
         seq.computed += count
         seq.in_flight, seq.steps = seq.in_flight + draws, seq.steps + 1
         self.policy.served(seq, count)
-        if self.encoding is not None:
-            self.encoding.take(chunk)
+        if self.encoding is not None and turn is not None:
+            self.encoding.take(turn, chunk)
         return chunk
 
     def _reserve(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
         upto, reserve = seq.computed + count, self.tables.reserve
-        return reserve(seq, upto, copies) or (self._admission.reclaim(seq) and reserve(seq, upto, copies))
+        return reserve(seq, upto, copies) or (self.room.reclaim(seq) and reserve(seq, upto, copies))
 
     def _preempt(self, seq: Sequence) -> None:
         """Give up the blocks and wait again; all tokens are kept. A sequence that outgrew the whole pool ends here."""
         seq.draft = []
         if self.tables.sizes.footprint(seq.target) > self.tables.pool.num_blocks:
             self._finish(seq, "length")
+            self._ended.append(ended(seq))
             return
-        self._leave(seq)
-        seq.status = Status.WAITING
-        seq.preemptions += 1
+        self._closed = True
+        self.room.preempt(seq)
         self.preemptions += 1
-        self.waiting.push(seq)
-
-    def _leave(self, seq: Sequence) -> None:
-        if seq.status is Status.RUNNING:
-            self.running.remove(seq)
-            self._closed = True  # a static batch takes no more once the first of it has left
-        elif seq.status is Status.WAITING and not self.recall.drop(seq) and not self.readying.drop(seq):
-            self.waiting.remove(seq)
-        self.tables.release(seq)
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
-        self._leave(seq)
-        seq.status, seq.finish_reason = Status.FINISHED, reason
-        if all(s.status is Status.FINISHED for s in self.requests[seq.request.id]):
+        self._closed = self._closed or seq in self.running  # a static batch takes no more once the first has left
+        self.room.end(seq, reason)
+        siblings = self.requests[seq.request.id]
+        if all(s.status is Status.FINISHED for s in siblings):
             del self.requests[seq.request.id]
+            self.policy.leaves(seq.request)
+
+    def _take_back(self, planning: bool) -> None:
+        for seq, error in self.room.take_back(planning):
+            self._ended += self._fail(seq, error)
 
     def commit(self, plan: StepPlan, results: list[ChunkResult]) -> list[Output]:
         """Append what the runner found, publish full blocks, fork siblings, end what is done.
@@ -228,8 +236,7 @@ class Scheduler:
         Results of what ended meanwhile, by a token that was not known when this step was planned, are dropped.
         """
         now = self.clock()
-        outputs, self._refused = self._refused, []
-        outputs += [ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
+        outputs = list[Output]()
         for chunk, result in zip(plan.chunks, results, strict=True):
             seq = chunk.seq
             seq.steps -= 1
@@ -260,13 +267,14 @@ class Scheduler:
                 output.timing = timing(seq)
             if output.tokens or output.finish_reason:
                 outputs.append(output)
-        return outputs
+        self._take_back(planning=False)
+        told, self._ended = self._ended, []
+        return told + outputs
 
     def _fork(self, parent: Sequence) -> None:
         for child in pending(self.requests[parent.request.id]):
             self.tables.fork(parent, child)
-            child.status = Status.WAITING
-            self.readying.enter(child, (parent,))
+            self.room.enter(child, (parent,))
 
     def _fail(self, seq: Sequence, error: QuireError) -> list[Output]:
         """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""

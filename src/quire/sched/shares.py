@@ -70,27 +70,34 @@ class Portions:
         """Those that the next step may have a part of."""
         if not self.staged:
             return unfinished
+        chosen = set(self._decodes(unfinished, self._under_way(unfinished)))
+        return [seq for seq in unfinished if not seq.in_flight and (seq in chosen or not decodes(seq))]
+
+    def began(self, unfinished: list[Sequence]) -> None:
+        """A step begins of what is `ready`."""
+        under_way = self._under_way(unfinished)
+        few = self._decodes(unfinished, under_way)
+        self._decoding = [*under_way, few] if few else under_way
+
+    def _under_way(self, unfinished: list[Sequence]) -> list[list[Sequence]]:
+        """Decodes of each step that has any whose tokens are not known."""
+        live = {seq for seq in unfinished if seq.in_flight}  # one that was aborted does not come back
+        return [step for step in self._decoding if not live.isdisjoint(step)]
+
+    def _decodes(self, unfinished: list[Sequence], under_way: list[list[Sequence]]) -> list[Sequence]:
+        """Those of the next step."""
         most = min(self._stages, self._steps)
         share = -(-sum(map(decodes, unfinished)) // most)
-        free = [seq for seq in unfinished if not seq.in_flight]
-        few = [seq for seq in free if decodes(seq)][:share]
-        live = {seq for seq in unfinished if seq.in_flight}  # one that was aborted does not come back
-        self._decoding = [step for step in self._decoding if not live.isdisjoint(step)]
-        if len(few) < share and len(self._decoding) >= most:
-            few = []
-        self._decoding += [few] if few else []
-        chosen = set(few)
-        return [seq for seq in free if seq in chosen or not decodes(seq)]
+        few = [seq for seq in unfinished if not seq.in_flight and decodes(seq)][:share]
+        return few if len(few) >= share or len(under_way) < most else []
 
 
 def rows_of(seq: Advancing, budget: int, chunked: bool) -> int:
-    """How many tokens of `seq` the budget allows; a draft that goes beyond it is cut: it is worth only its rows."""
+    """How many tokens of `seq` the budget allows; of a draft that goes beyond it only a part: it is worth no more."""
     if not budget:
         return 0
     need = seq.target - seq.computed
-    if need > budget and seq.draft:
-        del seq.draft[max(0, len(seq.draft) - need + budget) :]
-        need = seq.target - seq.computed
+    need -= min(len(seq.draft), max(0, need - budget))
     if need > budget and not chunked:
         return 0
     return min(need, budget)

@@ -49,9 +49,8 @@ def _nobody_joins(scheduler: Scheduler, refused: bool) -> bool:
     """Whether those that wait go on waiting as long as nobody comes or ends."""
     policy, waiting, running = scheduler.policy, scheduler.waiting, scheduler.running
     if len(running) >= scheduler.config.max_num_seqs:
-        heads = {seq.request.tenant: seq for seq in waiting} if isinstance(policy, Fair) else {"": waiting.head()}
         places = scheduler.config.max_num_seqs
-        return all(policy.displaced(running, head, places) is None for head in heads.values())
+        return all(policy.displaced(running, head, places) is None for head in waiting.heads())
     if scheduler.config.static_batching:
         return refused
     if not refused or isinstance(policy, Fair):  # whose head changes as others are served

@@ -137,8 +137,7 @@ class Tiering:
 
     def forget(self) -> None:
         """Later requests find nothing of what was kept. What is being read comes too late."""
-        for seq in self._scheduler.recall.drop_all():
-            self._scheduler.waiting.push(seq)
+        self._scheduler.room.compute_instead()
         tables = self._scheduler.tables
         tables.pool.forget_all()
         if tables.prefix is not None:
