@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 
-from quire.core.errors import EngineFailure, QuireError
+from quire.core.blame import of_request
+from quire.core.errors import QuireError
 from quire.core.sequence import Guide, Sequence
 from quire.sched.queue import WaitingQueue
 
@@ -32,7 +33,12 @@ class Readying:
                 assert self.make is not None, "the engine says how guides are made"
                 self._under_way[seq] = self.make(seq)
                 return
-            seq.guide = known.anew()
+            try:
+                seq.guide = known.anew()
+            except BaseException as error:
+                self._under_way[seq] = failed = Future[Guide]()
+                failed.set_exception(error)
+                return
         self._waiting.push(seq)
 
     def returned(self) -> list[tuple[Sequence, QuireError]]:
@@ -46,7 +52,7 @@ class Readying:
                 seq.guide = future.result()
                 self._waiting.push(seq)
             else:
-                found.append((seq, error if isinstance(error, QuireError) else _failed(error)))
+                found.append((seq, of_request(error, "grammar")))
         return found
 
     def drop(self, seq: Sequence) -> bool:
@@ -59,7 +65,3 @@ class Readying:
     def wait(self, seconds: float) -> None:
         """Until one has its guide, `seconds` at most."""
         wait(self._under_way.values(), seconds, return_when="FIRST_COMPLETED")
-
-
-def _failed(error: BaseException) -> QuireError:
-    return EngineFailure(f"grammar: {type(error).__name__}: {error}")

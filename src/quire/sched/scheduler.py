@@ -107,7 +107,7 @@ class Scheduler:
         for seq in () if any(s.steps for s in self.running) else self.recall.returned():  # it takes blocks
             self.waiting.push(seq)
         for seq, error in self.readying.returned():
-            self._refused += self._fail(seq, error)
+            self.fail(seq, error)
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         preempted: list[Sequence] = []
@@ -228,15 +228,11 @@ class Scheduler:
         Results of what ended meanwhile, by a token that was not known when this step was planned, are dropped.
         """
         now = self.clock()
-        outputs, self._refused = self._refused, []
-        outputs += [ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
+        outputs = [ended(seq) for seq in plan.preempted if seq.status is Status.FINISHED]
         for chunk, result in zip(plan.chunks, results, strict=True):
             seq = chunk.seq
             seq.steps -= 1
             if seq.status is Status.FINISHED:
-                continue
-            if result.error is not None:
-                outputs += self._fail(seq, result.error)
                 continue
             if result.again:
                 self.upkeep.scrub += self.tables.unpublished(seq)
@@ -246,6 +242,9 @@ class Scheduler:
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
             self.upkeep.moves += moves(seq, result.path, self.tables.sizes.block_size)
             reason = append(chunk, result, output, now, self.max_model_len)
+            if result.error is not None:
+                self.fail(seq, result.error)
+                continue
             done = min(chunk.start + chunk.count, len(seq.tokens) - 1)
             if result.finite:
                 # Only now is it known that the values are finite: inf or nan would have reached these logits.
@@ -260,7 +259,8 @@ class Scheduler:
                 output.timing = timing(seq)
             if output.tokens or output.finish_reason:
                 outputs.append(output)
-        return outputs
+        refused, self._refused = self._refused, []
+        return refused + outputs
 
     def _fork(self, parent: Sequence) -> None:
         for child in pending(self.requests[parent.request.id]):
@@ -268,10 +268,12 @@ class Scheduler:
             child.status = Status.WAITING
             self.readying.enter(child, (parent,))
 
-    def _fail(self, seq: Sequence, error: QuireError) -> list[Output]:
-        """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""
+    def fail(self, seq: Sequence, error: QuireError) -> None:
+        """End `seq`, and siblings that would have grown from it; `commit` puts the error out. Its blocks are wiped."""
+        if self.encoding is not None:
+            self.encoding.failed(seq, error)
         self.upkeep.scrub += self.tables.unpublished(seq)
         dead = [seq, *pending(self.requests[seq.request.id])]
         for each in dead:
             self._finish(each, "error")
-        return [ended(each, error) for each in dead]
+        self._refused += [ended(each, error) for each in dead]
