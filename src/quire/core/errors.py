@@ -37,6 +37,12 @@ class ContextTooLong(BadRequest):
     code = "context_length_exceeded"
 
 
+class GrammarTooComplex(BadRequest):
+    """The matcher of a request's grammar reached its limits while it read what had been generated."""
+
+    code = "grammar_too_complex"
+
+
 class NotFound(QuireError):
     """A named model, adapter or route does not exist."""
 
@@ -79,10 +85,24 @@ class NumericError(EngineFailure):
     code = "numerics"
 
 
-def told_error(kind: str, message: str) -> QuireError:
+class PartFailure(EngineFailure):
+    """A part of the work that is done for one request alone failed (`quire.core.blame` lists them)."""
+
+    code = "request_part"
+
+
+class RankFailure(EngineFailure):
+    """Another process of the same engine has ended; no request is suspected."""
+
+
+_TOLD: dict[str, type[QuireError]] = {
+    each.__name__: each for each in (BadRequest, ContextTooLong, GrammarTooComplex, NumericError, PartFailure)
+}
+
+
+def told_error(kind: str, message: str, param: str = "") -> QuireError:
     """The error that an engine told of: `kind` is the name of its class, `EngineFailure` where none is known by it."""
-    kinds: dict[str, type[QuireError]] = {e.__name__: e for e in (BadRequest, ContextTooLong, NumericError)}
-    return kinds.get(kind, EngineFailure)(message)
+    return _TOLD.get(kind, EngineFailure)(message, param=param or None)
 
 
 class ModelError(QuireError):

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from quire.core.errors import QuireError
 from quire.core.params import SamplingParams
 from quire.core.pictures import Picture
 from quire.core.pooling import PoolingKind
@@ -116,7 +117,8 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     it so far, and `restarts` of engines since it was submitted. `timing` comes with the first token and with the end,
     `miss` with the first token where that was asked for. `pooled`: the vector of a pooled request, f32 bytes.
     `error_kind` names the class of an error
-    (`core.errors.told_error`): a request that cannot be served is no failure of the engine.
+    (`core.errors.told_error`): a request that cannot be served is no failure of the engine; `error_param` the field
+    that is to blame.
     """
 
     request_id: str
@@ -135,8 +137,15 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     miss: Miss | None = None
     error: str | None = None
     error_kind: str = ""
+    error_param: str = ""
     pooled: bytes = b""
     timing: Timing | None = None
+
+    def fail(self, error: QuireError) -> Output:
+        """End the sequence with `error`; returns itself."""
+        self.finish_reason, self.pooled = "error", b""
+        self.error, self.error_kind, self.error_param = error.message, type(error).__name__, error.param or ""
+        return self
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

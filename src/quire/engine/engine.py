@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
+from quire.core.blame import of_request
 from quire.core.config import EngineConfig
-from quire.core.errors import BadRequest, ConfigError, QuireError
+from quire.core.errors import BadRequest, ConfigError
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.client import EngineInfo, Stats
@@ -152,9 +153,8 @@ class Engine:
             self.scheduler.add(self._own(request))
             if self._portable is not None:
                 self._portable.add(request.id)
-        except QuireError as error:
-            kind = type(error).__name__
-            return Output(request_id=request.id, finish_reason="error", error=error.message, error_kind=kind)
+        except BaseException as error:
+            return Output(request_id=request.id).fail(of_request(error, "admission"))
         return None
 
     @property

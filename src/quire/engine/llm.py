@@ -21,6 +21,7 @@ from quire.engine.options import engine_config
 from quire.engine.pooled import PoolingCalls, listed
 from quire.engine.prompting import Message, Prompt, PromptReader, conversations
 from quire.engine.requests import Seeds, ids_of_words, make_request, room, sampling_defaults, with_grammar
+from quire.text.structured.refused import REFUSED
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -267,8 +268,10 @@ class LLM(PoolingCalls):
                         continue  # it was under way when its sequence was aborted
                     number, builder = live[output.request_id]
                     if output.finish_reason in ("error", "abort"):
-                        message = f"prompt {number}: {output.error or output.finish_reason}"
-                        raise told_error(output.error_kind, message)
+                        reason = output.error or output.finish_reason
+                        error = told_error(output.error_kind, reason, output.error_param)
+                        REFUSED.note(builder.request.tenant, builder.request.grammar, error)
+                        raise told_error(output.error_kind, f"prompt {number}: {reason}", output.error_param)
                     text = builder.push(output)
                     if output.finish_reason is None and builder.outputs[output.index].finish_reason is not None:
                         self.engine.abort(output.request_id, output.index)

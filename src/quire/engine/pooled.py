@@ -245,7 +245,7 @@ class PoolingCalls:
                         continue
                     if output.finish_reason != "stop":
                         message = f"prompt {number}: {output.error or output.finish_reason}"
-                        raise told_error(output.error_kind, message)
+                        raise told_error(output.error_kind, message, output.error_param)
                     yield output
         finally:
             for request_id in live:

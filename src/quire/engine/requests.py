@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from quire.core.config import EngineConfig
-from quire.core.errors import BadRequest, ContextTooLong
+from quire.core.errors import BadRequest, ContextTooLong, GrammarTooComplex
 from quire.core.params import SamplingParams
 from quire.core.pictures import Picture, placeholders
 from quire.core.request import Request
+from quire.core.structured import StructuredOutputsParams
 from quire.engine.client import EngineInfo
-from quire.text.structured.reader import READER
-from quire.text.structured.vocabulary import vocabulary_of
+from quire.text.structured.reader import READER, Read
+from quire.text.structured.refused import REFUSED
+from quire.text.structured.vocabulary import Vocabulary, vocabulary_of
 from quire.text.tokenizer import Tokenizer
 
 MAX_BAD_WORDS = 256
@@ -163,7 +165,7 @@ def with_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request, frame:
     if params.structured_outputs is None:
         return request
     ends = (*request.eos_token_ids, *params.stop_token_ids)
-    read = READER.read(params.structured_outputs, ends, vocabulary_of(tokenizer, vocab_size), frame)
+    read = _read(request, params.structured_outputs, ends, vocabulary_of(tokenizer, vocab_size), frame)
     need = len(read.completion)
     if params.max_tokens is not None and params.max_tokens < need:
         raise BadRequest(
@@ -172,6 +174,21 @@ def with_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request, frame:
         )
     params = msgspec.structs.replace(params, structured_outputs=None)
     return msgspec.structs.replace(request, params=params, grammar=read.grammar, completion=read.completion)
+
+
+def _read(
+    request: Request, asked: StructuredOutputsParams, ends: Sequence[int], vocabulary: Vocabulary, frame: str
+) -> Read:
+    """As `READER.read`; what an engine could not follow is refused, the second time before it is read."""
+    name = f"{frame}\0{asked!r}" if len(REFUSED) else ""
+    REFUSED.check(request.tenant, name)
+    read = READER.read(asked, ends, vocabulary, frame)
+    try:
+        REFUSED.check(request.tenant, read.grammar)
+    except GrammarTooComplex as error:
+        REFUSED.note(request.tenant, name, error)
+        raise
+    return read
 
 
 def ids_of_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -7,10 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.blame import Failed, fail
 from quire.core.pictures import grid_positions, grid_shift, pieces
 from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
 from quire.model.load.adapters import Adapters
+from quire.model.net.lora import NONE
 from quire.run.arrays import Arrays
 from quire.sample.rows import LogitRow
 
@@ -47,13 +49,15 @@ def ancestors(parents: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 class BatchBuilder:
     """Fills the step's arrays. It knows which rows of the block tables stand, so that only what changed is written.
 
-    `seen`: the chunks of the last step among whose rows pictures may be.
+    `seen`: the chunks of the last step among whose rows pictures may be. `failed`: those of its sequences whose own
+    part of that failed; their rows are any.
     """
 
     def __init__(self, arrays: Arrays, block_size: int, adapters: Adapters | None, grids: bool = False) -> None:
         """`grids`: positions follow the grids of pictures."""
         self._arrays, self._block_size, self._adapters = arrays, block_size, adapters
         self._grids, self.seen = grids, list[Seen]()
+        self.failed: Failed = {}
         self._owners: list[tuple[Sequence, int, int]] = []
         self._places: dict[Sequence, int] = {}
 
@@ -66,7 +70,7 @@ class BatchBuilder:
         rows: list[LogitRow] = []
         tree = any(chunk.seq.parents and chunk.seq.draft for chunk in chunks)
         extended = False
-        self.seen.clear()
+        self.seen, self.failed = [], {}
         arrays.begin()
         for s, chunk in enumerate(chunks):
             seq, end = chunk.seq, chunk.start + chunk.count
@@ -82,7 +86,7 @@ class BatchBuilder:
             if tree:
                 self._fill_tree(seq, start, at, stop)
             if adapters is not None:
-                slot = adapters.slot(seq.request.adapter)
+                slot = self._slot(adapters, seq)
                 extended = extended or slot in adapters.extensions
                 arrays.adapters[at:stop] = slot
                 arrays.logit_adapters[len(rows) : len(rows) + chunk.logits] = slot
@@ -96,11 +100,22 @@ class BatchBuilder:
                     node = max(-1, place - len(seq.tokens)) if seq.draft else -1
                     rows.append(LogitRow(seq, position, target, node))
             if seq.pictures:
-                self._fill_pictures(Seen(seq, start, end, at))
+                try:
+                    self._fill_pictures(Seen(seq, start, end, at))
+                except BaseException as error:
+                    fail(self.failed, seq, error, "pictures")
+                    arrays.tokens[at:stop] = arrays.positions[at:stop] = 0
             at = stop
         del self._owners[len(chunks) :]  # a step that is padded writes rows of tables behind these
         blocks = max(len(chunk.seq.blocks[0]) for chunk in chunks)
         return Shape(at, len(chunks), len(rows), blocks, tree, extended), rows
+
+    def _slot(self, adapters: Adapters, seq: Sequence) -> int:
+        try:
+            return adapters.slot(seq.request.adapter)
+        except BaseException as error:
+            fail(self.failed, seq, error, "adapter")
+            return NONE
 
     def _fill_blocks(self, s: int, seq: Sequence, start: int, count: int, at: int) -> None:
         """Positions and slots of one chunk, and its rows of the block tables (what changed since the last step)."""

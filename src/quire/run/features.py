@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.core.pictures import grid_positions, pieces
+from quire.core.blame import Failed, fail, of_request
+from quire.core.errors import QuireError
+from quire.core.pictures import Picture, grid_positions, pieces
 from quire.core.plan import StepPlan
 from quire.model.batch import Vision
 from quire.model.net.mutual import divided
@@ -22,47 +25,77 @@ from quire.run.messages import GivenRows
 Rows = NDArray[np.int64]
 
 
+class _Piece(NamedTuple):
+    """Rows of a step that lie in one run of a picture, `places` of their sequence, which sees up to `ends`."""
+
+    rows: Rows
+    features: Tensor
+    positions: Rows
+    places: Rows
+    ends: Rows
+
+
 class Features:
     """What `vision` made, by the keys of pictures; the scheduler says what is kept."""
 
     def __init__(self, vision: Vision, sight: Sight) -> None:
         self._vision, self._sight = vision, sight
         self._kept: dict[bytes, Tensor] = {}
+        self._errors: dict[bytes, QuireError] = {}
 
     def follow(self, plan: StepPlan) -> None:
         """Forget and make what `plan` says. Each picture is encoded whole and alone, so its bits depend on no other."""
         for key in plan.drops:
-            del self._kept[key]
+            self._kept.pop(key, None)
+            self._errors.pop(key, None)
         for picture in plan.encodes:
-            made = self._vision(picture)
-            if made.shape != (picture.rows, self._vision.width):
-                raise ValueError(f"{picture.rows} rows of a picture, {tuple(made.shape)} numbers of the tower")
-            self._kept[picture.key] = made
+            try:
+                self._kept[picture.key] = self._made(picture)
+            except BaseException as error:
+                self._errors[picture.key] = of_request(error, "pictures")
 
-    def given(self, seen: Sequence[Seen], arrays: Arrays, seqs: int) -> Given | None:
-        """The rows of pictures among the chunks `seen` of a step of `seqs` sequences, whose arrays are filled."""
-        rows, features, positions = list[Rows](), list[Tensor](), [np.zeros((3, 0), np.int64)]
-        places, ends = list[Rows](), list[Rows]()
-        for seq, start, end, at in seen:
-            for picture in seq.pictures:
-                for row, feature, count in pieces(picture, start, end):
-                    first = start + row
-                    rows.append(np.arange(at + row, at + row + count))
-                    features.append(self._kept[picture.key][feature : feature + count])
-                    if self._sight.sections:
-                        positions.append(grid_positions(seq.pictures, first, first + count).astype(np.int64))
-                    if self._sight.mutual:
-                        run = next(sum(run) for run in picture.runs if run[0] <= first < sum(run))
-                        places.append(np.arange(first, first + count))
-                        ends.append(np.full(count, run))
-        if not rows:
+    def _made(self, picture: Picture) -> Tensor:
+        made = self._vision(picture)
+        if made.shape != (picture.rows, self._vision.width):
+            raise ValueError(f"{picture.rows} rows of a picture, {tuple(made.shape)} numbers of the tower")
+        return made
+
+    def given(self, seen: Sequence[Seen], arrays: Arrays, seqs: int, failed: Failed) -> Given | None:
+        """The rows of pictures among the chunks `seen` of a step of `seqs` sequences, whose arrays are filled; none of
+        the sequences that this adds to `failed`."""
+        found = list[_Piece]()
+        for each in seen:
+            try:
+                found += self._pieces(each)
+            except BaseException as error:
+                fail(failed, each.seq, error, "pictures")
+        if not found:
             return None
-        where, mutual = np.concatenate(rows), None
+        where, mutual = np.concatenate([piece.rows for piece in found]), None
         if self._sight.mutual:
-            cu_q, context = arrays.cu_q[: seqs + 1], arrays.context[:seqs]
-            mutual = divided(cu_q, context, where, np.concatenate(places), np.concatenate(ends))
-        whole = torch.cat(features) if len(features) > 1 else features[0]
-        return Given(where, whole, np.concatenate(positions, axis=1), mutual)
+            places, ends = (np.concatenate(each) for each in ([p.places for p in found], [p.ends for p in found]))
+            mutual = divided(arrays.cu_q[: seqs + 1], arrays.context[:seqs], where, places, ends)
+        whole = torch.cat([piece.features for piece in found]) if len(found) > 1 else found[0].features
+        return Given(where, whole, np.concatenate([piece.positions for piece in found], axis=1), mutual)
+
+    def _pieces(self, seen: Seen) -> list[_Piece]:
+        """Of the pictures of one chunk; raises the error of one that could not be encoded."""
+        seq, start, end, at = seen
+        found = list[_Piece]()
+        for picture in seq.pictures:
+            for row, feature, count in pieces(picture, start, end):
+                if picture.key in self._errors:
+                    raise self._errors[picture.key]
+                first = start + row
+                rows, features = np.arange(at + row, at + row + count), self._kept[picture.key]
+                positions, run = np.zeros((3, 0), np.int64), 0
+                if self._sight.sections:
+                    positions = grid_positions(seq.pictures, first, first + count).astype(np.int64)
+                if self._sight.mutual:
+                    run = next(sum(run) for run in picture.runs if run[0] <= first < sum(run))
+                places, ends = np.arange(first, first + count), np.full(count, run)
+                found.append(_Piece(rows, features[feature : feature + count], positions, places, ends))
+        return found
 
 
 def told(given: Given) -> GivenRows:

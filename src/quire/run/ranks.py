@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.core.config import EngineConfig, SchedulerConfig
-from quire.core.errors import ConfigError, EngineFailure
+from quire.core.errors import ConfigError, RankFailure
 from quire.core.machine import cores
 from quire.model.batch import Continues
 from quire.model.load.roles import Share
@@ -157,10 +157,10 @@ class Ranks:
         return tuple(max(0.0, 1.0 - each / seconds) for each in self.busy.tolist())
 
     def check(self) -> None:
-        """`EngineFailure` when one of the others has ended."""
+        """`RankFailure` when one of the others has ended."""
         for i, other in enumerate(self.others, 1):
             if (code := other.ended()) is not None:
-                raise EngineFailure(f"rank {i} has ended (exit code {code})")
+                raise RankFailure(f"rank {i} has ended (exit code {code})")
 
     def close(self) -> None:
         """End the others."""

@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 from torch import Tensor
 
+from quire.core.blame import Failed
 from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
@@ -31,6 +32,7 @@ class Underway:
     """A step whose forward pass was launched; `drawn` is there once it is sampled. `logits` and `drawn` in pieces.
 
     `hidden`: what the head would read of the rows `pooled`, which get no logits, [n, width] f32 on its way to the host.
+    `failed`: its sequences that end with an error of their own, whatever their rows gave.
     """
 
     def __init__(self, plan: StepPlan, rows: list[LogitRow], logits: Iterable[Tensor]) -> None:
@@ -39,6 +41,7 @@ class Underway:
         self.pooled: list[LogitRow] = []
         self.hidden: Fetched | None = None
         self.sampled = False
+        self.failed: Failed = {}
 
 
 class Runner:
@@ -87,16 +90,20 @@ class Runner:
             self.features.follow(plan)
         shape, rows = self.builder.fill(plan.chunks)
         given = self._given(shape)
-        self._masks.begin(rows)
         if any(row.seq.request.pooling is not None for row in rows):
-            return self._with_pooled(plan, rows, shape, given)
-        return Underway(plan, rows, self.step.pieces(shape, given))
+            step = self._with_pooled(plan, rows, shape, given)
+        else:
+            if len(rows) <= self.step.most_logits:  # else logits, and masks, are made in pieces
+                self._masks.begin(rows)
+            step = Underway(plan, rows, self.step.pieces(shape, given))
+        step.failed = self.builder.failed
+        return step
 
     def _given(self, shape: Shape) -> Given | None:
         """Rows of the step whose arrays were filled that are given instead of looked up."""
         if self.features is None or not self.builder.seen:
             return None
-        return self.features.given(self.builder.seen, self.step.arrays, shape.seqs)
+        return self.features.given(self.builder.seen, self.step.arrays, shape.seqs, self.builder.failed)
 
     def _with_pooled(self, plan: StepPlan, rows: list[LogitRow], shape: Shape, given: Given | None) -> Underway:
         """The step's hidden rows: those of pooled requests are kept, of the others logits are made."""
@@ -131,6 +138,12 @@ class Runner:
         found = self._collect(step.plan.chunks, step.rows, step.drawn)
         if step.hidden is not None:
             self._add_hidden(step.plan.chunks, step.pooled, step.hidden, found)
+        for piece in step.drawn:
+            step.failed |= piece.failed
+        if step.failed:
+            for i, chunk in enumerate(step.plan.chunks):
+                if chunk.seq in step.failed:
+                    found[i] = ChunkResult([], [], [], error=step.failed[chunk.seq])
         return found
 
     def _add_hidden(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from quire.core.blame import Failed, fail
 from quire.core.sequence import Sequence, Status
 from quire.ops.sampling import Ints, RowEdits
 from quire.sample.rows import LogitRow
@@ -32,6 +35,13 @@ def _stand(guide: Guide, row: LogitRow) -> bool:
     return guide.follow(seq.tokens, seq.prompt_len, [seq.draft[node] for node in seq.branch(row.node)])
 
 
+class Made(NamedTuple):
+    """Masks of rows, by their places, and the sequences whose guide failed."""
+
+    masks: dict[int, Ints]
+    failed: Failed
+
+
 class Masks:
     """Makes masks of rows in a thread of its own, in which llguidance works without the interpreter's lock.
 
@@ -42,31 +52,40 @@ class Masks:
     def __init__(self, vocab_size: int) -> None:
         self._words = (vocab_size + 1 + 31) // 32  # llguidance's end is one more
         self._thread: ThreadPoolExecutor | None = None
-        self._begun: tuple[Rows[LogitRow], Future[dict[int, Ints]]] | None = None
+        self._begun: dict[int, tuple[Rows[LogitRow], Future[Made]]] = {}
 
     def begin(self, rows: Rows[LogitRow]) -> None:
-        """Begin with the masks of `rows`, if their tokens are known already."""
+        """Begin with the masks of `rows`, if their tokens are known already; `of` the same list takes them.
+
+        Of several steps under way each has its own.
+        """
         guided = [row for row in rows if guide_of(row) is not None]
         if not guided or any(row.node < 0 and row.position > len(row.seq.tokens) for row in guided):
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "masks")
-        self._begun = rows, self._thread.submit(self._make, rows)
+        with suppress(RuntimeError):  # no thread can be started: `of` makes them
+            self._begun[id(rows)] = rows, self._thread.submit(self._make, rows)
 
-    def of(self, rows: Rows[LogitRow]) -> dict[int, Ints]:
-        """The masks of those of `rows` that have any, by their places."""
-        begun, self._begun = self._begun, None
-        found = None if begun is None else begun[1].result()
-        return found if found is not None and begun is not None and begun[0] is rows else self._make(rows)
+    def of(self, rows: Rows[LogitRow]) -> Made:
+        """The masks of those of `rows` that have any."""
+        begun = self._begun.pop(id(rows), None)
+        return self._make(rows) if begun is None else begun[1].result()
 
-    def _make(self, rows: Rows[LogitRow]) -> dict[int, Ints]:
-        found: dict[int, Ints] = {}
+    def _make(self, rows: Rows[LogitRow]) -> Made:
+        made = Made({}, {})
         for place, row in enumerate(rows):
             guide = guide_of(row)
-            if guide is not None and _stand(guide, row):  # behind a draft that is refused no row counts
-                found[place] = mask = np.empty(self._words, np.int32)
-                guide.mask(mask)
-        return found
+            if guide is None or row.seq in made.failed:
+                continue
+            try:
+                if _stand(guide, row):  # behind a draft that is refused no row counts
+                    mask = np.empty(self._words, np.int32)
+                    guide.mask(mask)
+                    made.masks[place] = mask
+            except BaseException as error:
+                fail(made.failed, row.seq, error, "grammar")
+        return made
 
 
 @dataclass(slots=True)
@@ -82,26 +101,32 @@ Redraw = Callable[[list[RowEdits], list[int]], Rows[int]]
 """Edits logits once more, and draws again for the rows of these places: their tokens."""
 
 
-def settle(rows: Rows[LogitRow], tokens: Rows[int], redraw: Redraw) -> None:
+def settle(rows: Rows[LogitRow], tokens: Rows[int], redraw: Redraw, failed: Failed) -> None:
     """Have guides take the tokens that `rows` gave, -1 for none; what one refuses is drawn again, without that token.
 
-    Of a draft's rows, those count whose drafted tokens were drawn before them.
+    Of a draft's rows, those count whose drafted tokens were drawn before them. Sequences whose guide fails join
+    `failed`, of which nothing is taken any more.
     """
     places: dict[Sequence, dict[int, int]] = {}
     for place, row in enumerate(rows):
-        if guide_of(row) is not None:
+        if guide_of(row) is not None and row.seq not in failed:
             places.setdefault(row.seq, {})[row.node] = place
     waiting = [_Pending(nodes, rows[nodes[-1]]) for nodes in places.values() if -1 in nodes]
     drawn = dict(enumerate(tokens))
     while waiting:
         edits: dict[int, tuple[RowEdits, _Pending]] = {}
         for pending in waiting:
-            if (edit := _take(pending, rows, drawn)) is not None:
+            try:
+                edit = _take(pending, rows, drawn)
+            except BaseException as error:
+                fail(failed, pending.at.seq, error, "grammar")
+                continue
+            if edit is not None:
                 edits[edit.row] = edit, pending
         again = sorted(edits)
         if again:
             drawn.update(zip(again, redraw([edits[row][0] for row in again], again), strict=True))
-        waiting = [edits[row][1] for row in again]
+        waiting = [edits[row][1] for row in again if rows[row].seq not in failed]
 
 
 def _take(pending: _Pending, rows: Rows[LogitRow], drawn: dict[int, int]) -> RowEdits | None:

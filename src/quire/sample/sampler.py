@@ -12,11 +12,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire.core.blame import Failed, fail
 from quire.core.errors import BadRequest, NumericError, QuireError
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence, Status
 from quire.ops.philox import noise
-from quire.ops.sampling import DRAW, GREEDY_BELOW, NOTHING_ALLOWED, PACK_DRAW, QUERY, SCORE, Found, Records, RowEdits
+from quire.ops.sampling import (
+    DRAW,
+    GREEDY_BELOW,
+    NOTHING_ALLOWED,
+    PACK_DRAW,
+    QUERY,
+    SCORE,
+    Found,
+    Ints,
+    Records,
+    RowEdits,
+)
 from quire.sample.constrained import Masks, settle
 from quire.sample.edits import History
 from quire.sample.rows import LogitRow
@@ -68,28 +80,32 @@ class Wishes(NamedTuple):
     """What is asked of some rows: `drawn`, those that want a token; those that are `edited`; log-probabilities.
 
     `scored` are of the logits as they come out of the sampler, `kept` of copies of edited rows, as they came in.
+    `failed`: sequences that end with an error, whose rows are drawn all the same, as places of rows are known.
     """
 
     drawn: list[int]
     edited: set[int]
     scored: list[Query]
     kept: list[Query]
+    failed: Failed
 
 
 class Drawn:
     """What rows of logits gave, perhaps not yet: the device may still be at work.
 
     `tokens` int32 [n] lie where the logits do: those of the rows without a target, in order, -1 where one is broken.
+    `failed`: sequences whose own part of it failed; their rows give no token. More may join by `results`.
     """
 
-    def __init__(self, rows: int, wishes: Wishes, found: list[Found], ops: SamplingOps) -> None:
+    def __init__(self, rows: Rows[LogitRow], wishes: Wishes, found: list[Found], ops: SamplingOps) -> None:
         self.tokens = found[0] if wishes.drawn else None
+        self.failed = wishes.failed
         self._rows, self._wishes, self._wait = rows, wishes, ops.fetch(found)
 
     def results(self) -> list[RowResult]:
         """One result per row, once the device has them."""
         arrays, wishes = iter(self._wait()), self._wishes
-        results = [RowResult(-1)] * self._rows
+        results = [RowResult(-1)] * len(self._rows)
         if wishes.drawn:
             tokens, flags = next(arrays), next(arrays)
             for row, token, flag in zip(wishes.drawn, tokens.tolist(), flags.tolist(), strict=True):
@@ -97,25 +113,35 @@ class Drawn:
                 results[row] = RowResult(token, None, (NO_TOKEN if nothing_left else NUMERICS) if flag else None)
         for queries in (wishes.scored, wishes.kept):
             if queries:
-                _score(queries, [next(arrays) for _ in range(3)], results)
+                self._score(queries, [next(arrays) for _ in range(3)], results)
+        if self.failed:
+            for i, (seq, *_) in enumerate(self._rows):
+                if seq in self.failed:
+                    results[i] = RowResult(-1, None, self.failed[seq])
         return results
 
+    def _score(self, queries: list[Query], found: list[NDArray[Any]], results: list[RowResult]) -> None:
+        """Put the log-probabilities that `queries` asked for into `results`; rows in error stay so."""
+        scores, ids, logprobs = found
+        records = scores.view(SCORE).tolist()
+        for query, score, best, values in zip(queries, records, ids.tolist(), logprobs.tolist(), strict=True):
+            token, _, error = results[query.row]
+            if error is not None:
+                continue
+            try:
+                results[query.row] = _scored(query, score, best, values, token)
+            except BaseException as failure:
+                fail(self.failed, self._rows[query.row].seq, failure, "logprobs")
 
-def _score(queries: list[Query], found: list[NDArray[Any]], results: list[RowResult]) -> None:
-    """Put the log-probabilities that `queries` asked for into `results`; rows in error stay so."""
-    scores, ids, logprobs = found
-    records = scores.view(SCORE).tolist()
-    for query, score, best, values in zip(queries, records, ids.tolist(), logprobs.tolist(), strict=True):
-        _, logprob, rank, flags, _ = score
-        token, _, error = results[query.row]
-        if error is not None:
-            continue
-        if flags:
-            results[query.row] = RowResult(-1, None, NUMERICS)
-            continue
-        token = query.token if query.token >= 0 else token
-        top = tuple((i, v) for i, v in zip(best[: query.k], values, strict=False) if i >= 0)
-        results[query.row] = RowResult(token, TokenLogprob(token, logprob, rank, top))
+
+def _scored(query: Query, score: tuple[Any, ...], best: list[int], values: list[float], token: int) -> RowResult:
+    """The result of a row that gave `token`, if it gave one, with the log-probabilities that `query` asked for."""
+    _, logprob, rank, flags, _ = score
+    if flags:
+        return RowResult(-1, None, NUMERICS)
+    token = query.token if query.token >= 0 else token
+    top = tuple((i, v) for i, v in zip(best[: query.k], values, strict=False) if i >= 0)
+    return RowResult(token, TokenLogprob(token, logprob, rank, top))
 
 
 class Sampler:
@@ -175,57 +201,86 @@ class Sampler:
         if len(rows) > len(self._draws):
             self._reserve(2 * len(rows))
         edits: list[RowEdits] = []
-        masks = {} if self.masks is None else self.masks.of(rows)
-        wishes = Wishes([], set(), [], [])
-        for row, (seq, position, target, node) in enumerate(rows):
-            params = seq.request.params
-            if target is not None:
-                known = target if target < self._vocab_size else 0  # rows of pictures stand for no token
-                wishes.scored.append(Query(row, row, known, params.prompt_logprobs or 0))
-                continue
+        masks, failed = ({}, {}) if self.masks is None else self.masks.of(rows)
+        wishes = Wishes([], set(), [], [], failed)
+        for row, of in enumerate(rows):
             place = len(wishes.drawn)
-            PACK_DRAW(
-                self._buffer,
-                place * DRAW.itemsize,
-                row,
-                max(params.top_k, 0),
-                seq.request.seed & _SEED_MASK,
-                position,
-                seq.index,
-                params.temperature,
-                params.top_p,
-                params.min_p,
-            )
-            wishes.drawn.append(row)
-            edited = seq.request.edits_logits(position - seq.prompt_len) or row in masks
-            if edited:
-                edits.append(self._history(seq).edits(row, position, node))
-                edits[-1].mask = masks.get(row)
-                wishes.edited.add(row)
-            if params.logprobs is None or not scores:
-                continue
-            if edited:
-                wishes.kept.append(Query(row, len(wishes.kept), -1 - place, params.logprobs))
-            else:
-                wishes.scored.append(Query(row, row, -1 - place, params.logprobs))
-        return Drawn(len(rows), wishes, self._run(logits, edits, wishes, rows if masks else ()), self._ops)
+            try:
+                if of.seq not in failed:
+                    self._wish(row, of, masks.get(row), wishes, edits, scores)
+            except BaseException as error:
+                fail(failed, of.seq, error, "sampling")
+            if failed and of.target is None and of.seq in failed:
+                wishes.drawn[place:] = [row]
+                PACK_DRAW(self._buffer, place * DRAW.itemsize, row, 0, 0, 0, 0, 0.0, 1.0, 0.0)
+        return Drawn(rows, wishes, self._run(logits, edits, wishes, rows, bool(masks)), self._ops)
 
-    def _run(self, logits: Tensor, edits: list[RowEdits], wishes: Wishes, guided: Rows[LogitRow] = ()) -> list[Found]:
+    def _wish(
+        self, row: int, of: LogitRow, mask: Ints | None, wishes: Wishes, edits: list[RowEdits], scores: bool
+    ) -> None:
+        """Add what is asked of one row to `wishes` and `edits`, and its record to the draws."""
+        seq, position, target, node = of
+        params = seq.request.params
+        if target is not None:
+            known = target if target < self._vocab_size else 0  # rows of pictures stand for no token
+            wishes.scored.append(Query(row, row, known, params.prompt_logprobs or 0))
+            return
+        place = len(wishes.drawn)
+        PACK_DRAW(
+            self._buffer,
+            place * DRAW.itemsize,
+            row,
+            max(params.top_k, 0),
+            seq.request.seed & _SEED_MASK,
+            position,
+            seq.index,
+            params.temperature,
+            params.top_p,
+            params.min_p,
+        )
+        edited = seq.request.edits_logits(position - seq.prompt_len) or mask is not None
+        if edited:
+            edit = self._history(seq).edits(row, position, node)
+            edit.mask = mask
+            edits.append(edit)
+            wishes.edited.add(row)
+        wishes.drawn.append(row)
+        if params.logprobs is None or not scores:
+            return
+        if edited:
+            wishes.kept.append(Query(row, len(wishes.kept), -1 - place, params.logprobs))
+        else:
+            wishes.scored.append(Query(row, row, -1 - place, params.logprobs))
+
+    def _run(
+        self, logits: Tensor, edits: list[RowEdits], wishes: Wishes, rows: Rows[LogitRow], guided: bool
+    ) -> list[Found]:
         """Edit, draw, then score what was asked for; edited rows that want log-probabilities are kept aside."""
         kept = logits[[query.row for query in wishes.kept]] if wishes.kept else logits
         if edits:
-            self._ops.penalize(logits, edits)
+            self._penalize(logits, edits, rows, wishes.failed)
         found: list[Found] = []
         if wishes.drawn:
             found += self._ops.sample(logits, self._draws[: len(wishes.drawn)])
         if guided:
-            self._settle(logits, guided, wishes, found)
+            self._settle(logits, rows, wishes, found)
         drawn = found[0] if found else None
         for source, queries in ((logits, wishes.scored), (kept, wishes.kept)):
             if queries:
                 records = np.array([(q.at, q.token) for q in queries], QUERY)
                 found += self._ops.top_logprobs(source, records, max(q.k for q in queries), drawn)
         return found
+
+    def _penalize(self, logits: Tensor, edits: list[RowEdits], rows: Rows[LogitRow], failed: Failed) -> None:
+        """Edit logits. An op that refuses has changed nothing: row by row, it says which of them it refuses."""
+        try:
+            self._ops.penalize(logits, edits)
+        except Exception:
+            for edit in edits:
+                try:
+                    self._ops.penalize(logits, [edit])
+                except Exception as error:
+                    fail(failed, rows[edit.row].seq, error, "sampling")
 
     def _settle(self, logits: Tensor, rows: Rows[LogitRow], wishes: Wishes, found: list[Found]) -> None:
         """Have the guides of `rows` take what was drawn, which waits for the device; what is refused is drawn again."""
@@ -236,14 +291,14 @@ class Sampler:
             given[row] = token
 
         def redraw(edits: list[RowEdits], again: list[int]) -> list[int]:
-            self._ops.penalize(logits, edits)
+            self._penalize(logits, edits, rows, wishes.failed)
             where = [places[row] for row in again]
             more = cast("list[Any]", self._ops.sample(logits, self._draws[where]))
             known: list[int] = self._ops.fetch(more[:1])()[0].tolist()
             tokens[where], flags[where] = more
             return known
 
-        settle(rows, given, redraw)
+        settle(rows, given, redraw, wishes.failed)
 
     def _history(self, seq: Sequence) -> History:
         """The sequence's history; those of finished sequences are dropped when the table has doubled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from quire.core.blame import of_request
 from quire.core.errors import QuireError
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output, Timing
@@ -26,10 +27,22 @@ def logits_wanted(seq: Sequence, count: int, loses: bool) -> int:
 
 
 def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longest: int) -> FinishReason | None:
-    """Append new tokens up to the first that ends the sequence, and fill `output`. `longest`: tokens it may have."""
+    """Append new tokens up to the first that ends the sequence, and fill `output`; what the request alone is to blame
+    for becomes the result's `error`, and where that has one nothing is done. `longest`: tokens it may have."""
+    if result.error is not None:
+        return None
+    pooled = chunk.seq.request.pooling is not None
+    try:
+        return (_pooled if pooled else _append)(chunk, result, output, now, longest)
+    except BaseException as error:
+        if not pooled and chunk.seq.guide is None:
+            raise
+        result.error = of_request(error, "pooling" if pooled else "grammar")
+        return None
+
+
+def _append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longest: int) -> FinishReason | None:
     seq = chunk.seq
-    if seq.request.pooling is not None:
-        return _pooled(chunk, result, output, now)
     scored = seq.request.params.prompt_logprobs is not None and seq.index == 0
     if scored:
         seq.prompt_logprobs += result.prompt_logprobs[max(0, len(seq.prompt_logprobs) - chunk.start) :]
@@ -59,7 +72,7 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longes
     return reason
 
 
-def _pooled(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
+def _pooled(chunk: Chunk, result: ChunkResult, output: Output, now: float, _: int) -> FinishReason | None:
     """Of a request that wants a vector: it ends with that."""
     seq = chunk.seq
     output.pooled = b"" if result.hidden is None else gather(chunk, result.hidden)
@@ -141,9 +154,7 @@ def ended(seq: Sequence, error: QuireError | None = None) -> Output:
         preemptions=seq.preemptions,
         timing=timing(seq),
     )
-    if error is not None:
-        output.error, output.error_kind = error.message, type(error).__name__
-    return output
+    return output if error is None else output.fail(error)
 
 
 def adapters_of(sequences: Iterable[Sequence]) -> tuple[str, ...]:

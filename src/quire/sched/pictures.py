@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from quire.core.errors import PartFailure, QuireError
 from quire.core.pictures import Picture, PictureLimits, pieces
 from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
@@ -132,6 +133,7 @@ class Encoding:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._kept: OrderedDict[bytes, int] = OrderedDict()
+        self._lost: list[bytes] = []
         self.queries = self.hits = 0
 
     @property
@@ -175,9 +177,17 @@ class Encoding:
             self._kept.move_to_end(key)
             turn.used.add(key)
 
+    def failed(self, seq: Sequence, error: QuireError) -> None:
+        """`seq` ended with `error`: features that could not be made are made anew for whoever wants them next."""
+        if isinstance(error, PartFailure):
+            lost = {picture.key for picture in seq.pictures} & self._kept.keys()
+            self._lost += lost
+            for key in lost:
+                del self._kept[key]
+
     def end(self, turn: Turn) -> tuple[tuple[Picture, ...], tuple[bytes, ...]]:
         """The pictures that the step encodes, and the keys of features that make room for theirs."""
-        drops = list[bytes]()
+        drops, self._lost = self._lost, list[bytes]()
         if turn.encodes:
             more, needed = self.rows - self.limits.kept, turn.used | set(turn.through.values())
             for key in [key for key in self._kept if key not in needed]:

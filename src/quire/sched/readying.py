@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 
-from quire.core.errors import EngineFailure, QuireError
+from quire.core.blame import of_request
+from quire.core.errors import QuireError
 from quire.core.sequence import Guide, Sequence
 
 Make = Callable[[Sequence], "Future[Guide]"]
@@ -32,15 +33,21 @@ class Readying:
         if not seq.request.grammar or seq.guide is not None:
             return False
         known = next((each.guide for each in siblings if each.guide is not None), None)
+        future: Future[Guide]
         if known is not None and not seq.request.told:  # what it was told of is read before it runs
-            seq.guide = known.anew()
-            return False
-        self._under_way[seq] = future = self._make(seq)
+            try:
+                seq.guide = known.anew()
+                return False
+            except BaseException as error:
+                future = _failed(error)
+        else:
+            future = self._make(seq)
+        self._under_way[seq] = future
         future.add_done_callback(partial(self._came, seq))
         return True
 
     def returned(self) -> tuple[list[Sequence], list[tuple[Sequence, QuireError]]]:
-        """Those that have their guide now; the others that are done, each with what is wrong, until they are dropped."""
+        """Those that have their guide now; the others that are done, each with what is wrong, until dropped."""
         ready, failed = list[Sequence](), list[tuple[Sequence, QuireError]]()
         self._any.clear()
         while self._made:
@@ -53,7 +60,7 @@ class Readying:
                 seq.guide = future.result()
                 ready.append(seq)
             else:
-                failed.append((seq, error if isinstance(error, QuireError) else _failed(error)))
+                failed.append((seq, of_request(error, "grammar")))
         return ready, failed
 
     def drop(self, seq: Sequence) -> None:
@@ -69,15 +76,15 @@ class Readying:
         assert self.make is not None, "the engine says how guides are made"
         try:
             return self.make(seq)
-        except Exception as error:
-            failed = Future[Guide]()
-            failed.set_exception(error)
-            return failed
+        except BaseException as error:
+            return _failed(error)
 
     def _came(self, seq: Sequence, future: Future[Guide]) -> None:
         self._made.append((seq, future))
         self._any.set()
 
 
-def _failed(error: BaseException) -> QuireError:
-    return EngineFailure(f"grammar: {type(error).__name__}: {error}")
+def _failed(error: BaseException) -> Future[Guide]:
+    future = Future[Guide]()
+    future.set_exception(error)
+    return future

@@ -160,9 +160,7 @@ class Scheduler:
         rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq)) if self.pace.limits else 0
         return self.pace.budget(rows, self._portions.budget(self.config, self.running))
 
-    def _admit(
-        self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int, turn: Turn | None
-    ) -> None:
+    def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int, turn: Turn | None) -> None:
         if self.config.static_batching and self._closed:
             return
         while len(self.waiting) and budget and len(self.running) < self.config.max_num_seqs:
@@ -228,7 +226,7 @@ class Scheduler:
 
     def _take_back(self, planning: bool) -> None:
         for seq, error in self.room.take_back(planning):
-            self._ended += self._fail(seq, error)
+            self.fail(seq, error)
 
     def commit(self, plan: StepPlan, results: list[ChunkResult]) -> list[Output]:
         """Append what the runner found, publish full blocks, fork siblings, end what is done.
@@ -242,9 +240,6 @@ class Scheduler:
             seq.steps -= 1
             if seq.status is Status.FINISHED:
                 continue
-            if result.error is not None:
-                outputs += self._fail(seq, result.error)
-                continue
             if result.again:
                 self.upkeep.scrub += self.tables.unpublished(seq)
                 seq.draftable, seq.in_flight = False, 0
@@ -253,6 +248,9 @@ class Scheduler:
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
             self.upkeep.moves += moves(seq, result.path, self.tables.sizes.block_size)
             reason = append(chunk, result, output, now, self.max_model_len)
+            if result.error is not None:
+                self.fail(seq, result.error)
+                continue
             done = min(chunk.start + chunk.count, len(seq.tokens) - 1)
             if result.finite:
                 # Only now is it known that the values are finite: inf or nan would have reached these logits.
@@ -276,10 +274,12 @@ class Scheduler:
             self.tables.fork(parent, child)
             self.room.enter(child, (parent,))
 
-    def _fail(self, seq: Sequence, error: QuireError) -> list[Output]:
-        """End `seq`, and siblings that would have grown from it, with an error; its blocks are wiped before reuse."""
+    def fail(self, seq: Sequence, error: QuireError) -> None:
+        """End `seq`, and siblings that would have grown from it; `commit` puts the error out. Its blocks are wiped."""
+        if self.encoding is not None:
+            self.encoding.failed(seq, error)
         self.upkeep.scrub += self.tables.unpublished(seq)
         dead = [seq, *pending(self.requests[seq.request.id])]
         for each in dead:
             self._finish(each, "error")
-        return [ended(each, error) for each in dead]
+        self._ended += [ended(each, error) for each in dead]

@@ -153,7 +153,7 @@ class WaitingRoom:
             if not self.adapters[seq.request.adapter]:
                 del self.adapters[seq.request.adapter]
 
-    # ----------------------------------------------------------------------------------------------- blocks, and pictures
+    # ------------------------------------------------------------------------------------------ blocks, and pictures
 
     def holds(self, seq: Sequence) -> None:
         """One in the queue may have blocks now."""

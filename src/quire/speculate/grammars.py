@@ -4,27 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 
+from quire.core.blame import Failed, fail
 from quire.core.sequence import Sequence
 from quire.text.structured.guide import Guide
 
 
-def forced(seqs: Rows[Sequence], limits: Rows[int]) -> dict[Sequence, list[int]]:
+def forced(seqs: Rows[Sequence], limits: Rows[int], failed: Failed) -> dict[Sequence, list[int]]:
     """Tokens that a grammar leaves no choice about, at most as many as `limits` says: a draft that nobody guesses.
 
-    A model that drafts would miss them in its own cache, so this is for those that look drafts up.
+    A model that drafts would miss them in its own cache, so this is for those that look drafts up. Sequences whose
+    grammar fails join `failed`.
     """
     found: dict[Sequence, list[int]] = {}
     for seq, limit in zip(seqs, limits, strict=True):
         guide = seq.guide
-        if limit > 0 and isinstance(guide, Guide) and guide.follow(seq.tokens, seq.prompt_len):
-            tokens = guide.forced()[:limit]
-            if tokens:
+        if limit <= 0 or not isinstance(guide, Guide):
+            continue
+        try:
+            if guide.follow(seq.tokens, seq.prompt_len) and (tokens := guide.forced()[:limit]):
                 found[seq] = tokens
+        except BaseException as error:
+            fail(failed, seq, error, "grammar")
     return found
 
 
-def cut(seq: Sequence) -> None:
-    """Leave out of a draft what the grammar refuses, and all that follows it: its rows would give nothing."""
+def cut(seq: Sequence, failed: Failed) -> None:
+    """Leave out of a draft what the grammar refuses, and all that follows it: its rows would give nothing. `seq` joins
+    `failed` where its grammar fails."""
+    try:
+        _cut(seq)
+    except BaseException as error:
+        fail(failed, seq, error, "grammar")
+
+
+def _cut(seq: Sequence) -> None:
     guide = seq.guide
     if not seq.draft or not isinstance(guide, Guide) or not guide.follow(seq.tokens, seq.prompt_len):
         return

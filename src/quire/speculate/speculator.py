@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
+from quire.core.blame import Failed, fail
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import Speculation
@@ -66,21 +67,43 @@ class Speculator:
         limits, before = room_for_drafts(scheduler, wanted)
         self._caches.prepare(before)
         proposer.computed(before, follow=False)
-        known = {} if proposer.passes else forced(seqs, limits)
-        proposer.propose(seqs, [0 if seq in known else limit for seq, limit in zip(seqs, limits, strict=True)])
+        failed: Failed = {}
+        known = {} if proposer.passes else forced(seqs, limits, failed)
+        self._propose(seqs, [0 if seq in known else limit for seq, limit in zip(seqs, limits, strict=True)], failed)
         for seq in seqs:
             seq.draft = known.get(seq, seq.draft)
             if sees:
                 _leave_out_pictures(seq, self._vocab_size)
-            cut(seq)
+            cut(seq, failed)
         if proposer.passes and max(limits) > 0:
             self._cost.drafted(len(seqs), proposer.seconds / min(asked.tokens, max(limits)))
         elif asked.adaptive and not proposer.passes:
             self._cost.cut(seqs, rows)
+        self._end(failed)
         for seq in seqs:
             scheduler.tables.trim(seq)
         if not proposer.passes:
             self._cost.looked(time.perf_counter() - begin)
+
+    def _propose(self, seqs: Rows[Sequence], limits: list[int], failed: Failed) -> None:
+        """Have the proposer write drafts; what looks them up has nothing that sequences share but what they read."""
+        try:
+            self.proposer.propose(seqs, limits)
+        except Exception:
+            if self.proposer.passes:  # of the whole batch
+                raise
+            for seq, limit in zip(seqs, limits, strict=True):
+                seq.draft, seq.parents, seq.lookup = [], [], None
+                try:
+                    self.proposer.propose([seq], [limit])
+                except Exception as error:
+                    fail(failed, seq, error, "drafting")
+
+    def _end(self, failed: Failed) -> None:
+        """End sequences whose draft failed, which are in no step."""
+        for seq, error in failed.items():
+            seq.draft, seq.parents = [], []
+            self._scheduler.fail(seq, error)
 
     def learn(self, plan: StepPlan, results: Rows[ChunkResult], seconds: float, fresh: bool) -> None:
         """What a step gave, before it is committed, and how long it took. A model that drafts follows its prompts.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence as Rows
 
+from quire.core.blame import of_request
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
 from quire.core.speculation import Speculation
@@ -43,8 +44,10 @@ class Outputs:
     def settle(self) -> None:
         """Take the last tokens of sequences that ended, and forget what is too much."""
         for seq in [seq for seq in self._live if seq.status is Status.FINISHED]:
-            self._read(seq)
-            del self._live[seq]
+            try:
+                self._read(seq)
+            finally:  # it is asked once
+                del self._live[seq]
         while self._rows and (len(self._rows) > self._requests or self.held > MOST_HELD):
             row = next(iter(self._rows))
             self.held -= len(row.tokens)
@@ -144,5 +147,10 @@ class Suffix:
 
     def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
         """Outputs are remembered whether or not there are drafts at the moment."""
-        for chunk in plan.chunks:
-            self.outputs.follow(chunk.seq)
+        for place, chunk in enumerate(plan.chunks):
+            try:
+                self.outputs.follow(chunk.seq)
+            except BaseException as error:
+                failure = of_request(error, "drafting")
+                if results:
+                    results[place].error = failure

@@ -11,6 +11,7 @@ from quire.core.request import FinishReason, Output, Request
 from quire.engine.edge.account import SequenceClock
 from quire.engine.edge.metrics import EngineMetrics
 from quire.engine.edge.turns import Turns
+from quire.text.structured.refused import REFUSED
 
 UNREAD = 64 << 10
 """Bytes of a request's outputs that wait for a reader, about, before it is paused: going on again costs a step."""
@@ -125,7 +126,10 @@ class OutputStream:
             self._end(key, in_engine=False)
         if reason in ("error", "abort"):
             message = output.error or f"the engine ended request {output.request_id} ({reason})"
-            self.fail(told_error(output.error_kind, message))
+            error = told_error(output.error_kind, message, output.error_param)
+            request = self._requests[output.request_id]
+            REFUSED.note(request.tenant, request.grammar, error)
+            self.fail(error)
         elif key in self._pending:
             _merge(self._pending[key], output)
             self._pause_if_full(output)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from quire.core.config import ModelConfig
-from quire.core.errors import EngineFailure
+from quire.core.errors import PartFailure
 from quire.core.sequence import Guide as AnyGuide
 from quire.core.sequence import Sequence
 from quire.model.disk.checkpoint import resolve
@@ -40,9 +40,15 @@ class Guiding:
             self._readying.wait(0.02)
 
     def _begin(self, seq: Sequence) -> Future[AnyGuide]:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "grammars")
-        return self._thread.submit(self._make, seq)
+        """Whatever fails here is the future's error: it is of `seq` alone."""
+        try:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "grammars")
+            return self._thread.submit(self._make, seq)
+        except BaseException as error:  # a thread that cannot be started, say
+            failed = Future[AnyGuide]()
+            failed.set_exception(error)
+            return failed
 
     def _make(self, seq: Sequence) -> AnyGuide:
         """The guide of `seq`, which has read what was said of it already (by an engine that died)."""
@@ -52,7 +58,7 @@ class Guiding:
         ends = {*request.eos_token_ids, *params.stop_token_ids}
         guide = Guide(self._grammar(request.grammar), params.max_tokens, ends, request.completion)
         if not guide.follow(seq.tokens, seq.prompt_len):
-            raise EngineFailure("grammar: what was said of this sequence does not follow its grammar")
+            raise PartFailure("grammar: what was said of this sequence does not follow its grammar")
         return guide
 
     def _grammar(self, text: str) -> Grammar:

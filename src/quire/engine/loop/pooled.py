@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from quire.core.blame import of_request
 from quire.core.errors import BadRequest
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request
@@ -27,5 +29,11 @@ def classify(classifier: Tensor | None, outputs: Sequence[Output]) -> None:
     matrix = classifier.numpy().astype(np.float64)
     for output in outputs:
         if output.pooled:
-            row = np.frombuffer(output.pooled, np.float32).astype(np.float64)
-            output.pooled = (matrix * row).sum(1).astype(np.float32).tobytes()
+            try:
+                output.pooled = _classes(matrix, output.pooled)
+            except BaseException as error:
+                output.fail(of_request(error, "pooling"))
+
+
+def _classes(matrix: NDArray[np.float64], vector: bytes) -> bytes:
+    return bytes((matrix * np.frombuffer(vector, np.float32).astype(np.float64)).sum(1).astype(np.float32).tobytes())

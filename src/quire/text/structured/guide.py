@@ -18,7 +18,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from quire.core.errors import BadRequest, EngineFailure
+from quire.core.errors import BadRequest, GrammarTooComplex
 from quire.text.structured.search import LATER, LIMITS, byte_tokenizer, hints_of, shortest
 from quire.text.structured.vocabulary import Vocabulary
 
@@ -287,5 +287,10 @@ class Guide:
             return False
         self._by_token = self._grammar.matchers()[0]
         if not self._by_token.consume_tokens(self.path):
-            raise EngineFailure("structured_outputs: the grammar's matcher does not read again what it had read")
+            reason = (self._by_token.get_error() or "it does not read again what it had read").split("\n")[0]
+            raise GrammarTooComplex(
+                f"structured_outputs: the grammar is too complex to be followed behind {len(self.path)} tokens of its "
+                f"text: {reason[:200]}; make it simpler, with fewer repetitions within repetitions",
+                param="structured_outputs",
+            )
         return True
