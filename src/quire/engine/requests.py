@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import msgspec
 
 from quire.core.config import EngineConfig
-from quire.core.errors import BadRequest, ContextTooLong, GrammarTooComplex
+from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.params import SamplingParams
 from quire.core.pictures import Picture, placeholders
 from quire.core.request import Request
-from quire.core.structured import StructuredOutputsParams
 from quire.engine.client import EngineInfo
 from quire.text.structured.reader import READER, Read
 from quire.text.structured.refused import REFUSED
-from quire.text.structured.vocabulary import Vocabulary, vocabulary_of
+from quire.text.structured.vocabulary import vocabulary_of
 from quire.text.tokenizer import Tokenizer
 
 MAX_BAD_WORDS = 256
@@ -154,19 +154,34 @@ def _beside(info: EngineInfo, ids: Sequence[int], pictures: Sequence[Picture]) -
     return [*text, *ids[at:]]
 
 
-def with_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request, frame: str = "") -> Request:
+def with_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request) -> Request:
     """`request` with the grammar of its structured outputs, and one text of it, which says how short it can be.
 
-    `frame`: what may stand around them (see `Reader.read`).
+    Raises as `ask_grammar` and `add_grammar` do.
+    """
+    asked = ask_grammar(vocab_size, tokenizer, request)
+    return request if asked is None else add_grammar(request, asked.result())
 
-    `BadRequest` naming the field when there is no such grammar, or `max_tokens` cannot hold any text of it.
+
+def ask_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request, frame: str = "") -> Future[Read] | None:
+    """The grammar of a request's structured outputs, to come in its tenant's turn; None where it has none.
+
+    `frame`: what may stand around them (see `Reader.ask`). `BadRequest` naming the field when there is no such grammar;
+    `Overloaded` when too many wait.
     """
     params = request.params
     if params.structured_outputs is None:
-        return request
+        return None
     ends = (*request.eos_token_ids, *params.stop_token_ids)
-    read = _read(request, params.structured_outputs, ends, vocabulary_of(tokenizer, vocab_size), frame)
-    need = len(read.completion)
+    vocabulary = vocabulary_of(tokenizer, vocab_size)
+    return READER.ask(params.structured_outputs, ends, vocabulary, frame, request.tenant)
+
+
+def add_grammar(request: Request, read: Read) -> Request:
+    """`request` with the grammar that was read; `BadRequest` when `max_tokens` cannot hold any text of it, or where an
+    engine could not follow it for this tenant."""
+    REFUSED.check(request.tenant, read.grammar)
+    params, need = request.params, len(read.completion)
     if params.max_tokens is not None and params.max_tokens < need:
         raise BadRequest(
             f"max_tokens: {params.max_tokens} tokens cannot hold any answer of the shape asked for; {need} are needed",
@@ -174,21 +189,6 @@ def with_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request, frame:
         )
     params = msgspec.structs.replace(params, structured_outputs=None)
     return msgspec.structs.replace(request, params=params, grammar=read.grammar, completion=read.completion)
-
-
-def _read(
-    request: Request, asked: StructuredOutputsParams, ends: Sequence[int], vocabulary: Vocabulary, frame: str
-) -> Read:
-    """As `READER.read`; what an engine could not follow is refused, the second time before it is read."""
-    name = f"{frame}\0{asked!r}" if len(REFUSED) else ""
-    REFUSED.check(request.tenant, name)
-    read = READER.read(asked, ends, vocabulary, frame)
-    try:
-        REFUSED.check(request.tenant, read.grammar)
-    except GrammarTooComplex as error:
-        REFUSED.note(request.tenant, name, error)
-        raise
-    return read
 
 
 def ids_of_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

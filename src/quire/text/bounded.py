@@ -7,6 +7,7 @@ frame from it says that it is ready. The end of the socket ends the process, so 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -91,14 +92,14 @@ class BoundedProcess:
             self.close()
             raise Unavailable(f"{program.name} does not start: it ended with code {self._process.returncode}") from None
 
-    def exchange(self, data: bytes, seconds: float) -> Mapping[str, Any]:
+    def exchange(self, data: bytes, seconds: float, wall: float = WALL_SECONDS) -> Mapping[str, Any]:
         """The reply to `data`, for which it has `seconds` of CPU time.
 
-        `TimeoutError` when none comes within `WALL_SECONDS`, `Large`; `Spent` and `Ended` when the process is gone.
+        `TimeoutError` when none comes within `wall` seconds, `Large`; `Spent` and `Ended` when the process is gone.
         """
-        end = time.monotonic() + WALL_SECONDS
+        end = time.monotonic() + wall
         try:
-            self._socket.settimeout(WALL_SECONDS)
+            self._socket.settimeout(wall)
             self._socket.sendall(HEAD.pack(len(data), seconds) + data)
             reply: Mapping[str, Any] = json.loads(self._read_frame(end).decode("utf-8", "surrogatepass"))
         except TimeoutError:
@@ -130,10 +131,33 @@ class BoundedProcess:
     def close(self) -> None:
         """End the process at once."""
         self._socket.close()
-        self._process.kill()
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # with what it forked
         self._process.wait()
 
     def forget(self) -> None:
         """In a fork of the process that started this one: leave it to that."""
         self._socket.close()
         self._process.returncode = 0
+
+
+@dataclass(frozen=True)
+class Done:
+    """Of a job: its reply, None where it exceeded a bound, and the CPU time it took.
+
+    `spent`: the bound was that of CPU time; else memory or the depth of the stack.
+    """
+
+    reply: Mapping[str, Any] | None
+    cpu: float
+    spent: bool = False
+
+
+class JobProcess(BoundedProcess):
+    """One that does jobs by `quire.text.forking`."""
+
+    def do(self, data: bytes, seconds: float, wall: float = WALL_SECONDS) -> Done:
+        """What became of the job `data`, for which there are `seconds` of CPU time; raises as `exchange` does."""
+        told = self.exchange(data, seconds, wall)
+        return Done(told.get("reply"), float(told["cpu"]), told.get("ended") == -signal.SIGPROF)

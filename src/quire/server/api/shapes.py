@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from quire.core.errors import BadRequest
+from quire.core.errors import BadRequest, Overloaded
 from quire.core.request import Request
 from quire.core.structured import KINDS, StructuredOutputsParams, structured
-from quire.engine.requests import with_grammar
+from quire.engine.requests import add_grammar, ask_grammar
 from quire.server.api.protocol import SamplingFields
 from quire.server.service import Service
+from quire.text.structured.reader import PATIENCE, SECONDS
 
 _GUIDED = ("json", "regex", "choice", "grammar")
 _BACKENDS = ("auto", "guidance")
-_READING = ThreadPoolExecutor(2, "quire-grammars")
+_ASKING = ThreadPoolExecutor(2, "quire-asking")
+"""Where what is asked is written down, which takes no long time; who waits for a grammar holds no thread."""
 
 
 class Asked(NamedTuple):
@@ -116,20 +119,34 @@ def _own_name(body: SamplingFields, kind: str) -> str:
 
 
 async def with_grammars(service: Service, body: SamplingFields, asked: Asked, requests: list[Request]) -> list[Request]:
-    """`requests` with the grammar of what they ask, read off the event loop."""
+    """`requests` with the grammar of what they ask, read in other processes, each tenant in its turn.
+
+    `Overloaded` where that takes longer than `PATIENCE`; what was begun goes on, and is known to the next that asks.
+    """
     if asked.shape is None:
         return requests
-    loop = asyncio.get_running_loop()
-    return [await loop.run_in_executor(_READING, _with_grammar, service, body, asked, each) for each in requests]
+    end = asyncio.get_running_loop().time() + PATIENCE
+    return [await _with_grammar(service, body, asked, each, end) for each in requests]
 
 
-def _with_grammar(service: Service, body: SamplingFields, asked: Asked, request: Request) -> Request:
-    size, tokenizer = service.engine.info.vocab_size, service.tokenizer
+async def _with_grammar(service: Service, body: SamplingFields, asked: Asked, request: Request, end: float) -> Request:
     with named(body, asked.param):
         try:
-            return with_grammar(size, tokenizer, request, asked.frame)
+            return await _read(service, request, asked.frame, end)
         except BadRequest as error:
             if not asked.frame or error.param == "max_tokens":
                 raise
-            with_grammar(size, tokenizer, request)  # where the shape is not at fault, what stands around it is: tools
+            await _read(service, request, "", end)  # where the shape is not at fault, what stands around it is: tools
             raise BadRequest(f"tools: {error.message.partition(': ')[2]}", param="tools") from None
+
+
+async def _read(service: Service, request: Request, frame: str, end: float) -> Request:
+    loop, size = asyncio.get_running_loop(), service.engine.info.vocab_size
+    reading = await loop.run_in_executor(_ASKING, ask_grammar, size, service.tokenizer, request, frame)
+    assert reading is not None, "its shape was looked at"
+    try:
+        async with asyncio.timeout_at(end):
+            return add_grammar(request, await asyncio.wrap_future(reading))
+    except TimeoutError:
+        told = f"its grammar was not read within {PATIENCE:g} s, as others are before it; try again in {SECONDS:g} s"
+        raise Overloaded(told, retry_after=math.ceil(SECONDS)) from None

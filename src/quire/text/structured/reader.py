@@ -1,4 +1,4 @@
-"""What requests ask for is read by a process that the kernel bounds (`helper`), once for each thing asked."""
+"""What requests ask for is read by processes that the kernel bounds (`helper`), once for each thing asked."""
 
 from __future__ import annotations
 
@@ -6,20 +6,34 @@ import atexit
 import json
 import os
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from quire.core.errors import BadRequest, Unavailable
+from quire.core.errors import BadRequest, Overloaded, QuireError, Unavailable
 from quire.core.structured import StructuredOutputsParams, refusal
-from quire.text.bounded import BoundedProcess, Ended, Large, Program, Spent
+from quire.text.bounded import Done, Ended, JobProcess, Large, Program, Spent
+from quire.text.structured.turns import Job, Turns
 from quire.text.structured.vocabulary import Vocabulary
 
 SECONDS = 2.0
 """CPU time for one grammar."""
+FIRST_SECONDS = 0.2
+"""CPU time of a first try, where all readers but one are at work on what takes longer. Schemas of a hundred names take
+a tenth of it."""
+READERS = max(3, min(4, os.cpu_count() or 1))
+"""Most processes: one is always for what was not tried yet."""
+WALL_SECONDS = 60.0
+"""Time for an answer: a reader that is that late hangs, as CPU time is bounded by itself."""
+PATIENCE = 4.5
+"""Seconds that a request over HTTP waits for its grammar, its turn and the reading."""
+IDLE_SECONDS = 60.0
+"""Without work, after which a reader ends."""
 MEMORY = 256 << 20
 MAX_BYTES = 64 << 10
 """Longest text of what is asked for."""
@@ -38,91 +52,248 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Reader:
-    """One process, started with the first grammar; any thread may call, and one is served at a time."""
+    """Threads with a process each, begun when there is work for them and ended when there is none; any thread may call.
 
-    def __init__(self) -> None:
-        self._process: BoundedProcess | None = None
-        self._lock = threading.Lock()
-        self._keeping = threading.Lock()
+    Whose turn it is is said by `Turns`. A job is read at once where a reader may take all of `SECONDS` over it, else
+    tried for `FIRST_SECONDS`; if these do not suffice it waits for one that may. So what is read fast waits for
+    `FIRST_SECONDS` of a few others, and never for a bomb.
+    """
+
+    def __init__(self, readers: int = READERS) -> None:
+        self._most = readers
+        self._turns = Turns()
+        self._change = threading.Condition()
+        self._threads = self._idle = self._whole = 0
+        self._closed = False
+        self._processes: set[JobProcess] = set()
+        self._jobs: dict[tuple[str, tuple[bytes, int]], Job] = {}
         self._kept: OrderedDict[tuple[bytes, int], Read | BadRequest] = OrderedDict()
 
     def read(
-        self, asked: StructuredOutputsParams, ends: Iterable[int], vocabulary: Vocabulary, frame: str = ""
+        self,
+        asked: StructuredOutputsParams,
+        ends: Iterable[int],
+        vocabulary: Vocabulary,
+        frame: str = "",
+        tenant: str = "",
     ) -> Read:
+        """What `ask` comes to."""
+        return self.ask(asked, ends, vocabulary, frame, tenant).result()
+
+    def ask(
+        self,
+        asked: StructuredOutputsParams,
+        ends: Iterable[int],
+        vocabulary: Vocabulary,
+        frame: str = "",
+        tenant: str = "",
+    ) -> Future[Read]:
         """The grammar of what is `asked`; `BadRequest` naming the field and the place when there is none.
 
         `ends`: tokens that end a text, and so can be no part of it. `frame`: Lark in which the answer that is asked for
-        is `@answer`, "" = it is all.
+        is `@answer`, "" = it is all. `tenant`: who asks; `Overloaded` where too many of theirs wait. Whoever cancels
+        the future waits no longer; what is being read then is kept all the same.
         """
         kind = asked.kind
         job = {"kind": kind, "value": getattr(asked, kind), "options": _options(asked), "frame": frame}
-        try:
-            text = json.dumps(job, ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise refusal(f"it cannot be written as JSON: {error}", kind) from None
-        size = len(text.encode("utf-8", "surrogatepass"))
-        if size > MAX_BYTES:
-            raise refusal(f"{size} bytes are more than the {MAX_BYTES} that a grammar may have", kind)
+        text = _text(job, kind)
         ends = frozenset(ends)
-        key = (text.encode("utf-8", "surrogatepass"), hash((vocabulary.number, ends)))
-        if (known := self._known(key)) is None:
-            with self._lock:
-                if (known := self._known(key)) is None:
-                    known = self._keep(key, self._found(job, ends, vocabulary))
-        if isinstance(known, BadRequest):
-            raise BadRequest(known.message, param=known.param)
-        return known
+        key = (text, hash((vocabulary.number, ends)))
+        found: Future[Read] = Future()
+        with self._change:
+            if (known := self._known(key)) is not None:
+                _tell(found, known)
+                return found
+            waiting = self._jobs.get((tenant, key))
+            if waiting is None:
+                waiting = Job(tenant, key, job, ends, vocabulary)
+                self._turns.add(waiting, SECONDS)
+                self._jobs[tenant, key] = waiting
+            waiting.asked.append(found)
+            self._call_reader()
+        return found
 
     def _known(self, key: tuple[bytes, int]) -> Read | BadRequest | None:
         """What was found before, so that whoever asks for nonsense again costs nobody anything."""
-        with self._keeping:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        return self._kept.get(key)
 
-    def _keep(self, key: tuple[bytes, int], found: Read | BadRequest) -> Read | BadRequest:
-        with self._keeping:
-            self._kept[key] = found
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return found
+    def _call_reader(self) -> None:
+        """Have somebody take a job."""
+        if self._idle:
+            self._change.notify()
+        elif self._threads < self._most:
+            self._threads += 1
+            threading.Thread(target=self._work, name="quire-grammars", daemon=True).start()
 
-    def _found(self, job: dict[str, Any], ends: frozenset[int], vocabulary: Vocabulary) -> Read | BadRequest:
+    # ------------------------------------------------------------------------------------------------------ of a thread
+
+    def _work(self) -> None:
+        process: JobProcess | None = None
+        while (taken := self._next()) is not None:
+            job, whole = taken
+            found: Read | QuireError | None
+            try:
+                process, found = self._serve(process, job, whole)
+            except Exception as error:
+                found = Unavailable(f"{_PROGRAM.name} fails: {type(error).__name__}: {error}")
+            self._finish(job, whole, found)
+        self._end(process)
+
+    def _next(self) -> tuple[Job, bool] | None:
+        """A job, and whether it may take all of its time; None: there is nothing to be done any more."""
+        end = time.monotonic() + IDLE_SECONDS
+        with self._change:
+            while not self._closed:
+                whole = self._whole < self._most - 1
+                if (job := self._turns.take(whole)) is not None:
+                    self._whole += whole
+                    return job, whole
+                self._idle += 1
+                late = not self._change.wait(end - time.monotonic()) and time.monotonic() >= end
+                self._idle -= 1
+                if late:
+                    break
+            self._threads -= 1
+            return None
+
+    def _serve(
+        self, process: JobProcess | None, job: Job, whole: bool
+    ) -> tuple[JobProcess | None, Read | QuireError | None]:
+        """What is found; None: it takes longer than it may now. And the process for the next one."""
+        with self._change:
+            known = self._known(job.key)
+        if known is not None:
+            return process, known
+        asked = job.job | {"special": list(job.vocabulary.special), "usable": sorted(job.vocabulary.usable(job.ends))}
+        data = json.dumps(asked).encode()
+        seconds = SECONDS if whole else FIRST_SECONDS
+        for last in (False, True):
+            try:
+                process = process or self._begin()
+                done = process.do(data, seconds, WALL_SECONDS)
+                return process, self._found(job, done, whole)
+            except Unavailable as error:
+                return None, error
+            except (Ended, Spent, Large):  # the process itself, by what looks for memory, say
+                self._end(process)
+                process = None
+                if last or self._closed:
+                    return None, Unavailable(f"{_PROGRAM.name} was ended by something else; try again")
+            except TimeoutError:
+                self._end(process)
+                return None, Overloaded(
+                    "no grammar was read in time; the machine is busy: try again in 5 s", retry_after=5
+                )
+        raise AssertionError("returned before")
+
+    def _found(self, job: Job, done: Done, whole: bool) -> Read | BadRequest | None:
+        kind = job.job["kind"]
+        begun = time.thread_time()
         try:
-            return _spelled(job["kind"], self._ask(job, ends, vocabulary), ends, vocabulary)
+            if done.reply is not None:
+                return _spelled(kind, done.reply, job.ends, job.vocabulary)
+            if not done.spent:
+                told = f"it takes more than {MEMORY >> 20} MiB of memory or too deep a stack to read; make it simpler"
+                raise refusal(told, kind)
+            if not whole:
+                return None
+            raise refusal(f"it takes more than {SECONDS:g} s of CPU time to read; make it simpler", kind)
         except BadRequest as error:
             return error
+        finally:
+            with self._change:
+                self._turns.charge(job.tenant, done.cpu + time.thread_time() - begun)
 
-    def _ask(self, job: dict[str, Any], ends: frozenset[int], vocabulary: Vocabulary) -> dict[str, Any]:
-        kind = job["kind"]
-        job = job | {"special": list(vocabulary.special), "usable": sorted(vocabulary.usable(ends))}
-        data = json.dumps(job).encode()
-        process = self._process or BoundedProcess(_PROGRAM)
-        self._process = None
-        try:
-            reply = dict(process.exchange(data, SECONDS))
-        except TimeoutError:
+    def _finish(self, job: Job, whole: bool, found: Read | QuireError | None) -> None:
+        with self._change:
+            self._whole -= whole
+            if found is None:
+                self._turns.put_off(job)
+            else:
+                self._jobs.pop((job.tenant, job.key), None)
+                if isinstance(found, (Read, BadRequest)):
+                    self._kept[job.key] = found
+                    if len(self._kept) > KEPT:
+                        self._kept.popitem(last=False)
+            self._change.notify()  # another may take all of its time now
+        if found is not None:
+            for future in job.asked:
+                _tell(future, found)
+
+    # -------------------------------------------------------------------------------------------------------- processes
+
+    def _begin(self) -> JobProcess:
+        process = JobProcess(_PROGRAM)
+        with self._change:
+            self._processes.add(process)
+        return process
+
+    def _end(self, process: JobProcess | None) -> None:
+        if process is not None:
+            with self._change:
+                self._processes.discard(process)
             process.close()
-            raise Unavailable("no grammar was read in time; the machine is busy") from None
-        except Spent:
-            raise refusal(f"it takes more than {SECONDS:g} s of CPU time to read; make it simpler", kind) from None
-        except (Ended, Large):
-            told = f"it takes more than {MEMORY >> 20} MiB of memory or too deep a stack to read; make it simpler"
-            raise refusal(told, kind) from None
-        self._process = process
-        return reply
 
     def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is not None:
+        """End the processes; nothing is read any more."""
+        with self._change:
+            self._closed = True
+            processes = list(self._processes)
+            self._change.notify_all()
+        for process in processes:
             process.close()
 
     def after_fork(self) -> None:
         """In the child of a fork: start anew, and hold no end of what belongs to the parent."""
-        if self._process is not None:
-            self._process.forget()
-        self.__init__()  # type: ignore[misc]
+        for process in self._processes:
+            process.forget()
+        self.__init__(self._most)  # type: ignore[misc]
+
+
+def _tell(future: Future[Read], found: Read | QuireError) -> None:
+    """Let whoever waits know, if they still do."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(found, Read):
+        future.set_result(found)
+    elif isinstance(found, BadRequest):
+        future.set_exception(BadRequest(found.message, param=found.param))
+    elif isinstance(found, Overloaded):
+        future.set_exception(Overloaded(found.message, retry_after=found.retry_after))
+    else:
+        future.set_exception(Unavailable(found.message))
+
+
+def _text(job: dict[str, Any], kind: str) -> bytes:
+    """What identifies a job; `BadRequest` where it is too long, which is known before all of it is written."""
+    if _has_more_than(MAX_BYTES, job["value"]):
+        raise refusal(f"its bytes are more than the {MAX_BYTES} that a grammar may have", kind)
+    try:
+        text = json.dumps(job, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise refusal(f"it cannot be written as JSON: {error}", kind) from None
+    if len(text) > MAX_BYTES:
+        raise refusal(f"{len(text)} bytes are more than the {MAX_BYTES} that a grammar may have", kind)
+    return text
+
+
+def _has_more_than(most: int, value: Any) -> bool:
+    """Whether there are more values and characters in `value` than `most`."""
+    left, count = [value], 0
+    while left and count <= most:
+        found = left.pop()
+        count += 1
+        if isinstance(found, str):
+            count += len(found)
+        elif isinstance(found, dict):
+            count += len(found)
+            left += (*found, *found.values()) if count <= most else ()
+        elif isinstance(found, list):
+            count += len(found)
+            left += found if count <= most else ()
+    return count > most
 
 
 def _options(asked: StructuredOutputsParams) -> dict[str, Any]:
@@ -130,7 +301,7 @@ def _options(asked: StructuredOutputsParams) -> dict[str, Any]:
     return {name: getattr(asked, name) for name in names}
 
 
-def _spelled(kind: str, reply: dict[str, Any], ends: frozenset[int], vocabulary: Vocabulary) -> Read:
+def _spelled(kind: str, reply: Mapping[str, Any], ends: frozenset[int], vocabulary: Vocabulary) -> Read:
     """The reply with its completion in tokens."""
     if "error" in reply:
         raise refusal(reply["error"], kind)

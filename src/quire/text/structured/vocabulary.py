@@ -35,6 +35,7 @@ class Vocabulary:
         spelled = (b"" if i in hidden else tokenizer.id_to_bytes(i) for i in range(size))
         self._tokens: list[bytes] = list(spelled)
         self._ids = {piece: i for i, piece in reversed(list(enumerate(self._tokens))) if 0 < len(piece) <= LONGEST}
+        self._single = {piece[0]: i for piece, i in self._ids.items() if len(piece) == 1}
         self._numbers = {256 + place: i for place, i in enumerate(self.special.values())}
         self._bytes = {i: byte for byte, i in self._numbers.items()}
         self._lock = Lock()
@@ -58,7 +59,7 @@ class Vocabulary:
 
     def usable(self, ends: Collection[int] = ()) -> frozenset[int]:
         """Bytes that a token spells which is none of `ends`: of these any text can be made."""
-        return frozenset(piece[0] for piece, token in self._ids.items() if len(piece) == 1 and token not in ends)
+        return frozenset(byte for byte, token in self._single.items() if token not in ends)
 
     def fewest(self, spelled: list[int], ends: Collection[int] = ()) -> list[int] | None:
         """The fewest tokens but `ends` for these byte tokens; None where there are none. O(LONGEST) a byte."""
