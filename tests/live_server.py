@@ -46,11 +46,17 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 
 
 class LiveServer:
-    """What a test talks to."""
+    """What a test talks to. `tools`: another tokenizer and template than the embedded model's."""
 
-    def __init__(self, stub: StubEngine, options: ServerOptions, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        stub: StubEngine,
+        options: ServerOptions,
+        config: EngineConfig | None = None,
+        tools: tuple[Tokenizer, ChatTemplate] | None = None,
+    ) -> None:
         self.stub = stub
-        self.tokenizer, self.template = text_tools()
+        self.tokenizer, self.template = tools or text_tools()
         self.engine = AsyncEngine(stub)
         app = self.app = create_app(self.engine, self.tokenizer, self.template, options, config)
         self.service: Service = app.state.service
@@ -107,10 +113,12 @@ class LiveServer:
 
 
 @contextlib.contextmanager
-def live(stub: StubEngine | None = None, **options: Any) -> Iterator[LiveServer]:
+def live(
+    stub: StubEngine | None = None, tools: tuple[Tokenizer, ChatTemplate] | None = None, **options: Any
+) -> Iterator[LiveServer]:
     """A running server, stopped at the end; `options` are its own and its engine's."""
     own = {name: options.pop(name) for name in ServerOptions.__struct_fields__ if name in options}
-    server = LiveServer(stub or StubEngine(), ServerOptions(port=0, **own), flat_config(**options))
+    server = LiveServer(stub or StubEngine(), ServerOptions(port=0, **own), flat_config(**options), tools)
     server.start()
     try:
         yield server

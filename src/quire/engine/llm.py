@@ -20,7 +20,16 @@ from quire.engine.loop.outputs import RequestBuilder, RequestOutput
 from quire.engine.options import engine_config
 from quire.engine.pooled import PoolingCalls, listed
 from quire.engine.prompting import Message, Prompt, PromptReader, conversations
-from quire.engine.requests import Seeds, ids_of_words, make_request, room, sampling_defaults, with_grammar
+from quire.engine.requests import (
+    Seeds,
+    continued,
+    ids_of_words,
+    make_request,
+    room,
+    sampling_defaults,
+    with_grammar,
+)
+from quire.text.detokenizer import continuation
 from quire.text.structured.refused import REFUSED
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -176,7 +185,7 @@ class LLM(PoolingCalls):
                 [
                     BeamSearchSequence(
                         tokens=[*prompt, *beam.tokens],
-                        text=tokenizer.decode(beam.tokens[:-1] if beam.ended else beam.tokens),
+                        text=continuation(tokenizer, prompt, beam.tokens[:-1] if beam.ended else beam.tokens),
                         cum_logprob=beam.logprob,
                         finish_reason="stop" if beam.ended else "length",
                     )
@@ -241,7 +250,7 @@ class LLM(PoolingCalls):
         if tokenizer is not None:
             request = with_grammar(self.info.vocab_size, tokenizer, request)
         shown = self._reader.preparer.shown(*encoded) if encoded.pictures else None
-        return RequestBuilder(request, text, tokenizer, shown)
+        return RequestBuilder(request, text, tokenizer, continued(self.info, request.prompt), shown)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         """(text or None, token ids) of one prompt without pictures."""

@@ -56,6 +56,11 @@ def held(info: EngineInfo, prompt_tokens: int) -> int:
     return prompt_tokens if info.opening is None else info.opening.lead(prompt_tokens) + 1
 
 
+def continued(info: EngineInfo, prompt: Sequence[int]) -> Sequence[int]:
+    """The tokens that an output goes on behind: the prompt, or none where an encoder reads that."""
+    return prompt if info.opening is None else ()
+
+
 def room(info: EngineInfo, prompt_tokens: int, param: str = "prompt") -> int:
     """How many tokens can follow a prompt, which came as the field `param`; `BadRequest` when none can."""
     if prompt_tokens == 0:

@@ -17,6 +17,7 @@ from quire.engine.loop.outputs import CompletionOutput
 from quire.engine.pooled import listed
 from quire.search.result import Candidate, Meter, SearchResult, check_count, ids_of
 from quire.search.verify import Verifier, judged
+from quire.text.detokenizer import continuation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,7 @@ def _grown(llm: LLM, tree: _Tree, path: _Path, step: CompletionOutput, how: Step
         ended = None if len(tokens) < room and step.token_ids else "length"
     if ended == "stop" and isinstance(step.stop_reason, str):  # the caller's own, which is no part of the text
         return _Path(tokens, path.text + step.text.removesuffix(step.stop_reason), 0.0, ended)
-    return _Path(tokens, llm.get_tokenizer().decode(list(tokens)), 0.0, ended)
+    return _Path(tokens, continuation(llm.get_tokenizer(), tree.prompt, tokens), 0.0, ended)
 
 
 def _keep(tree: _Tree, verifier: Verifier, width: int) -> None:

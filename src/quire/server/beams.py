@@ -14,6 +14,7 @@ from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.edge.streams import OutputStream
 from quire.server.api.replies import CacheReport, Usage, details
 from quire.server.generation import Piece
+from quire.text.detokenizer import continuation
 from quire.text.tokenizer import Tokenizer
 
 
@@ -53,15 +54,15 @@ class Beams:
             except StopIteration as end:
                 found = end.value
         yield [
-            self._piece(i * self._params.beam_width + j, b)
+            self._piece(i * self._params.beam_width + j, prompts[i], b)
             for i, beams in enumerate(found)
             for j, b in enumerate(beams)
         ]
 
-    def _piece(self, choice: int, beam: Beam) -> Piece:
+    def _piece(self, choice: int, prompt: Sequence[int], beam: Beam) -> Piece:
         reason = self._reasons[choice] = "stop" if beam.ended else "length"
         self._made += len(beam.tokens)
-        text = self._tokenizer.decode(list(beam.tokens[:-1] if beam.ended else beam.tokens))
+        text = continuation(self._tokenizer, prompt, beam.tokens[:-1] if beam.ended else beam.tokens)
         return Piece(choice, text, list(beam.tokens), [], None, reason)
 
     async def _step(self, rows: list[tuple[int, ...]]) -> Tails:

@@ -14,6 +14,7 @@ from msgspec import UNSET
 from quire.core.request import Miss, Output, Request, TokenLogprob
 from quire.engine.edge.account import Moments, Timings, moments, timings
 from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.requests import continued
 from quire.server.api.replies import CacheReport, CompletionTokens, Usage, details
 from quire.text.detokenizer import OutputText
 from quire.text.tokenizer import Tokenizer
@@ -46,9 +47,9 @@ class Piece:
 class _Choice:
     """The text state of one sequence."""
 
-    def __init__(self, number: int, request: Request, tokenizer: Tokenizer, shown: frozenset[int]) -> None:
+    def __init__(self, number: int, text: OutputText) -> None:
         self.number = number
-        self._text = OutputText(tokenizer, request.params, shown)
+        self._text = text
         self.tokens = self.drafted = self.accepted = 0
         self.done = False
 
@@ -108,9 +109,10 @@ class Generation:
         self._stream = engine.submit(requests)
         self._choices: dict[tuple[str, int], _Choice] = {}
         for request in requests:
+            prompt = continued(engine.info, request.prompt)
             for index in range(request.params.n):
-                key = (request.id, index)
-                self._choices[key] = _Choice(len(self._choices), request, tokenizer, shown)
+                text = OutputText(tokenizer, request.params, shown, prompt)
+                self._choices[request.id, index] = _Choice(len(self._choices), text)
         self._cached = dict.fromkeys((r.id for r in requests), 0)
         self._misses: dict[str, Miss] = {}
 

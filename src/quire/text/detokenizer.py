@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import NamedTuple, Protocol
 
 from quire.core.params import SamplingParams
@@ -15,6 +16,8 @@ _MAX_PENDING = 16
 """Tokens held back at most for a character that does not complete."""
 _CHARACTER = 4
 """Bytes, and so tokens, of the longest character in UTF-8."""
+_BEFORE = 8
+"""Tokens of the prompt that its continuation is decoded behind: a decoder treats the first of a text differently."""
 
 
 class Detokenizer(Protocol):
@@ -26,13 +29,23 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For byte-level tokenizers: concatenated bytes through an incremental UTF-8 decoder. Exact, O(1) per token."""
+    """For byte-level tokenizers: concatenated bytes through an incremental UTF-8 decoder. Exact, O(1) per token.
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> None:
+    `prompt`: the tokens before; a character that they begin belongs to what follows.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool,
+        shown: frozenset[int] = frozenset(),
+        prompt: Sequence[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.push(_last(tokenizer, prompt, skip_special_tokens, shown))
 
     def push(self, ids: Sequence[int]) -> str:
         """The characters that `ids` complete."""
@@ -49,8 +62,8 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """For any tokenizer: decode a short window with and without the new tokens, and emit the difference.
 
-    The window starts one emission back, so that a decoder that treats the first token of a text differently (leading
-    space of SentencePiece) sees the same first token both times.
+    The window starts one emission back, at first with the last tokens of `prompt`, so that a decoder that treats the
+    first token of a text differently (leading space of SentencePiece) sees the same first token both times.
     """
 
     def __init__(
@@ -59,13 +72,14 @@ class WindowDetokenizer:
         skip_special_tokens: bool,
         spaces_between_special_tokens: bool,
         shown: frozenset[int] = frozenset(),
+        prompt: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._shown = shown
         self._spaces = spaces_between_special_tokens
-        self._window: list[int] = []
-        self._read = 0
+        self._window = _last(tokenizer, prompt, skip_special_tokens, shown)
+        self._read = len(self._window) - _unfinished(tokenizer, self._window)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, self._skip and not self._shown, self._spaces)
@@ -106,30 +120,119 @@ def _unskipped(tokenizer: Tokenizer, ids: Sequence[int], skip: bool, shown: froz
     return [i for i in ids if i in shown or not tokenizer.is_special(i)] if skip else ids
 
 
+def _last(tokenizer: Tokenizer, prompt: Sequence[int], skip: bool, shown: frozenset[int]) -> list[int]:
+    """The last tokens of `prompt` that have a text, from the beginning of a character on."""
+    found: list[int] = []
+    for i in reversed(prompt):
+        if len(found) >= _BEFORE + _CHARACTER or (len(found) >= _BEFORE and not _goes_on(tokenizer, found[-1])):
+            break
+        if tokenizer.id_to_bytes(i) and (not skip or i in shown or not tokenizer.is_special(i)):
+            found.append(i)
+    return found[::-1]
+
+
+def _goes_on(tokenizer: Tokenizer, token: int) -> bool:
+    """Whether the token begins within a character."""
+    return tokenizer.id_to_bytes(token)[0] & 0xC0 == 0x80
+
+
+def _unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    """How many tokens at the end of `ids` have a part in a character that is not complete."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(b"".join(map(tokenizer.id_to_bytes, ids)))
+    left, count = len(decoder.getstate()[0]), 0
+    while left > 0:
+        count += 1
+        left -= len(tokenizer.id_to_bytes(ids[-count]))
+    return count
+
+
+def detokenizer(
+    tokenizer: Tokenizer,
+    skip_special_tokens: bool,
+    spaces_between_special_tokens: bool = True,
+    shown: frozenset[int] = frozenset(),
+    prompt: Sequence[int] = (),
+) -> Detokenizer:
+    """The detokenizer for what follows `prompt`: the prompt's text and what it returns are the text of all tokens."""
+    if tokenizer.byte_level:
+        return ByteDetokenizer(tokenizer, skip_special_tokens, shown, prompt)
+    return WindowDetokenizer(tokenizer, skip_special_tokens, spaces_between_special_tokens, shown, prompt)
+
+
+def continuation(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """The text of `ids` behind `prompt`, without special tokens."""
+    text = detokenizer(tokenizer, True, prompt=prompt)
+    return text.push(ids) + text.flush()
+
+
+def prompt_text(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
+    """The text of a prompt that is continued, with special tokens, without a character that it only begins."""
+    unfinished = _unfinished(tokenizer, _last(tokenizer, prompt, False, frozenset()))
+    if unfinished and tokenizer.byte_level:
+        return tokenizer.decode(prompt, skip_special_tokens=False).removesuffix(_REPLACEMENT)
+    return tokenizer.decode(prompt[: len(prompt) - unfinished], skip_special_tokens=False)
+
+
+class Offsets:
+    """Where tokens begin in the text that `detokenizer` makes of them; `start`: characters before them."""
+
+    def __init__(self, detokenizer: Detokenizer, start: int = 0) -> None:
+        self._detokenizer = detokenizer
+        self._at = start
+
+    def push(self, ids: Sequence[int]) -> list[int]:
+        """The characters before each of `ids`. Tokens of one character begin where that does."""
+        found = []
+        for i in ids:
+            found.append(self._at)
+            self._at += len(self._detokenizer.push([i]))
+        return found
+
+
 class StopStrings:
     """Watches a growing text for the first of several strings to be completed.
 
     The one that ends first wins, among equals the longest: what a character-by-character reader would see, so the
-    result does not depend on how the text was cut into pieces.
+    result does not depend on how the text was cut into pieces. Strings of `special` have special tokens in them and
+    are found in a text with those that are hidden, the others in what is seen.
     """
 
-    def __init__(self, stops: tuple[str, ...], include: bool) -> None:
+    def __init__(self, stops: tuple[str, ...], include: bool, special: frozenset[str] = frozenset()) -> None:
         self._stops = stops
         self._include = include
+        self._special = special
         self._held = ""
+        self._seen = b""
+        """Of each character held whether it is seen (1) or hidden (0)."""
 
-    def push(self, text: str, final: bool) -> tuple[str, str | None]:
+    def push(self, text: str, final: bool, hidden: bool = False) -> tuple[str, str | None]:
         """Text to show now, and the stop string if one is complete; a possible beginning of one is held back."""
         if not self._stops:
-            return text, None
-        text = self._held + text
-        hits = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+            return "" if hidden else text, None
+        text, seen = self._held + text, self._seen + bytes([not hidden]) * len(text)
+        views = list(self._views(text, seen))
+        hits = [
+            (places[at + len(stop) - 1], places[at], stop)
+            for stop, view, places in views
+            if (at := view.find(stop)) >= 0
+        ]
         if hits:
-            end, start, stop = min(hits)
-            return text[: end if self._include else start], stop
-        keep = 0 if final else max(self._overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], None
+            _, start, stop = min(hits)
+            return "".join(compress(text[:start], seen)) + (stop if self._include else ""), stop
+        keep = len(text)
+        for stop, view, places in () if final else views:
+            overlap = self._overlap(view, stop)
+            keep = min(keep, places[len(view) - overlap]) if overlap else keep
+        self._held, self._seen = text[keep:], seen[keep:]
+        return "".join(compress(text[:keep], seen)), None
+
+    def _views(self, text: str, seen: bytes) -> Iterator[tuple[str, str, Sequence[int]]]:
+        """Each stop string, the text that it is looked for in, and where in `text` the characters of that are."""
+        whole = range(len(text))
+        visible, places = (text, whole) if 0 not in seen else ("".join(compress(text, seen)), [*compress(whole, seen)])
+        for stop in self._stops:
+            yield (stop, text, whole) if stop in self._special else (stop, visible, places)
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
@@ -141,16 +244,24 @@ class StopStrings:
 
 
 class TextStream:
-    """The text of one sequence's output. Push its tokens, without the one that ended it unless that shall be shown."""
+    """The text of one sequence's output. Push its tokens, without the one that ended it unless that shall be shown.
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, shown: frozenset[int] = frozenset()) -> None:
-        skip = params.skip_special_tokens
-        self._detokenizer: Detokenizer = (
-            ByteDetokenizer(tokenizer, skip, shown)
-            if tokenizer.byte_level
-            else WindowDetokenizer(tokenizer, skip, params.spaces_between_special_tokens, shown)
-        )
-        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+    `prompt`: the tokens that are continued; `shown`: special tokens that are text although others are skipped.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        shown: frozenset[int] = frozenset(),
+        prompt: Sequence[int] = (),
+    ) -> None:
+        skip, spaces = params.skip_special_tokens, params.spaces_between_special_tokens
+        self._tokenizer, self._shown = tokenizer, shown
+        self._detokenizer = detokenizer(tokenizer, skip, spaces, shown, prompt)
+        special = frozenset(stop for stop in params.stop if skip and tokenizer.has_special(stop))
+        self._stops = StopStrings(params.stop, params.include_stop_str_in_output, special)
+        self._hidden = bool(special)
         self._unchecked = params.min_tokens
         self.stopped_by: str | None = None
 
@@ -159,16 +270,27 @@ class TextStream:
 
         `final`: no more tokens will come, so nothing is held back any longer.
         """
-        if self.stopped_by is not None:
-            return "", self.stopped_by
+        parts = [[i] for i in ids] if self._hidden else [ids]
+        text = ""
+        for i, part in enumerate(parts or [[]], 1):
+            if self.stopped_by is None:
+                text += self._push(part, final and i >= len(parts))
+        return text, self.stopped_by
+
+    def _push(self, ids: Sequence[int], final: bool) -> str:
         text = self._detokenizer.push(ids)
         if final:
             text += self._detokenizer.flush()
         if self._unchecked > 0:  # stop strings count only in what follows the first `min_tokens` tokens
             self._unchecked -= len(ids)
-            return text, None
-        text, self.stopped_by = self._stops.push(text, final)
-        return text, self.stopped_by
+            return text
+        hidden = bool(self._hidden and ids and not _unskipped(self._tokenizer, ids, True, self._shown))
+        text, self.stopped_by = self._stops.push(text, final and not hidden)
+        if hidden and self.stopped_by is None:
+            special = self._tokenizer.id_to_text(ids[0])
+            more, self.stopped_by = self._stops.push(special, final, hidden=True)
+            text += more
+        return text
 
 
 class Growth(NamedTuple):
@@ -187,15 +309,19 @@ class OutputText:
     """One sequence's text as the engine's outputs come; none where there is no `tokenizer`.
 
     The engine knows no stop strings: its "stop" means that the last token ended the text, and is no part of it unless
-    that was asked for, or a grammar ended with it. `shown`: special tokens that are text although others are skipped,
-    as markers of calls are.
+    that was asked for, or a grammar ended with it. `prompt`: the tokens that are continued. `shown`: special tokens
+    that are text although others are skipped, as markers of calls are.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, params: SamplingParams, shown: frozenset[int] = frozenset()
+        self,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        shown: frozenset[int] = frozenset(),
+        prompt: Sequence[int] = (),
     ) -> None:
         self._params = params
-        self._stream = None if tokenizer is None else TextStream(tokenizer, params, shown)
+        self._stream = None if tokenizer is None else TextStream(tokenizer, params, shown, prompt)
 
     def push(self, output: Output) -> Growth:
         """With stop strings token by token, so that the end does not depend on how outputs were merged."""

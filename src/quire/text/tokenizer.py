@@ -25,6 +25,8 @@ CUT = "\ufdd0"
 """A noncharacter (Unicode reserves it for use inside programs) that `escape` puts into text to break special tokens."""
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MAX_REMEMBERED = 1024
+"""Texts of which it is remembered whether they have special tokens."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
@@ -52,6 +54,7 @@ class Tokenizer:
         self._normalized = [t.content for t in added.values() if t.special and t.normalized]
         self._cut_id = self._add_cut()
         self._bytes: dict[int, bytes] = {}  # looked up once per generated token
+        self._has_special: dict[str, bool] = {}  # looked up once per stop string and choice
         self.bos_id = self._named_id("bos_token")
         self.eos_id = self._named_id("eos_token")
 
@@ -134,6 +137,17 @@ class Tokenizer:
             ids = [i for i in ids if i != self._cut_id]
         return ids
 
+    def offsets(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Where in `text` each token of `encode` begins: the characters that the tokens before it cover whole."""
+        with _raising(BadRequest, "the text cannot be encoded"):
+            found = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        places, end = [0], 0
+        for i, added, (start, stop) in zip(found.ids, found.special_tokens_mask, found.offsets, strict=True):
+            if i != self._cut_id:
+                places.append(end if added or start == stop else max(places[-1], min(start, end)))
+            end = max(end, stop)
+        return places[1:]
+
     def least_tokens(self, text: str) -> int:
         """Tokens that `text` has at least, by its size alone; 0 where that tells nothing."""
         most = self._most_bytes
@@ -199,6 +213,15 @@ class Tokenizer:
         """Whether `skip_special_tokens` leaves this id out."""
         content = self._added.get(token)
         return content is not None and content in self.special
+
+    def has_special(self, text: str) -> bool:
+        """Whether the string of a special token is in `text`."""
+        found = self._has_special.get(text)
+        if found is None:
+            if len(self._has_special) >= MAX_REMEMBERED:
+                self._has_special.clear()
+            found = self._has_special[text] = any(content in text for content in self.special if content)
+        return found
 
     def id_to_bytes(self, token: int) -> bytes:
         """The bytes an id stands for: exactly, if `byte_level`; else those of its text in the middle of a sentence."""

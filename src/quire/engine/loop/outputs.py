@@ -84,11 +84,17 @@ class RequestOutput:
 class RequestBuilder:
     """Collects the outputs of one request. `text` is the prompt's text where there was one.
 
-    `shown`: the ids of a prompt with pictures, as the vocabulary knows them.
+    `prompt`: the tokens that the output continues; `shown`: the ids of a prompt with pictures, as the vocabulary knows
+    them.
     """
 
     def __init__(
-        self, request: Request, text: str | None, tokenizer: Tokenizer | None, shown: list[int] | None = None
+        self,
+        request: Request,
+        text: str | None,
+        tokenizer: Tokenizer | None,
+        prompt: Sequence[int],
+        shown: list[int] | None = None,
     ) -> None:
         self.request = request
         self._text, self._shown = text, shown
@@ -98,7 +104,7 @@ class RequestBuilder:
             CompletionOutput(index=i, cumulative_logprob=0.0 if want else None, logprobs=[] if want else None)
             for i in range(request.params.n)
         ]
-        self._texts = [OutputText(self._tokenizer, request.params) for _ in self.outputs]
+        self._texts = [OutputText(self._tokenizer, request.params, prompt=prompt) for _ in self.outputs]
         self._prompt_logprobs: list[TokenLogprob] = []
         self._cached = 0
         self._guessed = [(0, 0)] * request.params.n

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
-from quire.engine.requests import Encoded, check_size
+from quire.engine.requests import Encoded, check_size, continued
 from quire.engine.sources import Source
 from quire.server.api.answer import respond
 from quire.server.api.convert import (
@@ -35,6 +35,7 @@ from quire.server.http.body import off_loop
 from quire.server.keys import Tenant
 from quire.server.media import Held
 from quire.server.service import Service
+from quire.text.detokenizer import Offsets, detokenizer, prompt_text
 from quire.text.infill import ends_of, format_of, infill
 
 
@@ -159,16 +160,20 @@ class _Writer(Writer[CompletionRequest]):
     def part(self, state: State, piece: Piece) -> CompletionChoice:
         """A piece of a continuation, or all of it."""
         text, entries, prompt = piece.text, list[TokenLogprob | int](piece.logprobs), self.prompt(piece.choice)
+        echo = self._echo_text(piece.choice) if self.opens(state) else ""
         if self.opens(state):
-            text = self._echo_text(piece.choice) + text
             found = self.prompt_logprobs.get(self.prompt_of(piece.choice), [])
             entries = [*prompt[: len(prompt) - len(found)], *found, *entries]
         logprobs: CompletionLogprobs | None = None
         if self.body.logprobs is not None:
-            logprobs, state.offset = self.logprobs.completion(entries, self.body.logprobs, state.offset)
+            offsets = self._prompt_offsets(piece.choice) if self.opens(state) else []
+            if state.offsets is None:
+                state.offsets = self._offsets(piece.choice, len(echo))
+            offsets += state.offsets.push([item.token for item in piece.logprobs])
+            logprobs = self.logprobs.completion(entries, self.body.logprobs, offsets)
         return CompletionChoice(
             index=piece.choice,
-            text=text,
+            text=echo + text,
             logprobs=logprobs,
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
@@ -192,10 +197,31 @@ class _Writer(Writer[CompletionRequest]):
 
     def _echo_text(self, choice: int) -> str:
         """The prompt as it was sent, or the text of its tokens if those were sent or some were cut off."""
-        number, sent = self.prompt_of(choice), self.body.prompt
-        if self.body.truncate_prompt_tokens is None:
-            if isinstance(sent, str):
-                return sent
-            if isinstance(sent[number], str):
-                return str(sent[number])
-        return self.service.tokenizer.decode(self.prompt(choice), skip_special_tokens=False)
+        sent, prompt, tokenizer = self._sent(choice), self.prompt(choice), self.service.tokenizer
+        if sent is not None:
+            return sent
+        if self._echo_only:
+            return tokenizer.decode(prompt, skip_special_tokens=False)
+        return prompt_text(tokenizer, prompt)
+
+    def _sent(self, choice: int) -> str | None:
+        """The prompt as it was sent; None if that was tokens or some were cut off."""
+        sent = self.body.prompt
+        if self.body.truncate_prompt_tokens is not None:
+            return None
+        found = sent if isinstance(sent, str) else sent[self.prompt_of(choice)]
+        return found if isinstance(found, str) else None
+
+    def _prompt_offsets(self, choice: int) -> list[int]:
+        """Where the prompt's tokens begin in the echoed text."""
+        sent, prompt, tokenizer = self._sent(choice), self.prompt(choice), self.service.tokenizer
+        if sent is not None:
+            return tokenizer.offsets(sent, self.body.add_special_tokens is not False)
+        return Offsets(detokenizer(tokenizer, False)).push(prompt)
+
+    def _offsets(self, choice: int, start: int) -> Offsets:
+        """Where tokens begin that continue a text of `start` characters."""
+        request = self.generation.requests[self.prompt_of(choice)]
+        prompt, params = continued(self.service.engine.info, request.prompt), request.params
+        skip, spaces = params.skip_special_tokens, params.spaces_between_special_tokens
+        return Offsets(detokenizer(self.service.tokenizer, skip, spaces, prompt=prompt), start)

@@ -47,20 +47,16 @@ class LogprobWriter:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def completion(
-        self, items: Sequence[TokenLogprob | int], count: int, offset: int
-    ) -> tuple[CompletionLogprobs, int]:
-        """The parallel lists of /v1/completions for tokens whose text starts at character `offset`; the next offset.
+    def completion(self, items: Sequence[TokenLogprob | int], count: int, offsets: list[int]) -> CompletionLogprobs:
+        """The parallel lists of /v1/completions for tokens that begin at the characters `offsets` of the text.
 
         A bare id is a token without a log-probability: the first of an echoed prompt.
         """
-        out = CompletionLogprobs()
+        out = CompletionLogprobs(text_offset=offsets)
         for item in items:
             token = item if isinstance(item, int) else item.token
             name = self.name(token)
             out.tokens.append(name)
-            out.text_offset.append(offset)
-            offset += len(name)
             if isinstance(item, int):
                 out.token_logprobs.append(None)
                 out.top_logprobs.append(None)
@@ -71,7 +67,7 @@ class LogprobWriter:
             top.setdefault(name, _nats(item.logprob))
             out.token_logprobs.append(_nats(item.logprob))
             out.top_logprobs.append(top)
-        return out, offset
+        return out
 
     def chat(self, items: Sequence[TokenLogprob], count: int) -> ChatLogprobs:
         """The list of /v1/chat/completions."""

@@ -23,6 +23,7 @@ from quire.server.http.pieces import encode
 from quire.server.http.sse import event
 from quire.server.reports import report
 from quire.server.service import Service
+from quire.text.detokenizer import Offsets
 
 Body = TypeVar("Body", bound=SamplingFields)
 Choices = list[Any]
@@ -33,7 +34,7 @@ TOKEN_BYTES = 4
 
 @dataclass(slots=True)
 class State:
-    """What one choice has collected. `begun`: something of it was written; `offset`: characters of text before."""
+    """What one choice has collected. `begun`: something of it was written; `offsets`: where tokens are in the text."""
 
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -41,7 +42,7 @@ class State:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     begun: bool = False
-    offset: int = 0
+    offsets: Offsets | None = None
 
     def add(self, piece: Piece) -> None:
         """Keep `piece` for the reply."""
