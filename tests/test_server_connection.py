@@ -5,8 +5,12 @@ T4, with test_content_type_encoding_and_size of test_server_refusals.py; tiny ch
 
 from __future__ import annotations
 
+import gc
 import socket
+import struct
 import time
+import weakref
+from typing import Any
 
 import pytest
 
@@ -205,3 +209,69 @@ def test_the_system_waits_for_a_vanished_machine_as_long_as_for_a_reader_and_kee
         sock = connection.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 64 << 10
+
+
+def test_connect_is_refused_plainly_wherever_it_stands(caplog: pytest.LogCaptureFixture) -> None:
+    head = b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with live(keep_alive_timeout=1) as server:
+        for target in (b"a:1", b"/x", b"[::1]:443"):
+            got = raw(server, b"CONNECT " + target + head)
+            assert got.startswith("HTTP/1.1 405") and "no proxy" in got and "connection: close" in got
+        both = raw(server, b"GET /livez" + head + b"CONNECT a:1" + head)
+        assert both.startswith("HTTP/1.1 200") and "HTTP/1.1 405" in both
+        for target in (b"http://[::1", b"?x", b"http://h", b"/\xff"):
+            assert raw(server, b"GET " + target + head).startswith("HTTP/1.1 400"), target
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
+def test_another_protocol_is_not_taken_and_nothing_of_a_request_is_lost(
+    protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    up = f"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n".encode()
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    kind = b"Content-Type: application/json\r\n"
+    post = b"POST /v1/completions HTTP/1.1\r\n" + up + kind
+    with live(keep_alive_timeout=1) as server:
+        sized = post + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        chunked = post + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        get = b"GET /version HTTP/1.1\r\n" + up + b"\r\n"
+        got = raw(server, get * 300 + sized + chunked + get)
+        assert got.count("HTTP/1.1 200") == 303 and got.count('"text"') == 2
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5.0) as sock:
+            for at in range(0, len(sized), 40):
+                sock.sendall(sized[at : at + 40])
+                time.sleep(0.005)
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+    assert "pip install" not in caplog.text and "upgrade" not in caplog.text.lower()
+
+
+def test_a_connection_that_is_reset_after_its_answer_leaves_no_timer() -> None:
+    with live(keep_alive_timeout=60) as server:
+        made = weakref.WeakSet[Any]()
+        before = LimitedProtocol.connection_made
+
+        def seen(self: LimitedProtocol, transport: Any) -> None:
+            made.add(self)
+            before(self, transport)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LimitedProtocol, "connection_made", seen)
+            for _ in range(20):
+                sock = socket.create_connection(("127.0.0.1", server.port), timeout=5.0)
+                sock.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.close()
+            wait_until(lambda: not server.server.server_state.connections)
+        gc.collect()
+        assert len(made) <= 1, "a timer held the others, which nobody will use again"
+
+
+def test_fractions_of_a_second_keep_a_connection() -> None:
+    with live(keep_alive_timeout=0.5) as server, socket.create_connection(("127.0.0.1", server.port), 5.0) as sock:
+        for pause in (0.0, 0.15):
+            time.sleep(pause)
+            sock.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+        assert sock.recv(1) == b"", "and then it ends"

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from quire.core.config import EngineConfig
-from quire.core.errors import QuireError
+from quire.core.errors import ConfigError, QuireError
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.server.api.adapters import load_lora_adapter, unload_lora_adapter
 from quire.server.api.chat import create_chat_completion
@@ -35,6 +35,7 @@ from quire.server.http.dialects import dialect_of
 from quire.server.http.door import Door
 from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.middleware import Gateway
+from quire.server.http.paths import route_path
 from quire.server.http.watchers import watchers
 from quire.server.options import ServerOptions
 from quire.server.playground import pages
@@ -104,6 +105,9 @@ def assembled(
     app.add_exception_handler(QuireError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     for route in routes:
+        if options.root_path and route.path.startswith(f"{options.root_path}/"):
+            told = "is the beginning of a path of the server's own, as"
+            raise ConfigError(f"--root-path {options.root_path} {told} {route.path}; choose another", param="root_path")
         _add(app, route)
     app.routes.extend(shown)
     app.openapi = partial(described, app, app.openapi, options.strict)  # type: ignore[method-assign]
@@ -144,7 +148,7 @@ def _add(app: FastAPI, route: Bound) -> None:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuireError)
-    body = dialect_of(request.url.path).error(error)
+    body = dialect_of(route_path(request.scope)).error(error)
     response = Response(body, error.status, media_type="application/json")
     response.raw_headers.extend(error_headers(error))
     return response
@@ -154,7 +158,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """The router's own refusals, in OpenAI's shape."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        path = request.url.path[:200]
+        path = route_path(request.scope)[:200]
         refusal = HttpError(404, f"there is no route {path!r}; /openapi.json lists all", code="not_found")
     elif error.status_code == 405:
         refusal = HttpError(405, f"{request.method} is not offered here", code="method_not_allowed")

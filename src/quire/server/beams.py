@@ -32,6 +32,7 @@ class Beams:
         self._stream: OutputStream | None = None
         self._cached = dict.fromkeys((r.id for r in requests), 0)
         self._made = 0
+        self._drawn = dict.fromkeys(self._cached, 0)
         self._reasons: list[str | None] = [None] * self.count
         self._one = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, detokenize=False)
 
@@ -77,6 +78,7 @@ class Beams:
         finally:
             self._stream.close()
         for child in children:
+            self._drawn[self._owner(child.prompt, owners).id] += 1
             owner = owners.get(child.prompt)
             if owner is not None:
                 self._cached[owner.id] = found[child.id].cached_tokens
@@ -95,8 +97,10 @@ class Beams:
                      prompt_tokens_details=cached)  # fmt: skip
 
     def timings(self, request: Request | None = None) -> Timings:
-        """Nothing is known of the whole: its steps are requests of their own."""
-        return timings((), sum(len(each.prompt) for each in ((request,) if request else self.requests)))
+        """Tokens alone are known of the whole: its steps are requests of their own."""
+        asked = (request,) if request else self.requests
+        found = timings((), sum(len(each.prompt) for each in asked))
+        return replace(found, generated_tokens=sum(self._drawn[each.id] for each in asked))
 
     def moments(self, request: Request, received: float, told: float) -> Moments:
         """Of the whole only its ends are known."""

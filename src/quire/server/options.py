@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -151,6 +152,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what cannot work, naming the option."""
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port} must lie in [0, 65535]; 0 takes a free one", param="port")
+        if self.root_path and not re.fullmatch(r"(/[!-.0-~]+)+", self.root_path):
+            raise ConfigError(f"--root-path {self.root_path} must look like /some/where", param="root_path")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("--ssl-keyfile and --ssl-certfile belong together: give both", param="ssl_certfile")
         if self.log_level not in LOG_LEVELS:

@@ -136,7 +136,7 @@ def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_keep_alive=int(options.keep_alive_timeout),
+        timeout_keep_alive=options.keep_alive_timeout,  # type: ignore[arg-type]  # fractions of seconds count too
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,

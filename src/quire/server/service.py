@@ -33,7 +33,8 @@ logger = logging.getLogger("quire.server")
 
 def tell(exchange: Exchange, http: HttpMetrics, watchers: tuple[Watcher, ...]) -> None:
     """Count an exchange and show it to those who watch; what fails in one of them is no matter of the client's."""
-    http.ended(exchange.route, exchange.method, exchange.status, exchange.seconds)
+    if not exchange.background:
+        http.ended(exchange.route, exchange.method, exchange.status, exchange.seconds)
     for watcher in watchers:
         try:
             watcher.see(exchange)

@@ -20,6 +20,7 @@ from quire.server.api.responses_bodies import RENAMED, Item, ResponsesRequest, c
 from quire.server.generation import Generated
 from quire.server.http.body import read_struct
 from quire.server.http.door import Door
+from quire.server.http.exchange import Exchange
 from quire.server.service import Service
 from quire.server.speech import Speech
 from quire.server.stored import ResponseStore, Stored
@@ -113,27 +114,34 @@ async def create_response(service: Service, request: Request) -> Response:
     if not body.background:
         return await respond(request, answer)
     memory.made[tenant.name, answer.id] = answer
-    task = asyncio.create_task(_make(request.app.state.service, answer, asked))
+    left = request.state.exchange.left(generation, answer.model)
+    task = asyncio.create_task(_make(request.app.state.service, answer, asked, left))
     memory.tasks.add(task)
     task.add_done_callback(memory.tasks.discard)
     return _json(answer.whole())
 
 
-async def _make(door: Door, answer: _Answer, asked: _Asked) -> None:
-    """In the background: counted as a request, so that a server that drains waits for it."""
+async def _make(door: Door, answer: _Answer, asked: _Asked, left: Exchange) -> None:
+    """In the background: counted as a request, so that a server that drains waits for it; who watches is told at its
+    end what it took."""
     door.active += 1
+    left.status = 500
     try:
         async for pieces in answer.generation.pieces():
             answer.add(pieces)
         if answer.status == "in_progress":
             answer.finish()
+        left.status = 200
     except QuireError as error:
         answer.status, answer.error = "failed", error
+        left.status = error.status
         answer.remember()
     finally:
         door.active -= 1
         answer.generation.close()
         asked.responses.made.pop((asked.tenant, answer.id), None)
+        left.end()
+        door.ended(left)
 
 
 async def read_response(door: Door, request: Request) -> Response:

@@ -16,6 +16,8 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request, random_id
+from quire.engine.edge.account import Timings, timings
+from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.pooled import (
     PoolingParams,
     Vector,
@@ -28,7 +30,7 @@ from quire.engine.pooled import (
 )
 from quire.server.api.prompts import Prompts, encode_prompts, listed, truncate
 from quire.server.api.protocol import Prompt
-from quire.server.api.replies import CachedTokens
+from quire.server.api.replies import CachedTokens, Usage, details
 from quire.server.generation import cancel_on_disconnect
 from quire.server.http.body import off_loop, read_struct
 from quire.server.keys import Tenant
@@ -145,6 +147,47 @@ class Ranking(msgspec.Struct, kw_only=True):
 Answers = list[tuple[Request, Output]]
 
 
+class Pooled:
+    """The vectors of one HTTP request as the engine makes them, submitted on construction, and what they took
+    (`Work`)."""
+
+    def __init__(self, engine: AsyncEngine, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self._stream = engine.submit(requests)
+        self._found: dict[str, Output] = {}
+
+    async def all(self) -> Answers:
+        """All of them, once they are there."""
+        try:
+            while outputs := await self._stream.next():
+                self._found |= {output.request_id: output for output in outputs}
+        finally:
+            self._stream.close()
+        return [(each, self._found[each.id]) for each in self.requests]
+
+    def usage(self) -> Usage:
+        """Tokens read; nothing is written."""
+        read = sum(len(request.prompt) for request in self.requests)
+        cached = sum(output.cached_tokens for output in self._found.values())
+        return Usage(prompt_tokens=read, completion_tokens=0, total_tokens=read,
+                     prompt_tokens_details=details(cached, self.requests))  # fmt: skip
+
+    def timings(self, request: Request | None = None) -> Timings:
+        """Where the time of a vector, or of all, went so far."""
+        asked = self.requests if request is None else (request,)
+        clocks = [clock for each in asked for clock in self._stream.clocks(each.id)]
+        return timings(clocks, sum(len(each.prompt) for each in asked))
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """Why each ended, if it did."""
+        return [reason for request in self.requests for reason in self.finish_reasons_of(request)]
+
+    def finish_reasons_of(self, request: Request) -> list[str | None]:
+        """The same of one."""
+        return [clock.reason for clock in self._stream.clocks(request.id)]
+
+
 async def create_embedding(service: Service, request: HttpRequest) -> Response:
     """Vectors of one or many texts or lists of token ids."""
     arrival = time.monotonic()
@@ -258,15 +301,10 @@ async def answers(
         }
         cut = [truncate(ids, body.truncate_prompt_tokens, info.max_model_len) for ids in prompts]
         requests = [replace(pooled_request(info, ids, name), **own) for ids in cut]
-    stream, found = service.engine.submit(requests), dict[str, Output]()
-    request.state.exchange.model = service.answering(body.model)
-    try:
-        async with cancel_on_disconnect(request.receive):
-            while outputs := await stream.next():
-                found |= {output.request_id: output for output in outputs}
-    finally:
-        stream.close()
-    return [(each, found[each.id]) for each in requests]
+    pooled, exchange = Pooled(service.engine, requests), request.state.exchange
+    exchange.generation, exchange.model = pooled, service.answering(body.model)
+    async with cancel_on_disconnect(request.receive):
+        return await pooled.all()
 
 
 def _texts(given: Texts, field: str) -> list[str]:

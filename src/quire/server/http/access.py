@@ -17,7 +17,8 @@ MAX_PATH = 512
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A line of JSON. `seconds`: headers to the last byte. What follows `tenant` is of requests that the engine saw;
-    `ids` are their names in the engine's log, a prompt each."""
+    `ids` are their names in the engine's log, a prompt each. `background`: a request that was answered before left this
+    work behind."""
 
     time: str
     request_id: str
@@ -33,6 +34,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int | UnsetType = UNSET
     finish_reasons: list[str | None] | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
+    background: bool | UnsetType = UNSET
 
 
 class AccessLog:
@@ -82,6 +84,7 @@ def entry(exchange: Exchange) -> Entry:
         completion_tokens=usage.completion_tokens,
         finish_reasons=generation.finish_reasons,
         timings=generation.timings(),
+        background=exchange.background or UNSET,
     )
 
 
@@ -97,6 +100,8 @@ def text_line(found: Entry) -> str:
     words.append(f"id={found.request_id}")
     if found.tenant is not UNSET:
         words.append(f"tenant={found.tenant!r}")
+    if found.background is not UNSET:
+        words.append("background")
     if found.timings is not UNSET:
         times = found.timings
         words.append(f"tokens={times.prompt_tokens}({found.cached_tokens} cached)+{found.completion_tokens}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from typing import Any
 
 import httptools
@@ -61,6 +62,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unanswered = 0
         self._leaving = self._half_closed = False
         self._refusal: BadRequest | HttpError | None = None
+        self._fed = self._left = b""
+        self._again = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected and must send its headers now."""
@@ -80,6 +83,7 @@ class LimitedProtocol(HttpToolsProtocol):
         thousands end in a second a search for them takes a tenth of one.
         """
         self._stop_timers()
+        self._unset_keepalive_if_required()  # uvicorn leaves it running after a reset, and it holds all of this
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]
         self.pipeline.clear()
@@ -99,7 +103,11 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self._in_head:
             self._head_bytes += len(data)
-        super().data_received(data)
+        self._left = data
+        while self._left and not self.transport.is_closing():
+            self._fed, self._left = self._left, b""
+            super().data_received(self._fed)
+        self._fed = b""
         if self.cycle is not None and self.cycle.response_complete and not self._in_head and not self._in_body:
             self._keep_idle()
         if self._in_head and self._head_bytes > MAX_HEADER_BYTES:
@@ -107,12 +115,21 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
+        if self._again:
+            return
         super().on_message_begin()
         if not self._in_head:
             self._start_head()
 
+    def on_url(self, url: bytes) -> None:
+        """A part of what is asked for."""
+        if not self._again:
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header; an exception here ends the connection."""
+        if self._again:
+            return
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             self._refuse(HttpError(431, f"more than {MAX_HEADERS} headers", code="headers_too_large"))
@@ -120,12 +137,17 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The request's head is whole."""
+        if self._again:
+            return
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(HttpError(405, "CONNECT: this server is no proxy", code="method_not_allowed"))
+            raise httptools.HttpParserError("no proxy")
+        super().on_headers_complete()  # it raises for what is no path, as CONNECT has none: no request has begun then
         self._in_head, self._in_body = False, True
         self._head_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        super().on_headers_complete()
         self._unanswered += 1
         self.cycle.transport = _Exit(self, self.transport)  # type: ignore[assignment]
 
@@ -139,6 +161,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is whole."""
+        if self.parser.should_upgrade() and self._has_body():
+            return  # the parser takes what follows for another protocol
         self._in_body = False
         if self._body_timer is not None:
             self._body_timer.cancel()
@@ -183,6 +207,27 @@ class LimitedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP."""
         self._refuse(BadRequest(f"not a valid HTTP request: {msg}"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Go on in HTTP/1.1 where a client would change to another protocol, as clients of HTTP/2 ask with any request.
+
+        uvicorn calls this where its parser has stopped, behind the head. A new one, told of the body alone, goes on.
+        """
+        stopped = sys.exception()
+        assert isinstance(stopped, httptools.HttpParserUpgrade)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        if self._has_body():
+            told = (b"content-length", b"transfer-encoding")
+            lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] in told]
+            self._again = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines))
+            self._again = False
+        self._left = self._fed[stopped.args[0] :]
+
+    def _has_body(self) -> bool:
+        found = dict(self.headers)
+        return b"transfer-encoding" in found or found.get(b"content-length", b"0").strip(b"0") != b""
 
     def _start_head(self) -> None:
         self._in_head = True

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from starlette.types import Scope
 
-from quire.server.generation import Generated
+from quire.core.request import Request
+from quire.engine.edge.account import Timings
+from quire.server.api.replies import Usage
 from quire.server.http.bodies import Bodies, Part
 from quire.server.keys import NOBODY, Tenant
+
+
+class Work(Protocol):
+    """What the engine did for an exchange: answers that were generated, or vectors."""
+
+    requests: Sequence[Request]
+
+    def usage(self) -> Usage: ...
+
+    def timings(self, request: Request | None = None) -> Timings: ...
+
+    @property
+    def finish_reasons(self) -> list[str | None]: ...
+
+    def finish_reasons_of(self, request: Request) -> list[str | None]: ...
 
 
 @dataclass(slots=True)
@@ -18,7 +36,8 @@ class Exchange:
     """`scope` is ASGI's; `arrived` is in seconds since 1970, `began` of `time.monotonic`.
 
     `status` 0: nothing was answered yet; 499: the client left. `generation` and the name of the `model` are set once
-    the engine has the request. `body`: what of it is in memory.
+    the engine has the request. `body`: what of it is in memory. `background`: this is the work that an exchange left
+    behind that was answered before; it is no request over HTTP of its own.
     """
 
     request_id: str
@@ -28,15 +47,23 @@ class Exchange:
     tenant: Tenant = NOBODY
     status: int = 0
     seconds: float = 0.0
-    generation: Generated | None = None
+    generation: Work | None = None
     model: str = ""
     body: Part = field(default_factory=lambda: Part(Bodies(0)))
+    background: bool = False
 
     def end(self) -> None:
         """The last byte was sent, or the client left."""
         self.seconds = time.monotonic() - self.began
         self.status = self.status or 499
         self.body.release()
+
+    def left(self, work: Work, model: str) -> Exchange:
+        """What goes on in the background when this one has been answered."""
+        kept = ("type", "method", "path", "root_path", "raw_path", "headers", "client", "route")
+        scope = {name: self.scope[name] for name in kept if name in self.scope}
+        body = Part(Bodies(0))
+        return replace(self, scope=scope, status=0, generation=work, model=model, body=body, background=True)
 
     @property
     def route(self) -> str:

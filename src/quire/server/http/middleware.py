@@ -20,6 +20,7 @@ from quire.server.http.dialects import dialect_of
 from quire.server.http.door import Door
 from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.exchange import Exchange
+from quire.server.http.paths import route_path, with_one_root
 from quire.server.keys import NOBODY
 
 logger = logging.getLogger("quire.server")
@@ -65,6 +66,7 @@ class Gateway:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = with_one_root(scope)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn, which has the other scope, leaves the body out
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -96,13 +98,14 @@ class Gateway:
             exchange.status = 499
         except QuireError as error:
             if not exchange.status:
-                await send_error(reply, error, scope["path"])
+                await send_error(reply, error, route_path(scope))
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             logger.exception("request %s failed", exchange.request_id)
             if not exchange.status:
-                await send_error(reply, QuireError(f"internal error in request {exchange.request_id}"), scope["path"])
+                failed = QuireError(f"internal error in request {exchange.request_id}")
+                await send_error(reply, failed, route_path(scope))
         finally:
             self._service.active -= counted
             exchange.end()
@@ -119,7 +122,7 @@ class Gateway:
         if self._hosts and _host(headers) not in self._hosts:
             raise HttpError(421, "host: this server does not answer to that name", code="misdirected_request")
         keys = self._service.keys
-        path = scope["path"].removeprefix(scope.get("root_path", ""))  # uvicorn puts the one before the other
+        path = route_path(scope)
         opened = path in self._public or (scope["method"] == "GET" and path in self._pages)
         tenant = keys.tenant(headers) if keys.needed and not opened else NOBODY
         if tenant is None:

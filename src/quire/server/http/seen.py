@@ -65,7 +65,7 @@ class Seen:
         if not posted or status == 401:
             return
         counts = self.tenants.setdefault(exchange.tenant.name, Counts())
-        counts.requests += 1
+        counts.requests += not exchange.background
         counts.failed += failed
         counts.refused += refused
         if generation is not None:

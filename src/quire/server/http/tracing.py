@@ -19,12 +19,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 import quire
 from quire.core.errors import ConfigError
 from quire.core.request import Request
-from quire.server.generation import Generated
-from quire.server.http.exchange import Exchange
+from quire.server.http.exchange import Exchange, Work
 
 EXPORT_SECONDS = 3.0
 """That sending a batch may take; as long, the end of the server waits for a collector that does not answer."""
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+OPERATIONS = {
+    **dict.fromkeys(("/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"), "chat"),
+    **dict.fromkeys(("/v1/completions", "/completion", "/api/generate"), "text_completion"),
+    **dict.fromkeys(("/generate", "/generate_stream", "/"), "text_completion"),
+    **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings"), "embeddings"),
+}
 
 
 class Tracer:
@@ -64,7 +68,7 @@ class Tracer:
         self._provider.shutdown()
 
 
-def attributes(exchange: Exchange, generation: Generated, request: Request) -> dict[str, Any]:
+def attributes(exchange: Exchange, generation: Work, request: Request) -> dict[str, Any]:
     """What a span says of a prompt; times are in seconds."""
     params, times = request.params, generation.timings(request)
     reasons = generation.finish_reasons_of(request)
