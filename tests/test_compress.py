@@ -132,11 +132,22 @@ def test_what_is_pruned_has_its_zeros(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("score", ["magnitude", "activation", "gradient", "influence"])
 def test_parts_are_taken_out(score: str, tmp_path: Path) -> None:
     asked = {"kind": "prune", "method": "structured", "score": score, "layers": 1}
-    parts = {} if score == "influence" else {"heads": 0.25, "channels": 0.25}
+    parts = {} if score == "influence" else {"heads": 0.5, "channels": 0.25}
     spec = Net.open(str(made(tmp_path / "out", asked | parts))).spec
     assert spec.layers == 5 and spec.hidden == 256
-    assert (spec.heads, spec.kv_heads, spec.intermediate) == ((6, 3, 512) if parts else (8, 4, 704))
-    assert logits(tmp_path / "out").isfinite().all()
+    assert (spec.heads, spec.kv_heads, spec.intermediate) == ((4, 2, 512) if parts else (8, 4, 704))
+    want = logits(tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    with torch.no_grad():
+        assert distance(model(TOKENS).logits, want) < 1e-4
+
+
+def test_heads_that_transformers_refuses_are_refused_before_text_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("quire.compress.pipeline.text_of", lambda *_: pytest.fail("text is read"))
+    with pytest.raises(ConfigError, match=r"of which 6 would be left; leave 4 \(heads = 0.5\)"):
+        made(tmp_path / "out", {"kind": "prune", "method": "structured", "heads": 0.25})
 
 
 def test_the_layer_that_goes_is_the_one_that_does_least(tmp_path: Path) -> None:
