@@ -22,6 +22,8 @@ from quire.compress.works import WORKS
 from quire.compress.write import write_folder
 from quire.core.errors import ConfigError
 from quire.engine.llm import LLM
+from quire.gguf.file import GgufFile
+from quire.model.describe import describe
 from quire.model.disk.checkpoint import resolve
 from test_speculation import PYDOC
 
@@ -253,9 +255,16 @@ def test_an_adapter_is_a_result_too(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_is_written(tmp_path: Path) -> None:
-    out = made(tmp_path / "out", {"kind": "quantize", "method": "gguf", "format": "Q8_0"})
-    assert [path.name for path in out.iterdir()] == ["model.gguf"]
-    assert distance(logits(out / "model.gguf"), logits(PYDOC)) < 0.02
+    """It is called by the model and its format, whatever a stage before called its folder."""
+    stages: tuple[dict[str, object], ...] = ({"kind": "quantize", "method": "gguf", "format": "Q8_0"},)
+    rounded: dict[str, object] = {"kind": "quantize", "method": "rtn", "bits": 8, "targets": ["*layers.0.*q_proj*"]}
+    for source, earlier in ((PYDOC, ()), ("", ()), ("pydoc", (rounded,))):
+        out = made(tmp_path / f"out {source[:1]}{len(earlier)}", *earlier, *stages, source=source)
+        assert [path.name for path in out.iterdir()] == ["pydoc-Q8_0.gguf"]
+        file = out / "pydoc-Q8_0.gguf"
+        assert GgufFile(file).metadata["general.name"] == "pydoc"
+        assert describe(str(file)).name == "pydoc-Q8_0"
+        assert distance(logits(file), logits(PYDOC)) < 0.02
     with pytest.raises(ConfigError, match="no stage can follow it"):
         recipe({"kind": "quantize", "method": "gguf"}, {"kind": "prune", "method": "wanda", "sparsity": 0.5})
 

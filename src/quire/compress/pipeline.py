@@ -113,11 +113,11 @@ def run_stage(context: Context, stage: Stage) -> None:
 
 def measure(source: str, made: Path, name: str, recipe: Recipe, text: str) -> None:
     """The passport of what was made, in its folder: over held-out modules of the standard library."""
-    gguf = made / "model.gguf"
-    served, beside = (EngineConfig(model=ModelConfig(model=str(m))) for m in (gguf if gguf.exists() else made, source))
+    file = next(made.glob("*.gguf"), made)
+    served, beside = (EngineConfig(model=ModelConfig(model=str(m))) for m in (file, source))
     texts = dict(list(heldout_texts(EMBEDDED).items())[:TEXTS])
     found = passport_of(served, beside, texts, QUESTIONS, recipe=recipe, digests={"calibration": text} if text else {})
-    write_passport(made, replace(found, model=name))
+    write_passport(made, replace(found, model=name), name)
 
 
 def text_of(folder: Path, recipe: Recipe) -> Rows:
