@@ -106,8 +106,8 @@ def read_passport(folder: Path) -> Passport | None:
 
 
 def write_passport(path: Path, passport: Passport, title: str = "") -> None:
-    """Write it to the file `path`, or into a model's folder with a section of its README.md, whose title is the folder's
-    name unless another is given or there. `ConfigError` where that cannot be."""
+    """Write it to the file `path`, or into a model's folder with a section of its README.md, which begins with
+    `title` ("" = the folder's name) where there is none. `ConfigError` where that cannot be."""
     try:
         data = msgspec.json.format(msgspec.json.encode(passport), indent=2) + b"\n"
         if not path.is_dir():
