@@ -22,6 +22,8 @@ from quire.compress.works import WORKS
 from quire.compress.write import write_folder
 from quire.core.errors import ConfigError
 from quire.engine.llm import LLM
+from quire.gguf.file import GgufFile
+from quire.model.describe import describe
 from quire.model.disk.checkpoint import resolve
 from test_speculation import PYDOC
 
@@ -132,11 +134,22 @@ def test_what_is_pruned_has_its_zeros(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("score", ["magnitude", "activation", "gradient", "influence"])
 def test_parts_are_taken_out(score: str, tmp_path: Path) -> None:
     asked = {"kind": "prune", "method": "structured", "score": score, "layers": 1}
-    parts = {} if score == "influence" else {"heads": 0.25, "channels": 0.25}
+    parts = {} if score == "influence" else {"heads": 0.5, "channels": 0.25}
     spec = Net.open(str(made(tmp_path / "out", asked | parts))).spec
     assert spec.layers == 5 and spec.hidden == 256
-    assert (spec.heads, spec.kv_heads, spec.intermediate) == ((6, 3, 512) if parts else (8, 4, 704))
-    assert logits(tmp_path / "out").isfinite().all()
+    assert (spec.heads, spec.kv_heads, spec.intermediate) == ((4, 2, 512) if parts else (8, 4, 704))
+    want = logits(tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    with torch.no_grad():
+        assert distance(model(TOKENS).logits, want) < 1e-4
+
+
+def test_heads_that_transformers_refuses_are_refused_before_text_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("quire.compress.pipeline.text_of", lambda *_: pytest.fail("text is read"))
+    with pytest.raises(ConfigError, match=r"of which 6 would be left; leave 4 \(heads = 0.5\)"):
+        made(tmp_path / "out", {"kind": "prune", "method": "structured", "heads": 0.25})
 
 
 def test_the_layer_that_goes_is_the_one_that_does_least(tmp_path: Path) -> None:
@@ -242,9 +255,16 @@ def test_an_adapter_is_a_result_too(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_is_written(tmp_path: Path) -> None:
-    out = made(tmp_path / "out", {"kind": "quantize", "method": "gguf", "format": "Q8_0"})
-    assert [path.name for path in out.iterdir()] == ["model.gguf"]
-    assert distance(logits(out / "model.gguf"), logits(PYDOC)) < 0.02
+    """It is called by the model and its format, whatever a stage before called its folder."""
+    stages: tuple[dict[str, object], ...] = ({"kind": "quantize", "method": "gguf", "format": "Q8_0"},)
+    rounded: dict[str, object] = {"kind": "quantize", "method": "rtn", "bits": 8, "targets": ["*layers.0.*q_proj*"]}
+    for source, earlier in ((PYDOC, ()), ("", ()), ("pydoc", (rounded,))):
+        out = made(tmp_path / f"out {source[:1]}{len(earlier)}", *earlier, *stages, source=source)
+        assert [path.name for path in out.iterdir()] == ["pydoc-Q8_0.gguf"]
+        file = out / "pydoc-Q8_0.gguf"
+        assert GgufFile(file).metadata["general.name"] == "pydoc"
+        assert describe(str(file)).name == "pydoc-Q8_0"
+        assert distance(logits(file), logits(PYDOC)) < 0.02
     with pytest.raises(ConfigError, match="no stage can follow it"):
         recipe({"kind": "quantize", "method": "gguf"}, {"kind": "prune", "method": "wanda", "sparsity": 0.5})
 

@@ -30,6 +30,7 @@ from quire.compress.passport import (
     with_section,
     write_passport,
 )
+from quire.compress.pipeline import compress
 from quire.compress.recipe import recipe_of
 from quire.core.config import EngineConfig, flat_config
 from quire.core.errors import ConfigError, ModelError
@@ -215,6 +216,16 @@ def test_it_is_written_and_read(int4: Passport, tmp_path: Path) -> None:
         read_passport(tmp_path)
     with pytest.raises(ConfigError, match="No such file"):
         write_passport(tmp_path / "none" / "a.json", int4)
+
+
+def test_a_folder_that_is_made_has_the_title_of_its_place(
+    int4: Passport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is measured in the folder of the last stage, which has another name."""
+    monkeypatch.setattr("quire.compress.pipeline.passport_of", lambda *_, **__: int4)
+    stage = {"kind": "quantize", "method": "rtn", "targets": ["*layers.0.*q_proj*"]}
+    compress("", tmp_path / "small", recipe_of({"stage": [stage]}, "test"), lambda what: None, passport=True)
+    assert (tmp_path / "small" / "README.md").read_text().startswith("# small\n")
 
 
 def test_a_section_takes_the_place_of_the_last_one(int4: Passport) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from oracle import family_facts
 from quire.model.disk.hf_config import HfConfig
-from quire.model.families.derived import DERIVED
+from quire.model.families.derived import DERIVED, EVEN_HEADS
 from quire.model.families.table import find_family
 from test_model import VARIANTS as DENSE
 from test_prune_structured import ATTENTION_OUT, MLP_OUT, VARIANTS, layers_of, part
@@ -48,3 +49,15 @@ def test_intermediate_size(family: str) -> None:
     field = next((own for ours, own in spelling if ours == "intermediate_size"), "intermediate_size")
     facts = DENSE_FIRST[family] | {field: 40}
     assert takes(family, MLP_OUT, 40, **facts) == (family not in DERIVED["intermediate_size"])
+
+
+@pytest.mark.parametrize("family", [family for family in FIRST if family not in DERIVED["head_dim"]])
+def test_heads_that_do_not_divide_the_hidden_size(family: str) -> None:
+    facts = {name: value for name, value in FIRST[family].items() if name != "rope_parameters"}
+    own = {"head_dim": 32, "num_attention_heads": 3, "num_key_value_heads": 3}
+    try:
+        fits = takes(family, ATTENTION_OUT, 3 * 32, **(facts | own))
+    except StrictDataclassClassValidationError as error:
+        assert "not a multiple of the number of attention heads" in str(error)
+        fits = False
+    assert fits == (family not in EVEN_HEADS)

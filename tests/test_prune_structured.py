@@ -121,8 +121,8 @@ def check_channels(variant: str, folder: Path) -> None:
     same(oracle, drop_channels(*rewrite(oracle, folder / "whole"), keep), folder / "small")
 
 
-def check_heads(variant: str, folder: Path, kept: Sequence[Sequence[int]]) -> None:
-    oracle = checkpoint(folder / "whole", variant)
+def check_heads(variant: str, folder: Path, kept: Sequence[Sequence[int]], **facts: Any) -> None:
+    oracle = checkpoint(folder / "whole", variant, **facts)
     layers, keep = layers_of(oracle), []
     for number, layer in enumerate(layers):
         out, heads = part(layer, ATTENTION_OUT), oracle.config.num_attention_heads
@@ -152,6 +152,27 @@ def test_a_model_without_heads_that_nothing_reads_is_the_same(
     variant: str, kept: list[list[int]], tmp_path: Path
 ) -> None:
     check_heads(variant, tmp_path, kept)
+
+
+THREE = [[0, 1, 3], [0, 2, 3], [1, 2, 3]]
+EVEN = ("llama", "gemma2", "gemma3_text", "internlm3", "vaultgemma", "arcee")
+"""Families that transformers makes no model of whose hidden size is no multiple of its heads."""
+
+
+def check_three_of_four(variant: str, folder: Path) -> None:
+    """What is left is a model of the family, or it is said which numbers of heads are."""
+    if VARIANTS[variant][0] not in EVEN:
+        check_heads(variant, folder, THREE, num_key_value_heads=4)
+        return
+    oracle = checkpoint(folder, variant, num_key_value_heads=4)
+    keep = [THREE[i % 3] for i in range(len(layers_of(oracle)))]
+    with pytest.raises(ConfigError, match=r"of which 3 would be left; leave 2 \(heads = 0.5\), 1 \(heads = 0.75\)"):
+        drop_heads(*read(folder), keep)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma3", "qwen3", "phi3", "mixtral"])
+def test_a_number_of_heads_that_does_not_divide_the_hidden_size(variant: str, tmp_path: Path) -> None:
+    check_three_of_four(variant, tmp_path)
 
 
 POST_LN = ("opt_350m", "opt_post_norm")
@@ -188,6 +209,12 @@ def test_heads_of_every_family(variant: str, tmp_path: Path) -> None:
             drop_heads(*read(tmp_path), [[0, 2]] * len(layers_of(oracle)))
     else:
         check_heads(variant, tmp_path, OF_EACH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if VARIANTS[v][0] not in FIXED_HEADS and v != "phi3_longrope"])
+def test_three_of_four_heads_of_every_family(variant: str, tmp_path: Path) -> None:
+    check_three_of_four(variant, tmp_path)
 
 
 def test_heads_over_latents_are_refused(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from quire.core.errors import EngineFailure
 from quire.core.request import Output, Request
-from quire.engine.client import EngineInfo, EngineKilled, Stats
-from quire.engine.life.replicas import ReplicatedEngine, total
+from quire.engine.client import EngineInfo, EngineKilled
+from quire.engine.life.replicas import ReplicatedEngine
 from quire.engine.life.supervised import Patience, SupervisedEngine
 from stub_engine import expected
 from test_supervised import FOREVER, LIMITS, Engine, request
@@ -156,6 +156,43 @@ def test_a_change_of_adapters_is_told_once_with_the_first_error() -> None:
     edge.finish()
 
 
+def until(edge: Edge, there: Callable[[], bool]) -> None:
+    """Poll until something is so."""
+    end = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < end
+        edge.poll()
+
+
+@pytest.mark.parametrize("folder", ["folder", "bad"])
+def test_a_change_of_adapters_does_not_wait_for_a_replica_that_is_gone(folder: str) -> None:
+    edge = Edge(Patience(deaths=1), end=EngineKilled)
+    lost = edge.engines[1][0]
+    lost.change_adapter = lambda name, folder: None  # type: ignore[method-assign]
+    edge.client.change_adapter("a", folder)
+    edge.poll(50)
+    assert not edge.changes
+    lost.dead = True
+    until(edge, lambda: bool(edge.changes))
+    assert edge.changes == [("a", "bad" if folder == "bad" else "")]
+    edge.finish()
+
+
+def test_one_that_is_being_started_goes_on_with_the_requests_of_the_last_other() -> None:
+    edge = Edge(Patience(deaths=1), pause=0.5, end=EngineKilled)
+    edge.engines[2][0].dead = True
+    edge.poll(50)
+    starting = edge.client._replicas[1]
+    edge.submit(*(request(f"r{i}", 60) for i in range(6)))
+    starting.restart()
+    until(edge, lambda: not starting.ready)
+    edge.engines[0][0].dead = True
+    until(edge, lambda: not edge.client.ready)
+    edge.submit(request("late", 10))
+    edge.finish()
+    assert [len(each) for each in edge.engines] == [1, 2, 1]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_dies_nothing_is_lost_and_nothing_comes_twice(seed: int) -> None:
     rng, edge = random.Random(seed), Edge(end=EngineKilled)
@@ -200,8 +237,3 @@ def test_nobody_reads_an_engine_that_is_closed(monkeypatch: pytest.MonkeyPatch) 
     edge.client.close()
     time.sleep(0.3)
     assert closed and not late
-
-
-def test_numbers_are_those_of_all() -> None:
-    both = total([Stats(running=2, steps=3, waste=0.5, accepted_per_pos=(4, 1)), Stats(running=1, steps=4, waste=0.1)])
-    assert (both.running, both.steps, both.accepted_per_pos) == (3, 7, (4, 1)) and both.waste == pytest.approx(0.3)

@@ -105,6 +105,23 @@ class Dense(Described):
         return len(self._net.tensors)
 
 
+class Linears(Mapping[str, Weight]):
+    """The linear layers by their names on disk, each read when it is asked for; `PLAIN` for one that is not changed."""
+
+    def __init__(self, layers: Layers, matrices: Mapping[str, Matrix | None]) -> None:
+        self._layers, self._matrices = layers, matrices
+
+    def __getitem__(self, base: str) -> Weight:
+        matrix = self._matrices[base]
+        return PLAIN if matrix is None else self._layers.weight(matrix)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._matrices)
+
+    def __len__(self) -> int:
+        return len(self._matrices)
+
+
 class Laid(Described):
     """The same with each changed matrix in a layout's tensors."""
 
@@ -112,7 +129,7 @@ class Laid(Described):
         self._net, self._layers, self._layout = net, layers, layout
         self._parts: dict[str, Matrix] = {}
         self._kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-        self.described: dict[str, Weight] = {}
+        laid: dict[str, Matrix | None] = {}
         taken = set()
         for matrix in layers.all:
             if net.rewritten.origins[matrix.name] != matrix.name:
@@ -120,15 +137,15 @@ class Laid(Described):
                     f"layout {layout.name}: {matrix.base} lies in a stack of experts, which it does not know; write it "
                     "dense, or leave it out with ignore"
                 )
-            weight = layers.weight(matrix)
             for name, tensor in self._laid(matrix).items():
                 self._parts[name], self._kinds[name] = matrix, (tensor.dtype, tuple(tensor.shape))
-            self.described[matrix.base] = _without_numbers(weight)
+            laid[matrix.base] = matrix
             taken.add(matrix.name)
         for (role, _), parts in net.opened.claim.parts.items():
             base = parts.get("weight", "").removesuffix(".weight")
             if DISK_ROLES[role].kind == "linear" and base:
-                self.described.setdefault(base, PLAIN)
+                laid.setdefault(base, None)
+        self.described = Linears(layers, laid)
         there = dict.fromkeys([*net.tensors, *layers.tensors])
         self._others = [n for n in there if n not in taken and n not in self._parts]
         self._kept: tuple[str, dict[str, Tensor]] = "", {}
@@ -163,11 +180,6 @@ class Laid(Described):
         name = f"{matrix.base}.bias"
         bias = self._layers.tensors.get(name, self._net.tensors.get(name))
         return self._layout.tensors(matrix.base, self._layers.weight(matrix), bias)
-
-
-def _without_numbers(weight: Weight) -> Weight:
-    """What a layout's config is made from: formats and shapes; codes of one row."""
-    return weight.take_rows(slice(0, 1))
 
 
 def own_dtype(net: Net) -> torch.dtype:

@@ -105,9 +105,9 @@ def read_passport(folder: Path) -> Passport | None:
         raise ModelError(f"{path} is no passport: {error}; remove it, or write one by quire eval --against") from None
 
 
-def write_passport(path: Path, passport: Passport) -> None:
-    """Write it to the file `path`, or into a model's folder with a section of its README.md. `ConfigError` where that
-    cannot be."""
+def write_passport(path: Path, passport: Passport, title: str = "") -> None:
+    """Write it to the file `path`, or into a model's folder with a section of its README.md, which begins with
+    `title` ("" = the folder's name) where there is none. `ConfigError` where that cannot be."""
     try:
         data = msgspec.json.format(msgspec.json.encode(passport), indent=2) + b"\n"
         if not path.is_dir():
@@ -115,7 +115,7 @@ def write_passport(path: Path, passport: Passport) -> None:
             return
         write_whole(path / FILE, data)
         readme = path / "README.md"
-        text = readme.read_text(encoding="utf-8") if readme.exists() else f"# {path.resolve().name}\n"
+        text = readme.read_text(encoding="utf-8") if readme.exists() else f"# {title or path.resolve().name}\n"
         write_whole(readme, with_section(text, passport).encode())
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}/README.md: is not UTF-8 text at byte {error.start}") from None

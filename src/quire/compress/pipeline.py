@@ -24,7 +24,8 @@ from quire.compress.passport import write_passport
 from quire.compress.progress import MEASURING
 from quire.compress.recipe import Recipe
 from quire.compress.resume import Work, code_digest
-from quire.compress.stages import Stage
+from quire.compress.stages import Distil, Stage, Structured
+from quire.compress.structure import check_parts
 from quire.compress.works import WORKS
 from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import ConfigError
@@ -81,8 +82,12 @@ def compress(
 
 
 def check_layers(source: str, recipe: Recipe) -> None:
-    """`ConfigError` where a stage is to run layers of the model one by one that read what others made."""
+    """`ConfigError` where a stage is to run layers of the model one by one that read what others made, or takes out
+    what the model cannot lose. A stage checks itself what it takes of another shape than the source's."""
     net = Net.open(source)
+    reshaped = next((stage for stage in recipe.stages if isinstance(stage, Structured | Distil)), None)
+    if isinstance(reshaped, Structured):
+        check_parts(net.spec, reshaped)
     reader = next((layer for layer in range(net.spec.layers) if net.reads(layer)), None)
     for number, stage in enumerate(recipe.stages, 1):
         if reader is not None and stage.by_layer:
@@ -108,11 +113,11 @@ def run_stage(context: Context, stage: Stage) -> None:
 
 def measure(source: str, made: Path, name: str, recipe: Recipe, text: str) -> None:
     """The passport of what was made, in its folder: over held-out modules of the standard library."""
-    gguf = made / "model.gguf"
-    served, beside = (EngineConfig(model=ModelConfig(model=str(m))) for m in (gguf if gguf.exists() else made, source))
+    file = next(made.glob("*.gguf"), made)
+    served, beside = (EngineConfig(model=ModelConfig(model=str(m))) for m in (file, source))
     texts = dict(list(heldout_texts(EMBEDDED).items())[:TEXTS])
     found = passport_of(served, beside, texts, QUESTIONS, recipe=recipe, digests={"calibration": text} if text else {})
-    write_passport(made, replace(found, model=name))
+    write_passport(made, replace(found, model=name), name)
 
 
 def text_of(folder: Path, recipe: Recipe) -> Rows:

@@ -15,10 +15,11 @@ from quire.compress.matrices import matrices
 from quire.compress.net import Net
 from quire.compress.prune.importance import channel_scores, head_scores, keep_best, keep_groups
 from quire.compress.prune.scores import block_influence, magnitude, taylor, wanda
-from quire.compress.prune.structured import drop_channels, drop_heads, drop_layers
+from quire.compress.prune.structured import check_heads, drop_channels, drop_heads, drop_layers
 from quire.compress.stages import Structured
 from quire.compress.walk import Stream
 from quire.core.errors import ConfigError
+from quire.model.spec import ModelSpec
 from quire.ops.weights import Weight
 
 LOOK = Change(each(lambda w, seen: Weight("f32", w)), ("norms",), in_turn=False)
@@ -32,28 +33,40 @@ STEP = 32
 
 def take_out(context: Context, stage: Structured) -> None:
     """Write the model without the parts that score least."""
-    net, rows = Net.open(context.model), context.rows().tokens
+    net = Net.open(context.model)
     for layer in range(net.spec.layers):
         for matrix in matrices(net, layer):
             matrix.check(net)
     spec, tensors, config = net.spec, dict(net.tensors), dict(net.config)
+    check_parts(spec, stage)
+    rows = context.rows().tokens
     elements = SCORES[stage.score](net, rows, context.spill) if stage.score in SCORES else {}
     if stage.channels:
         width = max(1, round(spec.intermediate * (1 - stage.channels) / STEP)) * STEP
         kept = keep_best(channel_scores(elements, net.config), min(width, spec.intermediate))
         tensors, config = drop_channels(tensors, config, kept)
     if stage.heads:
-        count = max(1, round(spec.kv_heads * (1 - stage.heads)))
-        kept = keep_groups(head_scores(elements, net.config), spec.kv_heads, count)
+        kept = keep_groups(head_scores(elements, net.config), spec.kv_heads, groups_left(spec, stage))
         tensors, config = drop_heads(tensors, config, kept)
     if stage.layers:
-        if stage.layers >= spec.layers:
-            raise ConfigError(f"layers = {stage.layers}: the model has {spec.layers}, and one must stay")
         scores = influences(net, rows, context.spill) if not elements else layer_sums(net, elements)
         tensors, config = drop_layers(tensors, config, keep_best([scores], spec.layers - stage.layers)[0])
     write(context, net, tensors, config, own_dtype(net))
     for _ in range(spec.layers):
         context.tell("writing")
+
+
+def check_parts(spec: ModelSpec, stage: Structured) -> None:
+    """Before any work: `ConfigError` or `ModelError` where no checkpoint of the family can be what the stage leaves."""
+    if stage.heads:
+        check_heads(spec, groups_left(spec, stage) * (spec.heads // spec.kv_heads))
+    if stage.layers >= spec.layers:
+        raise ConfigError(f"layers = {stage.layers}: the model has {spec.layers}, and one must stay")
+
+
+def groups_left(spec: ModelSpec, stage: Structured) -> int:
+    """Key/value heads that stay, each with its query heads."""
+    return max(1, round(spec.kv_heads * (1 - stage.heads)))
 
 
 def by_magnitude(net: Net, rows: Rows, spill: Path | None) -> Elements:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +51,7 @@ from quire.compress.stats import Inputs
 from quire.compress.structure import take_out
 from quire.compress.write import whole_folder
 from quire.core.errors import ConfigError
+from quire.model.describe import open_model
 from quire.ops.weights import Weight
 
 Run = Callable[[Context, Any], None]
@@ -168,9 +168,11 @@ def round_mixed(context: Context, stage: Mixed) -> None:
 
 def write_as_gguf(context: Context, stage: Gguf) -> None:
     """A GGUF file, which is the result: no stage reads it as it is."""
+    opened = open_model(context.model)
+    name = open_model(context.teacher).name
     with whole_folder(context.target) as folder:
-        write_gguf(Path(context.model), folder / "model.gguf", stage.format)
-    for _ in range(Net.open(context.model).spec.layers):
+        write_gguf(opened.folder, folder / f"{name.rpartition('/')[2]}-{stage.format}.gguf", stage.format, name=name)
+    for _ in range(opened.spec.layers):
         context.tell("writing")
 
 

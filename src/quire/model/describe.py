@@ -214,7 +214,10 @@ def _describe_borrowed(model: str, found: Borrowed) -> ModelFacts:
 
 def own_name(model: str, folder: Path) -> str:
     """A hub name as it was given, otherwise that of the folder or file."""
-    return model if "/" in model and not Path(model).exists() else folder.stem if folder.is_file() else folder.name
+    if "/" in model and not Path(model).exists():
+        return model
+    named = folder if folder.name not in ("", "..") else folder.resolve()  # "." and ".." say no name
+    return named.stem if named.is_file() else named.name
 
 
 def compute_dtype(asked: str, on_disk: Dtype, backend: str) -> tuple[Dtype, tuple[str, ...]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.compress.layouts.base import (
     columns,
+    facts_of,
     group_index,
     group_of,
     integers,
@@ -18,7 +19,6 @@ from quire.compress.layouts.base import (
     unfit,
     with_bias,
 )
-from quire.core.errors import ConfigError
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
 from quire.quant.awq import ORDER
@@ -53,15 +53,12 @@ class Awq:
 
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
         """Bits, group and the names of what is not quantized; `ConfigError` where groups differ."""
-        group = most_common(matrices, group_of)
-        if group is None:
-            raise ConfigError(f"layout {self.name}: no matrix is quantized")
-        for base, weight in matrices.items():
-            if not is_plain(weight) and group_of(weight) != group:
-                raise unfit(
-                    self.name, base, f"has groups of {weight.group} columns, others of {group}; a file has one size"
-                )
-        left = [base for base, weight in matrices.items() if is_plain(weight)]
+        groups = facts_of(matrices, group_of)
+        group = most_common(self.name, groups)
+        for base, own in groups.items():
+            if own not in (None, group):
+                raise unfit(self.name, base, f"has groups of {own} columns, others of {group}; a file has one size")
+        left = [base for base, own in groups.items() if own is None]
         return {
             "quant_method": "awq",
             "bits": 4,

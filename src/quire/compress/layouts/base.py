@@ -38,7 +38,8 @@ class Layout(Protocol):
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
         """`quantization_config` of config.json for the linear layers by their names, those left unquantized included.
 
-        `ConfigError` for weights that no one file can hold together.
+        They are the weights whose `tensors` are written, all rows of them, and are read once and in order: a mapping
+        may fetch each when it is asked for. `ConfigError` for weights that no one file can hold together.
         """
         ...
 
@@ -125,10 +126,17 @@ def _bit_by_bit(values: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(np.packbits(stream.numpy(), axis=-1, bitorder="little"))
 
 
-def most_common(matrices: Mapping[str, Weight], key: Callable[[Weight], T]) -> T | None:
-    """The commonest `key` of the quantized matrices; None when there is none."""
-    counts = Counter(key(weight) for weight in matrices.values() if not is_plain(weight))
-    return counts.most_common(1)[0][0] if counts else None
+def facts_of(matrices: Mapping[str, Weight], key: Callable[[Weight], T]) -> dict[str, T | None]:
+    """`key` of each quantized matrix, None of the others; each is read once."""
+    return {base: None if is_plain(weight) else key(weight) for base, weight in matrices.items()}
+
+
+def most_common(layout: str, facts: Mapping[str, T | None]) -> T:
+    """The commonest fact of the quantized matrices; `ConfigError` when there is none."""
+    counts = Counter(fact for fact in facts.values() if fact is not None)
+    if not counts:
+        raise ConfigError(f"layout {layout}: no matrix is quantized")
+    return counts.most_common(1)[0][0]
 
 
 def group_of(weight: Weight) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quire.compress.layouts.base import columns, group_index, integers, is_plain, plain, unfit, with_bias
+from quire.compress.layouts.base import columns, facts_of, group_index, integers, is_plain, plain, unfit, with_bias
 from quire.core.errors import ConfigError
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
@@ -93,7 +93,8 @@ class BitsAndBytes:
 
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
         """BitsAndBytesConfig's fields; `ConfigError` where some matrices have 4 bits and others 8."""
-        four = {weight.kind == "table4" for weight in matrices.values() if not is_plain(weight)}
+        facts = facts_of(matrices, lambda weight: weight.kind == "table4")
+        four = {fact for fact in facts.values() if fact is not None}
         if len(four) != 1:
             reason = "matrices of 4 and of 8 bits are in one file; use one" if four else "no matrix is quantized"
             raise ConfigError(f"layout {self.name}: {reason}")
@@ -109,7 +110,7 @@ class BitsAndBytes:
             "llm_int8_threshold": self.threshold,
             "llm_int8_has_fp16_weight": False,
             "llm_int8_enable_fp32_cpu_offload": False,
-            "llm_int8_skip_modules": [base for base, weight in matrices.items() if is_plain(weight)] or None,
+            "llm_int8_skip_modules": [base for base, fact in facts.items() if fact is None] or None,
         }
 
 

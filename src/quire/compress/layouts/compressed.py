@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,15 @@ NO_ORDER = (
     "has groups in an order of its own (act-order), which no current reader takes; quantize with "
     "static_groups = true, or write layout gptq"
 )
+
+
+class _Facts(NamedTuple):
+    """Of one matrix. `scheme`: as in `config_groups`, None = not quantized; `zeros` of its `numbers` are 0."""
+
+    scheme: dict[str, Any] | None
+    sparse: bool = False
+    numbers: int = 0
+    zeros: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,12 +98,12 @@ class CompressedTensors:
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
         """Formats of groups of matrices, the unquantized ones in `ignore`."""
         found: list[tuple[dict[str, Any], list[str]]] = []
-        for base, weight in matrices.items():
-            if not is_plain(weight):
-                scheme = self._scheme(base, weight)
-                same = next((names for known, names in found if known == scheme), None)
+        facts = {base: self._facts(base, weight) for base, weight in matrices.items()}
+        for base, fact in facts.items():
+            if fact.scheme is not None:
+                same = next((names for known, names in found if known == fact.scheme), None)
                 if same is None:
-                    found.append((scheme, [base]))
+                    found.append((fact.scheme, [base]))
                 else:
                     same.append(base)
         if not found and not self.sparsity:
@@ -109,10 +118,10 @@ class CompressedTensors:
             "quantization_status": "compressed",
             "format": "dense" if not forms else next(iter(forms)) if len(forms) == 1 else MIXED,
             "config_groups": groups,
-            "ignore": [base for base, weight in matrices.items() if is_plain(weight)],
+            "ignore": [base for base, fact in facts.items() if fact.scheme is None],
             "kv_cache_scheme": None if self.cache is None else dict(self.cache),
         }
-        return config | ({"sparsity_config": self._sparsity(matrices)} if self.sparsity else {})
+        return config | ({"sparsity_config": self._sparsity(facts)} if self.sparsity else {})
 
     def cache_tensors(self, attention: str, key: Tensor, value: Tensor) -> dict[str, Tensor]:
         """The scales f32 [1] of the keys and values of `attention` ("model.layers.0.self_attn")."""
@@ -138,6 +147,14 @@ class CompressedTensors:
         if zeros is not None:
             parts["weight_zero_point"] = pack(zeros.t().contiguous(), bits).t() if packed else zeros
         return parts
+
+    def _facts(self, base: str, weight: Weight) -> _Facts:
+        """What the config needs of one matrix, whose numbers may be given back after."""
+        scheme = None if is_plain(weight) else self._scheme(base, weight)
+        if not self.sparsity:
+            return _Facts(scheme)
+        zeros = int((_bytes_or_numbers(weight.codes) == 0).sum())
+        return _Facts(scheme, self._is_sparse(weight), weight.codes.numel(), zeros)
 
     def _scheme(self, base: str, weight: Weight) -> dict[str, Any]:
         """What a group of `config_groups` says of a matrix, but for its targets."""
@@ -191,15 +208,14 @@ class CompressedTensors:
             return {"compressed": kept.view(len(mask), -1), **parts}
         return {"compressed": kept, **parts, "row_offsets": counts.cumsum(0) - counts}
 
-    def _sparsity(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
-        numbers = sum(weight.codes.numel() for weight in matrices.values())
-        zeros = sum(int((_bytes_or_numbers(weight.codes) == 0).sum()) for weight in matrices.values())
+    def _sparsity(self, facts: Mapping[str, _Facts]) -> dict[str, Any]:
         return {
             "format": self.sparsity,
             "sparsity_structure": "2:4" if FORMATS[self.sparsity] else "unstructured",
-            "global_sparsity": zeros / numbers,
+            "global_sparsity": sum(fact.zeros for fact in facts.values())
+            / sum(fact.numbers for fact in facts.values()),
             "targets": ["Linear"],
-            "ignore": [base for base, weight in matrices.items() if not self._is_sparse(weight)],
+            "ignore": [base for base, fact in facts.items() if not fact.sparse],
         }
 
 

@@ -61,13 +61,15 @@ def write_gguf(
     kind: str,
     weights: Mapping[str, Weight] | None = None,
     kinds: Mapping[str, str] | None = None,
+    name: str = "",
 ) -> None:
     """Write the model of `folder` (config.json, safetensors, tokenizer.json) as the GGUF file `path`.
 
     `kind`: format of the matrices, a name of `ENCODERS`: "F16", "Q8_0", "Q4_0", "Q4_K", ... The output head has Q6_K
     beside block formats of fewer bits, and rows that are no whole number of blocks the format that llama.cpp takes
     instead; vectors and the matrices that choose experts are F32. `kinds` gives matrices formats of their own, by their
-    names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that of the first). `weights` takes
+    names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that of the first). `name`: what the
+    file calls the model, "" = the folder's. `weights` takes
     the place of the folder's matrices, by the same names: codes stay as they are where the format has the same groups.
     One tensor is in memory at a time, and the file is there whole or not at all. `ConfigError` for a family, a fact or
     a tokenizer that GGUF cannot hold, for an unknown `kind`, and where the disk is full; `ModelError` for a folder that
@@ -84,7 +86,7 @@ def write_gguf(
     unknown = {*weights, *kinds} - {base for parts in writer.pieces for base in parts.bases}
     if unknown:
         raise ConfigError(f"{folder} has no matrix {sorted(unknown)[0]}")
-    metadata = writer.metadata()
+    metadata = writer.metadata() | ({"general.name": name} if name else {})
     tensors = writer.tensors()
     write_file(path, metadata, tensors, writer.data())
 

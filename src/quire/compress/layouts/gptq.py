@@ -10,10 +10,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.compress.layouts.base import (
     columns,
+    facts_of,
     group_index,
     group_of,
     integers,
@@ -24,7 +25,6 @@ from quire.compress.layouts.base import (
     unfit,
     with_bias,
 )
-from quire.core.errors import ConfigError
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
 
@@ -80,31 +80,36 @@ class Gptq:
 
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
         """The commonest bits and group; `dynamic` rules of gptqmodel say which matrices differ or stay as they are."""
-        common = most_common(matrices, _facts)
-        if common is None:
-            raise ConfigError(f"layout {self.name}: no matrix is quantized")
-        bits, group, symmetric = common
+        facts = facts_of(matrices, _facts)
+        bits, group, symmetric = most_common(self.name, {base: fact and fact.rule for base, fact in facts.items()})
         config = {
             "quant_method": "gptq",
             "bits": bits,
             "group_size": group,
             "sym": symmetric,
-            "desc_act": any(group_index(w) is not None for w in matrices.values()),
+            "desc_act": any(fact is not None and fact.ordered for fact in facts.values()),
             "checkpoint_format": self.form,  # what gptqmodel and vLLM read
             "format": self.form,  # what transformers reads, whose default is v1
-            "lm_head": any(base.endswith(HEAD) and not is_plain(w) for base, w in matrices.items()),
+            "lm_head": any(base.endswith(HEAD) and fact is not None for base, fact in facts.items()),
         }
         rules: dict[str, Any] = {}
-        for base, weight in matrices.items():
-            if is_plain(weight):
+        for base, fact in facts.items():
+            if fact is None:
                 rules |= {} if base.endswith(HEAD) else {f"-:^{re.escape(base)}$": {}}
-            elif _facts(weight) != common:
-                own_bits, own_group, own_symmetric = _facts(weight)
+            elif fact.rule != (bits, group, symmetric):
+                own_bits, own_group, own_symmetric = fact.rule
                 rules[f"+:^{re.escape(base)}$"] = {"bits": own_bits, "group_size": own_group, "sym": own_symmetric}
         return config | ({"dynamic": rules} if rules else {})
 
 
-def _facts(weight: Weight) -> tuple[int, int, bool]:
-    """Bits, columns of a group and whether there are no zeros."""
+class _Facts(NamedTuple):
+    """Of one matrix. `rule`: bits, columns of a group (-1 = a row) and whether there are no zeros; `ordered`: groups do
+    not lie together (act-order)."""
+
+    rule: tuple[int, int, bool]
+    ordered: bool
+
+
+def _facts(weight: Weight) -> _Facts:
     bits = weight.bits or {"int4": 4, "int8": 8}.get(weight.kind, 0)
-    return bits, group_of(weight), weight.zeros is None
+    return _Facts((bits, group_of(weight), weight.zeros is None), group_index(weight) is not None)

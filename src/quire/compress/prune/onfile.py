@@ -124,7 +124,12 @@ class OnFile:
 
     def refuse(self, reason: str) -> ModelError:
         """An error that names the family; the caller raises it."""
-        return ModelError(f"{self.spec.family!r}: {reason}; prune weights instead, which keeps every shape")
+        return refusal(self.spec, reason)
+
+
+def refusal(spec: ModelSpec, reason: str) -> ModelError:
+    """An error about a family whose models cannot be made smaller so; the caller raises it."""
+    return ModelError(f"{spec.family!r}: {reason}; prune weights instead, which keeps every shape")
 
 
 def checked(keep: Iterable[int], count: int, what: str) -> list[int]:

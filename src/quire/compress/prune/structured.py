@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quire.compress.prune.onfile import OnFile, checked
+from quire.compress.prune.onfile import OnFile, checked, refusal
 from quire.core.errors import ConfigError
-from quire.model.families.derived import DERIVED
+from quire.model.families.derived import DERIVED, EVEN_HEADS
 from quire.model.families.row import layer_kinds
+from quire.model.spec import ModelSpec
 from quire.ops.lazy import torch
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def drop_channels(
     model = OnFile.of(tensors, config)
     if any(model.spec.moe.sparse):
         raise model.refuse("channels of experts cannot be dropped")
-    _has_field(model, "intermediate_size", "the width of its MLPs")
+    _has_field(model.spec, "intermediate_size", "the width of its MLPs")
     kept = _each_layer(model, keep_by_layer, model.spec.intermediate, "channels")
     made = dict(tensors)
     for layer, channels in enumerate(kept):
@@ -98,11 +99,9 @@ def drop_heads(
     """
     model = OnFile.of(tensors, config)
     spec = model.spec
-    _has_field(model, "head_dim", "the size of its heads")
+    check_heads(spec, 1)
     if any(model.config.child(rope).has("short_factor") for rope in ("rope_parameters", "rope_scaling")):
-        _has_field(model, "short_factor", "the factors of its rope")
-    if spec.mla.rank:
-        raise model.refuse("heads over latents cannot be dropped")
+        _has_field(spec, "short_factor", "the factors of its rope")
     if model.claim.get("q_row_norm", 0):
         raise model.refuse("a norm spans all heads, so those that stay would change")
     if model.family.stacks:
@@ -114,9 +113,26 @@ def drop_heads(
     made = dict(tensors)
     for layer, (heads, pairs) in enumerate(zip(kept, groups, strict=True)):
         _take_heads(model, made, layer, torch.tensor(heads), torch.tensor(pairs))
+    check_heads(spec, len(kept[0]))
     want = replace(spec, heads=len(kept[0]), kv_heads=len(groups[0]))
     raw = model.with_fields(num_attention_heads=want.heads, num_key_value_heads=want.kv_heads, head_dim=spec.head_dim)
     return model.made(made, raw, want)
+
+
+def check_heads(spec: ModelSpec, count: int) -> None:
+    """`ModelError` where no heads of such a model can be dropped, `ConfigError` where `count` cannot be left."""
+    _has_field(spec, "head_dim", "the size of its heads")
+    if spec.mla.rank:
+        raise refusal(spec, "heads over latents cannot be dropped")
+    if spec.family in EVEN_HEADS and spec.hidden % count:
+        group = spec.heads // spec.kv_heads
+        can = [n for n in range(group, spec.heads, group) if spec.hidden % n == 0]
+        shares = ", ".join(f"{n} (heads = {1 - n / spec.heads:g})" for n in reversed(can))
+        raise ConfigError(
+            f"heads: transformers refuses a {spec.family} whose hidden size ({spec.hidden}) is no multiple of its "
+            f"heads, of which {count} would be left; {f'leave {shares}' if can else 'leave all of them'}",
+            param="heads",
+        )
 
 
 def _take_heads(model: OnFile, made: dict[str, Tensor], layer: int, heads: Tensor, pairs: Tensor) -> None:
@@ -147,9 +163,9 @@ def _take(model: OnFile, made: dict[str, Tensor], role: str, layer: int, index: 
         made[bias] = made[bias].index_select(0, index)
 
 
-def _has_field(model: OnFile, field: str, what: str) -> None:
-    if model.spec.family in DERIVED[field]:
-        raise model.refuse(f"its code computes {what} from other sizes and takes no other {field}")
+def _has_field(spec: ModelSpec, field: str, what: str) -> None:
+    if spec.family in DERIVED[field]:
+        raise refusal(spec, f"its code computes {what} from other sizes and takes no other {field}")
 
 
 def _each_layer(model: OnFile, keep: Sequence[Iterable[int]], count: int, what: str) -> list[list[int]]:

@@ -12,15 +12,17 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
-from quire.core.errors import EngineFailure, QuireError
+from quire.core.errors import QuireError
 from quire.core.request import Request
-from quire.engine.client import AdapterChanged, EngineInfo, ReplicaStats, Stats, StepReport, StoreStats
+from quire.engine.client import AdapterChanged, EngineInfo, ReplicaStats, Stats, StepReport
 from quire.engine.life.kept import Kept
 from quire.engine.life.router import Ready, Router, suited
 from quire.engine.life.supervised import SupervisedEngine
+from quire.engine.life.totals import ended, total
 
 logger = logging.getLogger("quire.engine")
 
@@ -29,6 +31,13 @@ READER_SECONDS = 5.0
 """How long a thread that reads reports may take to see that all is over; it looks every `POLL_SECONDS`."""
 Make = Callable[[int, Callable[[], object]], SupervisedEngine]
 """Makes the replica of that number, which calls the second argument when its engine has died."""
+
+
+class _Change(NamedTuple):
+    """A change of adapters: who has still to say what became of it, and what the others said."""
+
+    awaited: set[int]
+    said: list[AdapterChanged]
 
 
 class ReplicatedEngine:
@@ -54,7 +63,7 @@ class ReplicatedEngine:
         self._places: dict[str, int] = {}
         self._reports: queue.SimpleQueue[tuple[int, StepReport | QuireError]] = queue.SimpleQueue()
         self._stats = [Stats(total_blocks=info.num_blocks)] * count
-        self._changes: dict[str, list[AdapterChanged]] = {}
+        self._changes: dict[str, _Change] = {}
         self._alive = set(range(count))
         self._closing, self._renewing = threading.Event(), threading.Lock()
         self._readers = [
@@ -92,7 +101,10 @@ class ReplicatedEngine:
     def submit(self, request: Request) -> None:
         """To the replica that the router chooses."""
         with self._lock:
-            ready = suited(self._ready, self._prefill, started=False)
+            there = self._ready
+            if not any(there):  # those that are being started; none that is gone for good
+                there = [i in self._alive for i in range(len(there))]
+            ready = suited(there, self._prefill, started=False)
             place = self._places[request.id] = self._router.place(request, ready)
             self._replicas[place].submit(request)
 
@@ -121,7 +133,7 @@ class ReplicatedEngine:
     def change_adapter(self, name: str, folder: str) -> None:
         """Everywhere; it is done when all have done it."""
         with self._lock:
-            self._changes[name] = []
+            self._changes[name] = _Change(set(self._alive), [])
             for i in self._alive:
                 self._replicas[i].change_adapter(name, folder)
 
@@ -152,8 +164,8 @@ class ReplicatedEngine:
             for output in found.outputs:
                 if output.finish_reason is not None:
                     self._ended(output.request_id, place)
-            changes = tuple(done for change in found.changes if (done := self._settled(change)) is not None)
-            return StepReport(found.outputs, self._total(), changes)
+            changes = [done for change in found.changes for done in self._settled(place, change)]
+            return StepReport(found.outputs, self._total(), tuple(changes))
 
     def close(self) -> None:
         """End all of them."""
@@ -220,16 +232,16 @@ class ReplicatedEngine:
         if place is not None:
             self._router.left(place)
 
-    def _move(self, dead: int, ended: bool = False) -> bool:
-        """Other replicas go on with the requests of one, if any of them runs. `ended`: it does not come back."""
+    def _move(self, dead: int, gone: bool = False) -> None:
+        """Other replicas go on with the requests of one. `gone`: it does not come back, so those that are being started
+        take them where none runs; else they wait for it."""
         with self._lock:
             self._router.forget(dead)
             ready = [is_ready and i != dead for i, is_ready in enumerate(self._ready)]
             if not any(ready):
-                return False
-            for kept in self._replicas[dead].release(ended):
+                ready = [gone and i in self._alive for i in range(len(self._replicas))]
+            for kept in self._replicas[dead].release(gone) if any(ready) else ():
                 self._adopt(kept, suited(ready, self._prefill, kept.started))
-            return True
 
     def _lost(self, place: int, error: QuireError) -> StepReport:
         """A replica that died too often stays dead; the others go on while there are any."""
@@ -237,10 +249,11 @@ class ReplicatedEngine:
             self._alive.discard(place)
             if not self._alive:
                 raise error
-            if not self._move(place, ended=True):
-                raise EngineFailure(f"{error.message}; the other replicas are being started, too")
-            self._stats[place] = msgspec.structs.replace(self._stats[place], running=0, waiting=0, used_blocks=0)
-            return StepReport([], self._total())
+            self._move(place, gone=True)
+            self._stats[place] = msgspec.structs.replace(ended(self._stats[place]), total_blocks=0)
+            for asked in self._changes.values():
+                asked.awaited.discard(place)
+            return StepReport([], self._total(), tuple(self._done()))
 
     def _total(self) -> Stats:
         """The numbers of all together, and of each."""
@@ -251,40 +264,17 @@ class ReplicatedEngine:
         )
         return msgspec.structs.replace(total(self._stats), replicas=each)
 
-    def _settled(self, change: AdapterChanged) -> AdapterChanged | None:
+    def _settled(self, place: int, change: AdapterChanged) -> list[AdapterChanged]:
         """What became of a change once every replica said so: the first error, if there was one."""
-        found = self._changes.get(change.name)
-        if found is None:
-            return change
-        found.append(change)
-        if len(found) < len(self._alive):
-            return None
-        del self._changes[change.name]
-        return next((each for each in found if each.error), change)
+        asked = self._changes.get(change.name)
+        if asked is None:
+            return [change]
+        asked.said.append(change)
+        asked.awaited.discard(place)
+        return self._done()
 
-
-SUMMED = ("running", "waiting", "used_blocks", "total_blocks", "cached_blocks", "steps", "step_tokens",
-          "prompt_tokens", "generation_tokens", "preemptions", "restarts", "prefix_queries", "prefix_hits",
-          "picture_queries", "picture_hits", "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
-
-
-def total(stats: Sequence[Stats]) -> Stats:
-    """The numbers of all replicas together: sums, means of shares, the longest step."""
-    sums = {name: sum(getattr(each, name) for each in stats) for name in SUMMED}
-    longest = max((each.accepted_per_pos for each in stats), key=len)
-    kept = tuple(sum(sum(each.accepted_per_pos[i : i + 1]) for each in stats) for i in range(len(longest)))
-    waste = sum(each.waste for each in stats) / len(stats)
-    bubbles = tuple(share for each in stats for share in each.bubbles)
-    longest_step = max(each.step_seconds for each in stats)
-    store = _total_store([each.kv_store for each in stats if each.kv_store is not None])
-    return Stats(waste=waste, step_seconds=longest_step, accepted_per_pos=kept, bubbles=bubbles, kv_store=store, **sums)
-
-
-def _total_store(stats: Sequence[StoreStats]) -> StoreStats | None:
-    """All have one folder: what lies there is counted once."""
-    if not stats:
-        return None
-    sums = {
-        name: sum(getattr(each, name) for each in stats) for name in ("written", "hits", "misses", "bad", "dropped")
-    }
-    return StoreStats(blocks=max(e.blocks for e in stats), bytes=max(e.bytes for e in stats), **sums)
+    def _done(self) -> list[AdapterChanged]:
+        """Changes that no replica is awaited for any more."""
+        done = [name for name, asked in self._changes.items() if asked.said and not asked.awaited]
+        said = [self._changes.pop(name).said for name in done]
+        return [next((each for each in found if each.error), found[-1]) for found in said]

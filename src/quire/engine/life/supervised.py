@@ -23,14 +23,11 @@ from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Request
 from quire.engine.client import EngineClient, EngineInfo, Interrupted, Stats, StepReport
 from quire.engine.life.kept import Kept, KeptAdapters
+from quire.engine.life.totals import ended, over_lives
 from quire.engine.life.trial import Trial
 from quire.engine.life.watchdog import Watchdog
 
 logger = logging.getLogger("quire.engine")
-
-TOTALS = ("steps", "prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits",
-          "picture_queries", "picture_hits", "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
-"""Fields of `Stats` that only grow, over all engines."""
 
 
 class Toll:
@@ -123,7 +120,7 @@ class SupervisedEngine:
         self._names: dict[str, Kept] = {}
         self._trial = Trial(limits.max_num_seqs)
         self._adapters = KeptAdapters()
-        self._stats, self._before = Stats(total_blocks=self._info.num_blocks), dict.fromkeys(TOTALS, 0)
+        self._stats = self._before = Stats(total_blocks=self._info.num_blocks)
         self._watchdog = Watchdog(patience.hang, limits.rows(self._info.max_model_len))
         self._restarts = 0
         self.renewing = False  # a `restart` is still to be done
@@ -292,8 +289,9 @@ class SupervisedEngine:
                 if not kept.live:
                     del self._names[kept.name], self._kept[kept.request.id]
         changes = tuple(change for change in report.changes if self._adapters.settle(change))
-        totals = {name: getattr(report.stats, name) + self._before[name] for name in TOTALS}
-        self._stats = replace(report.stats, restarts=self._restarts, **totals)
+        self._stats = report.stats
+        if self._restarts:
+            self._stats = replace(over_lives(self._before, report.stats), restarts=self._restarts)
         return StepReport(outputs, self._stats, changes, portable)
 
     def _go_on(self, failure: EngineFailure) -> StepReport:
@@ -302,7 +300,7 @@ class SupervisedEngine:
         with self._lock:
             assert self._engine is not None
             dead, self._engine = self._engine, None
-            self._before = {name: getattr(self._stats, name) for name in TOTALS}
+            self._before = ended(self._stats)
             self._names.clear()
             guilty = self._trial.blame(self._kept, failure)
         self._on_death()
@@ -318,7 +316,7 @@ class SupervisedEngine:
                 self._try_next()
             else:
                 self._hand_over_all()
-            self._stats = replace(self._stats, restarts=self._restarts, running=0, waiting=len(self._kept))
+            self._stats = replace(self._before, restarts=self._restarts, waiting=len(self._kept))
         logger.warning("the engine is back after %.1f s", time.monotonic() - began)
         return StepReport(guilty, self._stats)
 

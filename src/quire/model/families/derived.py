@@ -18,3 +18,6 @@ DERIVED = {
 `head_dim` is hidden_size / num_attention_heads, `intermediate_size` a multiple of hidden_size, and the length of the
 rope's `short_factor` is checked against the former quotient.
 """
+
+EVEN_HEADS = frozenset({"llama", "gemma2", "gemma3_text", "internlm3", "vaultgemma", "arcee"})
+"""Families whose code in transformers refuses a number of heads that does not divide hidden_size, head_dim or not."""
