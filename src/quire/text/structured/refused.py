@@ -1,15 +1,31 @@
-"""Grammars that an engine could not follow to the end, so that whoever asks for one again costs nobody anything."""
+"""Grammars that an engine could not follow, so that whoever asks for one again and again costs nobody anything."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from quire.core.errors import GrammarTooComplex, QuireError
 
 KEPT = 4096
 """Grammars that are remembered; the one that was asked for longest ago is forgotten first."""
+FAILURES = 3
+"""Failures from which on a grammar is refused: one may be of the text that was drawn, and not of the grammar."""
+SECONDS = 600.0
+"""For which a failure is remembered."""
+
+
+@dataclass
+class _Failures:
+    """Of one grammar: how many, the latest of them and when that was."""
+
+    count: int
+    error: QuireError
+    at: float
 
 
 class RefusedGrammars:
@@ -19,32 +35,40 @@ class RefusedGrammars:
     somebody else did with it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, QuireError] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._known)
+        self._clock = clock
+        self._known: OrderedDict[bytes, _Failures] = OrderedDict()
 
     def note(self, tenant: str, grammar: str, error: QuireError) -> None:
         """`error` ended a request of `tenant` with this `grammar`; only what the grammar is to blame for counts."""
         if not grammar or not isinstance(error, GrammarTooComplex):
             return
+        key = _key(tenant, grammar)
         with self._lock:
-            self._known[_key(tenant, grammar)] = error
+            known = self._live(key)
+            self._known[key] = _Failures(1 if known is None else known.count + 1, error, self._clock())
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
 
     def check(self, tenant: str, grammar: str) -> None:
-        """`GrammarTooComplex` where an engine could not follow it for `tenant`."""
+        """`GrammarTooComplex` where an engine could not follow it for `tenant`, several times and lately."""
         if not self._known:
             return
-        key = _key(tenant, grammar)
         with self._lock:
-            if (error := self._known.get(key)) is None:
-                return
+            known = self._live(_key(tenant, grammar))
+        if known is not None and known.count >= FAILURES:
+            raise GrammarTooComplex(known.error.message, param=known.error.param)
+
+    def _live(self, key: bytes) -> _Failures | None:
+        """What is remembered, which is the latest that was asked for now."""
+        known = self._known.get(key)
+        if known is not None and self._clock() - known.at > SECONDS:
+            del self._known[key]
+            return None
+        if known is not None:
             self._known.move_to_end(key)
-        raise GrammarTooComplex(error.message, param=error.param)
+        return known
 
 
 def _key(tenant: str, grammar: str) -> bytes:
