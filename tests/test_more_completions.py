@@ -66,6 +66,7 @@ def test_beams_are_those_of_llm(server: LiveServer, early: bool | None) -> None:
         ({"use_beam_search": True, "temperature": 0.7}, "temperature"),
         ({"use_beam_search": True, "stop": "x"}, "stop"),
         ({"use_beam_search": True, "early_stopping": "soon"}, "early_stopping"),
+        ({"use_beam_search": True, "length_penalty": 1e300}, "length_penalty"),
         ({"suffix": "behind"}, "suffix"),
     ],
 )

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from quire.core.config import DeviceConfig
+from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.sequence import Sequence, Status
+from quire.engine.beam import BeamSearchParams
 from quire.ops.backend import Ops, select
 from quire.sample.rows import LogitRow
 from quire.sample.sampler import NO_TOKEN, NUMERICS, RowResult, Sampler
@@ -228,3 +230,48 @@ def test_histories_of_finished_sequences_are_dropped() -> None:
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="vocabulary of 50"):
         Sampler(native, VOCAB)(torch.zeros((1, 49)), [next_row(sequence())])
+
+
+EXTREMES: tuple[Any, ...] = (
+    5e-324, 1e-300, 1e-45, 1e-38, 0.0099, 100.1, 1e38, 1.7e308, 10**400, -(10**400), math.nan, math.inf, -math.inf,
+)  # fmt: skip
+NUMBERS = (
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "top_k", "seed",
+    "n", "min_tokens", "logprobs", "prompt_logprobs",
+)  # fmt: skip
+
+
+@BACKENDS
+@pytest.mark.parametrize("name", [*NUMBERS, "logit_bias"])
+def test_extreme_numbers_are_refused_by_name_or_computed(ops: Ops, name: str) -> None:
+    logits = torch.linspace(-1e4, 1e4, VOCAB)[None]
+    for value in EXTREMES:
+        for beside in ({}, {"temperature": 100.0, "min_p": 0.5}, {"temperature": 2e-5, "top_p": 0.5}):
+            own = {"logit_bias": {1: value}} if name == "logit_bias" else {name: value}
+            options: dict[str, Any] = {"presence_penalty": 2.0} | beside | own
+            try:
+                SamplingParams(**{"max_tokens": 100, **options}).validate(VOCAB)
+            except BadRequest as error:
+                assert error.param == name and error.message.startswith(f"{name}: "), (options, error)
+                continue
+            (found,) = run(ops, logits, sequence(output=(1, 2), **options))
+            assert found.error is None and 0 <= found.token < VOCAB, options
+
+
+def test_the_strongest_penalties_leave_numbers() -> None:
+    for strength in (0.01, 100.0):
+        options: dict[str, Any] = {"repetition_penalty": strength, "frequency_penalty": -2.0, "temperature": 2e-5}
+        (found,) = run(native, torch.linspace(-1e4, 1e4, VOCAB)[None], sequence(output=(1, 2), **options))
+        assert found.error is None
+
+
+@pytest.mark.parametrize("token", ["9" * 5000, "-1", "1e3", " 5", "5.0"])
+def test_a_token_id_of_a_bias_is_a_number(token: str) -> None:
+    with pytest.raises(BadRequest, match="logit_bias"):
+        SamplingParams(logit_bias={token: 1.0}).validate(VOCAB)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("power", [1e300, -1e300, math.nan, math.inf, 10**400])
+def test_powers_of_lengths_stay_numbers(power: float) -> None:
+    with pytest.raises(BadRequest, match="length_penalty"):
+        BeamSearchParams(beam_width=2, max_tokens=5, length_penalty=power).validate()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 from openai import BadRequestError, OpenAI
@@ -89,3 +90,30 @@ def test_too_few_tokens_say_how_many(client: OpenAI) -> None:
         client.completions.create(
             model="pydoc", prompt="a", max_tokens=3, extra_body={"structured_outputs": {"json": PERSON}}
         )
+
+
+BOMB = "((a{1,100}){1,100}){1,100}"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"structured_outputs": {"regex": BOMB}},
+        {"guided_regex": BOMB},
+        {"structured_outputs": {"grammar": f"start: WORD\nWORD: /{BOMB}/"}},
+    ],
+    ids=str,
+)
+def test_a_grammar_that_cannot_be_followed_ends_its_request_alone(client: OpenAI, more: dict[str, Any]) -> None:
+    told = set()
+    for _ in range(4):
+        with pytest.raises(BadRequestError) as caught:
+            client.completions.create(
+                model="pydoc", prompt="x", max_tokens=60, logit_bias={"4": -100}, extra_body=more, temperature=0
+            )
+        told.add(caught.value.message.split("too complex")[1])
+    assert len(told) == 1
+    metrics = httpx.get(f"{client.base_url}".replace("/v1/", "/metrics")).text
+    restarts = [line for line in metrics.splitlines() if line.startswith("quire:engine_restarts_total")]
+    assert all(float(line.rpartition(" ")[2]) == 0 for line in restarts) and restarts, "the engine stays"
+    assert client.completions.create(model="pydoc", prompt="x", max_tokens=3).choices[0].text

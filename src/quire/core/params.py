@@ -15,6 +15,10 @@ from quire.core.structured import StructuredOutputsParams, structured
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_BIASES = 1024
+MAX_REPETITION = 100.0
+"""Of a repetition penalty, and 1 / this is the least: logits that are multiplied or divided by it stay finite."""
+MAX_DIGITS = 20
+"""Of a token id."""
 _KINDS: dict[type, tuple[type, str]] = {
     float: (Real, "a number"),
     int: (Integral, "an integer"),
@@ -40,7 +44,15 @@ def _tuple(value: Any) -> Any:
 
 def _whole(token: Any) -> Any:
     """The number that a JSON key spells."""
-    return int(token) if isinstance(token, str) and token.isdecimal() else token
+    return int(token) if isinstance(token, str) and token.isdecimal() and len(token) <= MAX_DIGITS else token
+
+
+def _finite(value: float) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +118,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("presence_penalty", "frequency_penalty"):
             _require(-2.0 <= getattr(self, name) <= 2.0, name, "must lie in [-2, 2]")
         for name in ("temperature", "repetition_penalty", "top_p", "min_p"):
-            _require(math.isfinite(getattr(self, name)), name, "must be a finite number")
+            _require(_finite(getattr(self, name)), name, "must be a finite number")
         _require(1 <= self.n <= 128, "n", "must lie in [1, 128]")
-        _require(0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", "must lie in (0, 100]")
+        bounded = 1 / MAX_REPETITION <= self.repetition_penalty <= MAX_REPETITION
+        _require(bounded, "repetition_penalty", f"must lie in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}]; 1 is off")
         _require(0.0 <= self.temperature <= 100.0, "temperature", "must lie in [0, 100]; 0 is greedy")
         _require(0.0 < self.top_p <= 1.0, "top_p", "must lie in (0, 1]")
         _require(-1 <= self.top_k < 2**31, "top_k", "must be -1 or 0 (off) or a count of tokens")

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS
 
+MAX_LENGTH_PENALTY = 10.0
+"""The power of any length is a float up to there."""
 Tails = list[list[tuple[int, float]]]
 Step = Callable[[list[tuple[int, ...]]], Tails]
 """Token rows -> for each row the likeliest next tokens with their log-probabilities."""
@@ -31,6 +33,9 @@ class BeamSearchParams:
         """`BadRequest` naming the field that is out of range."""
         if not 1 <= 2 * self.beam_width <= MAX_LOGPROBS:
             raise BadRequest(f"beam_width: must lie in [1, {MAX_LOGPROBS // 2}]", param="beam_width")
+        if not -MAX_LENGTH_PENALTY <= self.length_penalty <= MAX_LENGTH_PENALTY:
+            message = f"length_penalty: must lie in [-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
+            raise BadRequest(message, param="length_penalty")
         if self.max_tokens < 1:
             raise BadRequest("max_tokens: must be at least 1", param="max_tokens")
 

@@ -89,14 +89,14 @@ class Speculator:
         """Have the proposer write drafts; what looks them up has nothing that sequences share but what they read."""
         try:
             self.proposer.propose(seqs, limits)
-        except Exception:
+        except BaseException:
             if self.proposer.passes:  # of the whole batch
                 raise
             for seq, limit in zip(seqs, limits, strict=True):
                 seq.draft, seq.parents, seq.lookup = [], [], None
                 try:
                     self.proposer.propose([seq], [limit])
-                except Exception as error:
+                except BaseException as error:
                     fail(failed, seq, error, "drafting")
 
     def _end(self, failed: Failed) -> None:

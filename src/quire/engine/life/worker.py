@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import zmq
 
+from quire.core.blame import Party, party
 from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.core.machine import uncollected
@@ -169,7 +170,8 @@ def main(inbox: str, outbox: str, shards: str = "") -> int:
         worker.send(Ready(engine.info()))
         worker.loop(engine)
     except QuireError as error:
-        worker.send(Failed(error.message, error.kind, error.exit_code))
+        killed = party(error) is Party.RANK and engine is not None and engine.ranks is not None and engine.ranks.killed
+        worker.send(Failed(error.message, RANK_KILLED if killed else error.kind, error.exit_code))
         return error.exit_code
     except Exception as error:
         if shared is not None and shared.lost:

@@ -30,10 +30,11 @@ def classify(classifier: Tensor | None, outputs: Sequence[Output]) -> None:
     for output in outputs:
         if output.pooled:
             try:
-                output.pooled = _classes(matrix, output.pooled)
+                output.pooled = _classes(matrix, output)
             except BaseException as error:
                 output.fail(of_request(error, "pooling"))
 
 
-def _classes(matrix: NDArray[np.float64], vector: bytes) -> bytes:
-    return bytes((matrix * np.frombuffer(vector, np.float32).astype(np.float64)).sum(1).astype(np.float32).tobytes())
+def _classes(matrix: NDArray[np.float64], output: Output) -> bytes:
+    row = np.frombuffer(output.pooled, np.float32).astype(np.float64)
+    return bytes((matrix * row).sum(1).astype(np.float32).tobytes())

@@ -41,11 +41,13 @@ def check_beams(body: SamplingFields) -> None:
 
 
 def beam_params(body: SamplingFields, max_tokens: int) -> BeamSearchParams:
-    """What `body` asks of a search of at most `max_tokens` tokens."""
-    return BeamSearchParams(
+    """What `body` asks of a search of at most `max_tokens` tokens; `BadRequest` naming a field that is out of range."""
+    asked = BeamSearchParams(
         beam_width=body.n or 1,
         max_tokens=max_tokens,
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         ignore_eos=bool(body.ignore_eos),
         early_stopping=body.early_stopping is True,
     )
+    asked.validate()
+    return asked
