@@ -160,9 +160,7 @@ class Scheduler:
         rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq)) if self.pace.limits else 0
         return self.pace.budget(rows, self._portions.budget(self.config, self.running))
 
-    def _admit(
-        self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int, turn: Turn | None
-    ) -> None:
+    def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int, turn: Turn | None) -> None:
         if self.config.static_batching and self._closed:
             return
         while len(self.waiting) and budget and len(self.running) < self.config.max_num_seqs:
