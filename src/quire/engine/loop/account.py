@@ -1,4 +1,4 @@
-"""What is verified while an engine has nothing to do: that other ranks live, and part by part who holds which blocks."""
+"""What is verified while an engine has nothing to do: that other ranks live, and part by part who holds blocks."""
 
 from __future__ import annotations
 
