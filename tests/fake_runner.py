@@ -172,9 +172,8 @@ class FakeEngine:
 
     def run(self, plan: StepPlan, tables: list[list[list[int]]], known: list[list[int]]) -> list[ChunkResult]:
         """Write and read slots as the kernels would; a token the host did not know is what the last step drew."""
-        drawn, self._drawn = self._drawn, {}
+        drawn, self._drawn, results = self._drawn, {}, []
         self._prepare(plan)
-        results = []
         for chunk, own, tokens in zip(plan.chunks, tables, known, strict=True):
             if chunk.start + chunk.count > len(tokens):
                 tokens.append(drawn[chunk.seq])
@@ -262,7 +261,7 @@ class FakeEngine:
                 # What slides out is not free before the step that writes behind it is planned.
                 more = sum(map(bool, self.windows)) * self.sizes.entries(self.sizes.max_chunk) if self.ahead else 0
                 assert held <= self.sizes.footprint(seq.target) + more, "more blocks than were promised"
-        assert owners == self.pool.refs, "reference counts differ from the owners that exist"
+        assert owners == list(self.pool.refs), "reference counts differ from the owners that exist"
         cached = sum(not self.pool.refs[block] for block in self.pool._by_key.values())
         free = self.pool.num_free - cached
         assert free >= 0 and free + self.pool.num_used + cached == self.pool.num_blocks
@@ -281,8 +280,8 @@ class FakeEngine:
         """A block is published once its values are there, are numbers, and are of the tokens that it is found by."""
         size, owed = self.block_size, {place for _, place in self.scheduler.upkeep.moves}
         proved, self._proved = self._proved, {}
-        filled = {block for block, _ in self._launched[0].fills} if self._launched else set()  # before its rows run
-        filled |= set() if self.tiers is None else {block for block, _ in self.tiers.fills}  # by the next plan
+        fills = [*(self._launched[0].fills if self._launched else ()), *(self.tiers.fills if self.tiers else ())]
+        filled = {block for block, _ in fills}  # before the rows of their plan run
         for key, block in self.pool._by_key.items():
             if block in filled or owed & set(range(block * size, (block + 1) * size)):
                 continue  # what was kept of a draft is moved there before anybody reads it

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from fake_runner import FakeEngine, request
 from quire.core.errors import BadRequest
 from quire.core.request import Request
-from quire.core.sequence import Guide, Sequence
+from quire.core.sequence import Guide, Sequence, Status
+from quire.sched.shares import Portions
 from test_scheduler import assert_golden
-from turns import turns
+from turns import turns, working
 
 
 class AnyText:
@@ -77,7 +78,7 @@ def test_a_grammar_that_is_ready_while_a_step_is_under_way_preempts_nothing_in_f
     assert_golden(engine, [*plain, urgent])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_outputs_do_not_depend_on_when_grammars_are_ready(seed: int) -> None:
     rng = random.Random(seed)
     engine = FakeEngine(
@@ -105,3 +106,126 @@ def test_outputs_do_not_depend_on_when_grammars_are_ready(seed: int) -> None:
         if engine.scheduler.has_work:
             engine.step()
     assert_golden(engine, sent)
+
+
+def test_statuses_say_what_each_waits_for() -> None:
+    engine = FakeEngine(64, 4, 48, max_num_seqs=1)
+    compiling = Compiling(engine)
+    for each in (request("a", [1, 2], 4, n=2), structured("b", [3, 4], 4), request("c", [5], 3)):
+        engine.submit(each)
+
+    def statuses() -> list[Status]:
+        return [seq.status for siblings in engine.scheduler.requests.values() for seq in siblings]
+
+    grammar = getattr(Status, "WAITING_FOR_GRAMMAR", None)
+    assert statuses() == [Status.WAITING, Status.PENDING, grammar, Status.WAITING]
+    engine.step()
+    assert statuses() == [Status.RUNNING, Status.WAITING, grammar, Status.WAITING]
+    compiling.ready()
+    engine.step()
+    assert statuses() == [Status.RUNNING, Status.WAITING, Status.WAITING, Status.WAITING]
+    engine.drain()
+
+
+def test_nothing_in_flight_is_preempted() -> None:
+    engine = FakeEngine(64, 4, 48)
+    engine.submit(request("a", [1, 2, 3], 9))
+    engine.launch()
+    (seq,) = engine.scheduler.running
+    assert seq.steps == 1
+    with pytest.raises(AssertionError, match="preempted while a step under way"):
+        engine.scheduler._preempt(seq)
+
+
+def test_a_grammar_that_cannot_be_made_ends_its_request_alone() -> None:
+    engine = FakeEngine(64, 4, 48, ahead=True)
+    compiling, good = Compiling(engine), request("good", [1, 2, 3], 9)
+    for each in (good, structured("bad", [3, 4], 4, n=2), structured("worse", [3, 4], 4), structured("fine", [3], 4)):
+        engine.submit(each)
+    engine.step()
+    compiling.ready(2, ValueError("no such grammar"))
+    compiling.ready()
+    engine.drain()
+    assert_golden(engine, [good, request("fine", [3], 4, eos=())])
+    for key in (("bad", 0), ("bad", 1), ("worse", 0)):
+        assert engine.ends[key].finish_reason == "error" and "no such grammar" in engine.ends[key].error
+
+
+def test_many_grammars_that_are_not_ready_cost_no_step_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(64, 4, 48)
+    compiling, asked = Compiling(engine), 0
+    for i in range(120):
+        engine.submit(structured(f"s{i}", [1, 2], 3))
+    engine.submit(request("plain", [1, 2, 3], 9, eos=()))
+    done = Future.done
+
+    def counted(self: Future[Guide]) -> bool:
+        nonlocal asked
+        asked += 1
+        return done(self)
+
+    monkeypatch.setattr(Future, "done", counted)
+    for _ in range(9):
+        engine.step()
+    assert ("plain", 0) in engine.ends and asked < 50
+    compiling.ready(120)
+    engine.drain()
+    assert len(engine.ends) == 121
+
+
+def test_who_ends_in_a_plan_without_chunks_is_told_though_nothing_comes_of_the_plan() -> None:
+    engine = FakeEngine(4, 4, 48, prefix=False)
+    engine.submit(request("long", [1] * 15, 20, eos=()))
+    for _ in turns(lambda: True):
+        plan, results = engine.launch()
+        if plan.preempted:
+            break
+        engine.scheduler.commit(plan, results())
+    assert not plan.chunks and not engine.scheduler.has_work, "it outgrew the cache, and nobody commits that plan"
+    engine.submit(request("next", [1, 2], 3, eos=()))
+    engine.step()
+    assert engine.ends["long", 0].finish_reason == "length"
+    engine.drain()
+
+
+def state(engine: FakeEngine) -> list[Any]:
+    """All that plans depend on."""
+    scheduler = engine.scheduler
+    everybody = [seq for siblings in scheduler.requests.values() for seq in siblings]
+    free = []
+    at = engine.pool._next[engine.pool.num_blocks]
+    while at < engine.pool.num_blocks:
+        free.append(at)
+        at = engine.pool._next[at]
+    seqs = [
+        (seq.request.id, seq.index, list(seq.tokens), list(seq.draft), list(seq.parents), seq.computed, seq.in_flight,
+         seq.steps, [list(table) for table in seq.blocks], seq.status, seq.published)
+        for seq in everybody
+    ]  # fmt: skip
+    steps = [list(step) for step in scheduler._portions._decoding]
+    return [seqs, free, list(engine.pool.refs), steps, [str(seq) for seq in scheduler.running], len(scheduler.waiting)]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_to_ask_whether_to_plan_ahead_changes_nothing(stages: int, policy: str) -> None:
+    """Neither drafts, nor blocks of those that wait, nor which decodes go together."""
+    rng, yes = random.Random(stages), 0
+    for blocks in (12, 40):
+        engine = FakeEngine(blocks, 4, 48, scheduling_policy=policy, max_num_batched_tokens=9, max_num_seqs=3)
+        engine.scheduler._portions = Portions(stages, 2)
+        for i in range(14):
+            asked = request(f"r{i}", [i % 2, *range(rng.randrange(1, 16))], rng.randint(3, 20), n=1 + i % 3,
+                            priority=rng.randrange(3))  # fmt: skip
+            engine.submit(replace(asked, tenant="ab"[i % 2]))
+        for _ in working(engine.scheduler):
+            engine.draft(rng)
+            before = state(engine)
+            yes += engine.scheduler.may_plan_ahead()
+            assert state(engine) == before
+            plan, results = engine.launch()
+            before = state(engine)
+            yes += engine.scheduler.may_plan_ahead()
+            assert state(engine) == before
+            engine.scheduler.commit(plan, results())
+    assert yes > 10

@@ -17,6 +17,7 @@ from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.client import EngineInfo, Stats
 from quire.engine.failures import told_plainly
+from quire.engine.loop.account import Account
 from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.experts import expert_counts
 from quire.engine.loop.facts import engine_info, pooling_of
@@ -94,6 +95,7 @@ class Engine:
         self.config = config
         self.drafting = load_drafting(config, self.model, self.ops, None)
         del self.under_way, self.runner, self.scheduler, self.guiding, self.speculator, self.pool, self.prefix
+        del self.account
         gc.collect()  # the old cache goes before the new one is sized
         self._arrange()
 
@@ -127,6 +129,7 @@ class Engine:
         tune(self.runner.step, self.config, self.model.weight_bytes if alone else 0)
         self.speculator = None if self.drafting is None else self._speculator(self.drafting, plan)
         self.experts = expert_counts(self.model.decoder, self.config.parallel, first_place(self.ranks).experts)
+        self.account = Account(self.pool, self.scheduler, self.ranks, self.experts)
 
     @property
     def beside(self) -> tuple[Model, ...]:
@@ -208,6 +211,7 @@ class Engine:
         outputs = self.scheduler.commit(plan, results)
         classify(self.model.classifier, outputs)
         self.under_way.committed()
+        self.account.unchecked = True
         self.steps += 1
         self.step_tokens = plan.num_tokens
         made = sum(len(o.tokens) for o in outputs)
@@ -234,17 +238,12 @@ class Engine:
         if self.ranks is not None:
             self.ranks.close()
 
-    def check(self) -> None:
-        """Verify the account of blocks, in milliseconds: call it when idle. AssertionError if it is wrong.
+    def check(self, part: bool = False) -> None:
+        """Verify the account of blocks, or the next `part` of it: call it when idle. AssertionError if it is wrong.
 
         `EngineFailure` when another rank has ended.
         """
-        if self.ranks is not None:
-            self.ranks.check()
-        if self.experts is not None:
-            self.experts.keep()
-        self.pool.check()
-        assert self.has_work or not self.pool.num_used, f"{self.pool.num_used} blocks are held by nobody"
+        self.account.check(part)
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""

@@ -76,10 +76,11 @@ class WaitingRoom:
     def take_back(self, planning: bool) -> list[tuple[Sequence, QuireError]]:
         """Queue those that have what they waited for; returns the others that wait no more, each with what is wrong.
 
-        Nobody comes back into a plan that is made beside steps under way (`planning`): who is preempted depends on who
-        waits and on which blocks are free, and that nobody has to be was found without them.
+        Nobody comes back into a plan (`planning`) that is made beside steps under way: who is preempted depends on who
+        waits and on which blocks are free, and that nobody has to be was found without them. They come back between
+        steps then, before that is asked again; where nothing is under way, with the plan.
         """
-        if planning and self.in_flight:
+        if planning == self.in_flight:
             return []
         ready, failed = self.readying.returned()
         for seq in (*self.recall.returned(), *ready):
@@ -153,7 +154,7 @@ class WaitingRoom:
             if not self.adapters[seq.request.adapter]:
                 del self.adapters[seq.request.adapter]
 
-    # ------------------------------------------------------------------------------------------ blocks, and pictures
+    # --------------------------------------------------------------------------------------------- blocks, and pictures
 
     def holds(self, seq: Sequence) -> None:
         """One in the queue may have blocks now."""

@@ -53,7 +53,7 @@ logger = logging.getLogger("quire.engine")
 
 IDLE_WAIT_MS = 1000
 BEHIND_WAIT_MS = 5
-"""Between copies of blocks to a store."""
+"""Between copies of blocks to a store, and before the account of blocks is checked."""
 PROGRESS_INTERVAL = 0.1
 
 
@@ -110,7 +110,7 @@ class Worker:
         more = False
         while True:
             idle = not engine.has_work
-            self.inbox.poll((BEHIND_WAIT_MS if more else IDLE_WAIT_MS) if idle else 0)
+            self.inbox.poll((BEHIND_WAIT_MS if more or engine.account.unchecked else IDLE_WAIT_MS) if idle else 0)
             with self._turn:
                 if self._left:
                     break
@@ -119,10 +119,16 @@ class Worker:
                 if engine.has_work:
                     outputs += engine.step()
                 elif idle and not more:
-                    engine.check()
+                    self.check(engine)
                 self.send(StepReport(outputs, engine.stats(), portable=engine.portable()))
         while True:
             time.sleep(IDLE_WAIT_MS)  # the process ends in another thread
+
+    def check(self, engine: Engine) -> None:
+        """Check the engine, part by part, until all is checked, a message comes, or this process is to end."""
+        engine.check(part=True)
+        while engine.account.unchecked and not self._left and not self.inbox.poll(0):
+            engine.check(part=True)
 
     def leave(self, engine: Engine | None) -> None:
         """Take the engine from the loop, between steps, and let it keep what it may."""

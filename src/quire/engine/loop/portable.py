@@ -10,6 +10,8 @@ from quire.sched.scheduler import Scheduler
 
 WAIT_SECONDS = 2.0
 """For blocks to be written; whoever goes on without them computes what is missing."""
+ENDED = 64
+"""Requests that have ended, beside as many as there are, before they are forgotten."""
 
 
 class Portable:
@@ -17,24 +19,29 @@ class Portable:
 
     def __init__(self, scheduler: Scheduler, store: Store) -> None:
         self._scheduler, self._store = scheduler, store
-        self._since: dict[str, float | None] = {}
+        self._begun = set[str]()  # whose prompts are not computed yet, and some that have ended
+        self._since: dict[str, float] = {}
 
     def add(self, request_id: str) -> None:
         """A request was queued."""
-        self._since[request_id] = None
+        self._begun.add(request_id)
+        if len(self._begun) > 2 * len(self._scheduler.requests) + ENDED:
+            self._begun &= self._scheduler.requests.keys()
 
     def take(self) -> tuple[str, ...]:
-        """Those that may leave since the last call."""
-        found = []
+        """Those that may leave since the last call. Who waits is not looked at: prompts are computed by who runs."""
+        requests, now, found = self._scheduler.requests, time.monotonic(), list[str]()
+        for name in dict.fromkeys(seq.request.id for seq in self._scheduler.running):
+            if name in self._begun and all(len(seq.tokens) > seq.prompt_len for seq in requests[name]):
+                self._begun.remove(name)
+                self._since[name] = now
         for name, since in list(self._since.items()):
-            seqs = self._scheduler.requests.get(name)
+            seqs = requests.get(name)
             if seqs is None:
                 del self._since[name]
-            elif all(len(seq.tokens) > seq.prompt_len for seq in seqs):
-                self._since[name] = since = since or time.monotonic()
-                if any(map(self._shared, seqs)) or time.monotonic() - since > WAIT_SECONDS:
-                    del self._since[name]
-                    found.append(name)
+            elif any(map(self._shared, seqs)) or now - since > WAIT_SECONDS:
+                del self._since[name]
+                found.append(name)
         return tuple(found)
 
     def _shared(self, seq: Sequence) -> bool:
