@@ -93,6 +93,7 @@ def test_what_lets_texts_grow_is_refused_by_file_and_part(name: str, tmp_path: P
     assert "tokenizer.json: " + part in caught.value.message
 
 
+@pytest.mark.slow
 def test_a_server_does_not_start_with_one(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, normalizer=sequence("normalizers", [DOUBLES] * 30))
     command = [sys.executable, "-m", "quire", "serve", str(folder), "--load-format", "dummy", "--port", "0"]
