@@ -25,6 +25,7 @@ from typing import Any
 
 import httpx
 
+import grammar_abuse
 from live_server import wait_until
 from quire.cli.flags import to_arguments
 from raw_client import RESET, ask, connect, request
@@ -83,7 +84,8 @@ class Traffic:
 
     async def _client(self, end: float) -> None:
         kinds: list[tuple[Callable[[], Any], int]] = [
-            (self._whole, 6), (self._leave, 3), (self._broken, 2), (self._half_a_head, 1), (self._metrics, 1)
+            (self._whole, 12), (self._leave, 6), (self._broken, 4), (self._half_a_head, 2), (self._metrics, 2),
+            (self._abuse, 1),
         ]  # fmt: skip
         while time.monotonic() < end:
             kind = self.rng.choices([k for k, _ in kinds], [w for _, w in kinds])[0]
@@ -109,6 +111,13 @@ class Traffic:
         path, body = malformed(self.rng)
         assert (await ask(self.port, request(body, path))).status in (200, 400, 404), body
 
+    async def _abuse(self) -> None:
+        """What means harm gets an answer or is refused; an engine that dies of it is counted at the end."""
+        path, body = abuse(self.rng)
+        answer = await ask(self.port, request(body, path))
+        assert answer.status in (200, 400, 413, 429), f"{answer.status} {answer.body!r:.300} to {path} {body!r:.300}"
+        assert b'"finish_reason":"error"' not in answer.body, f"{answer.body!r:.300} to {path} {body!r:.300}"
+
     async def _half_a_head(self) -> None:
         sock = await connect(self.port)
         with contextlib.closing(sock):
@@ -119,6 +128,29 @@ class Traffic:
         assert (
             await ask(self.port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         ).status == 200
+
+
+def abuse(rng: random.Random) -> tuple[str, dict[str, Any]]:
+    """A grammar or schema that means harm, numbers at the ends of their ranges, or a text of half a megabyte."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        return next(grammar_abuse.cases(1, rng.randrange(1 << 30)))
+    if kind == 1:
+        schema = grammar_abuse.shaped(rng)
+        return "/v1/completions", {"prompt": "x", "max_tokens": 9, "user": "abuser", "guided_json": schema}
+    if kind == 2:
+        extreme: dict[str, list[float]] = {
+            "repetition_penalty": [1e-300, 1e-30, 1e30, 1e300], "presence_penalty": [-2, 2], "temperature": [1e-300, 2],
+            "top_p": [1e-300, 1], "min_p": [0, 1], "frequency_penalty": [-2, 2],
+        }  # fmt: skip
+        fields = {name: rng.choice(values) for name, values in extreme.items() if rng.random() < 0.5}
+        return "/v1/completions", {
+            "prompt": "x",
+            "max_tokens": 9,
+            "logit_bias": {"5": rng.choice((-100, 100))},
+        } | fields
+    text = rng.choice(("a", "a ", "\u4e2d", "<|end|>", " ", "\u0301")) * rng.choice((100, 10_000, 250_000))
+    return rng.choice(("/tokenize", "/v1/completions")), {"prompt": text, "max_tokens": 1}
 
 
 def bodies() -> list[dict[str, Any]]:
@@ -244,7 +276,7 @@ def fill_tokenizer(client: httpx.Client) -> None:
 
 
 async def fill_pools(port: int) -> None:
-    """Have as many threads begin as ever do: those of templates and of metrics begin when others are busy.
+    """Have as many threads begin as ever do: those of templates, metrics and grammars begin when others are busy.
 
     A third one for templates, and its socket, came after 41 minutes of an hour.
     """
@@ -253,6 +285,8 @@ async def fill_pools(port: int) -> None:
     for _ in range(3):
         answers = await asyncio.gather(*(ask(port, each) for each in [chat, metrics] * 20))
         assert all(answer.status == 200 for answer in answers)
+    slow = [{"prompt": "x", "max_tokens": 1, "guided_regex": f"(.{{0,300}}x){{{300 + i}}}"} for i in range(12)]
+    await asyncio.gather(*(ask(port, request(each)) for each in slow))
 
 
 def soak(server: Serving, client: httpx.Client) -> list[str]:

@@ -26,8 +26,8 @@ def most_bytes(backend: tokenizers.Tokenizer) -> int | None:
     strips = any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values())
     if strips or not isinstance(model, models.BPE):
         return None
-    shrinks = _shrinks(_state(backend.normalizer))
-    cuts = _flat(_state(backend.pre_tokenizer), "pretokenizers")
+    shrinks = _shrinks(state_of(backend.normalizer))
+    cuts = _flat(state_of(backend.pre_tokenizer), "pretokenizers")
     if shrinks is None or not all(_keeps(cut) for cut in cuts):
         return None
     table = backend.get_vocab(with_added_tokens=True)
@@ -38,7 +38,7 @@ def most_bytes(backend: tokenizers.Tokenizer) -> int | None:
     return shrinks * max(len(token.encode()) for token in table) if complete else None
 
 
-def _state(part: Any) -> dict[str, Any]:
+def state_of(part: Any) -> dict[str, Any]:
     """What a part of a tokenizer is made of."""
     found: dict[str, Any] = {"type": "Sequence"} if part is None else json.loads(part.__getstate__())
     return found

@@ -30,15 +30,14 @@ def serve(do: Job, memory: int, share: int = 0) -> None:
     A fork may have `memory` bytes beside those of the process at rest, and `share` for each byte of its job.
     """
     at_rest = _address_space()
-    _send(b"{}")
+    send(b"{}")
     while True:
-        size, seconds = HEAD.unpack(_take(HEAD.size))
-        data = _take(size)
+        data, seconds = receive()
         ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(ours)
-            _be_bounded(None if at_rest is None else at_rest + memory + share * size, seconds)
+            _be_bounded(None if at_rest is None else at_rest + memory + share * len(data), seconds)
             _answer(do, data, theirs)
         os.close(theirs)
         _pass_on(child, ours)
@@ -95,7 +94,13 @@ def _pass_on(child: int, ours: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     head = f'{{"cpu": {usage.ru_utime + usage.ru_stime:.6f}, '.encode()
     whole = [b'"reply": ', *parts] if code == 0 else [f'"ended": {code}'.encode()]
-    _send(b"".join([head, *whole, b"}"]))
+    send(b"".join([head, *whole, b"}"]))
+
+
+def receive() -> tuple[bytes, float]:
+    """A message, and the seconds of CPU time that there are for it."""
+    size, seconds = HEAD.unpack(_take(HEAD.size))
+    return _take(size), seconds
 
 
 def _take(size: int) -> bytes:
@@ -108,7 +113,7 @@ def _take(size: int) -> bytes:
     return bytes(parts)
 
 
-def _send(data: bytes) -> None:
+def send(data: bytes) -> None:
     """A frame on the socket."""
     _write(0, len(data).to_bytes(4, "big") + data)
 

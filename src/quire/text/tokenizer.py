@@ -17,6 +17,7 @@ from quire.core.files import why_missing
 from quire.text.alphabet import BYTE_OF
 from quire.text.around import put_around
 from quire.text.bounds import most_bytes
+from quire.text.confined import Confined, bounded
 from quire.text.files import read_json, read_text
 from quire.text.gguf import read_tokenizer
 from quire.text.vocab_files import find_vocab_file, read_vocab_file
@@ -50,6 +51,7 @@ class Tokenizer:
         """One more than the largest id; the model's own vocabulary may be padded beyond it."""
         self.byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         """Whether the text of tokens is the text of their concatenated bytes, and nothing else."""
+        self._slow = isinstance(backend, Confined) and bool(backend.slow)
         self._specials = _any_of(self.special)
         self._normalized = [t.content for t in added.values() if t.special and t.normalized]
         self._cut_id = self._add_cut()
@@ -86,7 +88,7 @@ class Tokenizer:
     @classmethod
     def _checked(cls, backend: tokenizers.Tokenizer, named: dict[str, str], path: Path) -> Tokenizer:
         try:
-            return cls(backend, named)
+            return cls(bounded(backend), named)
         except ModelError as error:
             raise ModelError(f"{path}: {error.message}") from None
 
@@ -147,6 +149,10 @@ class Tokenizer:
                 places.append(end if added or start == stop else max(places[-1], min(start, end)))
             end = max(end, stop)
         return places[1:]
+
+    def work(self, size: int) -> int:
+        """Bytes of work that encoding a text of so many is; very many where it may take long, and nobody must wait."""
+        return size + (1 << 40) * self._slow
 
     def least_tokens(self, text: str) -> int:
         """Tokens that `text` has at least, by its size alone; 0 where that tells nothing."""

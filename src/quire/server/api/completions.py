@@ -124,7 +124,7 @@ async def _prompts(
     for text in given:
         if isinstance(text, str):
             check_size(service.engine.info, service.tokenizer, text)
-    size = sum(map(len, given)) + len(given) * len(body.suffix)
+    size = service.tokenizer.work(sum(map(len, given)) + len(given) * len(body.suffix))
     prompts = [Encoded(await off_loop(size, infill, service.tokenizer, found, text, body.suffix)) for text in given]
     return prompts, ends_of(service.tokenizer, found)
 

@@ -176,7 +176,8 @@ async def build_requests(
     were made of. `shown`: choices that show their prompt.
     """
     info, words = service.engine.info, body.bad_words or ()
-    banned = await off_loop(2 * sum(map(len, words)), ids_of_words, service.tokenizer, words)
+    work = service.tokenizer.work(2 * sum(map(len, words))) if words else 0
+    banned = await off_loop(work, ids_of_words, service.tokenizer, words)
     requests = (
         make_request(
             info,

@@ -70,7 +70,7 @@ async def encode_texts(
             check_size(service.engine.info, service.tokenizer, text, param or "")
         return [service.tokenizer.encode(text, add_special_tokens) for text in texts]
 
-    if sum(_CALL + len(text) for text in texts) <= LARGE:
+    if service.tokenizer.work(sum(_CALL + len(text) for text in texts)) <= LARGE:
         return encode()
     return await asyncio.get_running_loop().run_in_executor(_ENCODING, encode)
 
@@ -90,7 +90,9 @@ async def encode_first(service: Service, prompts: Prompts, limit: int) -> list[l
     for i, (prompt, ids) in enumerate(zip(prompts, found, strict=True)):
         if len(ids) > limit:
             found[i] = (
-                ids[:limit] if not isinstance(prompt, str) else await off_loop(len(prompt), shortened, prompt, ids)
+                ids[:limit]
+                if not isinstance(prompt, str)
+                else await off_loop(service.tokenizer.work(len(prompt)), shortened, prompt, ids)
             )
     return found
 

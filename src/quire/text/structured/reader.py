@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import os
 import threading
@@ -37,8 +38,8 @@ IDLE_SECONDS = 60.0
 MEMORY = 256 << 20
 MAX_BYTES = 64 << 10
 """Longest text of what is asked for."""
-KEPT = 256
-"""Things asked for whose grammars are kept."""
+KEPT, KEPT_BYTES = 256, 8 << 20
+"""Things asked for whose grammars are kept, and what these hold."""
 _PROGRAM = Program(
     "the process that reads grammars", Path(__file__).with_name("helper.py"), ("llguidance", "quire"), (MEMORY,)
 )
@@ -68,6 +69,7 @@ class Reader:
         self._processes: set[JobProcess] = set()
         self._jobs: dict[tuple[str, tuple[bytes, int]], Job] = {}
         self._kept: OrderedDict[tuple[bytes, int], Read | BadRequest] = OrderedDict()
+        self._kept_bytes = 0
 
     def read(
         self,
@@ -98,7 +100,7 @@ class Reader:
         job = {"kind": kind, "value": getattr(asked, kind), "options": _options(asked), "frame": frame}
         text = _text(job, kind)
         ends = frozenset(ends)
-        key = (text, hash((vocabulary.number, ends)))
+        key = (hashlib.blake2b(text, digest_size=32).digest(), hash((vocabulary.number, ends)))
         found: Future[Read] = Future()
         with self._change:
             if (known := self._known(key)) is not None:
@@ -118,6 +120,14 @@ class Reader:
         if key in self._kept:
             self._kept.move_to_end(key)
         return self._kept.get(key)
+
+    def _keep(self, key: tuple[bytes, int], found: Read | BadRequest) -> None:
+        if (before := self._kept.pop(key, None)) is not None:
+            self._kept_bytes -= _size(before)
+        self._kept[key] = found
+        self._kept_bytes += _size(found)
+        while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
 
     def _call_reader(self) -> None:
         """Have somebody take a job."""
@@ -214,9 +224,7 @@ class Reader:
             else:
                 self._jobs.pop((job.tenant, job.key), None)
                 if isinstance(found, (Read, BadRequest)):
-                    self._kept[job.key] = found
-                    if len(self._kept) > KEPT:
-                        self._kept.popitem(last=False)
+                    self._keep(job.key, found)
             self._change.notify()  # another may take all of its time now
         if found is not None:
             for future in job.asked:
@@ -250,6 +258,11 @@ class Reader:
         for process in self._processes:
             process.forget()
         self.__init__(self._most)  # type: ignore[misc]
+
+
+def _size(found: Read | BadRequest) -> int:
+    """Bytes that are kept of it, about."""
+    return len(found.grammar) + 8 * len(found.completion) if isinstance(found, Read) else len(found.message)
 
 
 def _tell(future: Future[Read], found: Read | QuireError) -> None:
