@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,13 +22,18 @@ from quire.server.media import Held
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 from quire.text.render import PROCESSES
-from quire.text.template import PICTURE
+from quire.text.template import PICTURE, RESERVED
 
-TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "date_string"})
-"""What `chat_template_kwargs` may set: plain switches of known templates, nothing that names a file or a function."""
+OF_REQUEST = RESERVED | {"continue_final_message", "picture", "documents", "self"}
+"""What `chat_template_kwargs` may not set: what a request has fields for, or may not have. Templates are rendered where
+nothing else can be reached, so that any other value is theirs alone."""
+MAX_KWARGS = 16 << 10
+"""Bytes of all that it sets, as JSON."""
 
 MAX_TOKENS = 1 << 18
 """Of a text that need not fit the model: one to be cut, or to be counted alone."""
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_LISTED = ", ".join(sorted(OF_REQUEST))
 _CALL = 256  # bytes of text that take as long as a call of the tokenizer
 # Large texts wait for one of few threads: the engine needs the cores, and other work a thread.
 _ENCODING = ThreadPoolExecutor(2, "quire-encode")
@@ -252,12 +258,12 @@ def details_of(messages: Sequence[Message]) -> list[str]:
 
 
 def _template_kwargs(service: Service, given: dict[str, Any]) -> dict[str, Any]:
-    for name, value in given.items():
+    if given and (size := len(msgspec.json.encode(given))) > MAX_KWARGS:
+        raise BadRequest(f"chat_template_kwargs: {size} bytes are more than {MAX_KWARGS}", param="chat_template_kwargs")
+    for name in given:
         at = f"chat_template_kwargs.{name[:100]}"
-        if name not in TEMPLATE_KWARGS:
-            raise BadRequest(f"{at}: may not be set; allowed are {', '.join(sorted(TEMPLATE_KWARGS))}", param=at)
-        if not isinstance(value, (str, int, float, bool)) or len(str(value)) > 256:
-            raise BadRequest(f"{at}: must be a short string, a number or a boolean", param=at)
+        if name in OF_REQUEST or not _WORD.fullmatch(name):
+            raise BadRequest(f"{at}: may not be set; names are words, and none of {_LISTED}", param=at)
         if service.template is not None and not service.template.mentions(name):
             raise BadRequest(f"{at}: this model's chat template does not use it", param=at)
     return given
