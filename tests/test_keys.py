@@ -115,3 +115,20 @@ def test_without_keys_the_body_says_who_asks() -> None:
     with live() as server:
         server.complete(user="dora", max_tokens=1)
         assert server.stub.submitted[-1].tenant == "dora" and server.stub.submitted[-1].cache_salt == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"ann": {"key": "a"},\n"bob": {"key": "b"},\n"ann": {"key": "c"}}', "'ann' is there twice \\(lines 1, 3\\)"),
+        ('{"ann": {"key": "a", "key": "b"}}', "'key' is there twice"),
+        ('{"ann": {"key": "a"}, "\\u0061nn": {"key": "b"}}', "'ann' is there twice"),
+    ],
+)
+def test_a_name_that_is_there_twice_is_refused_with_its_lines(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        read_keys(str(path))
+    with pytest.raises(ConfigError, match=told):
+        Keys(ServerOptions(api_keys_file=str(path)))

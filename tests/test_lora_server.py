@@ -90,6 +90,13 @@ def test_adapters_come_and_go(server: LiveServer, tmp_path: Path) -> None:
     assert status == 400 and "load_inplace" in why
     status, why = change(server, "load", lora_name="other", lora_path=two)
     assert status == 400 and "no room" in why
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "adapter_config.json").write_text("secret")
+    (tmp_path / "file").write_text("x")
+    for bad in ("missing", "there", "file", "file/below", "there/adapter_config.json"):
+        folder = str(tmp_path / bad)
+        status, why = change(server, "load", lora_name="mine", lora_path=folder, load_inplace=True)
+        assert status == 400 and f"{folder}: no adapter can be read there; the log" in why and "secret" not in why
     for bad in (str(tmp_path / "missing"), write_adapter(tmp_path / "large", 3, rank=32)):
         status, why = change(server, "load", lora_name="mine", lora_path=bad, load_inplace=True)
         assert status == 400 and bad in why
@@ -123,7 +130,7 @@ def test_adapters_with_magnitudes_come_and_go(server: LiveServer, tmp_path: Path
 def test_what_cannot_be_done_is_said(server: LiveServer, tmp_path: Path) -> None:
     assert change(server, "unload", lora_name="nobody")[0] == 404
     status, why = change(server, "load", lora_name="mine", lora_path=str(tmp_path / "missing"))
-    assert status == 400 and "adapter_config.json" in why
+    assert status == 400 and "no adapter can be read there" in why
     (tmp_path / "odd" / "adapter_config.json").mkdir(parents=True)
     for path in ("~nobody-of-that-name/x", "\0", str(tmp_path / "odd")):
         status, why = change(server, "load", lora_name="mine", lora_path=path)

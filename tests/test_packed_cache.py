@@ -292,3 +292,11 @@ def test_samples_have_every_part(kind: str, part: str) -> None:
     wide = {w.group for w in found if w.scales is not None and w.scales.dtype is torch.float32}
     groups = wide if part == "wide scales" else {w.group for w in found if getattr(w, part) is not None}
     assert groups == set(KINDS[kind].groups)
+
+
+def test_a_file_that_others_may_have_written_is_made_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    want = logits(load(folder))
+    path = file_of(folder)
+    path.chmod(0o666)
+    assert torch.equal(logits(load(folder)), want)
+    assert f"others may write {path}" in caplog.text and path.stat().st_mode & 0o777 == 0o600

@@ -196,3 +196,15 @@ def test_special_tokens_that_are_markers_are_text() -> None:
     output = Output(request_id="r", tokens=[a, *word, b], finish_reason="length")
     assert OutputText(tokenizer, SamplingParams(), frozenset([a])).push(output).text == f"{first}word"
     assert OutputText(tokenizer, SamplingParams()).push(output).text == "word"
+
+
+def test_a_template_is_told_anything_that_it_can_act_on() -> None:
+    template = "{{ messages[0].content }}|{{ my_mode }}|{% for k in facts %}{{ k }}={{ facts[k] }};{% endfor %}"
+    with saying("x", template) as server:
+        ask(server, tools=None, chat_template_kwargs={"my_mode": "brief", "facts": {"a": 1, "b": [True, None]}})
+        prompt = server.tokenizer.decode(server.stub.submitted[-1].prompt)
+        assert prompt == "hi|brief|a=1;b=[True, None];"
+        for name in ("messages", "tools", "tokenize", "chat_template", "add_generation_prompt", "picture", "self"):
+            reply = refused(server, tools=None, chat_template_kwargs={name: "x"})
+            assert reply.json()["error"]["param"] == f"chat_template_kwargs.{name}"
+        assert "does not use it" in refused(server, tools=None, chat_template_kwargs={"nothing_such": 1}).text

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire.core.errors import ConfigError
+from quire.core.machine import foreign
 
 SECRET_BYTES, GENERATION_BYTES = 32, 16
 ACCOUNT = struct.Struct("<qq")
@@ -55,6 +56,9 @@ class StoreFolder:
             name = hashlib.blake2b(facts.encode(), key=self._secret, digest_size=16).hexdigest()
             self.home = folder / name
             self.home.mkdir(mode=0o700, exist_ok=True)
+            for place in (folder / "secret", self.home):
+                if reason := foreign(place):
+                    raise ConfigError(f"--kv-store {folder}: {reason}; name a folder of this user's", param="kv_store")
             self._read_generation()
         except OSError as error:
             reason = error.strerror or str(error)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISVTX
 
 from quire.core.config import cpu_set
 
@@ -134,6 +135,20 @@ def cache_folder() -> Path:
     """Where quire keeps what it made or found out for later starts: $XDG_CACHE_HOME/quire, or else ~/.cache/quire."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "quire"
+
+
+def foreign(path: Path) -> str:
+    """Why what is kept at `path` may be another user's, and is not to be believed; "" where it is this user's alone.
+
+    `OSError` where there is nothing.
+    """
+    for place, forbidden in ((path, 0o022), (path.parent, 0o002)):
+        status = place.stat()
+        if status.st_uid not in (os.getuid(), 0):
+            return f"{place} belongs to another user"
+        if status.st_mode & forbidden and not status.st_mode & S_ISVTX:
+            return f"others may write {place}: chmod go-w"
+    return ""
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from quire.text.tokenizer import Tokenizer
 
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 256
+_SLICE = 64 << 10
+"""Characters that are encoded alone to see how many tokens a long text has."""
 
 
 class Encoded(NamedTuple):
@@ -84,6 +86,25 @@ def check_size(info: EngineInfo, tokenizer: Tokenizer, text: str, param: str = "
         raise ContextTooLong(
             f"{param}: {len(text)} characters are at least {least} tokens, but the context holds {info.max_model_len} "
             "and one must be left to generate",
+            param=param,
+        )
+    check_tokens(tokenizer, text, info.max_model_len, param)
+
+
+def check_tokens(tokenizer: Tokenizer, text: str, limit: int, param: str = "prompt") -> None:
+    """`ContextTooLong` for a text of far more than `limit` tokens, found by its beginning: a list of millions of ids
+    keeps the interpreter's lock for as long as it is made and thrown away.
+
+    Parts have as many tokens as they have in the whole but for those at their ends; twice the limit leaves room.
+    """
+    count, at = 0, 0
+    while len(text) > max(_SLICE, 4 * limit) and at < len(text) and count <= 2 * limit:
+        count += len(tokenizer.encode(text[at : at + _SLICE], False))
+        at += _SLICE
+    if count > 2 * limit:
+        raise ContextTooLong(
+            f"{param}: {len(text)} characters are more than {count} tokens, but the context holds {limit} and one must "
+            "be left to generate",
             param=param,
         )
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 import msgspec
 
 from quire.core.errors import ConfigError
-from quire.core.machine import cache_folder
+from quire.core.machine import cache_folder, foreign
+
+log = logging.getLogger(__name__)
 
 FILE = "tuning.json"
 NEVER = 1 << 20
@@ -47,11 +50,18 @@ def parse(text: str) -> Tuning | None:
 
 def recall(key: str, folder: Path | None = None) -> Tuning | None:
     """The choice kept under `key`; None when there is none or the file cannot be read as one."""
+    return _kept((folder or cache_folder()) / FILE).get(key)
+
+
+def _kept(path: Path) -> dict[str, Tuning]:
+    """What is kept; nothing where others may have written it."""
     try:
-        kept = msgspec.json.decode(((folder or cache_folder()) / FILE).read_bytes(), type=dict[str, Tuning])
+        if reason := foreign(path):
+            log.warning("%s is not used: %s", path, reason)
+            return {}
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Tuning])
     except (OSError, msgspec.DecodeError):
-        return None
-    return kept.get(key)
+        return {}
 
 
 def keep(key: str, tuning: Tuning, folder: Path | None = None) -> None:
@@ -60,12 +70,10 @@ def keep(key: str, tuning: Tuning, folder: Path | None = None) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE
-        try:
-            kept = msgspec.json.decode(path.read_bytes(), type=dict[str, Tuning])
-        except (OSError, msgspec.DecodeError):
-            kept = {}
+        kept = _kept(path)
         fresh = folder / f"{FILE}.{os.getpid()}"
         fresh.write_bytes(msgspec.json.format(msgspec.json.encode({**kept, key: tuning})))
+        fresh.chmod(0o600)
         fresh.replace(path)
     except OSError:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from bisect import bisect_left
@@ -12,10 +13,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from quire.core.machine import cache_folder, largest_cache, processor
+from quire.core.machine import cache_folder, foreign, largest_cache, processor
 from quire.core.version import VERSION
 from quire.plan.devices import ARITHMETIC, BANDWIDTH, HOST_SECONDS, LINK_SECONDS, Device
 from quire.plan.work import Chunk
+
+log = logging.getLogger(__name__)
 
 FILE = "planner.json"
 NEAR, FAR, FARTHEST = 24 << 20, 256 << 20, 1 << 30
@@ -274,6 +277,7 @@ def keep(found: Calibration, folder: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         fresh = folder / f"{FILE}.{os.getpid()}"
         fresh.write_bytes(msgspec.json.format(msgspec.json.encode({**_kept(folder), found.machine: found})))
+        fresh.chmod(0o600)
         fresh.replace(folder / FILE)
     except OSError:
         return
@@ -281,6 +285,9 @@ def keep(found: Calibration, folder: Path | None = None) -> None:
 
 def _kept(folder: Path) -> dict[str, Calibration]:
     try:
+        if reason := foreign(folder / FILE):
+            log.warning("%s is not used: %s", folder / FILE, reason)
+            return {}
         return msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, Calibration])
     except (OSError, msgspec.DecodeError):
         return {}

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from quire.core.errors import BadRequest, ConfigError, EngineFailure
 from quire.core.request import random_id
-from quire.server.http.body import read_json
+from quire.server.http.parsing import read_json
 
 URLS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/score", "/v1/rerank", "/score", "/rerank"}

@@ -31,6 +31,16 @@ _CHUNK = 64 << 10
 _MOVED = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that is given out to networks of the internet."""
+_SPECIAL_IPV4 = tuple(map(ipaddress.IPv4Network, (
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
+    "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16", "192.175.48.0/24",
+    "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+)))  # fmt: skip
+_SPECIAL_IPV6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")))
+"""IANA's registries of special purposes whole (iana-ipv4-special-registry, iana-ipv6-special-registry), with multicast
+and relays: what Python's `is_global` says of them depends on its version. Outside of `_GLOBAL` none is public."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -269,12 +279,13 @@ def _addresses(target: _Target, where: str) -> list[Address]:
 def is_public(address: Address) -> bool:
     """Whether an address is of the public internet; those that hold another one (IPv4 in IPv6) are as that is."""
     if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        inner = address.ipv4_mapped or address.sixtofour
         if address in _NAT64:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+        return address in _GLOBAL and not any(address in network for network in _SPECIAL_IPV6)
+    return not any(address in network for network in _SPECIAL_IPV4)
 
 
 def _refusal(where: str, told: str) -> BadRequest:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
+import json
 import logging
 import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -127,8 +130,9 @@ def read_keys(path: str) -> dict[str, KeyEntry]:
     except OSError as error:
         raise ConfigError(f"--api-keys-file {path}: {error.strerror}", param="api_keys_file") from None
     try:
+        _check_names(data, path)
         found = msgspec.json.decode(data, type=dict[str, KeyEntry])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         message = f'--api-keys-file {path}: {error}; it looks like {{"NAME": {{"key": "...", "weight": 2}}}}'
         raise ConfigError(message, param="api_keys_file") from None
     for name, entry in found.items():
@@ -139,6 +143,22 @@ def read_keys(path: str) -> dict[str, KeyEntry]:
                 param="api_keys_file",
             )
     return found
+
+
+def _check_names(data: bytes, path: str) -> None:
+    """`ConfigError` for a name that stands twice in one object: its first entry would be lost without a word."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+        if twice is not None:
+            lines = [i + 1 for i, line in enumerate(data.decode().splitlines()) if json.dumps(twice) in line]
+            where = f"lines {', '.join(map(str, lines))}" if len(lines) > 1 else f"line {lines[0] if lines else 1}"
+            raise ConfigError(f"--api-keys-file {path}: {twice!r} is there twice ({where})", param="api_keys_file")
+        return dict(pairs)
+
+    with contextlib.suppress(ValueError):  # msgspec says what is wrong
+        json.loads(data, object_pairs_hook=once)
 
 
 def _digest(key: bytes) -> bytes:

@@ -25,7 +25,8 @@ MAX_MODEL_LEN = 1 << 20
 MIN_CHARS = 1 << 16
 """What a template may always write."""
 MAX_DEPTH = 64
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"})
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"})
+"""Names that no other value of a template may have."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names a message's reasoning comes under; templates read the first, gpt-oss's the second."""
 _END_MARK = "\ufdd1"
@@ -154,7 +155,7 @@ class ChatTemplate:
 
         `picture`: what stands for one where the template itself writes nothing for it; "" = there may be none.
         """
-        if bad := _RESERVED & variables.keys():
+        if bad := RESERVED & variables.keys():
             raise BadRequest(f"chat_template_kwargs: {sorted(bad)[0]!r} cannot be set", param="chat_template_kwargs")
         chat = self._checked(messages, picture)
         if continue_final_message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 from quire.core.errors import ConfigError, QuireError
 from quire.engine.client import AdapterChanged, ChangeAdapter
 from quire.model.load.adapters import Adapters
+from quire.text.files import read_json
+
+log = logging.getLogger(__name__)
 
 
 class Adapting:
@@ -54,9 +58,10 @@ class Adapting:
             else:
                 self._unload(change.name)
         except QuireError as failure:
-            error = failure.message
+            error = _told(change.folder, failure.message) if change.folder else failure.message
         except Exception as failure:  # whatever lies in that folder, the requests of others go on
-            error = f"{change.folder}: cannot be read as an adapter: {type(failure).__name__}: {failure}"
+            told = f"{change.folder}: cannot be read as an adapter: {type(failure).__name__}: {failure}"
+            error = _told(change.folder, told)
         return AdapterChanged(change.name, self.names, error)
 
     def times(self, name: str) -> int:
@@ -89,3 +94,18 @@ class Adapting:
     def _tell(self, name: str, folder: str) -> None:
         if self._told is not None:
             self._told(name, folder)
+
+
+def _told(folder: str, reason: str) -> str:
+    """What a client is told of a failure: of a folder that holds no adapter nothing, whether or not it is there.
+
+    Else whoever may load adapters could ask for every path of this machine.
+    """
+    try:
+        found = read_json(Path(folder).expanduser() / "adapter_config.json")
+    except (QuireError, OSError, RuntimeError, ValueError):
+        found = {}
+    if found:
+        return reason
+    log.warning("no adapter was loaded: %s", reason)
+    return f"{folder}: no adapter can be read there; the log of the server says why"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
+from quire.core.machine import foreign
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
 from quire.model.disk.opened import Opened
@@ -77,6 +78,9 @@ class PackedCache:
         """Read the file when there is one that can be used; otherwise say why not and hold nothing."""
         remove_leftovers(self.path.parent)
         try:
+            if reason := foreign(self.path):
+                log.warning("packed weights in %s are not used: %s; making them anew", self.path, reason)
+                return
             index, offset = read_index(self.path)
             if index.source != self._source:
                 log.info("%s belongs to other weights, options or another version; making it anew", self.path)

@@ -20,7 +20,7 @@ from quire.server.api.spoken import Spoken, arguments_of, named_event
 from quire.server.api.tools import calling_of
 from quire.server.blocks import Block, Step
 from quire.server.generation import Generated
-from quire.server.http.body import read_struct
+from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import ANTHROPIC
 from quire.server.service import Service
 from quire.server.speech import Speech
@@ -60,7 +60,7 @@ async def create_message(service: Service, request: Request) -> Response:
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: MessagesRequest)
     request.state.ignored.extend(without_effect(body, ("service_tier",)))
-    chat = chat_of(service, body)
+    chat = await off_read(request, chat_of, service, body)
     with renamed(RENAMED):
         check_body(service, chat)
         generation, speech = await submit_chat(service, chat, arrival, request.state.tenant)
@@ -74,10 +74,10 @@ async def create_message(service: Service, request: Request) -> Response:
 async def count_tokens(service: Service, request: Request) -> Response:
     """How many tokens a conversation has as a prompt."""
     body = await read_struct(request, service.options, lambda _: CountRequest)
-    chat = chat_of(service, body)
+    chat = await off_read(request, chat_of, service, body)
     with renamed(RENAMED):
         check_body(service, chat)
-        calling_of(service, chat)
+        await off_read(request, calling_of, service, chat)
         with service.media.hold() as held:
             prompt = await encode_chat(service, chat, None, held)
     return Response(msgspec.json.encode(Count(input_tokens=len(prompt.ids))), media_type="application/json")

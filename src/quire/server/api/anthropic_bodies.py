@@ -10,6 +10,7 @@ import msgspec
 from quire.core.errors import BadRequest
 from quire.engine.sources import Base64, Source
 from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
+from quire.server.http.errors import brief
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 
@@ -137,7 +138,7 @@ def _part(block: Any, at: str) -> dict[str, Any]:
     if kind == "image":
         return {"type": "image", "source": _source(block.get("source"), f"{at}.source")}
     if kind != "text":
-        raise BadRequest(f"{at}.type: only text and image can be read here, not {str(kind)[:40]!r}", param=f"{at}.type")
+        raise BadRequest(f"{at}.type: only text and image can be read here, not {brief(kind)}", param=f"{at}.type")
     return {"type": "text", "text": _string(block, "text", at)}
 
 
@@ -147,7 +148,7 @@ def _source(source: Any, at: str) -> Source:
     if kind == "url":
         return Source(f"{at}.url", _string(source, "url", at))
     if kind != "base64":
-        raise BadRequest(f"{at}.type: must be 'base64' or 'url', not {str(kind)[:40]!r}", param=f"{at}.type")
+        raise BadRequest(f"{at}.type: must be 'base64' or 'url', not {brief(kind)}", param=f"{at}.type")
     if not str(source.get("media_type")).startswith("image/"):
         raise BadRequest(f"{at}.media_type: must be a picture's, as image/jpeg", param=f"{at}.media_type")
     data, source["data"] = _string(source, "data", at), ""
@@ -193,7 +194,7 @@ def _text(content: Any, at: str, first: int = 0) -> str:
     for i, block in enumerate(content, first):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind != "text":
-            told = f"{at}[{i}].type: only text can be read here, not {str(kind)[:40]!r}"
+            told = f"{at}[{i}].type: only text can be read here, not {brief(kind)}"
             raise BadRequest(told, param=f"{at}[{i}].type")
         texts.append(_string(block, "text", f"{at}[{i}]"))
     return "\n".join(texts)
@@ -208,7 +209,7 @@ def _string(block: dict[str, Any], name: str, at: str) -> str:
 
 def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
-        told = f"{at}.type: only tools of the client's own are offered, not {str(tool['type'])[:40]!r}"
+        told = f"{at}.type: only tools of the client's own are offered, not {brief(tool['type'])}"
         raise BadRequest(told, param=f"{at}.type")
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):

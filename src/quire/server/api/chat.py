@@ -33,16 +33,20 @@ from quire.server.api.tools import asked_of, calling_of
 from quire.server.api.writer import Choices, State, Writer
 from quire.server.assistant import Assistant
 from quire.server.generation import Generated, Generation, Piece
+from quire.server.http.body import LARGE, off_loop, off_read
 from quire.server.keys import Tenant
 from quire.server.service import Service
 from quire.server.speech import Speech, inside_reasoning
+
+_WALKED = LARGE + 1
+"""Schemas of tools, which are walked through, may have any size."""
 
 
 async def create_chat_completion(service: Service, request: Request) -> Response:
     """Answer a conversation, whole or as a stream of server-sent events."""
     arrival = time.monotonic()
     body = await read_body(service, request, ChatCompletionRequest)
-    request.state.ignored.extend(details_of(body.messages))
+    request.state.ignored.extend(await off_read(request, details_of, body.messages))
     generation, speech = await submit_chat(service, body, arrival, request.state.tenant)
     return await respond(request, _Writer(service, body, generation, speech))
 
@@ -63,7 +67,7 @@ async def submit_chat(
 ) -> tuple[Generated, Speech]:
     """Start the answers to `body`, however it was asked. `BadRequest` naming its field."""
     _check(body)
-    calling = calling_of(service, body)
+    calling = await off_loop(_WALKED if body.tools else 0, calling_of, service, body)
     queued = service.engine.reserve(drawn(body), tenant.called(body.user), tenant.max_sequences)
     with queued, service.media.hold() as held:
         found = await encode_chat(service, body, "messages" if body.truncate_prompt_tokens is None else None, held)
@@ -90,7 +94,8 @@ async def _requests(
     arrival: float,
     tenant: Tenant,
 ) -> list[EngineRequest]:
-    info, shape = service.engine.info, asked_of(service, body, speech)
+    info = service.engine.info
+    shape = await off_loop(_WALKED if body.tools else 0, asked_of, service, body, speech)
     asked, name = body.max_completion_tokens, "max_completion_tokens"
     if asked is None:
         asked, name = body.max_tokens, "max_tokens"

@@ -31,7 +31,7 @@ from quire.server.api.replies import Completion, CompletionChoice, CompletionLog
 from quire.server.api.shapes import Asked, shape_of
 from quire.server.api.writer import Choices, State, Writer
 from quire.server.generation import Generated, Generation, Piece
-from quire.server.http.body import off_loop
+from quire.server.http.body import ID_BYTES, in_turns, off_loop
 from quire.server.keys import Tenant
 from quire.server.media import Held
 from quire.server.service import Service
@@ -62,7 +62,7 @@ async def submit_completion(
     `each`: a piece for each token. `most`: tokens where `body` says no number, None = as many as there is room for.
     `sources`: pictures, whose marks are in the one prompt that there is then.
     """
-    given = listed(service, body.prompt)
+    given = await off_loop(ID_BYTES * len(body.prompt), listed, service, body.prompt)
     service.media.admit(sources)
     queued = service.engine.reserve(len(given) * drawn(body), tenant.called(body.user), tenant.max_sequences)
     with queued, service.media.hold() as held:
@@ -85,7 +85,7 @@ async def _requests(
     info = service.engine.info
     echo_only = bool(body.echo) and body.max_tokens == 0
     params, shape = [], Asked(shape_of(body))
-    for i, prompt in enumerate(prompts):
+    async for i, prompt in in_turns(enumerate(prompts)):
         prompts[i] = prompt = cut(prompt, body.truncate_prompt_tokens, info.max_model_len)
         asked = 1 if echo_only else body.max_tokens
         max_tokens = token_limit(info, len(prompt.ids), "prompt", asked, "max_tokens", most)

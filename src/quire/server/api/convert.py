@@ -19,7 +19,7 @@ from quire.server.api.beam_fields import beam_params, check_beams
 from quire.server.api.protocol import SamplingFields
 from quire.server.api.shapes import Asked, with_grammars
 from quire.server.beams import Beams
-from quire.server.http.body import off_loop, read_struct
+from quire.server.http.body import ID_BYTES, in_turns, off_loop, read_struct
 from quire.server.keys import Tenant
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt, without_effect
@@ -178,8 +178,11 @@ async def build_requests(
     info, words = service.engine.info, body.bad_words or ()
     work = service.tokenizer.work(2 * sum(map(len, words))) if words else 0
     banned = await off_loop(work, ids_of_words, service.tokenizer, words)
-    requests = (
-        make_request(
+    requests = []
+    async for prompt, param in in_turns(zip(prompts, params, strict=True)):
+        made = await off_loop(
+            ID_BYTES * len(prompt.ids),
+            make_request,
             info,
             prompt,
             param,
@@ -189,8 +192,7 @@ async def build_requests(
             priority=body.priority or 0,
             adapter=body.model if body.model in info.adapters else "",
         )
-        for prompt, param in zip(prompts, params, strict=True)
-    )
+        requests.append(made)
     salt = tenant.salt + (body.cache_salt or "")
     explain: Explain = "no"
     if body.quire is not None and body.quire.cache:
@@ -202,10 +204,10 @@ async def build_requests(
         "weight": tenant.weight,
         "explain": explain,
     }
-    made = await with_grammars(service, body, asked, [msgspec.structs.replace(r, **own) for r in requests])
+    found = await with_grammars(service, body, asked, [msgspec.structs.replace(r, **own) for r in requests])
     name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
-    _check_scored(made, shown, service.options.max_prompt_logprobs, name)
-    return made
+    _check_scored(found, shown, service.options.max_prompt_logprobs, name)
+    return found
 
 
 def _check_scored(requests: Sequence[Request], shown: int, limit: int, param: str) -> None:

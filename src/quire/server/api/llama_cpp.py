@@ -19,7 +19,7 @@ from quire.server.api.convert import check_body, renamed
 from quire.server.api.logprobs import LogprobWriter
 from quire.server.api.protocol import CompletionRequest
 from quire.server.generation import Generated, Piece
-from quire.server.http.body import off_loop, read_struct
+from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.http.dialects import LLAMA_CPP
 from quire.server.http.sse import event
 from quire.server.service import Service
@@ -116,7 +116,7 @@ async def completion(service: Service, request: Request) -> Response:
     body = await read_struct(request, service.options, lambda _: LlamaCppRequest)
     sources = list[Source]()
     if isinstance(body.prompt, Pictured):
-        text, sources = _pictured(service, body.prompt)
+        text, sources = await off_read(request, _pictured, service, body.prompt)
         body = msgspec.structs.replace(body, prompt=text)
     asked = completion_of(body)
     with renamed(RENAMED):

@@ -32,7 +32,7 @@ from quire.server.api.ollama_bodies import (
 from quire.server.api.spoken import Spoken, arguments_of
 from quire.server.blocks import Block, Step
 from quire.server.generation import Generated
-from quire.server.http.body import read_struct
+from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import OLLAMA
 from quire.server.service import Service
 from quire.server.speech import Formats, Speech
@@ -95,7 +95,7 @@ async def chat(service: Service, request: Request) -> Response:
 
 
 async def _chat(service: Service, request: Request, body: GenerateRequest | ChatRequest, arrival: float) -> Response:
-    asked = chat_of(service, body)
+    asked = await off_read(request, chat_of, service, body)
     with renamed(RENAMED):
         check_body(service, asked)
         generation, speech = await submit_chat(service, asked, arrival, request.state.tenant)

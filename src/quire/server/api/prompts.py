@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -11,20 +12,28 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.engine.requests import Encoded, check_size
+from quire.engine.requests import Encoded, check_size, check_tokens
 from quire.engine.sources import Source, forget, source_of
 from quire.server.api.protocol import ChatBody, ChatCompletionRequest, Message, Prompt
 from quire.server.api.tools import effort_kwargs, history_calls
 from quire.server.http.body import LARGE, off_loop
+from quire.server.http.errors import brief
 from quire.server.media import Held
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 from quire.text.render import PROCESSES
-from quire.text.template import PICTURE
+from quire.text.template import PICTURE, RESERVED
 
-TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "date_string"})
-"""What `chat_template_kwargs` may set: plain switches of known templates, nothing that names a file or a function."""
+OF_REQUEST = RESERVED | {"continue_final_message", "picture", "documents", "self"}
+"""What `chat_template_kwargs` may not set: what a request has fields for, or may not have. Templates are rendered where
+nothing else can be reached, so that any other value is theirs alone."""
+MAX_KWARGS = 16 << 10
+"""Bytes of all that it sets, as JSON."""
 
+MAX_TOKENS = 1 << 18
+"""Of a text that need not fit the model: one to be cut, or to be counted alone."""
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_LISTED = ", ".join(sorted(OF_REQUEST))
 _CALL = 256  # bytes of text that take as long as a call of the tokenizer
 # Large texts wait for one of few threads: the engine needs the cores, and other work a thread.
 _ENCODING = ThreadPoolExecutor(2, "quire-encode")
@@ -43,9 +52,10 @@ def listed(service: Service, prompt: Prompt, param: str = "prompt") -> Prompts:
     if len(prompt) > service.engine.info.max_num_queued_reqs and not isinstance(prompt[0], int):
         raise BadRequest(f"{param}: a list of {len(prompt)} prompts is longer than this server's queue", param=param)
     given: list[Any] = prompt
-    if all(isinstance(item, int) for item in given):
+    kinds = set(map(type, given))
+    if kinds == {int}:
         return [given]
-    if all(isinstance(item, str) for item in given) or all(isinstance(item, list) for item in given):
+    if kinds in ({str}, {list}):
         return given
     raise BadRequest(f"{param}: a list must hold only strings, only token ids, or only lists of token ids", param=param)
 
@@ -66,8 +76,11 @@ async def encode_texts(
     """Token ids of texts that came as the field `param`, each refused that cannot fit the model; None: all may be."""
 
     def encode() -> list[list[int]]:
-        for text in texts if param is not None else ():
-            check_size(service.engine.info, service.tokenizer, text, param or "")
+        for text in texts:
+            if param is not None:
+                check_size(service.engine.info, service.tokenizer, text, param)
+            else:
+                check_tokens(service.tokenizer, text, _most_tokens(service))
         return [service.tokenizer.encode(text, add_special_tokens) for text in texts]
 
     if service.tokenizer.work(sum(_CALL + len(text) for text in texts)) <= LARGE:
@@ -136,6 +149,24 @@ async def encode_chat(service: Service, body: ChatBody, param: str | None, held:
         raise BadRequest("messages: this model has no chat template; use /v1/completions", param="messages")
     if not body.messages:
         raise BadRequest("messages: must not be empty", param="messages")
+    # In a thread whatever its size: the template may use up its time.
+    limit = service.engine.info.max_model_len if param is not None else _most_tokens(service)
+    text, sources = await asyncio.get_running_loop().run_in_executor(_RENDERING, _rendered, service, body, limit)
+    if sources:
+        return await encode_pictured(service, text, sources, held, param)
+    return Encoded((await encode_texts(service, [text], False, param))[0])
+
+
+def _most_tokens(service: Service) -> int:
+    return max(MAX_TOKENS, service.engine.info.max_model_len)
+
+
+def _rendered(service: Service, body: ChatBody, limit: int) -> tuple[str, list[Source]]:
+    """The text of a conversation, and the pictures whose marks are in it; far more than `limit` tokens are refused."""
+    assert service.template is not None
+    texts = list(_texts(body.messages))
+    if sum(map(len, texts)) > 4 * limit:
+        check_tokens(service.tokenizer, "".join(texts), limit, "messages")
     as_text = service.formats.tools is not None and service.formats.tools.text_arguments
     sources: list[Source] = []
     messages = [_plain(message, f"messages[{i}]", as_text, sources) for i, message in enumerate(body.messages)]
@@ -151,8 +182,7 @@ async def encode_chat(service: Service, body: ChatBody, param: str | None, held:
     if isinstance(body, ChatCompletionRequest):
         kwargs = effort_kwargs(service, body.reasoning_effort) | kwargs
         tools = None if body.tool_choice == "none" else tools
-    render = partial(
-        service.template.marked,
+    text = service.template.marked(
         messages,
         tools,
         add_generation_prompt=not continued if generate is None else generate,
@@ -160,11 +190,17 @@ async def encode_chat(service: Service, body: ChatBody, param: str | None, held:
         picture=service.media.mark if sources else "",
         **kwargs,
     )
-    # In a thread whatever its size: the template may use up its time.
-    text = await asyncio.get_running_loop().run_in_executor(_RENDERING, render)
-    if sources:
-        return await encode_pictured(service, text, sources, held, param)
-    return Encoded((await encode_texts(service, [text], False, param))[0])
+    return text, sources
+
+
+def _texts(messages: Sequence[Message]) -> Iterator[str]:
+    """What is said in them."""
+    for message in messages:
+        if isinstance(message.content, str):
+            yield message.content
+        for part in message.content if isinstance(message.content, list) else ():
+            if isinstance(part.get("text"), str):
+                yield part["text"]
 
 
 def _plain(message: Message, where: str, as_text: bool, sources: list[Source]) -> dict[str, Any]:
@@ -202,7 +238,7 @@ def _parts(content: Sequence[dict[str, Any]], where: str, sources: list[Source])
             parts.append(PICTURE)
         elif part.get("type") != "text":
             raise BadRequest(
-                f"{at}.type: only parts of type 'text' and 'image_url' are read, not {str(part.get('type'))[:40]!r}",
+                f"{at}.type: only parts of type 'text' and 'image_url' are read, not {brief(part.get('type'))}",
                 param=f"{at}.type",
             )
         elif not isinstance(part.get("text"), str):
@@ -224,12 +260,12 @@ def details_of(messages: Sequence[Message]) -> list[str]:
 
 
 def _template_kwargs(service: Service, given: dict[str, Any]) -> dict[str, Any]:
-    for name, value in given.items():
+    if given and (size := len(msgspec.json.encode(given))) > MAX_KWARGS:
+        raise BadRequest(f"chat_template_kwargs: {size} bytes are more than {MAX_KWARGS}", param="chat_template_kwargs")
+    for name in given:
         at = f"chat_template_kwargs.{name[:100]}"
-        if name not in TEMPLATE_KWARGS:
-            raise BadRequest(f"{at}: may not be set; allowed are {', '.join(sorted(TEMPLATE_KWARGS))}", param=at)
-        if not isinstance(value, (str, int, float, bool)) or len(str(value)) > 256:
-            raise BadRequest(f"{at}: must be a short string, a number or a boolean", param=at)
+        if name in OF_REQUEST or not _WORD.fullmatch(name):
+            raise BadRequest(f"{at}: may not be set; names are words, and none of {_LISTED}", param=at)
         if service.template is not None and not service.template.mentions(name):
             raise BadRequest(f"{at}: this model's chat template does not use it", param=at)
     return given

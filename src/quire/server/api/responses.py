@@ -18,7 +18,7 @@ from quire.server.api.convert import check_body, renamed
 from quire.server.api.responses_answer import ResponseAnswer, ResponseReply
 from quire.server.api.responses_bodies import RENAMED, Item, ResponsesRequest, chat_of, ignored_of, items_of
 from quire.server.generation import Generated
-from quire.server.http.body import read_struct
+from quire.server.http.body import LARGE, off_loop, off_read, read_struct
 from quire.server.http.door import Door
 from quire.server.http.exchange import Exchange
 from quire.server.service import Service
@@ -26,6 +26,8 @@ from quire.server.speech import Speech
 from quire.server.stored import ResponseStore, Stored
 
 _encode = msgspec.json.encode
+_WALKED = LARGE + 1
+"""A conversation that goes on may have any size."""
 
 
 class Deleted(msgspec.Struct, kw_only=True):
@@ -98,14 +100,14 @@ async def create_response(service: Service, request: Request) -> Response:
     """Answer items in the shape of OpenAI's Responses API, whole, as a stream of events, or in the background."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: ResponsesRequest)
-    request.state.ignored.extend(ignored_of(body))
+    request.state.ignored.extend(await off_read(request, ignored_of, body))
     store = body.store is not False
     if body.background and (body.stream or not store):
         named = "stream" if body.stream else "store"
         raise BadRequest(f"{named}: a response in the background is stored, and read by its id", param=named)
     tenant, memory = request.state.tenant, responses_of(request)
     before = memory.before(tenant.name, body.previous_response_id)
-    chat = chat_of(body, before)
+    chat = await off_loop(_WALKED if before else request.state.exchange.body.size, chat_of, body, before)
     with renamed(RENAMED):
         check_body(service, chat)
         generation, speech = await submit_chat(service, chat, arrival, tenant)

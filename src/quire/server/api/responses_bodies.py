@@ -11,6 +11,7 @@ import msgspec
 from quire.core.errors import BadRequest
 from quire.engine.sources import DETAILS, Source
 from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
+from quire.server.http.errors import brief
 from quire.server.unbuilt import refuse_unbuilt, without_effect
 
 Item = dict[str, Any]
@@ -192,7 +193,7 @@ class _Turns:
                 told = _seen(item.get("output", ""), f"{at}.output")
                 self.messages.append(Message(role="tool", content=told, tool_call_id=_string(item, "call_id", at)))
             case _:
-                told = f"{at}.type: {str(kind)[:40]!r} is no item that can be read here"
+                told = f"{at}.type: {brief(kind)} is no item that can be read here"
                 raise BadRequest(told, param=f"{at}.type")
 
     def _message(self, item: Item, at: str) -> None:
@@ -245,7 +246,7 @@ def _text(content: Any, at: str) -> str:
 def _text_of(part: Any, at: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in _TEXTS:
-        raise BadRequest(f"{at}.type: only text can be read here, not {str(kind)[:40]!r}", param=f"{at}.type")
+        raise BadRequest(f"{at}.type: only text can be read here, not {brief(kind)}", param=f"{at}.type")
     return _string(part, "text", at)
 
 
@@ -258,7 +259,7 @@ def _string(item: Item, name: str, at: str) -> str:
 
 def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
     if tool.get("type") != "function":
-        told = f"{at}.type: only 'function' is offered, not {str(tool.get('type'))[:40]!r}"
+        told = f"{at}.type: only 'function' is offered, not {brief(tool.get('type'))}"
         raise BadRequest(told, param=f"{at}.type")
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 

@@ -14,6 +14,7 @@ from quire.core.request import Request
 from quire.core.structured import KINDS, StructuredOutputsParams, structured
 from quire.engine.requests import add_grammar, ask_grammar
 from quire.server.api.protocol import SamplingFields
+from quire.server.http.errors import brief
 from quire.server.service import Service
 from quire.text.structured.reader import PATIENCE, SECONDS
 
@@ -60,7 +61,7 @@ def _asked(body: SamplingFields) -> list[tuple[str, Any]]:
     """Fields that ask for a shape, each with what it would be as `structured_outputs`."""
     backend = body.guided_decoding_backend
     if backend is not None and backend not in _BACKENDS:
-        message = f"guided_decoding_backend: grammars are read by guidance here, not by {str(backend)[:40]!r}"
+        message = f"guided_decoding_backend: grammars are read by guidance here, not by {brief(backend)}"
         raise BadRequest(f"{message}; leave it out", param="guided_decoding_backend")
     spaces = {} if body.guided_whitespace_pattern is None else {"whitespace_pattern": body.guided_whitespace_pattern}
     found = [(f"guided_{kind}", {kind: value} | spaces) for kind in _GUIDED

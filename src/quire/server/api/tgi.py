@@ -20,7 +20,7 @@ from quire.server.api.completions import submit_completion
 from quire.server.api.convert import check_body, renamed
 from quire.server.api.protocol import CompletionRequest
 from quire.server.generation import Generated, Piece
-from quire.server.http.body import off_loop, read_struct
+from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.http.dialects import TGI
 from quire.server.http.sse import event
 from quire.server.service import VERSION, Service
@@ -165,15 +165,21 @@ async def _generate(
 ) -> Response:
     arrival, sources = time.monotonic(), list[Source]()
     if service.engine.info.pictures:
-        sources = [Source("inputs", url) for url in _IMAGE.findall(body.inputs)]
-        service.media.admit(sources)
-        body = msgspec.structs.replace(body, inputs=_IMAGE.sub(lambda _: service.media.mark, body.inputs))
+        text, sources = await off_read(request, _pictured, service, body.inputs)
+        body = msgspec.structs.replace(body, inputs=text)
     asked = completion_of(body)
     with renamed(RENAMED):
         check_body(service, asked)
         generation = await submit_completion(service, asked, arrival, request.state.tenant, each=True, sources=sources)
     answer = _Answer(service, generation, body, stream=stream, listed=listed and not stream)
     return await respond(request, answer)
+
+
+def _pictured(service: Service, text: str) -> tuple[str, list[Source]]:
+    """A text with the model's own marks, and the pictures."""
+    sources = [Source("inputs", url) for url in _IMAGE.findall(text)]
+    service.media.admit(sources)
+    return _IMAGE.sub(lambda _: service.media.mark, text), sources
 
 
 def completion_of(body: TgiRequest) -> CompletionRequest:

@@ -13,7 +13,7 @@ from quire.server.api.prompts import encode_chat, encode_texts
 from quire.server.api.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
 from quire.server.api.replies import Text, Tokens
 from quire.server.api.tools import check_tools
-from quire.server.http.body import off_loop, read_struct
+from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 
@@ -29,7 +29,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     service.check_model(body.model)
     if isinstance(body, TokenizeChat):
         refuse_unbuilt(body)
-        check_tools(service, body.tools or ())
+        await off_read(request, check_tools, service, body.tools or ())
         if body.add_special_tokens:
             raise BadRequest("add_special_tokens: the chat template already adds them", param="add_special_tokens")
         with service.media.hold() as held:

@@ -17,7 +17,6 @@ from quire.server.speech import Speech
 from quire.text.messages.written import Written
 
 Schemas = dict[str, Mapping[str, Any]]
-MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
@@ -40,8 +39,6 @@ def calling_of(service: Service, body: ChatCompletionRequest) -> Calling:
 
 def check_tools(service: Service, tools: Sequence[Mapping[str, Any]]) -> Schemas:
     """Parameters by the names of functions; `BadRequest` names what is wrong."""
-    if len(tools) > MAX_TOOLS:
-        raise BadRequest(f"tools: {len(tools)} are more than {MAX_TOOLS}", param="tools")
     if tools and service.formats.tools is None:
         raise BadRequest(
             "tools: no format of tool calls is known for this model; the server needs --tool-call-parser",

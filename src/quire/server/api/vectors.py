@@ -32,7 +32,7 @@ from quire.server.api.prompts import Prompts, encode_prompts, listed, truncate
 from quire.server.api.protocol import Prompt
 from quire.server.api.replies import CachedTokens, Usage, details
 from quire.server.generation import cancel_on_disconnect
-from quire.server.http.body import off_loop, read_struct
+from quire.server.http.body import ID_BYTES, in_turns, off_loop, read_struct
 from quire.server.keys import Tenant
 from quire.server.service import Service
 
@@ -198,7 +198,7 @@ async def create_embedding(service: Service, request: HttpRequest) -> Response:
         raise BadRequest("encoding_format: must be float or base64", param="encoding_format")
     params.validate(pooling)
     check_embeds(pooling)
-    given = listed(service, body.input, "input")
+    given = await off_loop(ID_BYTES * len(body.input), listed, service, body.input, "input")
     found = await answers(service, request, body, given, arrival, "input", body.add_special_tokens is not False)
 
     def written() -> bytes:
@@ -299,8 +299,10 @@ async def answers(
             "weight": tenant.weight,
             "priority": body.priority or 0,
         }
-        cut = [truncate(ids, body.truncate_prompt_tokens, info.max_model_len) for ids in prompts]
-        requests = [replace(pooled_request(info, ids, name), **own) for ids in cut]
+        requests = list[Request]()
+        async for ids in in_turns(prompts):
+            cut = truncate(ids, body.truncate_prompt_tokens, info.max_model_len)
+            requests.append(replace(await off_loop(ID_BYTES * len(cut), pooled_request, info, cut, name), **own))
     pooled, exchange = Pooled(service.engine, requests), request.state.exchange
     exchange.generation, exchange.model = pooled, service.answering(body.model)
     async with cancel_on_disconnect(request.receive):

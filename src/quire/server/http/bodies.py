@@ -20,6 +20,11 @@ class Part:
         self._bodies = bodies
         self._held = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes of it that are counted now."""
+        return self._held
+
     def take(self, count: int) -> None:
         """Count bytes that were read. `Overloaded` where others hold too many."""
         others = self._bodies.held - self._held

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections import Counter
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from quire.core.errors import BadRequest
 from quire.server.api.fields import drop_unknown
+from quire.server.http.bounds import check_counts
 from quire.server.http.dialects import dialect_of
 from quire.server.http.errors import HttpError
+from quire.server.http.parsing import read_json
 from quire.server.http.paths import route_path
 from quire.server.options import ServerOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
+TURN = 32
+"""Prompts that are worked on before other requests have their turn."""
+ID_BYTES = 4
+"""Of text, which a token id takes as long as."""
+MAX_COMPLAINT = 512
 LARGE = 16 << 10  # bytes of text above which parsing and tokenizing leave the event loop: about 1 ms of work
+
+
+class Read(NamedTuple):
+    """The JSON of a body that was read before its route was known, and its bytes. In `request.state.read`, once."""
+
+    value: Any
+    size: int
 
 
 async def off_loop(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -32,21 +44,37 @@ async def off_loop(size: int, function: Callable[P, T], *args: P.args, **kwargs:
     return function(*args, **kwargs)
 
 
+async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """Each of `items`, with a turn of the event loop for others now and then."""
+    for i, item in enumerate(items):
+        if i % TURN == TURN - 1:
+            await asyncio.sleep(0)
+        yield item
+
+
+async def off_read(request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function`, which works on the body that was read of `request`, as `off_loop` does."""
+    return await off_loop(request.state.exchange.body.size, function, *args, **kwargs)
+
+
 async def read_struct(request: Request, options: ServerOptions, choose: Callable[[Any], type[T]]) -> T:
     """The body of `request` as the kind of struct that `choose` sees in its JSON.
 
     Fields that the kind does not have are noted in `request.state.ignored`, unless `options.strict` refuses them.
     Raises `BadRequest`, `Overloaded` where others have sent too much, or `HttpError` 408, 413 or 415.
     """
-    data = await read_bytes(request, options.max_body_bytes, options.body_timeout)
+    found: Read | None = request.scope["state"].pop("read", None)
+    data = await read_bytes(request, options.max_body_bytes, options.body_timeout) if found is None else b""
 
     def parse() -> tuple[T, list[str]]:
-        value = read_json(data)
+        value = read_json(data) if found is None else found.value
+        check_counts(value, size)
         kind = choose(value)
         value, ignored = (value, []) if options.strict else drop_unknown(value, kind)
         return shaped(value, kind), ignored
 
-    body, ignored = await off_loop(len(data), parse)
+    size = len(data) if found is None else found.size
+    body, ignored = await off_loop(size, parse)
     request.state.ignored.extend(ignored)
     return body
 
@@ -61,21 +89,6 @@ async def read_bytes(request: Request, limit: int, timeout: float) -> bytes:
         raise HttpError(408, f"the body did not arrive within {timeout:g} s", code="request_timeout") from None
 
 
-def read_json(data: bytes) -> Any:
-    """Strict JSON in UTF-8: no NaN, no duplicate names, no half surrogate pairs, bounded depth."""
-    try:
-        value = json.loads(data.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-        if b"\\u" in data:
-            msgspec.json.encode(value)  # it refuses strings that escapes have left with half a surrogate pair
-    except (json.JSONDecodeError, UnicodeError) as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise BadRequest("the body is nested too deeply") from None
-    except ValueError:  # Python's own limit
-        raise BadRequest("the body has an integer of more digits than any field takes") from None
-    return value
-
-
 def shaped(value: Any, kind: type[T]) -> T:
     """What `read_json` gave as a `kind`: nothing converted, no unknown fields; errors name the field."""
     try:
@@ -86,20 +99,10 @@ def shaped(value: Any, kind: type[T]) -> T:
         raise BadRequest("the body is nested too deeply") from None
 
 
-def _no_constant(name: str) -> None:
-    raise BadRequest(f"the body is not valid JSON: {name} is no number there")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise BadRequest(f"{twice[:100]}: the field is given twice", param=twice[:100])
-    return fields
-
-
 def _named(message: str) -> BadRequest:
-    """A msgspec complaint with the field first, as everywhere else."""
+    """A msgspec complaint with the field first, as everywhere else. It may have a name in it of any length."""
+    if len(message) > 2 * MAX_COMPLAINT:
+        message = message[:MAX_COMPLAINT] + "..." + message[-MAX_COMPLAINT:]
     unknown = re.match(r"Object contains unknown field `(.{0,200}?)`(?: - at `\$\.?(.*)`)?$", message, re.DOTALL)
     if unknown:
         path = ".".join(part for part in (unknown[2], unknown[1]) if part)

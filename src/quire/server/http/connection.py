@@ -161,7 +161,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is whole."""
-        if self.parser.should_upgrade() and self._has_body():
+        if self.parser.should_upgrade() and _has_body(self.headers):
             return  # the parser takes what follows for another protocol
         self._in_body = False
         if self._body_timer is not None:
@@ -217,17 +217,13 @@ class LimitedProtocol(HttpToolsProtocol):
         assert isinstance(stopped, httptools.HttpParserUpgrade)
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        if self._has_body():
+        if _has_body(self.headers):
             told = (b"content-length", b"transfer-encoding")
             lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] in told]
             self._again = True
             self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines))
             self._again = False
         self._left = self._fed[stopped.args[0] :]
-
-    def _has_body(self) -> bool:
-        found = dict(self.headers)
-        return b"transfer-encoding" in found or found.get(b"content-length", b"0").strip(b"0") != b""
 
     def _start_head(self) -> None:
         self._in_head = True
@@ -287,3 +283,8 @@ class LimitedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._head_timer = self._write_timer = self._body_timer = self._probe_timer = None
+
+
+def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:
+    found = dict(headers)
+    return b"transfer-encoding" in found or found.get(b"content-length", b"0").strip(b"0") != b""

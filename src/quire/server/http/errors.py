@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from quire.core.errors import NotFound, Overloaded, QuireError, Unavailable
@@ -44,6 +46,13 @@ class ErrorReply(msgspec.Struct, kw_only=True):
     """The body of an error's response, and an SSE event."""
 
     error: ErrorFields
+
+
+def brief(value: Any) -> str:
+    """A value of a body as an error shows it: of a list or an object, which may be as large as the body, its kind."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    return repr(value[:40] if isinstance(value, str) else str(value))
 
 
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:

@@ -11,14 +11,15 @@ import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError
 from quire.server.api.openapi import BODIES
 from quire.server.app import ROUTES, Handler, assembled, bound
 from quire.server.generation import cancel_on_disconnect
-from quire.server.http.body import off_loop, read_bytes, read_json, shaped
+from quire.server.http.body import Read, off_loop, read_bytes, shaped
 from quire.server.http.dialects import TGI, dialect_of
+from quire.server.http.parsing import read_json
 from quire.server.several.pool import Pool, Slot
 from quire.server.several.routes import OWN
 from quire.server.several.state import LoadedModel, Several, keep_adapter
@@ -91,8 +92,9 @@ async def _hand_on(several: Several, handler: Handler, request: Request) -> Resp
     said = Naming()
     if path in BODIES:
         data = await read_bytes(request, several.options.max_body_bytes, several.options.body_timeout)
-        said = await off_loop(len(data), _naming, data)
-        request = Request(request.scope, _again(data, receive))
+        value = await off_loop(len(data), read_json, data)
+        said = shaped(value, Naming)
+        request.state.read = Read(value, len(data))
     slot = _slot(several, path, said, request.query_params.get("model"))
     held: AsyncExitStack = request.state.held
     async with cancel_on_disconnect(receive):
@@ -124,21 +126,3 @@ def _slot(several: Several, path: str, said: Naming, asked: str | None) -> Slot:
     if said.model is not None and owner is not slot:
         raise BadRequest(f"lora_name: {name!r} belongs to model {owner.listed.name!r}", param="lora_name")
     return owner
-
-
-def _naming(data: bytes) -> Naming:
-    """What a body says of its model; `BadRequest` for what is no JSON object, as its route would say."""
-    try:
-        return msgspec.json.decode(data, type=Naming)
-    except (msgspec.DecodeError, RecursionError):
-        return shaped(read_json(data), Naming)
-
-
-def _again(data: bytes, receive: Receive) -> Receive:
-    """A body that was read, to be read once more; then what comes behind it."""
-    left: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
-
-    async def replay() -> Message:
-        return left.pop() if left else await receive()
-
-    return replay
