@@ -42,7 +42,8 @@ def byte_level_folder(folder: Path, config: dict[str, Any], model_type: str = "g
 
 
 OPT = {"bos_token": {"__type": "AddedToken", "content": "</s>", "normalized": True}, "eos_token": "</s>",
-       "unk_token": "</s>", "pad_token": "<pad>", "add_bos_token": True, "tokenizer_class": "GPT2Tokenizer"}  # fmt: skip
+       "unk_token": "</s>", "pad_token": "<pad>", "add_bos_token": True,
+       "tokenizer_class": "GPT2Tokenizer"}  # fmt: skip
 BYTE_LEVEL: dict[str, tuple[Any, dict[str, Any]]] = {
     "GPT-2": (GPT2Tokenizer, {"model_max_length": 1024}),
     "GPT-J": (GPT2Tokenizer, {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "errors": "replace"}),
