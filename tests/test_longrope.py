@@ -14,7 +14,8 @@ from oracle import logits, relative_error, write
 from quire import LLM, SamplingParams
 from quire.compress.net import Net
 from quire.core.errors import ModelError
-from quire.model.families.rope import LongRope, Plain, Rope, shared_tables, short_reach
+from quire.model.families import rope as ropes_of
+from quire.model.families.rope import LongRope, Plain, Rope, shared_tables
 from test_model import prompt
 
 ORIGINAL, LONGEST = 16, 64
@@ -107,6 +108,20 @@ def test_drafts_change_nothing(kind: str, tmp_path: Path) -> None:
         assert [tokens for tokens, _ in said(llm, jobs)] == want
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_turn_alike(ranks: str, model: tuple[Path, PreTrainedModel]) -> None:
+    folder, _ = model
+    jobs = [(prompt(length, length), most) for length, most in JOBS]
+    with LLM(str(folder), **OPTIONS) as llm:
+        want = said(llm, jobs)
+    with LLM(str(folder), **OPTIONS, **{ranks: 2}) as llm:
+        found = said(llm, jobs)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in want]
+    pairs = [pair for (_, a), (_, b) in zip(found, want, strict=True) for pair in zip(a, b, strict=True)]
+    assert max(abs(a - b) for a, b in pairs) <= 1e-4
+
+
 def test_the_workbench_turns_as_transformers_does(tmp_path: Path) -> None:
     oracle, ids = written(tmp_path, "phi3"), prompt(24, 5)
     net = Net.open(str(tmp_path))
@@ -118,7 +133,7 @@ def test_the_workbench_turns_as_transformers_does(tmp_path: Path) -> None:
 def test_tables_and_what_they_take() -> None:
     scaling = LongRope((1.0,) * 4, (2.0,) * 4, ORIGINAL, 1.5)
     ropes = (Rope(1e4, 8, scaling), Rope(1e4, 8, Plain()))
-    assert (short_reach(ropes, ORIGINAL), short_reach(ropes, LONGEST)) == (0, ORIGINAL)
+    assert (ropes_of.short_reach(ropes, ORIGINAL), ropes_of.short_reach(ropes, LONGEST)) == (0, ORIGINAL)
     for rope, table in shared_tables(ropes, LONGEST).items():
         assert table.shape == (LONGEST + ORIGINAL, 2, 4)
         assert torch.equal(table[:LONGEST], rope.table(LONGEST))
