@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from quire.model.batch import Batch
 from quire.model.borrowed.found import find_borrowed
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import resolve
-from quire.model.families.rope import shared_tables
+from quire.model.families.rope import shared_tables, short_reach
 from quire.model.load.builders import BLOCKS, load_decoder, load_layer
 from quire.model.load.encoder import load_encoder
 from quire.model.load.reader import Form, Reader
@@ -164,7 +165,7 @@ class Net:
         own = {i: self._cache() for i in self.spec.own_layers}
         caches = [own[self.spec.kv_layer(i)] for i in range(self.spec.layers)]
         if encoded is None:
-            return decoder(flat(tokens, rows), caches)
+            return decoder(self._turned(flat(tokens, rows)), caches)
         encoder, width = self.encoder(decoder), tokens.shape[1] + encoded.shape[1]
         for s, row in enumerate(encoded):
             encoder(row.int(), torch.arange(len(row)) + s * width, caches)
@@ -178,6 +179,15 @@ class Net:
         if longest > self.spec.max_position:
             most = self.spec.max_position
             raise ConfigError(f"{self.name} has {most} positions, {longest} tokens were given; cut the text")
+
+    def _turned(self, batch: Batch) -> Batch:
+        """`batch` with positions of sequences that turn as short ones where the rope tables have these."""
+        longest = self.spec.max_position
+        short = short_reach(self.spec.rope, longest)
+        if not short:
+            return batch
+        shifts = torch.where(batch.context <= short, longest, 0).repeat_interleave(batch.context)
+        return replace(batch, positions=batch.positions + shifts.int())
 
     def _cache(self) -> Held:
         spec = self.spec
@@ -201,7 +211,7 @@ class Net:
         """
         self._check_length(tokens.shape[1] if lengths is None else int(lengths.max()))
         part = self.before_layers() if part is None else part
-        return part.enter(_batch(tokens, lengths)).view(*tokens.shape, -1)
+        return part.enter(self._turned(_batch(tokens, lengths))).view(*tokens.shape, -1)
 
     def reads(self, index: int) -> str:
         """What makes keys and values that layer `index` reads beside its own: an encoder or another layer, "" = nothing
@@ -239,7 +249,7 @@ class Net:
             h = layer.attn_norm(ops, rows)
         else:
             rows, h = layer.attn_norm.add(ops, rows, delta.flatten(0, 1))
-        batch = _batch(torch.zeros(shape[:2], dtype=torch.int32), lengths)
+        batch = self._turned(_batch(torch.zeros(shape[:2], dtype=torch.int32), lengths))
         cache = self._cache()
         rows, added = BLOCKS[self.spec.join](ops, layer, rows, h, batch, cache, None)
         for watching in self._watching:

@@ -13,6 +13,7 @@ from quire.compress.released import Released
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.gguf.vocab import special_ids
+from quire.model.disk.beyond import drop_layers_beyond
 from quire.model.disk.checkpoint import Checkpoint, Source, TensorInfo
 from quire.model.disk.claim import Place, claim, disk_shape, slots
 from quire.model.disk.gguf import GgufModel
@@ -54,7 +55,9 @@ def as_plain(opened: Opened) -> Plain:
         return _dequantized(replace(opened, config=config), spec, family, raw)
     raw = read_json(opened.folder / "config.json")
     if opened.scheme is DENSE:
-        return Plain(opened, Checkpoint(opened.folder), raw)
+        base = Checkpoint(opened.folder)
+        drop_layers_beyond(base.infos, opened.spec, opened.family)
+        return Plain(opened, base, raw)
     raw.pop("quantization_config", None)
     return _dequantized(opened, opened.spec, replace(opened.family, stacks={}), raw)
 

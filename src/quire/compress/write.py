@@ -97,7 +97,7 @@ def copy_beside(source: Path, folder: Path) -> None:
         tokenizer.save(str(folder / "tokenizer.json"))
         write_json(folder / "tokenizer_config.json", special)
         return
-    for name in COPIED:
+    for name in (*COPIED, *(path.name for path in source.glob("*.tiktoken"))):
         if (source / name).is_dir():
             shutil.copytree(source / name, folder / name)
         elif (source / name).is_file():

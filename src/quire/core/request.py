@@ -76,6 +76,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pooling: PoolingKind | None = None
     pictures: tuple[Picture, ...] = ()
 
+    def reach(self, longest: int) -> int:
+        """Tokens that a sequence of it may have in all, where none has more than `longest`."""
+        most = 0 if self.pooling is not None else self.params.max_tokens
+        return longest if most is None else min(longest, len(self.prompt) + most)
+
     def edits_logits(self, made: int) -> bool:
         """Whether the token after `made` generated ones is drawn from changed logits."""
         params = self.params

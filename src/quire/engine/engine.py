@@ -172,13 +172,16 @@ class Engine:
     def _own(self, request: Request) -> Request:
         """`request` as this engine runs it.
 
-        A name that was unloaded may be another adapter now: its old keys and values must not be found.
+        A name that was unloaded may be another adapter now: its old keys and values must not be found. Nor may those
+        of short sequences by long ones, whose ropes turn by other frequencies.
         """
-        times = self.adapting.times(request.adapter)
+        times, short = self.adapting.times(request.adapter), self.model.short_reach
+        if not times and not short and self.opening is None:
+            return request
         salt = f"{times}\0{request.cache_salt}" if times else request.cache_salt
-        return (
-            request if not times and self.opening is None else replace(request, cache_salt=salt, opening=self.opening)
-        )
+        if short:
+            salt = f"{'short' if request.reach(self.model.max_model_len) <= short else 'long'}\0{salt}"
+        return replace(request, cache_salt=salt, opening=self.opening)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or its sequence `index`, and free the blocks; unknown ids are ignored."""

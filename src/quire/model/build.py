@@ -25,7 +25,7 @@ from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.hub import hub_of
 from quire.model.disk.opened import Opened
-from quire.model.families.rope import Rope, shared_tables
+from quire.model.families.rope import Rope, shared_tables, short_reach
 from quire.model.load.adapters import Adapters, parse_modules
 from quire.model.load.builders import load_decoder
 from quire.model.load.classifier import load_classifier
@@ -91,6 +91,11 @@ class Model:
     pooling: Pooling = NO_VECTORS
     classifier: Tensor | None = None
     vision: Vision | None = None
+
+    @property
+    def short_reach(self) -> int:
+        """Tokens up to which a sequence turns as a short one, at positions shifted by `max_model_len`; 0: all alike."""
+        return short_reach(self.spec.rope, self.max_model_len)
 
     @property
     def own(self) -> range:

@@ -14,6 +14,7 @@ from quire.core.config import CacheConfig
 from quire.core.dtypes import BF16, F8, F16, F32, F64, I8, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.borrowed.found import Borrowed, find_borrowed
+from quire.model.disk.beyond import drop_layers_beyond
 from quire.model.disk.checkpoint import Checkpoint, Source, float_dtype, resolve
 from quire.model.disk.claim import claim
 from quire.model.disk.dummy import DummyWeights
@@ -106,12 +107,15 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     if load_format == "dummy":
         source = DummyWeights(spec, family, required, seed)
     elif gguf is None:
-        text, pictures = part(Checkpoint(folder), raw)
+        checkpoint = Checkpoint(folder)
+        notes += checkpoint.notes
+        text, pictures = part(checkpoint, raw)
         source = rewritten = Rewritten(text, family.rewrites)
         origins = rewritten.origins
     else:
         source = gguf.source()
     family = family.named_as(source.infos)
+    notes += drop_layers_beyond(source.infos, spec, family)
     if pictures is not None and f"{family.names['head']}.weight" in source.infos:
         spec = replace(spec, tied_head=False)  # what files of these models say of it, writers read in several ways
     alone = not spec.tied_head and headless(config, family.names.get("head", ""), source.infos)

@@ -8,6 +8,7 @@ from math import prod
 from quire.core.config import EngineConfig
 from quire.core.dtypes import BF16
 from quire.model.describe import ModelFacts, compute_dtype, max_model_len
+from quire.model.families.rope import short_reach
 from quire.model.load.roles import ADAPTED, KEY_VALUE, ROLES, Role, Share
 from quire.model.memory import weight_bytes
 from quire.model.spec import ModelSpec
@@ -151,9 +152,9 @@ def _has_outer(name: str, spec: ModelSpec, share: Share) -> bool:
 
 
 def _ropes(config: EngineConfig, spec: ModelSpec) -> Part:
-    """A table [positions, 2, dim / 2] f32 of each rope that layers share."""
+    """A table [positions, 2, dim / 2] f32 of each rope that layers share, and that of short sequences."""
     length = max_model_len(config.model.max_model_len, spec)
-    numbers = sum(rope.dim for rope in set(spec.rope)) * length
+    numbers = sum(rope.dim for rope in set(spec.rope)) * (length + short_reach(spec.rope, length))
     return Part("rope", "f32", (1, numbers), 1, 0, 4 * numbers, False)
 
 

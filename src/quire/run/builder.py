@@ -38,6 +38,21 @@ class Seen(NamedTuple):
     at: int
 
 
+class Turns(NamedTuple):
+    """Sequences that reach at most `short` tokens (0: there are none) turn by rows of rope tables behind `longest`."""
+
+    short: int
+    longest: int
+
+    def shift(self, seq: Sequence) -> int:
+        """What the positions of a sequence are shifted by."""
+        return self.longest if seq.request.reach(self.longest) <= self.short else 0
+
+
+ALIKE = Turns(0, 0)
+"""All sequences turn alike."""
+
+
 def ancestors(parents: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of the nodes of a draft [n] the masks that `ops.attention` reads, and how many nodes come before each."""
     seen: list[int] = []
@@ -53,9 +68,11 @@ class BatchBuilder:
     part of that failed; their rows are any.
     """
 
-    def __init__(self, arrays: Arrays, block_size: int, adapters: Adapters | None, grids: bool = False) -> None:
+    def __init__(
+        self, arrays: Arrays, block_size: int, adapters: Adapters | None, grids: bool = False, turns: Turns = ALIKE
+    ) -> None:
         """`grids`: positions follow the grids of pictures."""
-        self._arrays, self._block_size, self._adapters = arrays, block_size, adapters
+        self._arrays, self._block_size, self._adapters, self.turns = arrays, block_size, adapters, turns
         self._grids, self.seen = grids, list[Seen]()
         self.failed: Failed = {}
         self._owners: list[tuple[Sequence, int, int]] = []
@@ -105,6 +122,8 @@ class BatchBuilder:
                 except BaseException as error:
                     fail(self.failed, seq, error, "pictures")
                     arrays.tokens[at:stop] = arrays.positions[at:stop] = 0
+            if self.turns.short:
+                arrays.positions[at:stop] += self.turns.shift(seq)
             at = stop
         del self._owners[len(chunks) :]  # a step that is padded writes rows of tables behind these
         blocks = max(len(chunk.seq.blocks[0]) for chunk in chunks)

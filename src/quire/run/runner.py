@@ -18,7 +18,7 @@ from quire.model.net.tapped import Taps, picked
 from quire.ops.backend import Ops
 from quire.ops.runtime import Fetched
 from quire.run.budget import KVPlan
-from quire.run.builder import BatchBuilder, Shape
+from quire.run.builder import BatchBuilder, Shape, Turns
 from quire.run.caches import Caches
 from quire.run.features import Features
 from quire.run.ranks import Ranks
@@ -71,7 +71,8 @@ class Runner:
         self.caches = caches((model, *beside), ops, kv)
         self.step = made(model, ops, kv, limits, self.caches.part(0), capture, taps)
         grids = bool(model.spec.sight.sections)
-        self.builder = BatchBuilder(self.step.arrays, self.caches.block_size, model.adapters, grids)
+        turns = Turns(model.short_reach, model.max_model_len)
+        self.builder = BatchBuilder(self.step.arrays, self.caches.block_size, model.adapters, grids, turns)
         self.features = None if model.vision is None else Features(model.vision, model.spec.sight)
         self.sampler = Sampler(ops, model.spec.vocab_size)
         self.sampler.masks = self._masks = Masks(model.spec.vocab_size)

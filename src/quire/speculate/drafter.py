@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
-from quire.run.builder import BatchBuilder
+from quire.run.builder import BatchBuilder, Turns
 from quire.run.step import Step
 from quire.sample.rows import LogitRow
 from quire.sample.sampler import Sampler
@@ -42,7 +42,8 @@ class Drafter:
         self._sampler = Sampler(step.ops, vocab_size)
         self.longest = step.model.max_model_len
         grids = bool(step.model.spec.sight.sections)
-        self._builder = BatchBuilder(step.arrays, step.caches.block_size, step.model.adapters, grids)
+        turns = Turns(step.model.short_reach, step.model.max_model_len)
+        self._builder = BatchBuilder(step.arrays, step.caches.block_size, step.model.adapters, grids, turns)
 
     def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
         """One pass a token, of those that still want one; or a depth of their trees, whose rows are computed again."""

@@ -207,7 +207,8 @@ class EagleDrafter(ModelDrafter):
             arrays.tokens[at:stop] = (seq.tokens + seq.draft)[start + 1 : start + 1 + len(rows)]
             if seq.draft and seq.parents:
                 masks, depths = ancestors(seq.parents)
-                arrays.tree[at:stop], arrays.positions[at:stop] = masks, start + depths
+                arrays.tree[at:stop] = masks
+                arrays.positions[at:stop] = start + depths + self._builder.turns.shift(seq)
             if wanted:
                 arrays.logit_rows[total : total + wanted[s]] = range(stop - wanted[s], stop)
                 total += wanted[s]

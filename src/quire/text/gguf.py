@@ -80,8 +80,8 @@ def build(vocab: Vocab, path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str
             raise
         raise ModelError(f"{path}: tokenizer.ggml: {error}") from None
     named = {role: vocab.tokens[i] for role, i in vocab.named.items() if role not in ("eot_token", "eom_token")}
-    bos, eos = ((vocab.named[role], named[role]) if role in named else None for role in ("bos_token", "eos_token"))
-    backend.post_processor = put_around(bos if vocab.add_bos else None, eos if vocab.add_eos else None)
+    bos, eos = ([(vocab.named[r], named[r])] if r in named else [] for r in ("bos_token", "eos_token"))
+    backend.post_processor = put_around(bos if vocab.add_bos else [], eos if vocab.add_eos else [])
     return backend, named
 
 

@@ -91,7 +91,7 @@ class ChatTemplate:
         override: str | Path | None = None,
         max_model_len: int = MAX_MODEL_LEN,
     ) -> ChatTemplate | None:
-        """The template in the file `override`, else chat_template.jinja, else in tokenizer_config.json, else None.
+        """The template in the file `override`, else that of `folder` (`read_templates`), else None.
 
         `folder` may be a GGUF file, which holds its templates itself.
         """
@@ -101,19 +101,8 @@ class ChatTemplate:
         if folder.is_file():
             held = chat_templates(GgufFile(folder))
             return cls(held, tokenizer, f"{folder}: tokenizer.chat_template", max_model_len) if held else None
-        path = folder / "chat_template.jinja"
-        if path.exists() or path.is_symlink():
-            more = {p.stem: read_text(p) for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-            return cls(more | {"default": read_text(path)}, tokenizer, str(path), max_model_len)
-        path = folder / "tokenizer_config.json"
-        found = read_json(path).get("chat_template")
-        if found is None:
-            return None
-        try:
-            sources = {"default": found} if isinstance(found, str) else {t["name"]: t["template"] for t in found}
-        except (TypeError, KeyError):
-            raise ModelError(f"{path}: chat_template must be a string or a list of {{name, template}}") from None
-        return cls(sources, tokenizer, str(path), max_model_len)
+        sources, path = read_templates(folder)
+        return cls(sources, tokenizer, str(path), max_model_len) if sources else None
 
     def render(
         self,
@@ -249,6 +238,30 @@ class ChatTemplate:
         if isinstance(value, Sequence):
             return [self._escaped(v, depth + 1) for v in value]
         raise BadRequest(f"messages: a {type(value).__name__} is not JSON", param="messages")
+
+
+def read_templates(folder: Path) -> tuple[dict[str, str], Path]:
+    """The chat templates of a model folder by name, and the file of the default one.
+
+    chat_template.jinja goes before chat_template.json (of processors), that before tokenizer_config.json.
+    """
+    path = folder / "chat_template.jinja"
+    if path.exists() or path.is_symlink():
+        more = {p.stem: read_text(p) for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+        return more | {"default": read_text(path)}, path
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        found = read_json(path).get("chat_template")
+        if found is None:
+            continue
+        try:
+            if isinstance(found, dict):
+                found = [{"name": name, "template": text} for name, text in found.items()]
+            sources = {"default": found} if isinstance(found, str) else {t["name"]: t["template"] for t in found}
+        except (TypeError, KeyError):
+            raise ModelError(f"{path}: chat_template must be a string or a list of {{name, template}}") from None
+        return sources, path
+    return {}, path
 
 
 def _parts(content: Any, index: int, pictures: bool) -> list[str | None]:

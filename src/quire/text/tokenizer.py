@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders
+from tokenizers import AddedToken, decoders, pre_tokenizers
 
 from quire.core.errors import BadRequest, ModelError, QuireError, is_panic
 from quire.core.files import why_missing
 from quire.text.alphabet import BYTE_OF
-from quire.text.around import put_around
+from quire.text.around import found_around, put_around
 from quire.text.bounds import most_bytes
 from quire.text.confined import Confined, bounded
 from quire.text.files import read_json, read_text
@@ -26,6 +26,9 @@ CUT = "\ufdd0"
 """A noncharacter (Unicode reserves it for use inside programs) that `escape` puts into text to break special tokens."""
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+PREFIXING = frozenset({"GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer",
+                       "CodeGenTokenizer"})  # fmt: skip
+"""Tokenizers whose byte-level cut puts a space before a text if their config says so."""
 MAX_REMEMBERED = 1024
 """Texts of which it is remembered whether they have special tokens."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -64,8 +67,8 @@ class Tokenizer:
     def from_folder(cls, folder: str | Path) -> Tokenizer:
         """Read tokenizer.json of a model folder, and what tokenizer_config.json and its like add to it.
 
-        Without it tokenizer.model (SentencePiece) or a .tiktoken file is read. `folder` may be a GGUF file, whose
-        vocabulary is read instead.
+        Without it tokenizer.model (SentencePiece), a .tiktoken file, vocab.json with merges.txt or vocab.txt is read.
+        `folder` may be a GGUF file, whose vocabulary is read instead.
         """
         folder = Path(folder)
         if folder.is_file():
@@ -78,11 +81,15 @@ class Tokenizer:
             path = found
             backend, own = read_vocab_file(path, config)
         else:
-            otherwise = "is missing, and so are tokenizer.model and .tiktoken files; give another --tokenizer"
+            otherwise = (
+                "is missing, and so are tokenizer.model, .tiktoken files, vocab.json with merges.txt, and vocab.txt; "
+                "give another --tokenizer"
+            )
             raise ModelError(why_missing(path, otherwise))
         _add_missing(backend, config, read_json(folder / "added_tokens.json"), folder)
         named = own | {role: content for role in NAMED if (content := _content(config.get(role)))}
         _set_post_processor(backend, config, named)
+        _set_prefix_space(backend, config)
         return cls._checked(backend, named, path)
 
     @classmethod
@@ -333,11 +340,22 @@ def _add_missing(backend: tokenizers.Tokenizer, config: dict[str, Any], more: di
 
 
 def _set_post_processor(backend: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:
-    """Explicit `add_bos_token` / `add_eos_token` of the config win over tokenizer.json, as in transformers 5."""
-    if not {"add_bos_token", "add_eos_token"} & config.keys():
+    """An explicit `add_bos_token` or `add_eos_token` of the config wins over tokenizer.json; without one it stays."""
+    flags = [config.get(name) for name in ("add_bos_token", "add_eos_token")]
+    if flags == [None, None]:
         return
-    around = []
-    for flag, role in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
-        number = backend.token_to_id(named[role]) if config.get(flag) and role in named else None
-        around.append(None if number is None else (number, named[role]))
+    around = found_around(backend.post_processor)
+    for flag, place, role in zip(flags, around, ("bos_token", "eos_token"), strict=True):
+        number = backend.token_to_id(named[role]) if flag and role in named else None
+        if flag is not None:
+            place[:] = [] if number is None else [(number, named[role])]
     backend.post_processor = put_around(*around)
+
+
+def _set_prefix_space(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """An explicit `add_prefix_space` of the config wins over tokenizer.json, for the classes that do so."""
+    kind, wanted = str(config.get("tokenizer_class")).removesuffix("Fast"), config.get("add_prefix_space")
+    cut = backend.pre_tokenizer
+    if kind in PREFIXING and isinstance(wanted, bool) and isinstance(cut, pre_tokenizers.ByteLevel):
+        cut.add_prefix_space = wanted
+        backend.pre_tokenizer = cut

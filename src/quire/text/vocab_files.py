@@ -1,9 +1,10 @@
-"""Tokenizers of folders without tokenizer.json: SentencePiece models (`tokenizer.model`) and tiktoken files.
+"""Tokenizers of folders without tokenizer.json: SentencePiece models (`tokenizer.model`), tiktoken files, vocabularies.
 
 Each becomes a tokenizer of the `tokenizers` library, as everywhere. SentencePiece (Kudo and Richardson 2018): pieces
 with scores, merged by score (BPE) or the most probable cut (unigram); its own library, an extra, reads the file.
 tiktoken: a line per token, its bytes in base64 and its rank, for which no library is needed (tiktoken's own keeps a
 copy of any file by its name, and would not see a changed one). The expression that cuts words is not in such a file.
+Vocabularies of words and their parts: `word_files.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from quire.gguf.vocab import Vocab
 from quire.text.alphabet import CHARACTER_OF
 from quire.text.files import MAX_FILE_BYTES
 from quire.text.gguf import PRE, SPACE, build
+from quire.text.word_files import VOCAB, WORDS, find_word_file, read_word_file
 
 SENTENCEPIECE, TIKTOKEN = "tokenizer.model", "*.tiktoken"
 UNIGRAM, BPE = 1, 2
@@ -34,7 +36,7 @@ Found = tuple[tokenizers.Tokenizer, dict[str, str]]
 def find_vocab_file(folder: Path) -> Path | None:
     """The file of a folder that a tokenizer can be made from."""
     known = (folder / SENTENCEPIECE, *sorted(folder.glob(TIKTOKEN)))
-    return next((path for path in known if path.is_file()), None)
+    return next((path for path in known if path.is_file()), None) or find_word_file(folder)
 
 
 def read_vocab_file(path: Path, config: dict[str, Any]) -> Found:
@@ -44,6 +46,8 @@ def read_vocab_file(path: Path, config: dict[str, Any]) -> Found:
     """
     if path.stat().st_size > MAX_FILE_BYTES:
         raise ModelError(f"{path}: {path.stat().st_size} bytes; the limit is {MAX_FILE_BYTES}")
+    if path.name in (VOCAB, WORDS):
+        return read_word_file(path, config)
     with path.open("rb") as file:
         first = file.readline(1 << 12)
     return _tiktoken(path) if _is_tiktoken(first) else _sentencepiece(path, config)

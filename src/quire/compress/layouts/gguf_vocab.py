@@ -19,7 +19,9 @@ from quire.core.errors import ConfigError
 from quire.gguf.vocab import BYTE, CONTROL, KINDS, NORMAL, ROLES, UNKNOWN, UNUSED, USER_DEFINED, Vocab
 from quire.model.disk.hf_config import read_json
 from quire.text.gguf import PRE, WHOLE_WORDS, build
+from quire.text.template import read_templates
 from quire.text.tokenizer import Tokenizer
+from quire.text.word_files import find_word_file, read_word_file
 
 TEXTS = (
     "Hello, world", " a  b   c ", "it's I'LL don't WE'VE", "3.14159 1,000,000 0x1F 12 1234567",
@@ -35,12 +37,13 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 def vocabulary(folder: Path, size: int, bos: int | None, ends: tuple[int, ...]) -> dict[str, Any]:
     """Metadata of the tokenizer of `folder` for a model of `size` rows; `bos` and `ends`: ids as its config has them.
 
-    `ConfigError` for a tokenizer that GGUF cannot hold; tokenizer.json must be there.
+    `ConfigError` for a tokenizer that GGUF cannot hold, or none.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    words = None if path.is_file() else find_word_file(folder)
+    if not path.is_file() and words is None:
         raise ConfigError(f"{path} is missing: a GGUF file carries its vocabulary; save the tokenizer with the model")
-    raw, tokenizer = read_json(path), Tokenizer.from_folder(folder)
+    raw, tokenizer = read_json(path) if words is None else _made_of(words), Tokenizer.from_folder(folder)
     model = raw.get("model") or {}
     if model.get("type") != "BPE":
         raise _refused(path, f"is of type {model.get('type')}, only BPE can be written")
@@ -68,6 +71,14 @@ def vocabulary(folder: Path, size: int, bos: int | None, ends: tuple[int, ...]) 
     )
     vocab = _fitting(vocab, raw, tokenizer, path)
     return _metadata(vocab) | _templates(folder)
+
+
+def _made_of(words: Path) -> dict[str, Any]:
+    """What tokenizer.json would say of a vocabulary and its merges."""
+    config = words.parent / "tokenizer_config.json"
+    backend, _ = read_word_file(words, read_json(config) if config.is_file() else {})
+    made: dict[str, Any] = json.loads(backend.to_str())
+    return made
 
 
 def _refused(path: Path, reason: str) -> ConfigError:
@@ -162,12 +173,5 @@ def _metadata(vocab: Vocab) -> dict[str, Any]:
 
 def _templates(folder: Path) -> dict[str, str]:
     """The chat templates of the folder."""
-    alone = folder / "chat_template.jinja"
-    if alone.is_file():
-        return {"tokenizer.chat_template": alone.read_text()}
-    path = folder / "tokenizer_config.json"
-    value = read_json(path).get("chat_template") if path.is_file() else None
-    if isinstance(value, str):
-        return {"tokenizer.chat_template": value}
-    named = {one["name"]: one["template"] for one in value or ()}
+    named = read_templates(folder)[0]
     return {"tokenizer.chat_template" + ("" if name == "default" else f".{name}"): text for name, text in named.items()}

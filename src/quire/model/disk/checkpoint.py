@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 EMBEDDED = Path(__file__).resolve().parents[2] / "assets" / "pydoc"
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16, "F64": F64, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8,
           "F8_E4M3": F8, "BOOL": BOOL}  # fmt: skip
+WHOLE = "model.safetensors"
+"""A model in one file: where it lies no other is read, as in transformers."""
 PICKLED = ("*.bin", "*.pt", "*.pth")
 
 
@@ -99,14 +101,20 @@ class Checkpoint:
         """`only`: the one file to read, instead of the model's."""
         self.folder = folder
         self.infos: dict[str, TensorInfo] = {}
+        self.notes: list[str] = []
+        """What was found and is ignored."""
         self._starts: dict[str, int] = {}
         self._seen: dict[str, tuple[int, ...]] = {}
         self._mapped: dict[str, mmap.mmap] = {}
-        index = folder / "model.safetensors.index.json"
-        for file in [only] if only else self._files(index):
-            self._read_header(file)
-        if index.is_file() and not only:
-            self._check_index(index)
+        places = {} if only else self._places(folder / "model.safetensors.index.json")
+        for file in [only] if only else self._files(places):
+            self._read_header(file, places)
+        for name, file in places.items():
+            if name not in self.infos or self.infos[name].file != file:
+                raise ModelError(
+                    f"{folder / 'model.safetensors.index.json'}: weight_map: {file} does not hold tensor {name}; "
+                    "download the folder again"
+                )
 
     @property
     def nbytes(self) -> int:
@@ -144,20 +152,27 @@ class Checkpoint:
                 raise ModelError(f"{self.folder / file} was changed while it was read; start again")
             return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
 
-    def _files(self, index: Path) -> list[str]:
-        if index.is_file():
-            weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
-                raise ModelError(f"{index}: weight_map: needs an object of tensor name -> file name")
-            files = sorted(set(weight_map.values()))
-            for file in files:
-                if Path(file).name != file or not file.endswith(".safetensors"):
-                    raise ModelError(
-                        f"{index}: weight_map: {file!r} is not the name of a safetensors file in this folder"
-                    )
-            return files
-        if (self.folder / "model.safetensors").is_file():
-            return ["model.safetensors"]
+    def _places(self, index: Path) -> dict[str, str]:
+        """The file of each tensor, as the index has it; none without one, or where the model is whole in one file."""
+        if not index.is_file():
+            return {}
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+            raise ModelError(f"{index}: weight_map: needs an object of tensor name -> file name")
+        files = sorted(set(weight_map.values()))
+        for file in files:
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise ModelError(f"{index}: weight_map: {file!r} is not the name of a safetensors file in this folder")
+        if WHOLE not in files and (self.folder / WHOLE).is_file():
+            self.notes.append(f"{WHOLE} is read; {index.name} beside it, which names {_some(files)}, is ignored")
+            return {}
+        return weight_map
+
+    def _files(self, places: dict[str, str]) -> list[str]:
+        if places:
+            return sorted(set(places.values()))
+        if (self.folder / WHOLE).is_file():
+            return [WHOLE]
         files = sorted(p.name for p in self.folder.glob("*.safetensors"))
         if not files:
             pickled = next((p.name for pattern in PICKLED for p in self.folder.glob(pattern)), None)
@@ -165,7 +180,8 @@ class Checkpoint:
                              f"{self.folder} has no *.safetensors file")  # fmt: skip
         return files
 
-    def _read_header(self, file: str) -> None:
+    def _read_header(self, file: str, indexed: dict[str, str]) -> None:
+        """Take the tensors of a file, but those that the index has in another."""
         path = self.folder / file
         if not path.is_file():
             raise ModelError(why_missing(path, "is missing, the index names it; finish the download"))
@@ -174,7 +190,12 @@ class Checkpoint:
             self._seen[file] = _identity(os.fstat(raw.fileno()))
             length = int.from_bytes(raw.read(8), "little")
             places = json.loads(raw.read(length))
+        elsewhere = {name for name in places if indexed.get(name, file) != file}
+        if elsewhere:
+            self.notes.append(f"{file}: {_some(list(elsewhere))} are ignored: the index has them in other files")
         for name in opened.keys():  # noqa: SIM118
+            if name in elsewhere:
+                continue
             part = opened.get_slice(name)
             code = part.get_dtype()
             if name in self.infos:
@@ -186,10 +207,11 @@ class Checkpoint:
             self.infos[name] = TensorInfo(DTYPES[code], tuple(part.get_shape()), file)
             self._starts[name] = 8 + length + places[name]["data_offsets"][0]
 
-    def _check_index(self, index: Path) -> None:
-        for name, file in read_json(index)["weight_map"].items():
-            if name not in self.infos or self.infos[name].file != file:
-                raise ModelError(f"{index}: weight_map: {file} does not hold tensor {name}; download the folder again")
+
+def _some(names: list[str]) -> str:
+    """The first of `names`, and how many more there are."""
+    shown = sorted(names)[:3]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

@@ -126,8 +126,9 @@ class Yarn:
 class LongRope:
     """LongRoPE (Ding et al. 2024): one factor per frequency, a set for short and a set for long contexts.
 
-    The set is chosen once, by the longest sequence the engine serves: switching at a length, as transformers does,
-    would make a request's keys depend on how long it grows later.
+    The set is that of the longest sequence asked for, `max_len`. An engine that serves longer ones than `original` has
+    both, and turns each request by that of the length it may reach (`shared_tables`): switching while a sequence grows,
+    as transformers does, would leave keys of two sets in its cache.
     """
 
     short: tuple[float, ...]
@@ -179,9 +180,12 @@ class Rope:
     dim: int
     scaling: Scaling
 
-    def table(self, max_len: int) -> Tensor:
-        """Cosines and sines [max_len, 2, dim / 2] f32, the attention factor multiplied in."""
-        frequencies = self.scaling.inverse_frequencies(self.theta, self.dim, max_len)
+    def table(self, max_len: int, longest: int = 0) -> Tensor:
+        """Cosines and sines [max_len, 2, dim / 2] f32, the attention factor multiplied in.
+
+        `longest`: the length that a scaling goes by, 0 = `max_len`.
+        """
+        frequencies = self.scaling.inverse_frequencies(self.theta, self.dim, longest or max_len)
         table = torch.empty(max_len, 2, len(frequencies))
         for start in range(0, max_len, PIECE):
             stop = min(start + PIECE, max_len)
@@ -266,9 +270,32 @@ SCALINGS = {"default": _plain, "linear": _linear, "llama3": _llama3, "yarn": _ya
             "su": _longrope, "dynamic": _dynamic}  # fmt: skip
 
 
+def short_reach(ropes: tuple[Rope, ...], max_len: int) -> int:
+    """Tokens that a sequence may reach to be turned as a short one (LongRoPE); 0 where `max_len` makes no difference.
+
+    `ModelError` where ropes differ in it.
+    """
+    found = {
+        rope.scaling.original
+        for rope in ropes
+        if isinstance(rope.scaling, LongRope) and rope.scaling.original < max_len
+    }
+    if len(found) > 1:
+        raise ModelError(f"config.json: original_max_position_embeddings of its ropes differ: {sorted(found)}")
+    return found.pop() if found else 0
+
+
 def shared_tables(ropes: tuple[Rope, ...], max_len: int) -> dict[Rope, Tensor]:
-    """One table per distinct rope; `ModelError` when it cannot be made."""
+    """One table per distinct rope, for `max_len` positions; `ModelError` when it cannot be made.
+
+    Where short sequences turn in another way, rows for the positions of these follow: a position p of theirs is
+    `max_len` + p.
+    """
+    short = short_reach(ropes, max_len)
     tables = {rope: rope.table(max_len) for rope in set(ropes)}
+    for rope, long in tables.items() if short else ():
+        longest = short if isinstance(rope.scaling, LongRope) else max_len
+        tables[rope] = torch.cat((long, rope.table(short, longest)))
     for rope, table in tables.items():
         if not all(bool(torch.isfinite(piece).all()) for piece in torch.split(table, PIECE)):
             raise ModelError(f"config.json: the rope parameters give angles that are not finite: {rope}")

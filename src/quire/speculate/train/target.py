@@ -24,7 +24,7 @@ from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
 from quire.ops.backend import select
 from quire.run.budget import plan_kv, shape_kv
-from quire.run.builder import BatchBuilder
+from quire.run.builder import BatchBuilder, Turns
 from quire.run.caches import Caches, kept_layers
 from quire.run.step import Step
 
@@ -48,13 +48,14 @@ class Target:
         kv = plan_kv(replace(config, cache=replace(config.cache, num_blocks=2 + blocks * groups)), shape)
         caches = Caches((self.model,), ops, kv)
         self._step = Step(self.model, ops, kv, limits, caches.part(0), False, taps(self.spec))
-        self._builder = BatchBuilder(self._step.arrays, caches.block_size, None)
+        turns = Turns(self.model.short_reach, self.model.max_model_len)
+        self._builder = BatchBuilder(self._step.arrays, caches.block_size, None, turns=turns)
         self._blocks = [list(range(g * blocks, (g + 1) * blocks)) for g in range(groups)]
         self._config = config
 
     def read(self, tokens: list[int]) -> tuple[Tensor, Tensor]:
         """Hidden rows [n, width] and logits [n, V], f32 on the host, of `tokens` [n]."""
-        params = SamplingParams(prompt_logprobs=1)
+        params = SamplingParams(prompt_logprobs=1, max_tokens=1)
         seq = Sequence(Request(id="row", prompt=tuple(tokens), params=params, seed=0, arrival=0.0))
         seq.blocks, seq.slid = [list(table) for table in self._blocks], [0] * len(self._blocks)
         shape, _ = self._builder.fill((Chunk(seq, 0, len(tokens), len(tokens)),))
