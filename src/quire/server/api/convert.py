@@ -186,7 +186,7 @@ async def build_requests(
             seed=service.draw_seed() if param.seed is None else param.seed,
             bad_words_ids=banned,
             priority=body.priority or 0,
-            adapter=body.model if body.model in info.adapters else "",
+            adapter=service.adapter(body.model),
         )
         for prompt, param in zip(prompts, params, strict=True)
     )
