@@ -55,7 +55,7 @@ class Method:
     def recipe(self, rows: int, length: int, spill: bool = False) -> dict[str, Any]:
         """Our recipe of it, calibrated with `rows` of `length` tokens, which `spill` to the disk between layers."""
         return {
-            "calibration": {"samples": rows, "length": length, "spill": spill},
+            "calibration": {"text": "python", "samples": rows, "length": length, "spill": spill},
             "stage": [self.stage],
             "output": {"layout": self.layout},
         }

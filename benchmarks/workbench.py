@@ -75,7 +75,7 @@ def compressed(out: Path, stages: list[dict[str, Any]], base: str | Path = "pydo
     """As `made`, by a recipe."""
     recipe = out.with_suffix(".toml")
     recipe.parent.mkdir(parents=True, exist_ok=True)
-    tables = [("[calibration]", calibration), *(("[[stage]]", stage) for stage in stages)]
+    tables = [("[calibration]", {"text": "python"} | calibration), *(("[[stage]]", stage) for stage in stages)]
     lines = [line for head, table in tables for line in (head, *(f"{k} = {json.dumps(v)}" for k, v in table.items()))]
     recipe.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return made(out, ["compress", "--recipe", str(recipe), "--no-passport"], base)

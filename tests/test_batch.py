@@ -61,8 +61,9 @@ def test_every_line_has_an_answer_and_a_cut_run_goes_on(server: LiveServer, tmp_
     assert good["b"]["choices"][0]["message"]["role"] == "assistant"
     assert len(good["c"]["data"]) == 1
     assert "max_tokens" in good["d"]["error"]["message"]
-    said = {each["custom_id"]: each["error"]["message"] for each in found if each["error"] is not None}
-    assert "JSON" in said[None]
+    said = {each["custom_id"] or each["id"]: each["error"]["message"] for each in found if each["error"] is not None}
+    assert "line 6: " in said["batch_req_line_6"] and "JSON" in said["batch_req_line_6"]
+    assert "an earlier line has 'a', too" in said["batch_req_line_8"]
     assert "url" in said["e"]
     assert "stream" in said["f"]
     whole = {each["custom_id"]: each for each in found if each["custom_id"] in ("b", "c")}
@@ -72,7 +73,41 @@ def test_every_line_has_an_answer_and_a_cut_run_goes_on(server: LiveServer, tmp_
     again = answers(target)
     assert {each["custom_id"]: each for each in again if each["custom_id"] in whole} == whole
     names = [each["custom_id"] for each in again]
-    assert all(names.count(name) == 1 for name in "bcdef")
+    assert all(names.count(name) == 1 for name in "abcdef") and names.count(None) == 2
+
+
+def test_a_run_that_is_repeated_adds_nothing(server: LiveServer, tmp_path: Path) -> None:
+    """Every line has one line of answer, also one without an id, or with an earlier line's."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    nameless = ["[]", "{}", '{"custom_id": 7}', '{"custom_id": ""}', '{"custom_id": ""}', '"text"', "\x00"]
+    source.write_text("\n".join([LINES[0], LINES[0], *nameless, LINES[0]]) + "\n")
+    assert run_on(server, source, target)[0] == (10, 9)
+    first = target.read_text()
+    assert sum(each["custom_id"] == "a" for each in answers(target)) == 1
+    assert run_on(server, source, target) == ((0, 0), 10) and target.read_text() == first
+    kept = [text for text in first.splitlines(keepends=True) if json.loads(text)["custom_id"] != "a"]
+    target.write_text("".join(kept))
+    assert run_on(server, source, target)[0] == (1, 0), "the error of a repeated id is no answer to its first line"
+
+
+def test_ollamas_tag_is_read_past_on_every_route(server: LiveServer) -> None:
+    name = server.service.names[0]
+    ways = {
+        "/v1/completions": {"prompt": "x", "max_tokens": 1},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+        "/v1/responses": {"input": "x", "max_output_tokens": 16},
+        "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+        "/v1/embeddings": {"input": "x"},
+        "/api/generate": {"prompt": "x", "stream": False, "options": {"num_predict": 1}},
+        "/tokenize": {"prompt": "x"},
+        "/detokenize": {"tokens": [5]},
+        "/v1/score": {"text_1": "x", "text_2": "y"},
+        "/v1/rerank": {"query": "x", "documents": ["y"]},
+    }
+    for path, body in ways.items():
+        for asked, status in ((name, 200), (f"{name}:latest", 200), (f"{name}:other", 404), (":latest", 404)):
+            assert server.post(path, body | {"model": asked}).status_code == status, (path, asked)
+    assert server.http.get(f"/v1/models/{name}:latest").json()["id"] == name
 
 
 def test_a_file_of_another_kind_is_no_output(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from quire.bench.quality import heldout_texts, read_questions
+from quire.bench.quality import general_heldout, heldout_texts, read_questions, shipped
 from quire.compress.calibrate import Rows, calibration_rows, library_texts, read_documents
 from quire.compress.recipe import Calibration
 from quire.core.errors import ConfigError
@@ -94,11 +94,11 @@ def test_lines_are_texts_pairs_or_conversations(tiny: Path, tmp_path: Path) -> N
     assert text in map("".join, permutations(parts))
 
 
-def test_the_text_that_is_shipped(tmp_path: Path) -> None:
+def test_the_text_of_the_embedded_model(tmp_path: Path) -> None:
     """Sources and questions in turns, in the model's own words; nothing that quality is measured on."""
-    found = rows_of(EMBEDDED, samples=32, length=64)
+    found = rows_of(EMBEDDED, text="python", samples=32, length=64)
     assert len(found.tokens) == 32 and {len(row) for row in found.tokens} == {64}
-    assert found == rows_of(EMBEDDED, samples=32, length=64)
+    assert found == rows_of(EMBEDDED, text="python", samples=32, length=64)
     tokenizer = Tokenizer.from_folder(EMBEDDED)
     texts = [tokenizer.decode(list(row), skip_special_tokens=False) for row in found.tokens]
     asked = [text for text in texts if "<|assistant|>" in text]
@@ -110,8 +110,25 @@ def test_the_text_that_is_shipped(tmp_path: Path) -> None:
     assert len(whole) > 16 and answers.issuperset(whole)
     names = {Path(d.place).stem for d in library_texts()}
     assert "argparse" in names and not names & set(heldout_texts(EMBEDDED))
-    plain = rows_of(write_tiny(tmp_path / "plain", chat=False), samples=4, length=64)
+    plain = rows_of(write_tiny(tmp_path / "plain", chat=False), text="python", samples=4, length=64)
     assert len(plain.tokens) == 4, "a model without a template is told questions as text"
+
+
+def test_the_text_that_is_shipped(tiny: Path) -> None:
+    """It is of several domains and languages, in turns, as much as the default asks for, and none is measured on."""
+    found = rows_of(tiny, samples=32, length=64)
+    assert found.tokens == rows_of(tiny, samples=32, length=64).tokens
+    tokenizer = Tokenizer.from_folder(tiny)
+    texts = [tokenizer.decode(list(row)) for row in found.tokens]
+    assert sum(text.isascii() for text in texts) < len(texts) - 4, "languages of other letters"
+    assert str(found).startswith("quire's general text") and "2,048 tokens" in str(found)
+    domains = {name.partition(":")[0] for name, _ in shipped("calibration.jsonl")}
+    assert {"novel", "science", "rights", "code"} <= domains
+    assert sum(len(text.encode()) for _, text in shipped("calibration.jsonl")) > 256 * 512 * 5
+    told = "".join(text for _, text in shipped("calibration.jsonl"))
+    for name, text in general_heldout().items():
+        parts = [text[at : at + 200] for at in range(0, len(text) - 200, 200)]
+        assert len(parts) > 50 and not any(part in told for part in parts), name
 
 
 def test_rows_of_other_seeds_are_of_other_text() -> None:

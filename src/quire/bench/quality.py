@@ -20,6 +20,8 @@ from quire.engine.life.progress import counting_bar
 from quire.engine.llm import LLM
 
 MISSES_SHOWN = 3
+TEXT = Path(__file__).resolve().parents[1] / "assets" / "text"
+"""Text of several domains and languages, for calibration and to measure on."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -97,6 +99,17 @@ def heldout_texts(folder: Path) -> dict[str, str]:
             raise ModelError(f"heldout.json names module {name!r}, which this Python does not have")
         texts[name] = Path(spec.origin).read_text(encoding="utf-8")
     return texts
+
+
+def shipped(file: str) -> list[tuple[str, str]]:
+    """(name, text) of each line of a file of the text that comes with quire; its README says where it is from."""
+    rows = map(msgspec.json.decode, (TEXT / file).read_bytes().splitlines())
+    return [(row["name"], row["text"]) for row in rows]
+
+
+def general_heldout() -> dict[str, str]:
+    """The shipped text that no calibration looks at, by domain."""
+    return dict(shipped("heldout.jsonl"))
 
 
 def exact_answers(llm: LLM, questions: Sequence[Question]) -> dict[str, Any]:

@@ -80,6 +80,13 @@ def compress(
     with units_bar(len(asked.stages) * layers) as tell:
         pipeline.compress(source, out, asked, tell, restart=given.restart, passport=given.passport)
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
+    from quire.compress.passport import read_passport
+
+    found = read_passport(out)
+    if found is not None and found.calibration:
+        print(f"calibrated on {found.calibration}")
+    if found is not None and found.evaluation.origin:
+        print(f"measured on {found.evaluation.origin}: {found.evaluation.tokens:,} tokens")
     print(f"{out}: {size / 2**20:.1f} MiB")
 
 

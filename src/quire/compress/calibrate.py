@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from quire.bench.quality import shipped
 from quire.compress.recipe import Calibration
 from quire.core.errors import BadRequest, ConfigError, ModelError
 from quire.core.files import read_bounded
@@ -31,6 +32,11 @@ PIECE = 8
 """Characters of a piece for each token of a row: two rows or so, so that even few rows are of many documents."""
 SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data", "turtledemo"}
 """Folders of the standard library with tests and tables."""
+SHIPPED = {
+    "general": "quire's general text (novel, science, code, 28 languages)",
+    "python": "the standard library of Python and questions about it",
+}
+"""Names of `Calibration.text` -> what they are, for people."""
 KEYS = "text, prompt and completion, or messages"
 
 
@@ -51,17 +57,24 @@ class Rows:
     digest: str
     origin: str
 
+    def __str__(self) -> str:
+        count = sum(map(len, self.tokens))
+        return f"{self.origin}: {len(self.tokens):,} rows, {count:,} tokens, digest {self.digest[:8]}"
+
 
 def calibration_rows(asked: Calibration, tokenizer: Tokenizer, template: ChatTemplate | None) -> Rows:
     """The rows that `asked` for, seeded and the same every time.
 
-    Without files they are, in turns, of the standard library's sources and of the embedded model's questions.
+    Without files they are of the shipped text, in turns of its domains, or of the standard library's sources and of the
+    embedded model's questions.
     `ConfigError` names the file and the line that cannot be used, or says how many rows the text holds.
     """
     if asked.files:
         groups = [[d for name in asked.files for d in read_documents(Path(name), asked.chat)]]
-    else:
+    elif asked.text == "python":
         groups = [library_texts(), _questions(template is not None)]
+    else:
+        groups = general_texts()
     opening = _opening(tokenizer)
     streams = [_stream(documents, asked, tokenizer, template, opening) for documents in groups]
     tokens: list[tuple[int, ...]] = []
@@ -71,7 +84,7 @@ def calibration_rows(asked: Calibration, tokenizer: Tokenizer, template: ChatTem
         if row is not None:
             tokens.append((*opening, *row))
             streams.append(stream)
-    origin = ", ".join(asked.files) or "the standard library of Python and questions about it"
+    origin = ", ".join(asked.files) or SHIPPED[asked.text]
     if len(tokens) < asked.samples:
         raise ConfigError(
             f"calibration: {origin}: {len(tokens)} rows of {asked.length} tokens are there, samples = {asked.samples} "
@@ -132,6 +145,14 @@ def _document(line: str, place: str, chat: bool) -> Document:
 def _turn(place: str, asked: str, answer: str) -> Document:
     messages = ({"role": "user", "content": asked}, {"role": "assistant", "content": answer})
     return Document(place, messages=messages)
+
+
+def general_texts() -> list[list[Document]]:
+    """The shipped text by domains: the word before the colon of a line's name."""
+    found = dict[str, list[Document]]()
+    for name, text in shipped("calibration.jsonl"):
+        found.setdefault(name.partition(":")[0], []).append(Document(name, text))
+    return list(found.values())
 
 
 def library_texts() -> list[Document]:

@@ -59,7 +59,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """The text: `tokens` that were scored, of `kl_tokens` of which whole distributions were compared, in windows of
-    `window` tokens. `format`: how the model was served."""
+    `window` tokens, `origin`: what text, "" = the caller's. `format`: how the model was served."""
 
     texts: int
     tokens: int
@@ -68,11 +68,13 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     digest: str
     format: str
+    origin: str = ""
 
 
 class Passport(msgspec.Struct, frozen=True, kw_only=True):
     """`kl`: mean KL(source || model) of a token, in nats; `top1`: share of tokens whose likeliest next one is the
-    source's. `digests`: of source, model, code, and of what else the model was made with."""
+    source's. `digests`: of source, model, code, and of what else the model was made with. `calibration`: the text that
+    its making looked at, "" = none."""
 
     model: str
     source: str
@@ -86,6 +88,7 @@ class Passport(msgspec.Struct, frozen=True, kw_only=True):
     speed: tuple[Speed, ...] = ()
     evaluation: Evaluation
     recipe: dict[str, Any] | None = None
+    calibration: str = ""
     digests: dict[str, str]
     machine: dict[str, Any]
     date: str
@@ -152,8 +155,11 @@ def passport_rows(passport: Passport) -> list[tuple[str, str]]:
         for name in Rates.__struct_fields__:
             own, ratio = getattr(speed.tokens_per_second, name), getattr(speed.ratio, name)
             rows.append((name.replace("_", " "), f"{own:,.1f} tokens/s, {ratio:.2f} of the source"))
+    if passport.calibration:
+        rows.append(("calibrated on", passport.calibration))
     where = passport.machine.get("processor", "an unknown machine")
-    rows.append(("measured", f"{passport.date} on {where}, {of.format}, {of.tokens:,} tokens of {of.texts} texts"))
+    told = f"{of.texts} texts" + (f" ({of.origin}, digest {of.digest[:8]})" if of.origin else "")
+    rows.append(("measured", f"{passport.date} on {where}, {of.format}, {of.tokens:,} tokens of {told}"))
     return rows
 
 

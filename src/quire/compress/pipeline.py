@@ -6,6 +6,7 @@ goes on where it was: in the middle of a stage with what that kept, or with the 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from quire.bench.quality import heldout_texts
+from quire.bench.quality import general_heldout, heldout_texts
 from quire.compress.calibrate import Rows, calibration_rows
 from quire.compress.context import Context
 from quire.compress.learned import ADAPTER
@@ -34,6 +35,7 @@ from quire.model.disk.checkpoint import EMBEDDED, resolve
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
+log = logging.getLogger("quire.compress")
 TEXTS, QUESTIONS = 4, 200
 """Held-out modules that a passport is measured on, and questions where the folder has some."""
 WRITTEN = "written"
@@ -59,11 +61,13 @@ def compress(
     rows = cache(lambda: text_of(folder, recipe))
     # Text of the user's is read also where no stage looks at it: what is wrong with it is told.
     wanted = bool(recipe.calibration.files) or any(stage.calibrated for stage in recipe.stages)
-    text = rows().digest if wanted else ""
+    text = rows() if wanted else None
+    if text is not None:
+        log.info("calibration: %s", text)
     key = {
         "recipe": recipe.digest,
         "source": sampled_digest(folder),
-        "calibration": text,
+        "calibration": "" if text is None else text.digest,
         "version of quire": code_digest(),
     }
     with Work(out, key, restart) as work:
@@ -111,13 +115,20 @@ def run_stage(context: Context, stage: Stage) -> None:
         shutil.rmtree(context.model, ignore_errors=True)
 
 
-def measure(source: str, made: Path, name: str, recipe: Recipe, text: str) -> None:
-    """The passport of what was made, in its folder: over held-out modules of the standard library."""
+def measure(source: str, made: Path, name: str, recipe: Recipe, text: Rows | None) -> None:
+    """The passport of what was made, in its folder: over the held-out part of the text that the recipe looks at, where
+    that is shipped, and else of the general one. `text`: what was looked at."""
     file = next(made.glob("*.gguf"), made)
     served, beside = (EngineConfig(model=ModelConfig(model=str(m))) for m in (file, source))
-    texts = dict(list(heldout_texts(EMBEDDED).items())[:TEXTS])
-    found = passport_of(served, beside, texts, QUESTIONS, recipe=recipe, digests={"calibration": text} if text else {})
-    write_passport(made, replace(found, model=name), name)
+    if recipe.calibration.text == "python":
+        texts, origin = dict(list(heldout_texts(EMBEDDED).items())[:TEXTS]), "modules of Python's standard library"
+    else:
+        texts, origin = general_heldout(), "quire's general text, held-out part"
+    digests = {} if text is None else {"calibration": text.digest}
+    found = passport_of(served, beside, texts, QUESTIONS, recipe=recipe, digests=digests)
+    evaluation = replace(found.evaluation, origin=origin)
+    looked = "" if text is None else str(text)
+    write_passport(made, replace(found, model=name, evaluation=evaluation, calibration=looked), name)
 
 
 def text_of(folder: Path, recipe: Recipe) -> Rows:

@@ -45,11 +45,13 @@ class Source(Struct, frozen=True, kw_only=True):
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
-    """Text that methods look at: `samples` rows of `length` tokens; no files = text that is shipped. `chat`: whether a
+    """Text that methods look at: `samples` rows of `length` tokens; no files = the shipped `text`: "general" is of
+    several domains and languages, "python" the standard library and the embedded model's questions. `chat`: whether a
     line's prompt and completion are told as a conversation. `spill`: what layers make of the text lies in files beside
     OUT, not in memory."""
 
     files: Names = ()
+    text: Literal["general", "python"] = "general"
     samples: Count = 256
     length: Annotated[int, Meta(ge=8)] = 512
     seed: int = 0

@@ -205,7 +205,7 @@ async def model(service: Service, request: Request) -> Response:
     """One model by name."""
     name = request.path_params["model"]
     service.check_model(name)
-    return _json(_model_card(service, name))
+    return _json(_model_card(service, service.known(name)))
 
 
 async def health(service: Service, request: Request) -> Response:

@@ -86,19 +86,29 @@ def name_of(text: bytes) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def lines_of(path: Path, most: int) -> Iterator[bytes]:
-    """The lines of a file that are not empty; one of more than `most` bytes is cut there, and so no JSON."""
+def id_of(number: int) -> str:
+    """The id of the answer to the line of that number where a custom_id does not tell it from others."""
+    return f"batch_req_line_{number}"
+
+
+def lines_of(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not empty, with their numbers from 1; one of more than `most` bytes is cut there,
+    and so no JSON."""
+    number = 0
     with path.open("rb") as file:
         while text := file.readline(most + 1):
+            number += 1
             whole = text
             while not whole.endswith(b"\n") and (whole := file.readline(most)):
                 pass
             if text.strip():
-                yield text
+                yield number, text
 
 
 def answered(path: Path, most: int) -> set[str]:
-    """The ids of requests whose answers `path` has. A last line that is not whole is cut off.
+    """What `path` has answers to: custom_ids, and for lines without one of their own `id_of`.
+
+    A last line that is not whole is cut off.
 
     `ConfigError` for a file that is no output of a batch.
     """
@@ -106,13 +116,14 @@ def answered(path: Path, most: int) -> set[str]:
         return set()
     found, end = set[str](), 0
     with path.open("rb+") as file:
-        for text in file:
+        for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):
                 break
             try:
-                found.add(msgspec.json.decode(text)["custom_id"])
+                answer = msgspec.json.decode(text)
+                found.add(answer["id"] if answer["custom_id"] is None else answer["custom_id"])
             except (msgspec.DecodeError, KeyError, TypeError):
-                raise ConfigError(f"{path}: line {len(found) + 1} is no answer of a batch; name another file") from None
+                raise ConfigError(f"{path}: line {number} is no answer of a batch; name another file") from None
             end += len(text)
         file.truncate(end)
     return found
@@ -129,9 +140,9 @@ async def run(app: FastAPI, source: Path, target: Path, most: int, done: Callabl
     seen = set[str]()
     with target.open("ab") as out:
 
-        async def one(text: bytes, twice: bool) -> None:
+        async def one(number: int, text: bytes, twice: bool) -> None:
             try:
-                answer = await _answer(app, text, twice)
+                answer = await _answer(app, number, text, twice)
             finally:
                 room.release()
             async with lock:
@@ -142,28 +153,32 @@ async def run(app: FastAPI, source: Path, target: Path, most: int, done: Callabl
 
         try:
             async with asyncio.TaskGroup() as group:
-                for text in lines_of(source, most):
+                for number, text in lines_of(source, most):
                     name = name_of(text)
-                    if name is not None and name in known:
+                    twice = name in seen
+                    if (id_of(number) if name is None or twice else name) in known:
                         done(True)
                         continue
-                    await room.acquire()
-                    group.create_task(one(text, name in seen))
                     seen |= {name} if name is not None else set()
+                    await room.acquire()
+                    group.create_task(one(number, text, twice))
         except* EngineFailure as failed:
             raise EngineFailure(str(failed.exceptions[0])) from None
     return counts[0], counts[1]
 
 
-async def _answer(app: FastAPI, text: bytes, twice: bool) -> Answer:
+async def _answer(app: FastAPI, number: int, text: bytes, twice: bool) -> Answer:
+    """Of a line; `twice`: its custom_id is that of an earlier one, whose answer alone is to be found by it."""
     name = name_of(text)
     answer = Answer(id=f"batch_req_{random_id()}", custom_id=name, response=None, error=None)
+    if name is None or twice:
+        answer.id, answer.custom_id = id_of(number), None
     try:
         if twice:
-            raise BadRequest("custom_id: an earlier line has the same")
+            raise BadRequest(f"custom_id: an earlier line has {name!r}, too; give each line one of its own")
         line = read_line(text)
     except BadRequest as error:
-        answer.error = BatchError(code="invalid_request", message=error.message)
+        answer.error = BatchError(code="invalid_request", message=f"line {number}: {error.message}")
         return answer
     for _ in range(RETRIES):
         answer.response = await call(app, line.url, line.body)

@@ -31,6 +31,11 @@ VERSION = quire.__version__
 logger = logging.getLogger("quire.server")
 
 
+def untagged(name: str) -> str:
+    """A model's name without the tag that Ollama's clients write behind every name."""
+    return name.removesuffix(":latest")
+
+
 def tell(exchange: Exchange, http: HttpMetrics, watchers: tuple[Watcher, ...]) -> None:
     """Count an exchange and show it to those who watch; what fails in one of them is no matter of the client's."""
     if not exchange.background:
@@ -86,7 +91,19 @@ class Service:
 
     def answering(self, name: str | None) -> str:
         """The name in a reply to a request that names `name`: an adapter's own, else the model's first."""
-        return name if name is not None and name in self.engine.info.adapters else self.names[0]
+        return self.adapter(name) or self.names[0]
+
+    def known(self, name: str) -> str:
+        """The name of the model or of an adapter that `name` is, as it stands or without Ollama's tag behind it; any
+        other name stays."""
+        return next(
+            (each for each in (name, untagged(name)) if each in (*self.names, *self.engine.info.adapters)), name
+        )
+
+    def adapter(self, name: str | None) -> str:
+        """The adapter that a request for `name` asks for; "" = the model alone."""
+        found = "" if name is None else self.known(name)
+        return found if found in self.engine.info.adapters else ""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -107,5 +124,5 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """A request must name the served model or one of its adapters, or none."""
-        if name is not None and name not in (*self.names, *self.engine.info.adapters):
+        if name is not None and self.known(name) not in (*self.names, *self.engine.info.adapters):
             raise ModelNotFound(f"model: {name[:200]!r} is not served here; this is {self.names[0]!r}", param="model")

@@ -190,7 +190,7 @@ async def build_requests(
             seed=service.draw_seed() if param.seed is None else param.seed,
             bad_words_ids=banned,
             priority=body.priority or 0,
-            adapter=body.model if body.model in info.adapters else "",
+            adapter=service.adapter(body.model),
         )
         requests.append(made)
     salt = tenant.salt + (body.cache_salt or "")

@@ -26,7 +26,6 @@ from quire.server.api.ollama_bodies import (
     chat_of,
     continuation_of,
     ignored_of,
-    served,
     sources_of,
 )
 from quire.server.api.spoken import Spoken, arguments_of
@@ -70,7 +69,7 @@ async def generate(service: Service, request: Request) -> Response:
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: GenerateRequest)
     request.state.ignored.extend(ignored_of(body))
-    service.check_model(served(service, body.model))
+    service.check_model(body.model)
     if not body.prompt and not body.suffix and not body.images:
         return _loaded(service, body)
     if service.template is not None and not body.raw and not body.suffix:
@@ -90,7 +89,7 @@ async def chat(service: Service, request: Request) -> Response:
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: ChatRequest)
     request.state.ignored.extend(ignored_of(body))
-    service.check_model(served(service, body.model))
+    service.check_model(body.model)
     return await _chat(service, request, body, arrival) if body.messages else _loaded(service, body)
 
 

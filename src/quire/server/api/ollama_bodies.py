@@ -13,7 +13,6 @@ from quire.server.api.tools import EFFORTS
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt, without_effect
 
-LATEST = ":latest"
 RENAMED = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty",
            "response_format": "format", "reasoning_effort": "think",
            **{name: f"options.{name}" for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop",
@@ -124,13 +123,6 @@ class ChatRequest(Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tools: list[dict[str, Any]] | None = None
 
 
-def served(service: Service, name: str | None) -> str | None:
-    """A name without the tag that Ollama's clients put behind each."""
-    if name is None or name in (*service.names, *service.engine.info.adapters):
-        return name
-    return name.removesuffix(LATEST)
-
-
 def ignored_of(body: Asked) -> list[str]:
     """Fields that are given and change nothing: models stay until the server ends."""
     return without_effect(body, ("keep_alive",))
@@ -172,7 +164,7 @@ def _fields(service: Service, body: Asked) -> dict[str, Any]:
     fields: dict[str, Any] = {name: getattr(given, name) for name in same}
     limit = given.num_predict
     return fields | {
-        "model": served(service, body.model),
+        "model": body.model,
         "max_tokens": None if limit in (-1, -2) else limit,
         "seed": None if given.seed == -1 else given.seed,
         "repetition_penalty": given.repeat_penalty,

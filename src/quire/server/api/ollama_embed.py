@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.engine.pooled import PoolingParams, embedding, vector_of
-from quire.server.api.ollama_bodies import EmbeddingsRequest, EmbedRequest, served
+from quire.server.api.ollama_bodies import EmbeddingsRequest, EmbedRequest
 from quire.server.api.prompts import Prompts, encode_first, listed
 from quire.server.api.vectors import NUMBER_BYTES, Answers, VectorFields, answers, check_embeds
 from quire.server.http.body import off_loop, read_struct
@@ -77,13 +77,13 @@ async def embeddings(service: Service, request: Request) -> Response:
 
 def _check(service: Service, model: str, params: PoolingParams) -> None:
     pooling = service.engine.info.pooling
-    service.check_model(served(service, model))
+    service.check_model(model)
     check_embeds(pooling)
     params.validate(pooling)
 
 
 async def _found(service: Service, request: Request, model: str, given: Prompts, arrival: float, name: str) -> Answers:
-    return await answers(service, request, VectorFields(model=served(service, model)), given, arrival, name)
+    return await answers(service, request, VectorFields(model=model), given, arrival, name)
 
 
 def _rows(service: Service, found: Answers, params: PoolingParams) -> list[list[float]]:

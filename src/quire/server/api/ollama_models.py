@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from quire.core.errors import BadRequest
 from quire.server.api.ollama import stamp
-from quire.server.api.ollama_bodies import Named, served
+from quire.server.api.ollama_bodies import Named
 from quire.server.api.replies import Version
 from quire.server.http.body import read_struct
 from quire.server.http.door import Door
@@ -88,7 +88,7 @@ async def show(service: Service, request: Request) -> Response:
     name = body.model or body.name
     if name is None:
         raise BadRequest("model: required, and missing", param="model")
-    service.check_model(served(service, name))
+    service.check_model(name)
     info, formats = service.engine.info, service.formats
     details = details_of(info.folder, info.quantization)
     pooling = info.pooling

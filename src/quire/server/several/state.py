@@ -19,7 +19,7 @@ from quire.server.http.seen import Seen
 from quire.server.http.watchers import watchers
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
-from quire.server.service import Service, tell
+from quire.server.service import Service, tell, untagged
 from quire.server.several.pool import Pool, Slot
 
 
@@ -112,8 +112,7 @@ class Several:
             return next(iter(slots.values()))
         if not isinstance(name, str):
             raise BadRequest(f"model: must be a name, not {type(name).__name__}", param="model")
-        # Ollama's clients write a tag behind every name.
-        found = self.owner(name) or self.owner(name.removesuffix(":latest"))
+        found = self.owner(name) or self.owner(untagged(name))
         if found is None:
             known = ", ".join(map(repr, slots))
             raise ModelNotFound(f"model: {name[:200]!r} is not served here; there are {known}", param="model")
