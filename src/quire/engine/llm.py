@@ -21,6 +21,7 @@ from quire.engine.options import engine_config
 from quire.engine.pooled import PoolingCalls, listed
 from quire.engine.prompting import Message, Prompt, PromptReader, conversations
 from quire.engine.requests import Seeds, ids_of_words, make_request, room, sampling_defaults, with_grammar
+from quire.text.structured.checks import checks_of
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -240,7 +241,7 @@ class LLM(PoolingCalls):
         if tokenizer is not None:
             request = with_grammar(self.info.vocab_size, tokenizer, request)
         shown = self._reader.preparer.shown(*encoded) if encoded.pictures else None
-        return RequestBuilder(request, text, tokenizer, shown)
+        return RequestBuilder(request, text, tokenizer, shown, checks_of(params.structured_outputs))
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         """(text or None, token ids) of one prompt without pictures."""

@@ -112,6 +112,7 @@ async def create_response(service: Service, request: Request) -> Response:
     answer = _Answer(service, generation, speech, body, asked)
     if not body.background:
         return await respond(request, answer)
+    answer.request_id = request.state.exchange.request_id
     memory.made[tenant.name, answer.id] = answer
     task = asyncio.create_task(_make(request.app.state.service, answer, asked))
     memory.tasks.add(task)
@@ -125,6 +126,7 @@ async def _make(door: Door, answer: _Answer, asked: _Asked) -> None:
     try:
         async for pieces in answer.generation.pieces():
             answer.add(pieces)
+        await answer.check()
         if answer.status == "in_progress":
             answer.finish()
     except QuireError as error:

@@ -18,7 +18,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from quire.text.structured.search import FIRST, LIMITS, byte_tokenizer, hints_of, shortest
-from quire.text.structured.spec import NotOffered, grammar_of, within
+from quire.text.structured.spec import NotOffered, explained, grammar_of, within
 
 HEAD = struct.Struct("!Id")
 MESSAGE = 400
@@ -35,7 +35,7 @@ def read(job: dict[str, Any]) -> dict[str, Any]:
     except (NotOffered, ValueError, RecursionError) as error:
         return {"error": str(error)[:MESSAGE] or type(error).__name__}
     if matcher.is_error():
-        return {"error": matcher.get_error()[:MESSAGE]}
+        return {"error": explained(job, matcher.get_error())[:MESSAGE]}
     completion = shortest(matcher, 256 + len(special), FIRST, frozenset(job["usable"]), hints_of(grammar))
     return {"grammar": grammar, "completion": completion}
 
