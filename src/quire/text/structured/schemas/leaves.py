@@ -17,6 +17,8 @@ HELD = frozenset({"date", "time", "date-time", "duration", "email", "hostname", 
 _DAYS = {"date": f"^{DATE}$", "date-time": f"^{DATE}"}
 LARGE = 1e15
 """Bounds of numbers beyond this are tried before they are asked for."""
+ENDLESS = 1.7e308
+"""Bounds that all numbers of 64 bits are within, or as good as all."""
 MAX_WAYS = 400
 """Lists without repeats that are written out one by one."""
 
@@ -72,6 +74,10 @@ def numbers(work: Work, made: Made, at: Place) -> None:
     if not given or (all(abs(value) < LARGE for value in given.values()) and "multipleOf" not in given):
         return
     kind = {"type": made["type"]} if made.get("type") in ("integer", "number") else {}
+    for name in [name for name, value in given.items() if abs(value) >= ENDLESS and name != "multipleOf"]:
+        del given[name], made[name]
+    if made.get("type") == "integer" and given.get("minimum") == -(2**63):
+        made["minimum"] = given["minimum"] = 1 - 2**63  # one less has no regular expression in llguidance
     for name in sorted(given, key=lambda name: -abs(given[name])):
         if work.compiles({**kind, **given}):
             break

@@ -120,7 +120,7 @@ def _pattern_of(work: Work, names: Made, at: Place) -> str | None:
     said = names.keys() & {*_ABOUT_NAMES, "format"}
     if said == {"format"}:
         return f"^{NAMES[names['format']]}$"
-    if said == {"pattern"} and isinstance(names["pattern"], str):
+    if said in ({"pattern"}, {"pattern", "format"}) and isinstance(names["pattern"], str):
         read = readable(work, names["pattern"], at)
         return read[0] if read is not None and len(read) == 1 else None
     if said <= {"minLength", "maxLength"}:

@@ -142,7 +142,7 @@ def _words(body: str) -> list[str] | None:
 
 def _excluding(words: list[str], whole: bool) -> str | None:
     """Texts that are none of `words` (`whole`), or do not begin with one."""
-    if not all(words) or not words or max(map(len, words)) > LONGEST:
+    if not words or not (whole or all(words)) or max(map(len, words)) > LONGEST:
         return None
     tree: dict[str, dict[str, object]] = {}
     for word in words:

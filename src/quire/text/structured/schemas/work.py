@@ -17,6 +17,8 @@ MAX_DEPTH = 100
 """Schemas within schemas."""
 MARK = "x-quire-place"
 """Of a schema in a Lark grammar: what errors about it begin with, as the name of a tool."""
+SHOWN, LONGEST = 12, 120
+"""Names, and characters, of a place that a message tells."""
 HOPS = 32
 """References behind each other that are followed to see what a schema is."""
 CONTENTS = ("const", "default", "enum", "example", "examples")
@@ -31,7 +33,8 @@ class NotOffered(ValueError):
 
 def told(at: Place) -> str:
     """What a message about a place begins with."""
-    return f"property '{'.'.join(at)}': " if at else ""
+    names = [*at[:SHOWN], "..."] if len(at) > SHOWN else at
+    return f"property '{'.'.join(names)[:LONGEST]}': " if at else ""
 
 
 class Work:
