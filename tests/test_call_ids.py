@@ -85,7 +85,8 @@ def test_every_api_takes_its_own_ids(server: LiveServer) -> None:
         {"role": "assistant", "content": [use]},
         {"role": "user", "content": [result]},
     ]
-    items = [{"role": "user", "content": "u"}, {"type": "function_call", "call_id": A, "name": "weather", "arguments": "{}"},
+    items = [{"role": "user", "content": "u"},
+             {"type": "function_call", "call_id": A, "name": "weather", "arguments": "{}"},
              {"type": "function_call_output", "call_id": A, "output": "r"}]  # fmt: skip
     ollama = [
         {"role": "user", "content": "u"},

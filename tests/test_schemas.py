@@ -58,7 +58,8 @@ HELD: list[tuple[Schema, list[str], list[str]]] = [
       "then": {"required": ["n"]}}, ['{"k":"y"}', '{"k":"x","n":1}', '{"k":"y","n":1}'], ['{"k":"x"}']),
     (TAGGED, ['{"k":"a"}', '{"k":"a","n":1}', '{"k":"b","n":""}'], ['{"k":"a","n":""}', "{}", '{"n":1}']),
     ({**TAGGED, "discriminator": {"propertyName": "k"}}, ['{"k":"b","n":""}'], ["{}"]),
-    ({"type": "string", "pattern": "^(?=.*[A-Z])(?=.*[0-9]).{3,5}$"}, ['"aA1"', '"1A.."'], ['"aA"', '"abc"', '"aA1xyz"']),
+    ({"type": "string", "pattern": "^(?=.*[A-Z])(?=.*[0-9]).{3,5}$"}, ['"aA1"', '"1A.."'],
+     ['"aA"', '"abc"', '"aA1xyz"']),
     ({"type": "string", "pattern": "^(?!-)[a-z-]+$"}, ['"a-"'], ['"-a"']),
     ({"type": "string", "pattern": "^(?!(?:root|admin)$)[a-z]+$"}, ['"roo"', '"rooty"', '"x"'], ['"root"', '"admin"']),
     ({"type": "string", "pattern": "^(?!.*--)[a-z-]+$"}, ['"a-b-c"'], ['"a--b"']),
@@ -70,12 +71,14 @@ HELD: list[tuple[Schema, list[str], list[str]]] = [
     ({"enum": [1, 2, 3], "not": {"const": 2}}, ["1", "3"], ["2"]),
     ({"not": {"not": A}}, ["1"], ['"a"']),
     (closed(a=A, b={"not": {}}), ['{"a":1}', "{}"], ['{"b":1}']),
-    ({"type": "array", "items": A, "contains": {}, "minContains": 2, "maxContains": 3}, ["[1,2]"], ["[1]", "[1,2,3,4]"]),
+    ({"type": "array", "items": A, "contains": {}, "minContains": 2, "maxContains": 3}, ["[1,2]"],
+     ["[1]", "[1,2,3,4]"]),
     ({"type": "array", "items": A, "contains": {"const": 1}, "minContains": 0}, ["[]", "[2]"], ['["a"]']),
     ({"allOf": [{"type": "object", "properties": {"a": A}}, {"properties": {"b": B}}], "unevaluatedProperties": False},
      ['{"a":1,"b":""}'], ['{"c":1}', '{"a":""}']),
     ({"type": "object", "properties": {"a": A}, "unevaluatedProperties": False}, ['{"a":1}'], ['{"b":1}']),
-    ({"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 2, "exclusiveMaximum": False}, ["1", "2"], ["0"]),
+    ({"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 2, "exclusiveMaximum": False},
+     ["1", "2"], ["0"]),
 ]  # fmt: skip
 
 
@@ -93,7 +96,8 @@ def test_references_of_all_kinds() -> None:
              "$defs": {"x": {"type": "null"}}}  # fmt: skip
     assert takes(twice, "[null]", "[[]]") == [True, False]
     again = {"$defs": {"l": closed(k={"const": "l"}), "s": closed(k={"const": "s"}, p={"$ref": "#/$defs/e"}),
-                       "e": {"oneOf": [{"$ref": "#/$defs/l"}, {"$ref": "#/$defs/s"}]}}, "$ref": "#/$defs/e"}  # fmt: skip
+                       "e": {"oneOf": [{"$ref": "#/$defs/l"}, {"$ref": "#/$defs/s"}]}},
+             "$ref": "#/$defs/e"}  # fmt: skip
     assert takes(again, '{"k":"s","p":{"k":"l"}}', '{"k":"s","p":{}}', strict=True) == [True, False]
 
 
@@ -106,7 +110,7 @@ REFUSED: list[tuple[Any, str]] = [
     (closed(a={"type": "array", "items": {"pattern": "("}}), "property 'a.[]': pattern '(' is no regular expression"),
     (closed(a={"$ref": "#/$defs/x"}), "property 'a': $ref '#/$defs/x' points at nothing"),
     (closed(a={"$ref": "http://x.org/y"}), "$ref names another document, and none is fetched"),
-    ({**closed(a={"enum": ["a"], "pattern": "b"}), "required": ["a"]}, "property 'a': no text has all that is asked of it"),
+    ({**closed(a={"enum": ["a"], "pattern": "b"}), "required": ["a"]}, "property 'a': no text has all that is asked"),
     (closed(a={"enum": list(range(5000))}), "property 'a': enum has more than 4096 values"),
     ({"anyOf": [{}] * 10_001}, "more than 10000 parts"),
     (NESTED, "nested more than 100 deep"),

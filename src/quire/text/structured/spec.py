@@ -129,9 +129,7 @@ def _json(schema: Any, options: Mapping[str, Any]) -> str:
         asked["whitespace_pattern"] = options["whitespace_pattern"]
     made = normalized(schema)
     if options.get("strict") and made.loose:
-        raise NotOffered(
-            f"{made.loose[0]}; strict refuses it, without that the answer is checked when it is whole"
-        )
+        raise NotOffered(f"{made.loose[0]}; strict refuses it, without that the answer is checked when it is whole")
     return str(LLMatcher.grammar_from_json_schema(json.dumps(made.schema), overrides=asked))
 
 
