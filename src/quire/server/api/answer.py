@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from msgspec import UNSET, UnsetType
@@ -16,7 +17,9 @@ from quire.server.generation import Generated, Piece, cancel_on_disconnect
 from quire.server.http.dialects import OPENAI, Dialect
 from quire.server.http.sse import EventStream, PartsResponse
 from quire.server.service import Service
-from quire.text.structured.checker import SchemaError
+from quire.text.structured.checker import PROCESSES, SchemaError
+
+_CHECKING = ThreadPoolExecutor(PROCESSES, "quire-check")
 
 
 class Answer(ABC):
@@ -60,7 +63,8 @@ class Answer(ABC):
         if not checks:
             return
         said = self.said()
-        found = await asyncio.to_thread(lambda: [checks.errors(*each, choice=i) for i, each in enumerate(said)])
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(_CHECKING, lambda: [checks.errors(*each, i) for i, each in enumerate(said)])
         self.schema_errors = [error for errors in found for error in errors]
         self.service.http.checked(sum(map(bool, found)))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import os
 import threading
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,10 @@ MAX_BYTES = 8 << 20
 """Longest answer that is checked."""
 PROCESSES = 2
 """Most that check at once: while one works off its CPU time, another serves."""
+PATIENCE = 10.0
+"""Seconds that an answer waits for one of them."""
+REMEMBERED = 256
+"""Schemas that exceeded a bound, which are not tried again."""
 _PROGRAM = Program(
     "the process that checks answers", Path(__file__).with_name("check.py"), ("jsonschema", "quire"), (MEMORY,)
 )
@@ -40,6 +46,7 @@ class Checker:
 
     def __init__(self) -> None:
         self._idle: list[BoundedProcess] = []
+        self._hostile: OrderedDict[bytes, str] = OrderedDict()
         self._room = threading.BoundedSemaphore(PROCESSES)
         self._lock = threading.Lock()
 
@@ -52,25 +59,39 @@ class Checker:
         data = json.dumps({"schema": schema, "text": text}).encode()
         if len(data) > MAX_BYTES:
             return _unchecked(f"it has more than {MAX_BYTES >> 20} MiB")
-        with self._room:
-            try:
-                process = self._take()
-                reply: dict[str, Any] = dict(process.exchange(data, SECONDS))
-            except Spent:
-                return _unchecked(f"it takes more than {SECONDS:g} s of CPU time")
-            except (Ended, Large):
-                return _unchecked("it takes too much memory or too deep a stack")
-            except TimeoutError:
-                process.close()
-                return _unchecked("the machine is busy")
-            except Unavailable as error:
-                return _unchecked(error.message)
-            with self._lock:
-                self._idle.append(process)
+        key = hashlib.blake2b(schema.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if (reason := self._hostile.get(key)) is not None:
+            return _unchecked(f"{reason} before")
+        if not self._room.acquire(timeout=PATIENCE):
+            return _unchecked("the machine is busy")
+        try:
+            process = self._take()
+            reply: dict[str, Any] = dict(process.exchange(data, SECONDS))
+        except Spent:
+            return self._noted(key, f"it took more than {SECONDS:g} s of CPU time")
+        except (Ended, Large):
+            return self._noted(key, "it took too much memory or too deep a stack")
+        except TimeoutError:
+            process.close()
+            return _unchecked("the machine is busy")
+        except Unavailable as error:
+            return _unchecked(error.message)
+        finally:
+            self._room.release()
+        with self._lock:
+            self._idle.append(process)
         if "error" in reply:
             return _unchecked(str(reply["error"]))
         errors: list[dict[str, str]] = reply["errors"]
         return errors
+
+    def _noted(self, key: bytes, reason: str) -> list[dict[str, str]]:
+        """A schema that exceeded a bound costs nothing the next time."""
+        with self._lock:
+            self._hostile[key] = reason
+            if len(self._hostile) > REMEMBERED:
+                self._hostile.popitem(last=False)
+        return _unchecked(reason)
 
     def _take(self) -> BoundedProcess:
         with self._lock:
