@@ -280,9 +280,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required", "min_tokens": 2}, "min_tokens", "grammar"),
     ({"tool_choice": "required", "max_completion_tokens": 3}, "max_completion_tokens", "are needed"),
     ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": {
-        "type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}}}]}, "tools", "not"),
+        "type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}}}]}, "tools",
+        "tool 'f', property 'a': no value"),
     ({"response_format": {"type": "json_object"}, "tools": [{"type": "function", "function": {
-        "name": "f", "parameters": {"properties": {"a": {"type": "x"}}}}}]}, "tools", "Invalid type"),
+        "name": "f", "parameters": {"properties": {"a": {"type": "x"}}}}}]}, "tools",
+        "tool 'f', property 'a': Invalid type"),
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict", "true"),
 ]  # fmt: skip
 

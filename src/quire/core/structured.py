@@ -19,7 +19,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_
     `grammar`: Lark, in llguidance's dialect. `json_object`: any JSON object. `structural_tag`: free text in which what
     follows certain beginnings has a shape: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}.
     The others are about JSON alone: spaces between tokens (none, or as a regular expression says), and whether names
-    that a schema's objects do not list are refused.
+    that a schema's objects do not list are refused. `strict`: a schema is refused of which the grammar cannot hold all;
+    else the answer is checked by it when it is whole.
     """
 
     json: Any = None
@@ -31,6 +32,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    strict: bool = False
 
     @property
     def kind(self) -> str:

@@ -30,6 +30,7 @@ from quire.engine.requests import (
     with_grammar,
 )
 from quire.text.detokenizer import continuation
+from quire.text.structured.checks import checks_of
 from quire.text.structured.refused import REFUSED
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -250,7 +251,8 @@ class LLM(PoolingCalls):
         if tokenizer is not None:
             request = with_grammar(self.info.vocab_size, tokenizer, request)
         shown = self._reader.preparer.shown(*encoded) if encoded.pictures else None
-        return RequestBuilder(request, text, tokenizer, continued(self.info, request.prompt), shown)
+        before, checks = continued(self.info, request.prompt), checks_of(params.structured_outputs)
+        return RequestBuilder(request, text, tokenizer, before, shown, checks)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         """(text or None, token ids) of one prompt without pictures."""

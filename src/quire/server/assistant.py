@@ -74,6 +74,11 @@ class Assistant:
         """Why the message ended: a stop behind calls is theirs, but for OpenAI where a request names the function."""
         return "tool_calls" if reason == "stop" and self.message.calls and not self._named else reason
 
+    @property
+    def said(self) -> tuple[str, list[tuple[str, str]]]:
+        """The content, and the names and arguments of calls."""
+        return self.message.content, [(call.name, call.arguments) for call in self.message.calls]
+
     def _credit(self, piece: Piece, deltas: list[Delta]) -> list[TokenLogprob]:
         """Say whose the tokens are that wait; the content's log-probabilities."""
         self._pending += piece.logprobs

@@ -15,6 +15,7 @@ from quire.engine.edge.streams import OutputStream
 from quire.server.api.replies import CacheReport, Usage, details
 from quire.server.generation import Piece
 from quire.text.detokenizer import continuation
+from quire.text.structured.checks import NO_CHECKS
 from quire.text.tokenizer import Tokenizer
 
 
@@ -27,7 +28,7 @@ class Beams:
     def __init__(
         self, engine: AsyncEngine, tokenizer: Tokenizer, requests: Sequence[Request], params: BeamSearchParams
     ) -> None:
-        self.requests = requests
+        self.requests, self.checks = requests, NO_CHECKS
         self._engine, self._tokenizer, self._params = engine, tokenizer, params
         self._stream: OutputStream | None = None
         self._cached = dict.fromkeys((r.id for r in requests), 0)
@@ -121,6 +122,10 @@ class Beams:
         """The same of one prompt's choices."""
         at = self._params.beam_width * [each.id for each in self.requests].index(request.id)
         return self._reasons[at : at + self._params.beam_width]
+
+    def text(self, choice: int) -> str:
+        """Nothing is checked of beams: no grammar is in force."""
+        return ""
 
     def close(self) -> None:
         """Abort the step under way; idempotent."""

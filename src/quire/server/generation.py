@@ -17,6 +17,7 @@ from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.requests import continued
 from quire.server.api.replies import CacheReport, CompletionTokens, Usage, details
 from quire.text.detokenizer import OutputText
+from quire.text.structured.checks import NO_CHECKS, Checks
 from quire.text.tokenizer import Tokenizer
 
 Receive = Callable[[], Awaitable[Any]]
@@ -52,6 +53,7 @@ class _Choice:
         self._text = text
         self.tokens = self.drafted = self.accepted = 0
         self.done = False
+        self.said: list[str] = []
 
     def push(self, output: Output) -> Piece:
         """Take new tokens."""
@@ -67,6 +69,7 @@ class Generated(Protocol):
     """Choices of one HTTP request as they come, and what is said of them."""
 
     requests: Sequence[Request]
+    checks: Checks
 
     @property
     def count(self) -> int: ...
@@ -86,6 +89,8 @@ class Generated(Protocol):
 
     def finish_reasons_of(self, request: Request) -> list[str | None]: ...
 
+    def text(self, choice: int) -> str: ...
+
     def close(self) -> None: ...
 
 
@@ -93,7 +98,8 @@ class Generation:
     """All choices of one HTTP request: `len(requests)` prompts times `n`, numbered prompt by prompt.
 
     Submits on construction, so that a full queue is refused before the first byte of a response; `close` must follow.
-    `each`: a piece has at most one token. `shown`: special tokens that are text.
+    `each`: a piece has at most one token. `shown`: special tokens that are text. `checks`: by which texts are checked,
+    which are kept for that.
     """
 
     def __init__(
@@ -103,8 +109,9 @@ class Generation:
         requests: Sequence[Request],
         each: bool = False,
         shown: frozenset[int] = frozenset(),
+        checks: Checks = NO_CHECKS,
     ) -> None:
-        self.requests = requests
+        self.requests, self.checks = requests, checks
         self._each = each
         self._stream = engine.submit(requests)
         self._choices: dict[tuple[str, int], _Choice] = {}
@@ -138,6 +145,8 @@ class Generation:
             if output.miss is not None:
                 self._misses.setdefault(output.request_id, output.miss)
         piece = choice.push(output)
+        if self.checks and piece.text:
+            choice.said.append(piece.text)
         if choice.done and output.finish_reason is None:
             self._stream.stop(output.request_id, output.index)
         return piece
@@ -183,6 +192,10 @@ class Generation:
     def finish_reasons_of(self, request: Request) -> list[str | None]:
         """The same of one prompt's choices."""
         return [clock.reason for clock in self._stream.clocks(request.id)]
+
+    def text(self, choice: int) -> str:
+        """What a choice said, where it is to be checked."""
+        return "".join(next(each.said for each in self._choices.values() if each.number == choice))
 
     def close(self) -> None:
         """Abort what has not finished; idempotent."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.core.errors import ConfigError
-from quire.core.request import random_id
 from quire.server.options import ServerOptions
+from quire.text.messages.ids import call_id
 from quire.text.messages.parser import Parser
 from quire.text.messages.reasoning import ReasoningFormat
 from quire.text.messages.source import Reading
-from quire.text.messages.table import ToolFormat, reasoning_format, tool_format
+from quire.text.messages.table import GENERIC, ToolFormat, reasoning_format, tool_format
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -28,6 +28,10 @@ class Formats:
     reasoning: ReasoningFormat | None
     hidden: frozenset[str] = frozenset()
     shown: frozenset[int] = frozenset()
+
+    def forcing(self, forced: bool) -> Formats:
+        """The same for calls that are `forced`: where the model speaks no known format they are in one of ours."""
+        return replace(self, tools=GENERIC) if forced and self.tools is None else self
 
 
 def formats_of(options: ServerOptions, template: ChatTemplate | None, tokenizer: Tokenizer) -> Formats:
@@ -68,7 +72,8 @@ class Speech:
         formats = self.formats
         if not self.reads:
             return None
-        reading = Reading(_call_id, self.schemas, self.inside, formats.hidden)
+        ids = call_id if formats.tools is None else formats.tools.call_id
+        reading = Reading(ids, self.schemas, self.inside, formats.hidden)
         return Parser(formats.reasoning, formats.tools, reading)
 
 
@@ -80,7 +85,3 @@ def inside_reasoning(formats: Formats, tokenizer: Tokenizer, prompt: Sequence[in
     if tail.endswith(formats.reasoning.openers):
         return True
     return False if tail.endswith(formats.reasoning.closers) else None
-
-
-def _call_id() -> str:
-    return f"call_{random_id()}"

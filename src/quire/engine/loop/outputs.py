@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from quire.core.request import Output, Request, Timing, TokenLogprob
 from quire.text.detokenizer import OutputText
+from quire.text.structured.checker import SchemaError
+from quire.text.structured.checks import NO_CHECKS, Checks
 from quire.text.tokenizer import Tokenizer
 
 
@@ -51,6 +53,7 @@ class CompletionOutput:
     """One of the `n` continuations. `stop_reason`: the stop string or stop token, None for the model's own end token.
 
     `token_ids` and `logprobs` include a token that ended the text; `text` does not, unless that was asked for.
+    `schema_errors`: what the JSON schema that was asked for does not allow, where a grammar could not hold all of it.
     """
 
     index: int
@@ -60,6 +63,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    schema_errors: list[SchemaError] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -85,7 +89,7 @@ class RequestBuilder:
     """Collects the outputs of one request. `text` is the prompt's text where there was one.
 
     `prompt`: the tokens that the output continues; `shown`: the ids of a prompt with pictures, as the vocabulary knows
-    them.
+    them. `checks`: by which texts are checked.
     """
 
     def __init__(
@@ -95,8 +99,9 @@ class RequestBuilder:
         tokenizer: Tokenizer | None,
         prompt: Sequence[int],
         shown: list[int] | None = None,
+        checks: Checks = NO_CHECKS,
     ) -> None:
-        self.request = request
+        self.request, self._checks = request, checks
         self._text, self._shown = text, shown
         self._tokenizer = tokenizer if request.params.detokenize else None
         want = request.params.logprobs is not None
@@ -159,7 +164,9 @@ class RequestBuilder:
         return {entry.token: Logprob(entry.logprob, entry.rank, text(entry.token))} | best
 
     def result(self) -> RequestOutput:
-        """The answer so far."""
+        """The answer so far, checked where it is whole."""
+        for each in self.outputs if self.finished and self._checks else ():
+            each.schema_errors = self._checks.errors(each.text, choice=each.index)
         scored = self.request.params.prompt_logprobs is not None
         return RequestOutput(
             request_id=self.request.id,

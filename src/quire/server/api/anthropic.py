@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,6 +17,7 @@ from quire.server.api.anthropic_bodies import RENAMED, CountRequest, MessagesReq
 from quire.server.api.chat import submit_chat
 from quire.server.api.convert import check_body, renamed
 from quire.server.api.prompts import encode_chat
+from quire.server.api.replies import Report
 from quire.server.api.spoken import Spoken, arguments_of, named_event
 from quire.server.api.tools import calling_of
 from quire.server.blocks import Block, Step
@@ -47,6 +49,7 @@ class MessagesReply(msgspec.Struct, kw_only=True):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: AnthropicUsage
+    quire: Report | UnsetType = UNSET
 
 
 class Count(msgspec.Struct, kw_only=True):
@@ -103,7 +106,8 @@ class _Answer(Spoken):
     def closing(self) -> bytes:
         """Why it ended, and the usage."""
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        return named_event("message_delta", delta=delta, usage=self._usage()) + named_event("message_stop")
+        more = {"quire": self.verdict} if self.schema_errors else {}
+        return named_event("message_delta", delta=delta, usage=self._usage(), **more) + named_event("message_stop")
 
     def whole(self) -> MessagesReply:
         """The message."""
@@ -117,6 +121,7 @@ class _Answer(Spoken):
             stop_reason=self._stop_reason,
             stop_sequence=self._stop_sequence,
             usage=self._usage(),
+            quire=self.verdict,
         )
 
     @property

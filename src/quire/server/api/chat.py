@@ -29,6 +29,7 @@ from quire.server.api.replies import (
     Usage,
 )
 from quire.server.api.said import ROLE, delta_of, message_of
+from quire.server.api.shapes import Asked
 from quire.server.api.tools import asked_of, calling_of
 from quire.server.api.writer import Choices, State, Writer
 from quire.server.assistant import Assistant
@@ -73,8 +74,10 @@ async def submit_chat(
         found = await encode_chat(service, body, "messages" if body.truncate_prompt_tokens is None else None, held)
         prompt = cut(found, body.truncate_prompt_tokens, service.engine.info.max_model_len)
         inside = inside_reasoning(service.formats, service.tokenizer, prompt.ids)
-        speech = Speech(service.formats, calling.schemas, body.parallel_tool_calls is not False, inside, calling.choice)
-        requests = await _requests(service, body, prompt, speech, arrival, tenant)
+        formats = service.formats.forcing(calling.choice is not None)
+        speech = Speech(formats, calling.schemas, body.parallel_tool_calls is not False, inside, calling.choice)
+        shape = await off_loop(_WALKED if body.tools else 0, asked_of, service, body, speech)
+        requests = await _requests(service, body, prompt, shape, arrival, tenant)
     if body.use_beam_search and speech.reads:
         raise BadRequest(
             "use_beam_search: this model's answers are read token by token for reasoning; use /v1/completions",
@@ -83,19 +86,19 @@ async def submit_chat(
     if body.use_beam_search:
         return beams_of(service, body, requests), speech
     shown = service.formats.shown if speech.reads else frozenset[int]()
-    return Generation(service.engine, service.tokenizer, requests, speech.reads, shown), speech
+    made = Generation(service.engine, service.tokenizer, requests, speech.reads, shown, shape.checks)
+    return made, speech
 
 
 async def _requests(
     service: Service,
     body: ChatCompletionRequest,
     prompt: Encoded,
-    speech: Speech,
+    shape: Asked,
     arrival: float,
     tenant: Tenant,
 ) -> list[EngineRequest]:
     info = service.engine.info
-    shape = await off_loop(_WALKED if body.tools else 0, asked_of, service, body, speech)
     asked, name = body.max_completion_tokens, "max_completion_tokens"
     if asked is None:
         asked, name = body.max_tokens, "max_tokens"
@@ -148,6 +151,10 @@ class _Writer(Writer[ChatCompletionRequest]):
         super().add(pieces)
         for piece in pieces:
             self._assistants[piece.choice].push(piece)
+
+    def said(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """Of each choice the content and the calls."""
+        return [each.said for each in self._assistants]
 
     def usage(self) -> Usage:
         """With the tokens of reasoning, where the model's can be told."""

@@ -37,6 +37,7 @@ from quire.server.media import Held
 from quire.server.service import Service
 from quire.text.detokenizer import Offsets, detokenizer, prompt_text
 from quire.text.infill import ends_of, format_of, infill
+from quire.text.structured.checks import checks_of
 
 
 async def create_completion(service: Service, request: Request) -> Response:
@@ -67,10 +68,12 @@ async def submit_completion(
     queued = service.engine.reserve(len(given) * drawn(body), tenant.called(body.user), tenant.max_sequences)
     with queued, service.media.hold() as held:
         prompts, ends = await _prompts(service, body, given, sources, held)
-        requests = await _requests(service, body, prompts, ends, arrival, tenant, most)
+        shape = shape_of(body)
+        asked = Asked(shape, checks=checks_of(shape))
+        requests = await _requests(service, body, prompts, ends, arrival, tenant, most, asked)
     if body.use_beam_search:
         return beams_of(service, body, requests)
-    return Generation(service.engine, service.tokenizer, requests, each)
+    return Generation(service.engine, service.tokenizer, requests, each, checks=asked.checks)
 
 
 async def _requests(
@@ -81,10 +84,11 @@ async def _requests(
     arrival: float,
     tenant: Tenant,
     most: int | None,
+    shape: Asked,
 ) -> list[EngineRequest]:
     info = service.engine.info
     echo_only = bool(body.echo) and body.max_tokens == 0
-    params, shape = [], Asked(shape_of(body))
+    params = []
     async for i, prompt in in_turns(enumerate(prompts)):
         prompts[i] = prompt = cut(prompt, body.truncate_prompt_tokens, info.max_model_len)
         asked = 1 if echo_only else body.max_tokens

@@ -18,6 +18,7 @@ from quire.server.api.completions import submit_completion
 from quire.server.api.convert import check_body, renamed
 from quire.server.api.logprobs import LogprobWriter
 from quire.server.api.protocol import CompletionRequest
+from quire.server.api.replies import Report
 from quire.server.generation import Generated, Piece
 from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.http.dialects import LLAMA_CPP
@@ -97,6 +98,7 @@ class LlamaCppReply(msgspec.Struct, kw_only=True):
     stopping_word: str | UnsetType = UNSET
     tokens_cached: int | UnsetType = UNSET
     timings: LlamaCppTimings | UnsetType = UNSET
+    quire: Report | UnsetType = UNSET
 
 
 class Props(msgspec.Struct, kw_only=True):
@@ -239,7 +241,7 @@ class _Answer(Answer):
         reply.prompt = self._body.prompt if isinstance(self._body.prompt, str) else self._decoded()
         reply.generation_settings = settings_of(self.service, request.params)
         reply.tokens_cached = self.generation.usage().prompt_tokens_details.cached_tokens
-        reply.timings = self._timings()
+        reply.timings, reply.quire = self._timings(), self.verdict
         return reply
 
     def _decoded(self) -> str:

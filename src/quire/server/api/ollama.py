@@ -28,6 +28,7 @@ from quire.server.api.ollama_bodies import (
     ignored_of,
     sources_of,
 )
+from quire.server.api.replies import Report
 from quire.server.api.spoken import Spoken, arguments_of
 from quire.server.blocks import Block, Step
 from quire.server.generation import Generated
@@ -62,6 +63,7 @@ class OllamaReply(msgspec.Struct, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
+    quire: Report | UnsetType = UNSET
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -171,6 +173,7 @@ class _Answer(Spoken):
         reply.total_duration, reply.load_duration = _nanos(times.e2e_seconds), 0
         reply.prompt_eval_count, reply.prompt_eval_duration = usage.prompt_tokens, _nanos(times.prefill_seconds)
         reply.eval_count, reply.eval_duration = usage.completion_tokens, _nanos(times.decode_seconds)
+        reply.quire = self.verdict
         return reply
 
     def _entries(self, items: list[TokenLogprob]) -> list[Any]:

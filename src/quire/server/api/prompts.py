@@ -21,6 +21,7 @@ from quire.server.http.errors import brief
 from quire.server.media import Held
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
+from quire.text.messages.ids import shorten
 from quire.text.render import PROCESSES
 from quire.text.template import PICTURE, RESERVED
 
@@ -170,6 +171,8 @@ def _rendered(service: Service, body: ChatBody, limit: int) -> tuple[str, list[S
     as_text = service.formats.tools is not None and service.formats.tools.text_arguments
     sources: list[Source] = []
     messages = [_plain(message, f"messages[{i}]", as_text, sources) for i, message in enumerate(body.messages)]
+    if service.formats.tools is not None and service.formats.tools.short_ids:
+        shorten(messages)
     service.media.admit(sources)
     continued = bool(body.continue_final_message)
     generate = body.add_generation_prompt

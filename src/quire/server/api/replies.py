@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from quire.core.request import Miss, Request
 from quire.engine.edge.account import Moments, Timings
 from quire.server.http.pieces import Parts
+from quire.text.structured.checker import SchemaError
 
 PromptLogprobs = Iterator[dict[str, Any] | None]
 
@@ -67,7 +68,8 @@ class PromptReport(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a body's `quire`: of one prompt as it is, of several in `prompts`, in their order.
 
-    `request_id` is that of the header x-request-id, and of the access log.
+    `request_id` is that of the header x-request-id, and of the access log. `schema_errors` comes unasked, where an
+    answer is not all that its JSON schema asks for.
     """
 
     request_id: str
@@ -76,6 +78,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheReport | UnsetType = UNSET
     clock: Moments | UnsetType = UNSET
     prompts: list[PromptReport] | UnsetType = UNSET
+    schema_errors: list[SchemaError] | UnsetType = UNSET
 
 
 class CompletionLogprobs(Parts, kw_only=True):

@@ -115,6 +115,7 @@ async def create_response(service: Service, request: Request) -> Response:
     answer = _Answer(service, generation, speech, body, asked)
     if not body.background:
         return await respond(request, answer)
+    answer.request_id = request.state.exchange.request_id
     memory.made[tenant.name, answer.id] = answer
     left = request.state.exchange.left(generation, answer.model)
     task = asyncio.create_task(_make(request.app.state.service, answer, asked, left))
@@ -131,6 +132,7 @@ async def _make(door: Door, answer: _Answer, asked: _Asked, left: Exchange) -> N
     try:
         async for pieces in answer.generation.pieces():
             answer.add(pieces)
+        await answer.check()
         if answer.status == "in_progress":
             answer.finish()
         left.status = 200

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.core.errors import QuireError
 from quire.core.request import TokenLogprob, random_id
 from quire.server.api.logprobs import LogprobWriter
+from quire.server.api.replies import Report
 from quire.server.api.responses_bodies import Item, ResponsesRequest
 from quire.server.api.spoken import Spoken, named_event
 from quire.server.blocks import Block, Step
@@ -49,6 +51,7 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     usage: dict[str, Any] | None
     user: Any
+    quire: Report | UnsetType = UNSET
 
 
 class ResponseAnswer(Spoken):
@@ -131,6 +134,7 @@ class ResponseAnswer(Spoken):
             top_p=params.top_p,
             usage=None if self.status == "in_progress" else self._usage(),
             user=body.user,
+            quire=self.verdict,
         )
 
     def _usage(self) -> dict[str, Any]:

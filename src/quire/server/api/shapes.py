@@ -16,6 +16,7 @@ from quire.engine.requests import add_grammar, ask_grammar
 from quire.server.api.protocol import SamplingFields
 from quire.server.http.errors import brief
 from quire.server.service import Service
+from quire.text.structured.checks import NO_CHECKS, Checks
 from quire.text.structured.reader import PATIENCE, SECONDS
 
 _GUIDED = ("json", "regex", "choice", "grammar")
@@ -27,12 +28,13 @@ _ASKING = ThreadPoolExecutor(2, "quire-asking")
 class Asked(NamedTuple):
     """What shape an answer is to have, and the Lark that stands around it ("" = none, see `Reader.read`).
 
-    `param`: the field that asks for it, "" = one of those that `shape_of` reads.
+    `param`: the field that asks for it, "" = one of those that `shape_of` reads. `checks`: what it is checked by.
     """
 
     shape: StructuredOutputsParams | None = None
     frame: str = ""
     param: str = ""
+    checks: Checks = NO_CHECKS
 
 
 def shape_of(body: SamplingFields) -> StructuredOutputsParams | None:
@@ -86,7 +88,7 @@ def _format(value: Any) -> dict[str, Any] | None:
         if schema is None:
             param = "response_format.json_schema.schema"
             raise BadRequest(f"{param}: required, and missing", param=param)
-        return {"json": schema}
+        return {"json": schema} | ({"strict": True} if inner.get("strict") is True else {})
     if kind == "structural_tag":
         return {"structural_tag": {name: item for name, item in value.items() if name != "type"}}
     raise BadRequest(

@@ -84,6 +84,10 @@ class Spoken(Answer):
         size = sum(len(block.text) for block in self.blocks.all)
         return [await off_loop(size, lambda: _encode(self.whole()))]
 
+    def said(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """The one choice's content and calls."""
+        return [self._assistant.said]
+
     @property
     def calls(self) -> bool:
         """Whether tools are called."""

@@ -19,6 +19,7 @@ from quire.server.api.answer import Answer, respond
 from quire.server.api.completions import submit_completion
 from quire.server.api.convert import check_body, renamed
 from quire.server.api.protocol import CompletionRequest
+from quire.server.api.replies import Report
 from quire.server.generation import Generated, Piece
 from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.http.dialects import TGI
@@ -100,6 +101,7 @@ class TgiReply(msgspec.Struct, kw_only=True):
 
     generated_text: str
     details: TgiDetails | UnsetType = UNSET
+    quire: Report | UnsetType = UNSET
 
 
 class TgiChunk(msgspec.Struct, kw_only=True):
@@ -110,6 +112,7 @@ class TgiChunk(msgspec.Struct, kw_only=True):
     top_tokens: list[TgiToken] | UnsetType = UNSET
     generated_text: str | None = None
     details: TgiDetails | None = None
+    quire: Report | UnsetType = UNSET
 
 
 class Info(msgspec.Struct, kw_only=True):
@@ -246,7 +249,7 @@ class _Answer(Answer):
             return b""
         chunk = self._chunk(self._last.text)
         chunk.generated_text = self._lead + "".join(self._text)
-        chunk.details = self._details()
+        chunk.details, chunk.quire = self._details(), self.verdict
         chunk.details.input_length = self.generation.usage().prompt_tokens
         return event(chunk)
 
@@ -264,7 +267,7 @@ class _Answer(Answer):
         return [await off_loop(sum(map(len, self._text)), self._reply)]
 
     def _reply(self) -> bytes:
-        reply = TgiReply(generated_text=self._lead + "".join(self._text))
+        reply = TgiReply(generated_text=self._lead + "".join(self._text), quire=self.verdict)
         if self._given.details or self._given.decoder_input_details:
             reply.details = details = self._details()
             details.prefill = [self._token(item) for item in self._prefill]

@@ -29,7 +29,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     service.check_model(body.model)
     if isinstance(body, TokenizeChat):
         refuse_unbuilt(body)
-        await off_read(request, check_tools, service, body.tools or ())
+        await off_read(request, check_tools, body.tools or ())
         if body.add_special_tokens:
             raise BadRequest("add_special_tokens: the chat template already adds them", param="add_special_tokens")
         with service.media.hold() as held:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from quire.server.api.shapes import Asked, shape_of
 from quire.server.service import Service
 from quire.server.speech import Speech
 from quire.text.messages.written import Written
+from quire.text.structured.checks import Checks, checks_of
 
 Schemas = dict[str, Mapping[str, Any]]
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
@@ -33,17 +35,19 @@ class Calling(NamedTuple):
 
 def calling_of(service: Service, body: ChatCompletionRequest) -> Calling:
     """Read and checked: `BadRequest` names what is wrong."""
-    schemas = check_tools(service, body.tools or ())
-    return Calling(schemas if schemas and body.tool_choice != "none" else None, _choice(body, schemas))
-
-
-def check_tools(service: Service, tools: Sequence[Mapping[str, Any]]) -> Schemas:
-    """Parameters by the names of functions; `BadRequest` names what is wrong."""
-    if tools and service.formats.tools is None:
+    schemas = check_tools(body.tools or ())
+    choice, reads = _choice(body, schemas), bool(schemas) and body.tool_choice != "none"
+    if reads and choice is None and service.formats.tools is None:
         raise BadRequest(
-            "tools: no format of tool calls is known for this model; the server needs --tool-call-parser",
+            "tools: no format of tool calls is known for this model, so none can be read that it makes by itself; give "
+            "the server --tool-call-parser, or force calls by tool_choice",
             param="tools",
         )
+    return Calling(schemas if reads else None, choice)
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> Schemas:
+    """Parameters by the names of functions; `BadRequest` names what is wrong."""
     found: Schemas = {}
     for i, tool in enumerate(tools):
         at = f"tools[{i}]"
@@ -96,15 +100,23 @@ def asked_of(service: Service, body: ChatCompletionRequest, speech: Speech) -> A
     if speech.choice is not None and tools:
         if shape is not None and body.response_format is None:
             raise BadRequest("tool_choice: another shape is asked for already; give one", param="tool_choice")
-        return _lark(written.forced(tools, speech.choice or None, speech.parallel))
+        return _lark(written.forced(tools, speech.choice or None, speech.parallel), _arguments_of(speech))
     if shape is None:
         strict = any(tool["function"].get("strict") for tool in tools or ())
-        return _lark(written.free(tools or (), speech.parallel)) if strict else Asked()
-    return Asked(shape, written.around(tools or (), speech.parallel))
+        if not strict:
+            return Asked()
+        return _lark(written.free(tools or (), speech.parallel), _arguments_of(speech))
+    checks = replace(checks_of(shape), calls=_arguments_of(speech))
+    return Asked(shape, written.around(tools or (), speech.parallel), checks=checks)
 
 
-def _lark(grammar: str) -> Asked:
-    return Asked(StructuredOutputsParams(grammar=grammar), param="tools")
+def _arguments_of(speech: Speech) -> Schemas:
+    """Schemas of calls' arguments, which are objects."""
+    return {name: {"type": "object", **schema} for name, schema in (speech.schemas or {}).items()}
+
+
+def _lark(grammar: str, calls: Schemas) -> Asked:
+    return Asked(StructuredOutputsParams(grammar=grammar), param="tools", checks=Checks(calls=calls))
 
 
 def history_calls(message: Message, where: str, as_text: bool) -> list[dict[str, Any]]:

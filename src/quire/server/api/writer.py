@@ -16,7 +16,7 @@ from quire.server.api.answer import Answer
 from quire.server.api.convert import drawn, new_id
 from quire.server.api.logprobs import LogprobWriter, weight
 from quire.server.api.protocol import SamplingFields
-from quire.server.api.replies import ChatCompletion, ChatCompletionChunk, Completion, PromptLogprobs, Usage
+from quire.server.api.replies import ChatCompletion, ChatCompletionChunk, Completion, PromptLogprobs, Report, Usage
 from quire.server.generation import Generated, Piece
 from quire.server.http.body import LARGE, off_loop
 from quire.server.http.pieces import encode
@@ -158,7 +158,7 @@ class Writer(Answer, Generic[Body]):
 
     def tail(self) -> bytes:
         """What follows the last choice: usage and a report, if asked for."""
-        if not self._usage_at_end and self.body.quire is None:
+        if not self._usage_at_end and self.body.quire is None and not self.schema_errors:
             return b""
         return event(self._reported(self.chunk_of([], self.usage() if self._usage_at_end else UNSET)))
 
@@ -182,7 +182,13 @@ class Writer(Answer, Generic[Body]):
         return weight(logprobs) + weight(found) + TOKEN_BYTES * len(self.prompt(choice))
 
     def _reply(self) -> list[bytes]:
-        choices = [self.whole(self._states[number], self._states[number].whole(number)) for number in self._kept()]
+        kept = self._kept()
+        choices = [self.whole(self._states[number], self._states[number].whole(number)) for number in kept]
+        self.schema_errors = [
+            msgspec.structs.replace(each, choice=kept.index(each.choice))
+            for each in self.schema_errors
+            if each.choice in kept
+        ]
         if len(choices) < len(self._states):
             for index, choice in enumerate(choices):
                 choice.index = index
@@ -198,7 +204,10 @@ class Writer(Answer, Generic[Body]):
         return [i for group in groups for i in sorted(group, key=lambda i: -self._states[i].likelihood)[:n]]
 
     def _reported(self, reply: Reply) -> Reply:
-        """With what the body's `quire` asks for."""
+        """With what the body's `quire` asks for, and what schemas do not allow."""
         if self.body.quire is not None:
             reply.quire = report(self.request_id, self.began, self.generation, self.body.quire)
+        if self.schema_errors:
+            told = reply.quire if isinstance(reply.quire, Report) else Report(request_id=self.request_id)
+            reply.quire = msgspec.structs.replace(told, schema_errors=self.schema_errors)
         return reply

@@ -24,6 +24,13 @@ class HttpMetrics:
         self._requests = Counter("http_requests", "Requests over HTTP.", labels, registry=registry)
         self._responses = Counter("quire:http_responses", "HTTP responses.", ["route", "status"], registry=registry)
 
+        text = "Answers that are not all that their JSON schema asks for, of which a grammar could not hold some."
+        self._invalid = Counter("quire:answers_with_schema_errors", text, registry=registry)
+
+    def checked(self, invalid: int) -> None:
+        """Answers were checked, of which so many are invalid."""
+        self._invalid.inc(invalid)
+
     def ended(self, handler: str, method: str, status: int, seconds: float) -> None:
         """A request was answered, or its client left (499)."""
         self._seconds.labels(handler, method).observe(seconds)

@@ -32,6 +32,9 @@ class Told(Protocol):
     async def events(self, pieces: list[Piece]) -> bytes:
         """The messages of one step."""
 
+    async def check(self) -> None:
+        """Look at what was said, when it is whole."""
+
     def tail(self) -> bytes:
         """What follows those of the last."""
 
@@ -88,6 +91,7 @@ class EventStream(Response):
                         continue
                     self._silent = False
                     await self._send(send, data)
+                await told.check()
             end = told.tail() + told.dialect.done
         except ClientGone:
             return

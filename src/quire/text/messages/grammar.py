@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.text.messages.reasoning import ReasoningFormat
+from quire.text.structured.schemas.work import MARK
 from quire.text.structured.search import token_name
 from quire.text.structured.spec import LARK
 
@@ -17,13 +18,17 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class Rules:
-    """Rules of one grammar as they are made. `special`: tokens that no text spells, which stand for themselves."""
+    """Rules of one grammar as they are made. `special`: tokens that no text spells, which stand for themselves.
+
+    `where`: whose schemas these are, in words.
+    """
 
     def __init__(self, special: Collection[str]) -> None:
         self._special = frozenset(special)
         names = sorted(map(re.escape, special), key=len, reverse=True)
         self._cut = re.compile(f"({'|'.join(names)})") if names else None
         self.lines: list[str] = []
+        self.where = ""
 
     def lark(self, start: str) -> str:
         """All of them."""
@@ -44,9 +49,10 @@ class Rules:
         parts = [text] if self._cut is None else self._cut.split(text)
         return " ".join(token_name(part) if part in self._special else _quoted(part) for part in parts if part)
 
-    def json(self, schema: Mapping[str, Any]) -> str:
-        """A value of JSON."""
-        return f"%json {json.dumps(schema)}"
+    def json(self, schema: Mapping[str, Any], place: str = "") -> str:
+        """A value of JSON. `place`: of the schema within the tool, in words."""
+        named = ", ".join(filter(None, [self.where, place]))
+        return f"%json {json.dumps({**schema, MARK: named} if named else schema)}"
 
     def text(self, without: Sequence[str] = (), least: int = 0, most: int | None = None) -> str:
         """A terminal of `least` to `most` characters in which none of `without` stands."""
@@ -106,6 +112,7 @@ class Frame:
         at = f"tools[{place}].function.parameters"
         if schema["type"] != "object":
             raise BadRequest(f"{at}.type: must be 'object'", param=f"{at}.type")
+        rules.where = f"tool {function['name']!r}"
         try:
             inner = self.arguments(rules, schema)
         except BadRequest as error:

@@ -28,6 +28,11 @@ class Member(NamedTuple):
     schema: Mapping[str, Any]
     required: bool
 
+    @property
+    def place(self) -> str:
+        """What messages call it."""
+        return f"property {self.key[:MAX_NAME]!r}"
+
     def refusal(self, reason: str) -> BadRequest:
         """That it cannot be written; the message and param begin with its place."""
         place = f"properties.{self.key[:MAX_NAME]}"
@@ -77,7 +82,7 @@ class Tags:
         """With what closes it. Text stands there bare, all else is JSON."""
         schema, types = member.schema, types_of(member.schema)
         if "string" not in types:
-            return f"{rules.json(schema)} {rules.said(self.closer)}"
+            return f"{rules.json(schema, member.place)} {rules.said(self.closer)}"
         if (odd := next((name for name in _NO_TEXT if name in schema), None)) is not None:
             raise member.refusal(f"{odd} of a text cannot be forced in this model's format of calls; leave it out")
         least, most = schema.get("minLength", 0), schema.get("maxLength")
@@ -108,7 +113,7 @@ def keywords(rules: Rules, schema: Mapping[str, Any]) -> str:
     """Arguments as NAME=VALUE, values as JSON, of which Python's reader takes what is not its own."""
     rest, all_optional = "", True
     for member in reversed(members_of(schema, _KEYWORD)):
-        part = f"{rules.said(member.key + '=')} {rules.json(member.schema)}"
+        part = f"{rules.said(member.key + '=')} {rules.json(member.schema, member.place)}"
         later = f'("," " "? {rest})' if rest else ""
         later += "?" if later and all_optional else ""
         if member.required:

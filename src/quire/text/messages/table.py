@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.core.errors import ConfigError
+from quire.core.request import random_id
 from quire.text.messages import harmony, json_calls
 from quire.text.messages.grammar import Frame
+from quire.text.messages.ids import call_id, short_id
 from quire.text.messages.members import Tags, keywords
 from quire.text.messages.pythonic import pythonic
 from quire.text.messages.reasoning import ReasoningFormat
@@ -22,7 +24,7 @@ class ToolFormat:
     """A row. `frame`: how calls are written, `bare`: what a message begins with that calls without a marker.
 
     `text_arguments`: its templates write a call's arguments as they are, others want them as an object.
-    `inner`: markers within calls.
+    `inner`: markers within calls. `short_ids`: its templates take ids of nine letters and digits alone.
     """
 
     name: str
@@ -33,6 +35,11 @@ class ToolFormat:
     bare: str = ""
     text_arguments: bool = False
     inner: tuple[str, ...] = ()
+    short_ids: bool = False
+
+    def call_id(self) -> str:
+        """A new id of a call."""
+        return short_id(random_id()) if self.short_ids else call_id()
 
     @property
     def markers(self) -> frozenset[str]:
@@ -119,7 +126,7 @@ TOOLS = {
                    Frame("NAME(", ")", begin="[", end="]", between=", ", arguments=keywords), "["),
         ToolFormat("mistral", ("[TOOL_CALLS]",), (), _mistral,
                    Frame(_NAMED, "}", "[TOOL_CALLS]", "[", "]", ", "),
-                   inner=("[ARGS]", "[CALL_ID]")),
+                   inner=("[ARGS]", "[CALL_ID]"), short_ids=True),
         ToolFormat("deepseek_v3", (_CALLS, _CALL), (_CALL_END, _CALLS_END), _deepseek_v3,
                    Frame(f"{_CALL}function{_SEP}NAME\n```json\n", f"\n```{_CALL_END}", _CALLS, "", _CALLS_END, "\n"),
                    text_arguments=True, inner=(_SEP,)),
@@ -136,6 +143,9 @@ TOOLS = {
                    Frame("NAME <|constrain|>json<|message|>", opener=harmony.CALL, alone=True)),
     )
 }  # fmt: skip
+
+GENERIC = ToolFormat("json", (), (), _json, Frame(_NAMED, "}", begin="[", end="]", between=", "), bare="[")
+"""A list of calls as JSON: for calls that are forced of a model that speaks none of these."""
 
 _THINK = ("<think>",), ("</think>",)
 REASONING = {

@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 
 from quire.text.forking import serve
 from quire.text.structured.search import FIRST, LIMITS, byte_tokenizer, hints_of, shortest
-from quire.text.structured.spec import NotOffered, grammar_of, within
+from quire.text.structured.spec import NotOffered, explained, grammar_of, within
 
 MESSAGE = 400
 """Characters of an error that are told."""
@@ -31,7 +31,7 @@ def read(job: dict[str, Any]) -> dict[str, Any]:
     except (NotOffered, ValueError, RecursionError) as error:
         return {"error": str(error)[:MESSAGE] or type(error).__name__}
     if matcher.is_error():
-        return {"error": matcher.get_error()[:MESSAGE]}
+        return {"error": explained(job, matcher.get_error())[:MESSAGE]}
     completion = shortest(matcher, 256 + len(special), FIRST, frozenset(job["usable"]), hints_of(grammar))
     return {"grammar": grammar, "completion": completion}
 

@@ -310,7 +310,7 @@ def _has_more_than(most: int, value: Any) -> bool:
 
 
 def _options(asked: StructuredOutputsParams) -> dict[str, Any]:
-    names = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+    names = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "strict")
     return {name: getattr(asked, name) for name in names}
 
 

@@ -113,14 +113,33 @@ _NEVER = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
 
 
 def hints_of(grammar: str) -> tuple[bytes, ...]:
-    """Texts in quotes of a grammar's Lark, those of terminals first, as these say where free text ends."""
+    """Texts in quotes of a grammar's Lark, those of terminals first, as these say where free text ends; and what stands
+    in patterns of its JSON schemas that may match anywhere in a text."""
     made = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
     lines = [line for each in made for line in (each.get("lark_grammar") or "").splitlines() if "%json" not in line]
     lines.sort(key=lambda line: not _TERMINAL.match(line))
     found = dict.fromkeys(text for line in lines for text in _QUOTED.findall(line))
+    found |= dict.fromkeys(json.dumps(text) for each in made for text in _sought(each.get("json_schema")))
     return tuple(text.encode("utf-8", "surrogatepass") for text in map(_unquoted, list(found)[:HINTS]) if text)
 
 
+def _sought(schema: object) -> Iterator[str]:
+    """Of each pattern that does not say how a text begins the longest run of plain characters."""
+    left = [schema]
+    while left:
+        found = left.pop()
+        if isinstance(found, list):
+            left += reversed(found)
+        elif isinstance(found, dict):
+            pattern = found.get("pattern")
+            if isinstance(pattern, str) and not pattern.startswith("^"):
+                plain = max(_PLAIN.findall(pattern), key=len, default="")
+                if len(plain) > 1:
+                    yield re.sub(r"\\(.)", r"\1", plain)
+            left += reversed(found.values())
+
+
+_PLAIN = re.compile(r"(?:(?:\\[^A-Za-z0-9]|[^\\.*+?()\[\]{}|^$])(?![*+?{]))+")
 _TERMINAL, _QUOTED = re.compile(r"\s*[A-Z_][A-Z0-9_]*\s*(\[[^\]]*\]\s*)?:"), re.compile(r'"(?:[^"\\]|\\.){1,64}"')
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.core.structured import renamed_reference
+from quire.text.structured.schemas.blame import blame, plain
+from quire.text.structured.schemas.normalize import normalized
+from quire.text.structured.schemas.work import MARK, NotOffered, error_of
 
+__all__ = ["LARK", "NotOffered", "explained", "grammar_of", "within"]
 LARK = "%llguidance {}\n"
 """What grammars begin with that are Lark for certain; others are looked at, as they may be GBNF."""
-
-
-class NotOffered(ValueError):
-    """What is asked for cannot be had; the message says why."""
 
 
 def grammar_of(kind: str, value: Any, options: Mapping[str, Any], special: Collection[str]) -> str:
@@ -35,9 +35,11 @@ def grammar_of(kind: str, value: Any, options: Mapping[str, Any], special: Colle
         return str(LLMatcher.grammar_from_lark(f"start: {texts}"))
     if kind == "grammar":
         if value.startswith(LARK):
-            return str(LLMatcher.grammar_from_lark(value))
+            return str(LLMatcher.grammar_from_lark(_lark(value)))
         try:
-            return str(LLMatcher.grammar_from_lark(any_to_lark(value)))
+            return str(LLMatcher.grammar_from_lark(_lark(any_to_lark(value))))
+        except NotOffered:
+            raise
         except Exception as error:
             raise NotOffered(f"it cannot be read as Lark or as GBNF: {error}") from None
     return _tags(_read(value), options, special)
@@ -47,8 +49,58 @@ def within(frame: str, grammar: str) -> str:
     """`grammar` as `@answer` of the Lark `frame`; "" = by itself."""
     if not frame:
         return grammar
+    frame = _lark(frame)
     inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
     return json.dumps({"grammars": [{"lark_grammar": frame}, {**inner[0], "name": "answer"}, *inner[1:]]})
+
+
+def explained(job: Mapping[str, Any], error: str) -> str:
+    """Why there is no grammar of `job`, by tool and property where a schema is at fault. `error`: of llguidance."""
+    kind = job["kind"]
+    if kind in ("json", "json_object"):
+        return blame(_schema(job["value"] if kind == "json" else {"type": "object"}, job["options"]), error)
+    for text in (job["frame"], job["value"] if kind == "grammar" else ""):
+        for _, _, schema in _schemas(text):
+            place = _place(schema)
+            if error_of(normalized(schema).schema):
+                return f"{place}{blame(schema, error)}"
+    return error if kind in ("grammar", "regex", "choice") else plain(error)
+
+
+_JSON = "%json "
+
+
+def _schemas(lark: str) -> Iterator[tuple[int, int, Any]]:
+    """Where JSON schemas stand in Lark, and what they are."""
+    at, decoder = 0, json.JSONDecoder()
+    while (found := lark.find(_JSON, at)) >= 0:
+        begin = found + len(_JSON)
+        begin += len(lark[begin:]) - len(lark[begin:].lstrip())
+        try:
+            schema, at = decoder.raw_decode(lark, begin)
+        except ValueError:
+            at = begin
+            continue
+        yield begin, at, schema
+
+
+def _place(schema: Any) -> str:
+    """What errors about a schema in Lark begin with."""
+    place = schema.get(MARK) if isinstance(schema, dict) else None
+    return f"{place}, " if isinstance(place, str) else ""
+
+
+def _lark(lark: str) -> str:
+    """Lark whose schemas are such as a grammar holds."""
+    parts, at = list[str](), 0
+    for begin, end, schema in _schemas(lark):
+        try:
+            made = normalized(schema).schema
+        except NotOffered as error:
+            raise NotOffered(f"{_place(schema)}{error}") from None
+        parts += [lark[at:begin], json.dumps(made)]
+        at = end
+    return "".join([*parts, lark[at:]])
 
 
 def _read(value: Any) -> Any:
@@ -75,7 +127,10 @@ def _json(schema: Any, options: Mapping[str, Any]) -> str:
         asked["whitespace_flexible"] = False
     if options.get("whitespace_pattern") is not None:
         asked["whitespace_pattern"] = options["whitespace_pattern"]
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=asked))
+    made = normalized(schema)
+    if options.get("strict") and made.loose:
+        raise NotOffered(f"{made.loose[0]}; strict refuses it, without that the answer is checked when it is whole")
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(made.schema), overrides=asked))
 
 
 def _closed(schema: Any) -> Any:
@@ -107,6 +162,10 @@ def _tags(value: Any, options: Mapping[str, Any], special: Collection[str]) -> s
         if trigger is None:
             raise NotOffered(f"structures[{place}]: no trigger is how it begins")
         schema = _schema(each.get("schema", {}), options)
+        try:
+            schema = normalized(schema).schema
+        except NotOffered as error:
+            raise NotOffered(f"structures[{place}]: {error}") from None
         tags.append(StructTag(trigger=trigger, begin=texts[0], grammar=schema, end=texts[1]))
     apart = [t for t in triggers if t in special]
     if apart and len(apart) != len(triggers):

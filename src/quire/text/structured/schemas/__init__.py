@@ -1,0 +1,1 @@
+"""JSON schemas as people's tools write them -> schemas that a grammar holds."""
