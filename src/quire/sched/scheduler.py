@@ -273,7 +273,6 @@ class Scheduler:
         if self.encoding is not None:
             self.encoding.failed(seq, error)
         self.upkeep.scrub += self.tables.unpublished(seq)
-        dead = [seq, *pending(self.requests[seq.request.id])]
-        for each in dead:
+        for each in (seq, *pending(self.requests[seq.request.id])):
             self._finish(each, "error")
-        self._refused += [ended(each, error) for each in dead]
+            self._refused.append(ended(each, error))
