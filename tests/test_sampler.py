@@ -271,7 +271,9 @@ def test_a_token_id_of_a_bias_is_a_number(token: str) -> None:
         SamplingParams(logit_bias={token: 1.0}).validate(VOCAB)  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize("power", [1e300, -1e300, math.nan, math.inf, 10**400])
+@pytest.mark.parametrize(
+    "power", [1e300, -1e300, math.nan, math.inf, 10**400], ids=["large", "small", "nan", "inf", "no float"]
+)
 def test_powers_of_lengths_stay_numbers(power: float) -> None:
     with pytest.raises(BadRequest, match="length_penalty"):
         BeamSearchParams(beam_width=2, max_tokens=5, length_penalty=power).validate()

@@ -279,7 +279,6 @@ class Scheduler:
         if self.encoding is not None:
             self.encoding.failed(seq, error)
         self.upkeep.scrub += self.tables.unpublished(seq)
-        dead = [seq, *pending(self.requests[seq.request.id])]
-        for each in dead:
+        for each in (seq, *pending(self.requests[seq.request.id])):
             self._finish(each, "error")
-        self._ended += [ended(each, error) for each in dead]
+            self._ended.append(ended(each, error))
