@@ -53,8 +53,11 @@ class Admission:
 
         Admitting a part on hope would preempt what was just computed.
         """
+        spare, pool = len(self._running) * len(self._tables.sizes.windows), self._tables.pool
+        if spare > min(pool.free):
+            return False
         need = added(self._tables.lacking(each) for each in (seq, *(s for s in self._running if not decodes(s))))
-        return self._tables.pool.fits(need, spare=len(self._running) * len(self._tables.sizes.windows))
+        return pool.fits(need, spare)
 
     @property
     def full(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Rows
+from operator import attrgetter
 
 from quire.core.request import Request
 from quire.core.sequence import Sequence
@@ -64,7 +65,7 @@ class Priority(Policy):
 
     def displaced(self, running: Rows[Sequence], head: Sequence, places: int) -> Sequence | None:
         """The last, if it is less urgent."""
-        last = max(running, key=self.rank)
+        last = max(running, key=attrgetter("order"))
         return last if last.order[0] > head.order[0] else None
 
 
@@ -123,12 +124,17 @@ class Fair(Policy):
 
     def displaced(self, running: Rows[Sequence], head: Sequence, places: int) -> Sequence | None:
         """The newest of the tenant that has most places beyond its share, if the one that waits has fewer than its."""
-        weights = {seq.request.tenant: seq.request.weight for seq in (*running, head)}
-        held = Counter(seq.request.tenant for seq in running)
+        weights, held = dict[str, float](), dict[str, int]()
+        for seq in (*running, head):
+            weights[seq.request.tenant] = seq.request.weight
+            held[seq.request.tenant] = held.get(seq.request.tenant, 0) + 1
+        held[head.request.tenant] -= 1  # it waits
         share = places / sum(weights.values())
+        if held[head.request.tenant] - share * weights[head.request.tenant] > -1.0:
+            return None
         over = {tenant: held[tenant] - share * weight for tenant, weight in weights.items()}
         tenant = max(over, key=lambda each: over[each])
-        if over[head.request.tenant] > -1.0 or over[tenant] < 1.0:
+        if over[tenant] < 1.0:
             return None
         return max((seq for seq in running if seq.request.tenant == tenant), key=lambda seq: seq.order)
 
