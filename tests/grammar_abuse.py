@@ -173,6 +173,8 @@ async def abuse(port: int, count: int, seed: int, clients: int = CLIENTS, quiet:
         for path, body in waiting:
             answer, seconds = await _timed(port, path, body)
             report.note(answer, seconds, path, body)
+            if (done := sum(report.statuses.values())) % 500 == 0:
+                print(f"{done} cases: {dict(report.statuses)}, slowest {report.slowest[0]:.1f} s", flush=True)
 
     beside = asyncio.create_task(_be_honest(port, report.beside, 10_000, None))
     await asyncio.gather(*(client() for _ in range(clients)))
