@@ -34,7 +34,7 @@ def speaking(say: Callable[[socket.socket], None], listing: bool = True) -> Iter
                     data += chunk
                 if listing and data.startswith(b"GET /v1/models"):
                     sock.sendall(
-                        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % length + MODELS
+                        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(MODELS) + MODELS
                     )
                 elif listing and data.startswith(b"GET"):
                     sock.sendall(b"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
@@ -106,7 +106,7 @@ def test_what_fails_is_counted_by_kind(say: Callable[[socket.socket], None], tol
 
 
 def test_a_server_that_says_nothing_at_all_ends_it() -> None:
-    with speaking(silent, listing=False) as url, pytest.raises(QuireError, match="timeout|names no model"):
+    with speaking(silent, listing=False) as url, pytest.raises(QuireError, match=r"timeout|names no model"):
         measured(url, timeout=0.3)
 
 
