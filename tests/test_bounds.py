@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,9 @@ import pytest
 from live_server import LiveServer, live
 from quire.core.errors import BadRequest
 from quire.server.api.openapi import BODIES
-from quire.server.http import bounds
-from quire.server.http.bounds import BOUNDS, PROMPTS, REST, check_counts
-from quire.server.http.parsing import MAX_GROUPS, MAX_NAMES, MAX_VALUES
 from stub_engine import StubEngine, stub_info
 
+MAX_VALUES, MAX_GROUPS, MAX_NAMES = 524_288, 65_536, 32_768
 SAID = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 CHATS = {
@@ -94,6 +93,8 @@ def test_everything_else_is_counted(server: LiveServer, path: str, body: dict[st
 
 def test_every_field_that_holds_many_is_in_the_table() -> None:
     """A new field of any body is bounded by the table, or by what is said of all the rest."""
+    from quire.server.http.bounds import BOUNDS, PROMPTS, REST, check_counts
+
     lists = {"messages", "prompt", "input", "tools", "stop", "documents", "images", "logit_bias", "tokens", "metadata"}
     fields = {name for kinds in BODIES.values() for kind in kinds for name in kind.__struct_fields__}
     assert lists <= set(BOUNDS) and set(BOUNDS) <= fields, set(BOUNDS) - fields
@@ -169,4 +170,13 @@ def test_the_loop_goes_on(server: LiveServer, path: str) -> None:
 
 
 def test_the_table_in_the_documents_is_the_code() -> None:
-    assert bounds.MAX_MESSAGES == 8192 and bounds.MAX_TOOLS == 128
+    from quire.server.http import parsing
+    from quire.server.http.bounds import BOUNDS, PROMPTS
+
+    assert (parsing.MAX_VALUES, parsing.MAX_GROUPS, parsing.MAX_NAMES) == (MAX_VALUES, MAX_GROUPS, MAX_NAMES)
+    text = (Path(__file__).parent.parent / "docs" / "operate" / "security.md").read_text()
+    for name in ("messages", "tools", "stop", "logit_bias", "images", "documents", "metadata", "bad_words"):
+        [line] = [line for line in text.splitlines() if line.startswith("|") and f"`{name}`" in line]
+        assert f"{BOUNDS[name].items:,}" in line, line
+    for number in (MAX_VALUES, MAX_GROUPS, MAX_NAMES, PROMPTS.items, parsing.MAX_DEPTH):
+        assert f"{number:,}" in text, number

@@ -12,7 +12,8 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Self, cast
+from functools import partial
+from typing import Any, NamedTuple, Self, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -22,9 +23,28 @@ from quire.core.errors import ConfigError, QuireError, Unavailable
 
 MAX_BODY = 64 << 20
 DONE = b"[DONE]"
+CONNECT_SECONDS = 10.0
 
 Take = Callable[[bytes, float], None]
 """Called with bytes, and the seconds of `time.perf_counter` at which they were read."""
+
+
+class Patience(NamedTuple):
+    """Seconds that a client waits: for a connection, for the first byte of an answer, from each to the next, and for
+    all of it."""
+
+    connect: float = CONNECT_SECONDS
+    first: float = 600.0
+    idle: float = 600.0
+    whole: float = 3600.0
+
+    @classmethod
+    def of(cls, seconds: float) -> Patience:
+        """Where nothing may take longer than `seconds` but a whole answer, which may take six times as long."""
+        return cls(min(CONNECT_SECONDS, seconds), seconds, seconds, 6 * seconds)
+
+
+PATIENT = Patience()
 
 
 class HttpFailure(QuireError):
@@ -38,7 +58,10 @@ class _Stale(Exception):
 class _Connection(asyncio.Protocol):
     """One connection: an answer at a time. `clean`: it can take another request."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._watch: asyncio.TimerHandle | None = None
+        self._sent = 0.0
         self.clean = self.used = False
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[None] | None = None
@@ -63,10 +86,30 @@ class _Connection(asyncio.Protocol):
         self._now, self._ends_by_closing, self._error = 0.0, True, []
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
+        self._sent = time.perf_counter()
+        self._look()
         try:
             await self._answer
         finally:
             self.used = True
+            if self._watch is not None:
+                self._watch.cancel()
+
+    def _look(self) -> None:
+        """End an answer that is late; else look again when it would be."""
+        bounds = self._patience
+        told, since, seconds = ("no byte of an answer came", self._sent, bounds.first)
+        if self._now:
+            told, since, seconds = ("nothing more of the answer came", self._now, bounds.idle)
+        now = time.perf_counter()
+        if now >= self._sent + bounds.whole:
+            told, since, seconds = ("the answer was not whole", self._sent, bounds.whole)
+        left = min(since + seconds, self._sent + bounds.whole) - now
+        if left > 0:
+            self._watch = asyncio.get_running_loop().call_later(left, self._look)
+            return
+        self._fail(HttpFailure(f"timeout: {told} within {seconds:g} s"))
+        self.close()
 
     def close(self) -> None:
         """At once."""
@@ -162,7 +205,8 @@ class Events:
 class Client:
     """Requests to one server, `base_url` being like http://127.0.0.1:8000."""
 
-    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+    def __init__(self, base_url: str, api_key: str | None = None, patience: Patience = PATIENT) -> None:
+        self._patience = patience
         try:
             parts = urlsplit(base_url)
             port = parts.port
@@ -257,7 +301,12 @@ class Client:
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         try:
-            _, made = await loop.create_connection(_Connection, self.host, self._port, ssl=self._tls)
+            async with asyncio.timeout(self._patience.connect):
+                make = partial(_Connection, self._patience)
+                _, made = await loop.create_connection(make, self.host, self._port, ssl=self._tls)
+        except TimeoutError:
+            told = f"{self.host}:{self._port}: timeout: no connection within {self._patience.connect:g} s"
+            raise Unavailable(f"{told}; is the server up?") from None
         except OSError as error:
             raise Unavailable(f"{self.host}:{self._port}: {error.strerror or error}; is the server up?") from None
         return made

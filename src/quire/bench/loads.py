@@ -107,4 +107,12 @@ class ServeLoad(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     ignore_eos: Annotated[bool, Meta(description="Answer to the full length.")] = True
     warmup: Annotated[int, Meta(ge=0, description="Requests sent before measuring.")] = 1
+    timeout: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds that a server may be silent within an answer, or before it; a whole answer may take "
+            "six times as long. What takes longer is an error.",
+        ),
+    ] = 600.0
     seed: Annotated[int, Meta(description="Seed of prompts and arrivals.")] = 0

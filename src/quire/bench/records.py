@@ -7,6 +7,8 @@ The same from the intended send time counts the wait that a slow server causes i
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -200,3 +202,16 @@ def attainment(records: Sequence[Record], targets: Mapping[str, float]) -> int:
 def goodput(records: Sequence[Record], targets: Mapping[str, float], seconds: float) -> float:
     """Requests per second that met every target (name -> milliseconds)."""
     return attainment(records, targets) / seconds
+
+
+def failures(records: Iterable[Record]) -> dict[str, int]:
+    """Requests that failed, by kind: timeout, connection, the status of HTTP, or else error."""
+    return dict(Counter(_kind(record.error) for record in records if record.error is not None))
+
+
+def _kind(error: str) -> str:
+    if "timeout: " in error:
+        return "timeout"
+    if status := re.search(r": HTTP (\d{3}): ", error):
+        return f"HTTP {status[1]}"
+    return "connection" if error.startswith("Unavailable: ") or "the connection broke" in error else "error"

@@ -36,6 +36,8 @@ def report(kind: str, load: object, setting: Any, results: dict[str, Any], outpu
         _print_waste(console, results["kv_waste"])
     for note in results.get("notes", ()):
         console.print(f"note: {note}", markup=False)
+    if failed := results.get("failed"):
+        console.print("failed: " + ", ".join(f"{count} {kind}" for kind, count in failed.items()), markup=False)
     for error in results.get("errors", ()):
         console.print(f"error: {error}", markup=False)
     if output is not None:

@@ -9,13 +9,14 @@ from ipaddress import ip_address
 from typing import Any
 
 from quire.bench.clocks import Joined, join
-from quire.bench.http import Client, HttpFailure
+from quire.bench.http import Client, HttpFailure, Patience
 from quire.bench.loads import CLOCKS, ServeLoad
 from quire.bench.records import (
     TARGETS,
     Record,
     attainment,
     dialects,
+    failures,
     from_intended,
     goodput,
     latencies,
@@ -130,6 +131,7 @@ class Measured:
             "dialects_ms": dialects(self.records),
             "client_ms": milliseconds(r.client for r in self.records if r.sent),
             "clocks": joined.results() if joined else None,
+            "failed": failures(self.records),
             "errors": sorted({r.error for r in self.records if r.error})[:5],
             "notes": self.notes,
         }
@@ -190,7 +192,7 @@ async def measure(load: ServeLoad, on_done: Callable[[], None] = lambda: None, w
     `Unavailable` when nobody answers, `ConfigError` for a load that cannot be.
     """
     targets, planned = targets_of(load.goodput), None
-    async with Client(load.base_url, load.api_key or None) as client:
+    async with Client(load.base_url, load.api_key or None, Patience.of(load.timeout)) as client:
         planned = workload_of(load)  # refused before the server is asked
         server = await look(client, load)
         if server.longest:
