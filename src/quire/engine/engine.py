@@ -172,15 +172,13 @@ class Engine:
     def _own(self, request: Request) -> Request:
         """`request` as this engine runs it.
 
-        A name that was unloaded may be another adapter now: its old keys and values must not be found. Nor may those
-        of short sequences by long ones, whose ropes turn by other frequencies.
+        Keys and values are not found of an adapter that was unloaded and whose name may be another's now, nor by a long
+        sequence those of short ones, whose ropes turn otherwise.
         """
         times, short = self.adapting.times(request.adapter), self.model.short_reach
-        if not times and not short and self.opening is None:
-            return request
         salt = f"{times}\0{request.cache_salt}" if times else request.cache_salt
-        if short:
-            salt = f"{'short' if request.reach(self.model.max_model_len) <= short else 'long'}\0{salt}"
+        kind = "short" if request.reach(self.model.max_model_len) <= short else "long"
+        salt = f"{kind}\0{salt}" if short else salt
         return replace(request, cache_salt=salt, opening=self.opening)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
