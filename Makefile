@@ -8,7 +8,7 @@ SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
 	moe_ops.py sampler_ops.py tree_attention.py stored.py super_blocks.py experts.py sharing.py kinds.py)
 
-.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures docs train clean
+.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures docs docs-made train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -100,7 +100,10 @@ pairs: build  ## run every feature beside every way to be parallel, and write th
 	PYTHONPATH=tests $(BIN)/python tests/parallel_pairs.py
 
 docs: build  ## the documentation as a site in build/site, made from docs/ and from the code; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-made: build  ## write what the pages of docs/ have of the code and of results anew
+	PYTHONPATH=docs/generate $(BIN)/python docs/generate/made.py
 
 pictures: build  ## the playground's and the dashboards', of the embedded model in a headless Chromium (five minutes)
 	$(BIN)/python tests/playground_pictures.py docs/images/playground

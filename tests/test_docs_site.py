@@ -39,7 +39,7 @@ MADE = {
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from this checkout. A warning (a link, an anchor, a page without a place) is an error there."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stdout + run.stderr
     return folder
@@ -64,14 +64,38 @@ def test_what_is_made_of_the_code_is_there(site: Path) -> None:
 def test_no_mark_is_left(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text()
-        assert "<!-- made" not in text and "<!-- code" not in text and ".json &gt; " not in text, page
+        marks = ("<!-- made", "<!-- code", "<!-- whole", "<!-- figure", "<!-- end", ".json &gt; ")
+        assert not any(mark in text for mark in marks), page
+
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
+def test_what_is_made_lies_in_the_page(page: Path) -> None:
+    """Pages are read where the code lies, too: what they have of it is there, and as it is now (`make docs-made`)."""
+    text = page.read_text()
+    assert "{{" not in re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+    assert hooks.written(text, str(page)) == text, f"{page} is old: make docs-made"
+
+
+def test_the_site_is_built_strictly() -> None:
+    """With --quiet mkdocs counts no warnings."""
+    [line] = [line for line in (ROOT / "Makefile").read_text().splitlines() if "-m mkdocs build" in line]
+    assert "--strict" in line and "--quiet" not in line
+
+
+def test_every_page_has_one_place() -> None:
+    listed = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES)
 
 
 def test_a_mark_that_names_nothing_is_refused() -> None:
     page = SimpleNamespace(file=SimpleNamespace(src_uri="x.md"))
-    figures = ("{{ ranks.json > steps > x as .2f }}", "{{ none.json > a as .1f }}")
+    figures = ("<!-- figure: ranks.json > steps > x as .2f -->", "<!-- figure: none.json > a as .1f -->")
     for mark in ("<!-- made: nothing -->", "<!-- code: src/quire/ops/op.py nobody -->", *figures):
         with pytest.raises(PluginError):
             hooks.on_page_markdown(mark, page=page)
-    figure = hooks.on_page_markdown("{{ ranks.json > steps > decode of 1 > ratio as .2f }}", page=page)
-    assert re.fullmatch(r"\d\.\d\d", figure)
+    mark = "<!-- figure: ranks.json > steps > decode of 1 > ratio as .2f -->"
+    assert re.fullmatch(r"\d\.\d\d\n", hooks.on_page_markdown(mark, page=page))
+    assert hooks.written(f"a {mark}9.99<!-- end --> b", "x") == hooks.written(f"a {mark} b", "x")

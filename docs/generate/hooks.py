@@ -1,9 +1,9 @@
-"""What the site's pages say of the code is made from the code while the site is built: nothing of it lies in files.
+"""What pages say of the code and of results is made from these, and lies in the pages, between marks nobody sees.
 
-A line `<!-- made: NAME -->` of a page becomes what `MADE[NAME]` writes, {{ FILE > key > key as .2f }} the figure that
-benchmarks/results/FILE holds there, `<!-- code: FILE NAME -->` that piece of the sources, or
-the file. `mkdocs.yml` names this file
-as a hook.
+Behind a line `<!-- made: NAME -->` lies what `MADE[NAME]` writes, behind `<!-- code: FILE NAME -->` that piece of the
+sources, or the file, each up to a line `<!-- end -->`; behind `<!-- figure: FILE > key > key as .2f -->` within a line
+the figure that benchmarks/results/FILE holds there, up to `<!-- end -->`. `make docs-made` writes them anew, a test
+says where they are old, and the site, of which `mkdocs.yml` names this file as a hook, is built of new ones.
 """
 
 from __future__ import annotations
@@ -43,33 +43,57 @@ MADE: dict[str, Callable[[], str]] = {
     "formats of gguf": formats.of_gguf,
     "formats of keys and values": formats.of_keys_and_values,
     "messages": messages.every_message,
-    "architecture": lambda: sources.document("ARCHITECTURE.md", {}),
-    "contributing": lambda: sources.document("CONTRIBUTING.md", {"ARCHITECTURE.md": "architecture.md"}),
-    "changes": lambda: sources.document("CHANGELOG.md", {}),
     "methods of compression": formats.methods,
     "tool formats": formats.of_tools,
 }
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-FIGURE = re.compile(r"\{\{ (\w+\.json)((?: > [^>{}]+?)+) as (\S+) \}\}")
-CODE = re.compile(r"^<!-- code: (\S+)(?: (\S+))? -->$", re.MULTILINE)
-MARK = re.compile(r"^<!-- made: (.+?) -->$", re.MULTILINE)
+WHOLE: dict[str, Callable[[], str]] = {
+    "architecture": lambda: sources.document("ARCHITECTURE.md", {}),
+    "contributing": lambda: sources.document("CONTRIBUTING.md", {"ARCHITECTURE.md": "architecture.md"}),
+    "changes": lambda: sources.document("CHANGELOG.md", {}),
+}
+"""Documents beside README.md, which the site has as pages: a page in docs/ leads to them."""
+END = "<!-- end -->"
+FIGURE = re.compile(rf"<!-- figure: (\w+\.json)((?: > [^>{{}}]+?)+) as (\S+) -->(?:(?:(?!<!--).)*{END})?")
+BLOCK = re.compile(rf"^<!-- (made|code|whole): (\S.*?) -->\n?(?:(?:(?!^<!-- (?:made|code|whole): ).)*?^{END}$)?",
+                   re.MULTILINE | re.DOTALL)  # fmt: skip
+MARKS = re.compile(rf"^(?:<!-- (?:made|code|whole): .+ -->|{END})\n|<!-- figure: [^\n]+? -->|{END}", re.MULTILINE)
+"""Marks, without what lies between."""
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page with what its marks stand for."""
+    """The page with what its marks stand for, and without them."""
+    return MARKS.sub("", written(markdown, page.file.src_uri, site=True) + "\n")
+
+
+def written(markdown: str, where: str, site: bool = False) -> str:
+    """The page `where` with what its marks stand for behind each; `site`: with whole documents, too."""
 
     def made(found: re.Match[str]) -> str:
-        if found[1] not in MADE:
-            raise PluginError(f"{page.file.src_uri}: nothing is called {found[1]!r}; known: {', '.join(MADE)}")
-        return MADE[found[1]]()
+        kind, name = found[1], found[2]
+        if kind == "whole" and not site and found[0].endswith(END):
+            return found[0]
+        return f"<!-- {kind}: {name} -->\n{_made(kind, name, where).strip()}\n\n{END}"
 
-    def shown_code(found: re.Match[str]) -> str:
+    return FIGURE.sub(_figure, BLOCK.sub(made, markdown))
+
+
+def _made(kind: str, name: str, where: str) -> str:
+    if kind == "code":
+        path, _, piece = name.partition(" ")
         try:
-            return sources.piece(found[1], found[2] or "")
+            return sources.piece(path, piece)
         except (OSError, LookupError) as error:
-            raise PluginError(f"{page.file.src_uri}: {error}") from None
+            raise PluginError(f"{where}: {error}") from None
+    known = WHOLE if kind == "whole" else MADE
+    if name not in known:
+        raise PluginError(f"{where}: nothing is called {name!r}; known: {', '.join(known)}")
+    return known[name]()
 
-    return FIGURE.sub(figure, CODE.sub(shown_code, MARK.sub(made, markdown)))
+
+def _figure(found: re.Match[str]) -> str:
+    mark = found[0].partition("-->")[0]
+    return f"{mark}-->{figure(found)}{END}"
 
 
 def figure(found: re.Match[str]) -> str:
