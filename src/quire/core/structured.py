@@ -49,6 +49,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_
             raise refusal("must be an object, or the text of one", kind)
         if kind not in ("json", "json_object") and self.whitespace_pattern is not None:
             raise refusal("is about json and json_object alone", "whitespace_pattern")
+        if kind != "json" and self.strict:
+            raise refusal("is about json alone", "strict")
         return kind
 
 

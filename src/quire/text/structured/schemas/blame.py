@@ -8,7 +8,7 @@ from typing import Any
 from quire.text.structured.schemas.normalize import normalized
 from quire.text.structured.schemas.work import HOPS, NotOffered, Place, error_of, told
 
-TRIES = 200
+TRIES = 100
 """Parts of a schema that are tried by themselves at most."""
 _PLAIN = (
     ("schema is false", "no value is allowed here (false, or not: {})"),

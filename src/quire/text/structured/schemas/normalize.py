@@ -48,6 +48,8 @@ def normalized(given: Any) -> Normalized:
             made["$defs"] = definitions
         if isinstance(given.get("$schema"), str) and any(draft in given["$schema"] for draft in _DRAFTS):
             made["$schema"] = given["$schema"]
+        if "x-guidance" in given:
+            made["x-guidance"] = given["x-guidance"]
     return Normalized(made, tuple(dict.fromkeys(work.loose)))
 
 

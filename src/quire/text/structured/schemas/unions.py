@@ -49,6 +49,7 @@ def _one(work: Work, ways: Sequence[Any], tag: Any, at: Place) -> list[Any]:
     if len(ways) > 1 and (found := _tag_of(work, ways, tag)) is not None:
         return [_with_tag(work, each, found, at) for each in ways]
     pairs = [(a, b) for i, a in enumerate(ways) for b in ways[:i]] if len(ways) <= MAX_PAIRS else None
+    work.count(at, len(pairs or ()) // 10)
     if pairs is None or not all(apart(work, a, b) for a, b in pairs):
         work.lose(at, "oneOf, of which two may fit one value")
     return [work.schema(each, at) for each in ways]

@@ -9,6 +9,8 @@ from typing import Any
 from quire.text.structured.schemas.work import Work
 
 ALL = ("null", "boolean", "integer", "number", "string", "array", "object")
+MOST_DEPTH = 8
+"""Unions within unions that are looked into for tags."""
 _BOTH = {"number": {"number", "integer"}}
 
 
@@ -83,13 +85,20 @@ def _all(parts: list[list[Any] | None]) -> list[Any] | None:
 def tags_of(work: Work, schema: Any, depth: int = 0) -> dict[str, set[str]]:
     """Properties of objects that a schema allows alone, and the finite sets of values that each can have."""
     schema = work.resolved(schema)
-    if not isinstance(schema, dict) or depth > 4:
+    known = work.tags.get(id(schema))
+    if known is None:
+        work.tags[id(schema)] = schema, {}  # what a schema that is a way of itself finds
+        known = work.tags[id(schema)] = schema, _tags(work, schema, depth)
+    return known[1]
+
+
+def _tags(work: Work, schema: Any, depth: int) -> dict[str, set[str]]:
+    if not isinstance(schema, dict) or depth > MOST_DEPTH:
         return {}
     properties = schema.get("properties")
     if isinstance(properties, dict):
         if types_of(schema) != {"object"} and "type" in schema:
             return {}
-        work.count((), len(properties))
         found = {name: listed for name, each in properties.items() if (listed := listed_of(work.resolved(each)))}
         return {name: {canonical(value) for value in listed} for name, listed in found.items()}
     ways = schema.get("oneOf") or schema.get("anyOf")

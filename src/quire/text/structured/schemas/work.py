@@ -40,6 +40,7 @@ def told(at: Place) -> str:
 class Work:
     """Of one document. `loose`: what the grammar does not hold, each with its place.
 
+    `tags`: by the number of a schema it and its tags, as `values` finds them.
     `foreign`: references go by `$id`, `$anchor` or a dynamic scope; then they and what they name stay as they are.
     """
 
@@ -53,6 +54,7 @@ class Work:
         self._taken: set[str] = set()
         self._waiting: deque[tuple[str, Any, Place]] = deque()
         self._compiled: dict[str, bool] = {}
+        self.tags: dict[int, tuple[Any, dict[str, set[str]]]] = {}
 
     def schema(self, given: Any, at: Place) -> Any:
         """One that a grammar holds, as near to `given` as can be, and never narrower than what is said of it."""
