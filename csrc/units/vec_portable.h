@@ -24,8 +24,8 @@ struct U {
 // Weights of 8 bits reach `dot8` as stored code minus kStored8; the rest of the offset is in the start value.
 constexpr int kStart8 = 128;
 // Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row, and a tile of float weights for
-// many rows. Attention: rows by vectors.
-constexpr int kTileRows = 4, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1;
+// many rows. Attention: rows by vectors. Sums of 4 rows would fill the 16 registers that every processor of this architecture has.
+constexpr int kTileRows = 2, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1;
 constexpr int kStreamRows = 0;
 constexpr int kManyRows = kTileRows, kManyBlocks = kTileBlocks;
 constexpr int kAttentionRows = 2, kAttentionTiles = 2;
