@@ -31,21 +31,21 @@ void zero_blocks(const int64_t* where, int64_t tensors, const int64_t* ids, int6
     });
 }
 
-// How tokens lie in the cache of keys or of values of a layer (ops/layout.py): in each block of `block_bytes`, for each head, rows of
-// `row_bytes`, of which `side` lie side by side, a word of each, and behind them the tokens' scales, if there are any.
+// How tokens lie in the cache of keys or of values of a layer (ops/layout.py): in each block, `block_bytes` from one to the next, for
+// each head, `head_bytes` apart, rows of `row_bytes`, of which `side` lie side by side, a word of each, and behind them the tokens' scales, if there are any.
 struct TokenRows {
-    int64_t address, block_bytes, heads, row_bytes, side, word_bytes, scaled;
+    int64_t address, block_bytes, heads, head_bytes, row_bytes, side, word_bytes, scaled;
 };
 
 void move_token(const TokenRows& rows, int64_t block_size, int64_t source, int64_t destination) {
-    const int64_t head_bytes = rows.block_bytes / rows.heads, step = rows.side * rows.word_bytes;
+    const int64_t step = rows.side * rows.word_bytes;
     const auto place = [&](int64_t slot) {
         const int64_t offset = slot % block_size;
         return slot / block_size * rows.block_bytes + offset / rows.side * rows.side * rows.row_bytes + offset % rows.side * rows.word_bytes;
     };
     const auto scale = [&](int64_t slot) { return slot / block_size * rows.block_bytes + block_size * rows.row_bytes + slot % block_size * 4; };
     for (int64_t h = 0; h < rows.heads; ++h) {
-        char* head = reinterpret_cast<char*>(rows.address) + h * head_bytes;
+        char* head = reinterpret_cast<char*>(rows.address) + h * rows.head_bytes;
         char* to = head + place(destination);
         const char* from = head + place(source);
         for (int64_t i = 0; i < rows.row_bytes; i += rows.word_bytes, from += step, to += step)

@@ -73,6 +73,7 @@ void call(int64_t id, nb::tuple args) {
     read_slots(id, args, slots);
     const auto run = entry(id).call;
     nb::gil_scoped_release release;
+    const SameThreads same;
     run(slots);
 }
 
@@ -87,6 +88,7 @@ class Program {
 
     void run() const {
         nb::gil_scoped_release release;
+        const SameThreads same;
         for (const Call& c : calls_) c.run(slots_.data() + c.slots);
     }
 

@@ -2,7 +2,7 @@
 //   4 bits  [n/16][k/8][16 lanes][4 bytes], byte j of a lane = codes k+j (low nibble) and k+4+j (high), both + `offset`
 //   8 bits  [n/16][k/4][16][4], code + 128
 //   e4m3    [n/16][k/4][16][4], the four being columns k, k + 2, k + 1, k + 3: widened halves of words are pairs of columns
-//   bf16    [n/16][k/2][16][2]        f32 [n/16][k][16]        bf16 for f32 activations [n/16][k][16]
+//   bf16    [n/16][k/2][16][2]        f32 [n/16][k][16]        bf16 for f32 activations, and f16 [n/16][k][16]
 //   scales  [n/16][k/group][16]       zeros likewise
 // Rows beyond n are filled with what contributes nothing.
 #include <atomic>

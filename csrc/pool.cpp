@@ -70,17 +70,20 @@ class Pool {
 
     int threads() const { return threads_; }
 
-    void run(int64_t count, Task task, void* context) {
+    // On the first `most` threads, or all where there are fewer.
+    void run(int64_t count, Task task, void* context, int most) {
+        const int active = most < threads_ ? most : threads_;
+        active_.store(active, std::memory_order_relaxed);
         task_ = task;
         context_ = context;
         done_.store(0, std::memory_order_relaxed);
         const uint64_t region = (region_.load(std::memory_order_relaxed) + 1) & (~uint64_t{0} >> kIndexBits);
-        for (int t = 0; t < threads_; ++t) {
+        for (int t = 0; t < active; ++t) {
             auto& range = ranges_[static_cast<size_t>(t)];
             // Close the range first: a late thread that pairs the old cursor with the new end must fail to claim.
             range.cursor.store(region << kIndexBits | kIndexMask, std::memory_order_relaxed);
-            range.end.store(static_cast<uint64_t>(count * (t + 1) / threads_), std::memory_order_release);
-            const auto begin = static_cast<uint64_t>(count * t / threads_);
+            range.end.store(static_cast<uint64_t>(count * (t + 1) / active), std::memory_order_release);
+            const auto begin = static_cast<uint64_t>(count * t / active);
             range.cursor.store(region << kIndexBits | begin, std::memory_order_release);
         }
         region_.store(region);
@@ -98,10 +101,13 @@ class Pool {
    private:
     // Runs what is left of thread `t`'s range, then of the others'.
     void take(int t, uint64_t region) {
+        // Of a later region than `region` only where that has ended, so that nothing of it is left to claim.
+        const int active = active_.load(std::memory_order_relaxed);
+        if (t >= active) return;
         const InTask in_task;
         int64_t finished = 0;
-        for (int offset = 0; offset < threads_; ++offset) {
-            auto& range = ranges_[static_cast<size_t>((t + offset) % threads_)];
+        for (int offset = 0; offset < active; ++offset) {
+            auto& range = ranges_[static_cast<size_t>((t + offset) % active)];
             uint64_t seen = range.cursor.load(std::memory_order_acquire);
             while (seen >> kIndexBits == region && (seen & kIndexMask) < range.end.load(std::memory_order_acquire)) {
                 if (!range.cursor.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
@@ -158,6 +164,7 @@ class Pool {
     std::unique_ptr<Range[]> ranges_;
     Task task_ = nullptr;
     void* context_ = nullptr;
+    std::atomic<int> active_{0};
     alignas(64) std::atomic<uint64_t> region_{0};
     alignas(64) std::atomic<int64_t> done_{0};
     std::atomic<int> parked_{0};
@@ -167,8 +174,9 @@ class Pool {
 
 std::mutex g_mutex;
 std::unique_ptr<Pool> g_pool;
-int g_threads = 0;
+std::atomic<int> g_threads{0};
 bool g_pin = false;
+thread_local int t_threads = 0;  // what `SameThreads` keeps; 0: there is none
 
 int affinity_count() {
 #if defined(__linux__)
@@ -197,9 +205,16 @@ struct Area {
 }  // namespace
 
 int thread_count() {
-    if (g_threads == 0) g_threads = affinity_count();
-    return g_threads;
+    if (t_threads) return t_threads;
+    if (const int threads = g_threads.load()) return threads;
+    int none = 0;
+    const int all = affinity_count();
+    return g_threads.compare_exchange_strong(none, all) ? all : none;
 }
+
+SameThreads::SameThreads() : before_(t_threads) { t_threads = thread_count(); }
+
+SameThreads::~SameThreads() { t_threads = before_; }
 
 void set_thread_count(int threads, bool pin) {
     if (threads < 0 || threads > 1024) fail("threads must lie in [0, 1024]");
@@ -212,7 +227,8 @@ void set_thread_count(int threads, bool pin) {
 
 void parallel_tasks(int64_t count, Task task, void* context) {
     if (count <= 0) return;
-    if (count == 1 || thread_count() == 1) {
+    const int most = thread_count();
+    if (count == 1 || most == 1) {
         const InTask in_task;
         for (int64_t i = 0; i < count; ++i) task(context, i, 0);
         return;
@@ -233,7 +249,7 @@ void parallel_tasks(int64_t count, Task task, void* context) {
                 const auto* s = static_cast<const Shifted*>(c);
                 s->task(s->context, s->begin + i, t);
             },
-            &shifted);
+            &shifted, most);
     }
 }
 

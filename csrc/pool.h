@@ -14,8 +14,21 @@ void parallel_tasks(int64_t count, Task task, void* context);
 
 // Threads that run tasks, the caller's included.
 int thread_count();
-// 0 = the cores of the affinity mask. Takes effect at the next parallel call.
+// 0 = the cores of the affinity mask. Takes effect at the next op or recording: one under way keeps what it has sized its memory by.
 void set_thread_count(int threads, bool pin);
+
+// While one is there, `thread_count()` of this thread stays what it is, and no more threads than that run its tasks, whatever
+// another engine of the process sets meanwhile.
+class SameThreads {
+   public:
+    SameThreads();
+    ~SameThreads();
+    SameThreads(const SameThreads&) = delete;
+    SameThreads& operator=(const SameThreads&) = delete;
+
+   private:
+    int before_;
+};
 
 // At least `bytes` of 64-byte aligned memory in huge pages, owned by the calling thread and valid until its next call with
 // the same `use`. Throws std::bad_alloc, and when a task asks: memory of tasks is taken before they begin, so that they cannot fail.

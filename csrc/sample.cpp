@@ -15,6 +15,11 @@
 #include "pool.h"
 #include "registry.h"
 
+// The logarithm as it was before glibc 2.29, which only reports errors in another way.
+#if defined(__GLIBC__) && defined(__x86_64__)
+__asm__(".symver log, log@GLIBC_2.2.5");
+#endif
+
 namespace quire {
 namespace {
 

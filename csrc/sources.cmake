@@ -41,6 +41,10 @@ endif()
 function(quire_options target)
   target_include_directories(${target} PRIVATE "${QUIRE_CSRC}")
   target_link_libraries(${target} PRIVATE Threads::Threads)
+  # libgcc's own conversions of half floats, before the shared library's, which has them since GCC 12.
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_link_libraries(${target} PRIVATE gcc)
+  endif()
   target_compile_definitions(${target} PRIVATE ${QUIRE_DEFINITIONS})
   target_compile_features(${target} PRIVATE cxx_std_20)
   # The order of every floating-point sum is part of the result: no fast math, and no contraction the source does not ask for.

@@ -4,6 +4,7 @@
 // that sleep in `pread` keep several requests in flight. What waits is an op like any other, so a recorded step waits where the recorded one would have. Matrices lie in slots that
 // never move: a descriptor of a layer names its slot for good, one of experts is moved by `places`, bytes from the pool's first slot.
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,7 +12,6 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -39,6 +39,20 @@ struct Segment {
 struct Job {
     int64_t pending = 0;
     int error = 0;
+};
+
+// `std::condition_variable` waits by a function that libstdc++ has since 3.4.30 only.
+class Condition {
+   public:
+    ~Condition() { pthread_cond_destroy(&condition_); }
+    void notify_all() { pthread_cond_broadcast(&condition_); }
+    template <class Done>
+    void wait(std::unique_lock<std::mutex>& lock, const Done& done) {
+        while (!done()) pthread_cond_wait(&condition_, lock.mutex()->native_handle());
+    }
+
+   private:
+    pthread_cond_t condition_ = PTHREAD_COND_INITIALIZER;
 };
 
 class Fetcher {
@@ -145,7 +159,7 @@ class Fetcher {
     const int64_t piece_;
     const bool cached_;  // reads go through the system's cache, which is to keep none of it
     std::mutex mutex_;
-    std::condition_variable asked_, done_;
+    Condition asked_, done_;
     std::deque<Piece> queue_;
     bool ends_ = false;
     std::atomic<int64_t> read_{0}, waited_{0};
@@ -204,8 +218,9 @@ class Turns {
     }
 
     void ask(Slot& slot, int64_t layer) {
-        slot.layer = layer;
+        slot.layer = -1;  // until all of it is asked for
         for (const Segment& s : segments_[static_cast<size_t>(layer)]) fetcher_.ask(slot.job, s.file, s.offset, s.bytes, slot.memory + s.at);
+        slot.layer = layer;
     }
 
     Fetcher& fetcher_;
@@ -250,17 +265,21 @@ class Pool {
                 owners_[static_cast<size_t>(f.places[e] / slot_bytes_)].used = now_;
             }
         }
-        for (const int64_t e : missing) {
-            const int64_t slot = take();
-            owners_[static_cast<size_t>(slot)] = {layer, e, now_};
-            f.places[e] = slot * slot_bytes_;
-            fetcher_.ask(job_, f.file, f.offset + e * f.stride, f.stride, memory_ + slot * slot_bytes_);
-        }
         missed_ += static_cast<int64_t>(missing.size());
-        const int error = fetcher_.wait(job_);
-        if (error)
-            for (const int64_t e : missing) drop(f.places[e] / slot_bytes_);
-        check_read(error);
+        try {
+            for (const int64_t e : missing) {
+                const int64_t slot = take();
+                owners_[static_cast<size_t>(slot)] = {layer, e, now_};
+                f.places[e] = slot * slot_bytes_;
+                fetcher_.ask(job_, f.file, f.offset + e * f.stride, f.stride, memory_ + slot * slot_bytes_);
+            }
+            check_read(fetcher_.wait(job_));
+        } catch (...) {
+            fetcher_.wait(job_);  // nothing may be written into a slot that is free
+            for (const int64_t e : missing)
+                if (f.places[e] >= 0) drop(f.places[e] / slot_bytes_);
+            throw;
+        }
     }
 
     int64_t needed() const { return needed_; }

@@ -158,7 +158,7 @@ class FakeEngine:
 
     def _prepare(self, plan: StepPlan) -> None:
         size = self.block_size
-        for slot, place in plan.moves:
+        for slot, place, _ in plan.moves:
             self.cache[place] = self.cache[slot]
             self.moved += 1
         for block in plan.scrub:
@@ -278,7 +278,7 @@ class FakeEngine:
 
     def _check_published(self) -> None:
         """A block is published once its values are there, are numbers, and are of the tokens that it is found by."""
-        size, owed = self.block_size, {place for _, place in self.scheduler.upkeep.moves}
+        size, owed = self.block_size, {place for _, place, _ in self.scheduler.upkeep.moves}
         proved, self._proved = self._proved, {}
         fills = [*(self._launched[0].fills if self._launched else ()), *(self.tiers.fills if self.tiers else ())]
         filled = {block for block, _ in fills}  # before the rows of their plan run

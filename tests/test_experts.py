@@ -22,7 +22,7 @@ from test_ops import UNITS_HERE, generator, ops_of, pytestmark
 
 __all__ = ["pytestmark"]
 EXPERTS, HIDDEN, F, GROUP = 6, 256, 320, 32
-FORMS = [(kind, 8) for kind in ("f32", "bf16", "bf16_f32", "fp8", *SUPER_KINDS.values())] + [
+FORMS = [(kind, 8) for kind in ("f32", "bf16", "bf16_f32", "f16", "fp8", *SUPER_KINDS.values())] + [
     (kind, bits) for kind in ("int8", "int4", "table4") for bits in (8, 16)
 ]
 

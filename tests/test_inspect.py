@@ -99,14 +99,16 @@ def test_the_cache_is_as_large_as_its_layout_says(family: str, tmp_path: Path) -
     found = describe(str(tmp_path))
     checked = 0
     for name in KV_DTYPES:
-        cache, (dtype, _) = flat_config(kv_cache_dtype=name).cache, compute_dtype("auto", found.dtype, "cpu")
+        cache, (dtype, _) = flat_config(kv_cache_dtype=name).cache, compute_dtype("auto", found.dtype)
         try:
-            layout = kv_layout(cache, found.spec, dtype, backend("reference").layout)
+            layout = kv_layout(cache, found.spec, dtype, backend("reference"))
         except ConfigError:
             assert family == "deepseek_v2" and name in ("float16", "int8", "fp8")
             continue
         checked += 1
-        assert layout.bytes_per_token == layer_kv_bytes(found.spec, kv_dtype(cache, found.spec, dtype)), name
+        assert layout.bytes_per_token == layer_kv_bytes(found.spec, kv_dtype(cache, found.spec, dtype, "reference")), (
+            name
+        )
     assert checked
 
 

@@ -274,7 +274,7 @@ def test_generation_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("on_disk", "asked", "kept"),
-    [("bfloat16", "auto", "bfloat16"), ("float16", "auto", "bfloat16"), ("float32", "auto", "float32"),
+    [("bfloat16", "auto", "bfloat16"), ("float16", "auto", "float16"), ("float16", "bfloat16", "bfloat16"), ("float32", "auto", "float32"),
      ("float16", "float32", "float32"), ("float32", "bfloat16", "bfloat16")],
 )  # fmt: skip
 def test_dtype_of_the_weights(on_disk: str, asked: str, kept: str, tmp_path: Path) -> None:
@@ -292,7 +292,6 @@ def test_dtype_of_the_weights(on_disk: str, asked: str, kept: str, tmp_path: Pat
 def test_options_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "llama", intermediate_size=48)
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"dtype": "float16"}, "bfloat16"),
         ({"max_model_len": 129}, "128"),
         ({"quantization": "int3"}, "int8, int4"),
         ({"quantization": "int4"}, "model.layers.0.mlp.down_proj.weight"),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -190,3 +194,91 @@ def test_layers_take_turns_in_the_arena() -> None:
             assert float(rows[-2].amin()) == layer - 1 == float(rows[-2].amax())
     assert float(kept.amin()) == 1 and sum(b.numel() for b in arena.buffers) < 40 * HUGE
     assert rows[-1].data_ptr() == rows[-3].data_ptr()
+
+
+CHANGED_THREADS = """
+import threading, torch
+from quire.core.config import DeviceConfig
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.backend import select
+from quire.ops.layout import KVLayout
+
+ops, g, length = select(DeviceConfig(device="cpu")), torch.Generator().manual_seed(0), 8192
+cache = ops.allocate_cache(KVLayout(16, 2, 64, torch.float32), length // 16)
+for part in (cache.keys, cache.values):
+    part.normal_(generator=g)
+qkv, tables = torch.randn(48, 8 * 64, generator=g), torch.arange(length // 16, dtype=torch.int32)[None]
+rows = torch.tensor([0, 48], dtype=torch.int32), torch.tensor([length], dtype=torch.int32), tables
+module, ended = ops.cpu.native.module, threading.Event()
+
+def run():
+    ops.begin_step()
+    return ops.attention(qkv, cache, *rows, AttentionSpec(0.125))
+
+def change():
+    while not ended.is_set():
+        for threads in (2, 12):
+            module.set_threads(threads)
+
+want = run().clone()
+other = threading.Thread(target=change)
+other.start()
+try:
+    for i in range(120):
+        assert torch.equal(run(), want), i
+finally:
+    ended.set()
+    other.join()
+"""
+
+
+def test_another_engine_may_change_the_threads_while_an_op_runs() -> None:
+    """An op sizes memory for its threads before they begin: more than that must not come."""
+    done = subprocess.run([sys.executable, "-c", CHANGED_THREADS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_experts_that_were_not_read_are_not_taken_for_read(tmp_path: Path) -> None:
+    """A layer that needs more experts than there is room for leaves none in a place whose bytes never came."""
+    native, size, slots = Native(), 4096, 2
+    path = tmp_path / "experts"
+    path.write_bytes(bytes(size) + b"\x01" * size)  # of four experts the file has two: reads of the others fail
+    memory, places = torch.full((slots * size,), 9, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+    stream = torch.zeros(1, dtype=torch.int64)
+
+    def need(*experts: int) -> None:
+        chosen = torch.tensor([0, *(int(e in experts) for e in range(4))]).cumsum(0).int()
+        native.call("stream_need", int(stream), 0, chosen.data_ptr())
+
+    with path.open("rb") as file:
+        layer = torch.tensor([[file.fileno(), 0, size, 4, places.data_ptr()]], dtype=torch.int64)
+        where = memory.data_ptr(), size, slots, layer.data_ptr(), 1
+        native.call("stream_experts", stream.data_ptr(), 1, size, 0, *where)
+        try:
+            need(1)
+            for _ in range(2):
+                with pytest.raises(ValueError, match="more experts at once"):
+                    need(1, 2, 3)
+                for _ in range(2):
+                    with pytest.raises(ValueError, match="cannot be read"):
+                        need(2)
+            need(0, 1)
+            got = [memory[place : place + size] for place in places[:2].tolist()]
+            assert [part.unique().tolist() for part in got] == [[0], [1]] and places[2:].tolist() == [-1, -1]
+        finally:
+            native.call("stream_close", int(stream))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="symbols have versions on Linux")
+def test_older_systems_have_what_the_extension_asks_for() -> None:
+    """glibc 2.28 and libstdc++ of GCC 8, as manylinux_2_28 has them; what a symbol needs is named in the file."""
+    module = load_native()
+    assert module is not None and module.__file__ is not None
+    asked = re.findall(rb"\0(GLIBC|GLIBCXX|CXXABI|GCC)_(\d+(?:\.\d+)*)(?=\0)", Path(module.__file__).read_bytes())
+    most: dict[str, tuple[int, ...]] = {}
+    for library, version in asked:
+        numbers = tuple(map(int, version.split(b".")))
+        most[library.decode()] = max(most.get(library.decode(), ()), numbers)
+    print(most)
+    there = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (8, 0, 0)}
+    assert most and all(numbers <= there[library] for library, numbers in most.items()), most

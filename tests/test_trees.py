@@ -57,7 +57,7 @@ def test_a_branch_is_what_a_node_follows() -> None:
 def test_kept_nodes_move_to_where_the_only_draft_would_lie() -> None:
     seq = drafted([5, 6, 7, 8, 9], [-1, -1, 0, 1, 2])
     seq.blocks = [[4, 9, 2], [7, 1, 3]]
-    assert moves(seq, [0, 2, 4], 4) == [(37, 36), (39, 37), (5, 4), (7, 5)]
+    assert moves(seq, [0, 2, 4], 4) == [(37, 36, 0), (39, 37, 0), (5, 4, 1), (7, 5, 1)]
     assert moves(seq, [0], 4) == [] == moves(drafted([5, 6], []), [0, 1], 4)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,11 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.ops.layout import KVLayout
+from quire.plan.predict import Machine, Planner
 from quire.run.budget import shape_kv
 from test_bit_equality import engine_of, make_requests, replace_id, run
 from test_mixtures import EIGHT
+from test_speculation import write_words
 from turns import reports
 
 WINDOW = 20
@@ -49,7 +53,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return str(path)
 
 
-def whole(windows: dict[int, int], length: int) -> LayerGroups:
+def whole(windows: dict[int, int], length: int, sizes: object = None) -> LayerGroups:
     """All layers in one group that frees nothing."""
     return LayerGroups((0,), (tuple(windows),))
 
@@ -163,3 +167,70 @@ def test_memory_of_a_long_context(size: str, share: float) -> None:
         f"gemma-3-{size}, 32,768 tokens: {kv.bytes_held(32768) / 2**20:,.0f} MiB, {before / 2**20:,.0f} if all is kept"
     )
     assert kv.bytes_held(32768) < share * before
+
+
+def gemma3(size: str, first: int = 0) -> tuple[dict[int, int], dict[int, KVLayout]]:
+    """Windows and layouts of the layers of a published size, by numbers from `first` on."""
+    layers, _, kv_heads, head_dim, window = GEMMA3[size]
+    layout = KVLayout(16, kv_heads, head_dim, torch.bfloat16)
+    windows = {first + i: 0 if i % 6 == 5 else window for i in range(layers)}
+    return windows, dict.fromkeys(windows, layout)
+
+
+@pytest.mark.parametrize("size", ["4b", "12b", "27b"])
+@pytest.mark.parametrize("drafts", ["gemma-3-1b", "llama-3.2-1b"])
+def test_a_draft_model_of_another_layout_leaves_the_windows_alone(size: str, drafts: str) -> None:
+    windows, layouts = gemma3(size)
+    alone = shape_kv(flat_config(), windows, layouts, 32768).bytes_held(32768)
+    first = len(windows)
+    its_windows, its_layouts = gemma3("1b", first)
+    if drafts == "llama-3.2-1b":
+        its_windows = dict.fromkeys(range(first, first + 16), 0)
+        its_layouts = dict.fromkeys(its_windows, KVLayout(16, 8, 64, torch.bfloat16))
+    both = shape_kv(flat_config(), windows | its_windows, layouts | its_layouts, 32768)
+    least = sum(
+        its_layouts[layer].bytes_per_token * min(32768, window or 32768) for layer, window in its_windows.items()
+    )
+    print(
+        f"gemma-3-{size}: {alone / 1e6:,.0f} MB, with {drafts} {both.bytes_held(32768) / 1e6:,.0f}, {least / 1e6:,.0f}"
+    )
+    assert both.bytes_held(32768) <= 1.05 * (alone + least)
+
+
+DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "wider": ("llama", {"head_dim": 64, "num_hidden_layers": 2}),
+    "narrower": ("llama", {"head_dim": 8, "num_key_value_heads": 1, "num_hidden_layers": 3}),
+    "as many bytes": ("llama", {"head_dim": 8, "num_key_value_heads": 4, "num_hidden_layers": 2}),
+}
+"""Draft models beside layers of 2 key/value heads of 16."""
+
+
+@native
+@pytest.mark.parametrize(
+    ("drafts", "kv_cache_dtype"), [*((name, "auto") for name in DRAFTS), ("narrower", "int8"), ("wider", "float16")]
+)
+def test_drafts_of_another_layout_change_no_bit(drafts: str, kv_cache_dtype: str, tmp_path: Path) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    family, facts = MODELS["gemma3"]
+    sizes = {"max_position_embeddings": 256}
+    write(target, family, **sizes | facts | {"sliding_window": WINDOW}, dtype=torch.bfloat16)
+    family, facts = DRAFTS[drafts]
+    write(draft, family, **sizes | facts, dtype=torch.bfloat16)
+    write_words(target, 99), write_words(draft, 99)
+    given = {"model": str(target), "kv_cache_dtype": kv_cache_dtype}
+    requests = make_requests(5, 99)
+    want = {name: answer.bits() for name, answer in run(engine_of(**given), requests).items()}
+    asked = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3, "adaptive": False}
+    for more in ({}, {"topk": 3, "num_draft_tokens": 9}):
+        drafting = given | {"speculative_config": json.dumps(asked | more)}
+        engine = engine_of(**drafting)
+        assert {WINDOW, 0} == set(engine.engine.kv.groups.windows), "the windows slide"
+        got = run(engine, requests)
+        assert [name for name in want if got[name].bits() != want[name]] == []
+        assert engine.engine.stats().used_blocks == 0
+        speculator = engine.engine.speculator
+        assert speculator is not None and speculator.totals.drafts > 0
+    kv, caches = engine.engine.kv, engine.engine.runner.caches
+    nbytes = sum(t.nbytes for cache in caches.own for t in (cache.keys, cache.values))
+    plan = Planner(flat_config(device="cpu", num_blocks=512, **drafting), Machine())
+    assert plan.kv.groups == kv.groups and plan.account.kv == nbytes == kv.blocks * kv.block_bytes

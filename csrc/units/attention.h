@@ -68,7 +68,7 @@ void run_drafted(const AttentionCall& c, AttentionBuffers& b, const Span& span, 
 template <bool kBf16>
 void run_tiles(const AttentionCall& c, AttentionBuffers& b, const Span& span, int64_t head, int64_t row, int64_t rows, int64_t start, int64_t end) {
     const Pages pages{c.tables + span.sequence * c.max_blocks, c.context[span.sequence], span.from / c.cache.block_size,
-                      __builtin_ctzll(static_cast<unsigned long long>(c.cache.block_size)), head, c.cache.kv_heads,
+                      __builtin_ctzll(static_cast<unsigned long long>(c.cache.block_size)), head, c.cache.step,
                       c.cache.d * c.cache.width(), c.cache.piece()};
     const bool ahead = reads_in_place<kBf16>(c);
     if (ahead && start < end) locate_tile<kBf16>(c, b, pages, start, b.tile);

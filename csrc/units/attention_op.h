@@ -123,11 +123,11 @@ void run_attention(const AttentionCall& c, int64_t sequences) {
 
 void attention(float* out, const float* qkv, const char* keys, const char* values, const int32_t* cu_q, const int32_t* context,
                const int32_t* tables, int64_t rows, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t d,
-               int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t format, int64_t window, double scale,
+               int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t format, int64_t step, int64_t window, double scale,
                double softcap, Optional<const float> sinks, Optional<const float> alibi, Optional<const float> bias,
                int64_t distances, Optional<const uint64_t> tree, Optional<const int64_t> starts, int64_t room, int64_t alone) {
     const AttentionCall c{out, qkv, keys, values, cu_q, context, tables, tree.ptr, heads, kv_heads > 0 ? heads / kv_heads : 0, max_blocks, window,
-                          static_cast<float>(scale), static_cast<float>(softcap), sinks.ptr, alibi.ptr, bias.ptr, distances, {kv_heads, d, block_size, blocks, format},
+                          static_cast<float>(scale), static_cast<float>(softcap), sinks.ptr, alibi.ptr, bias.ptr, distances, {kv_heads, d, block_size, blocks, format, step},
                           (d + kDimStep - 1) / kDimStep * kDimStep, starts.ptr, alone != 0};
     if (starts.ptr && tree.ptr) fail("attention: drafts that branch leave no states");
     if (alone && (starts.ptr || tree.ptr)) fail("attention: rows that have queries only leave no states and are no drafts");

@@ -4,13 +4,13 @@
 // Where the tokens of one sequence lie. Divisions by the block size are shifts: they would cost more than the arithmetic.
 struct Pages {
     const int32_t* table;
-    int64_t context, first_block, shift, head, heads, token_bytes, piece_bytes;
+    int64_t context, first_block, shift, head, block_bytes, token_bytes, piece_bytes;
 
     int64_t offset(int64_t token) const { return token & ((int64_t{1} << shift) - 1); }
     // Bytes from the start of a cache to the piece of `token`'s block, or -1 for blocks that must not be read.
     int64_t piece(int64_t token) const {
         const int64_t block = token >> shift;
-        return token >= context || block < first_block ? -1 : (int64_t{table[block]} * heads + head) * piece_bytes;
+        return token >= context || block < first_block ? -1 : int64_t{table[block]} * block_bytes + head * piece_bytes;
     }
     // Bytes from the start of a cache to `token`, or -1.
     int64_t at(int64_t token) const {
@@ -139,7 +139,7 @@ bool single_tokens(const AttentionCall& c) {
 
 // Where the tokens of the tile from position `start` on begin in a cache, or zeros for those that must not be read.
 QUIRE_INLINE void find_tokens(const Pages& pages, const char* cache, const char* zeros, int64_t start, const char** at) {
-    const int64_t low = pages.first_block - start, high = pages.context - start, step = pages.heads * pages.piece_bytes;
+    const int64_t low = pages.first_block - start, high = pages.context - start, step = pages.block_bytes;
     const int64_t begin = low < 0 ? 0 : low < kTile ? low : kTile, end = high > kTile ? kTile : high > begin ? high : begin;
     const char* const base = cache + pages.head * pages.piece_bytes;
     for (int64_t t = 0; t < begin; ++t) at[t] = zeros;

@@ -8,6 +8,7 @@ enum Format : int64_t { kFormatF32, kFormatBf16, kFormatF16, kFormatInt8, kForma
 
 struct CacheShape {
     int64_t kv_heads, d, block_size, blocks, format;
+    int64_t step;  // bytes from one block to the next: where layers share blocks, more than this layer has of one
     bool bf16() const { return format != kFormatF32 && format != kFormatF16; }
     bool scaled() const { return format >= kFormatInt8; }
     // Stored in fewer bytes than the kernels read: copied before use.
@@ -21,7 +22,7 @@ struct CacheShape {
     // Bytes of a (block, head): the numbers, then a scale per token.
     int64_t numbers() const { return block_size * d * width(); }
     int64_t piece() const { return numbers() + (scaled() ? block_size * 4 : 0); }
-    int64_t piece_at(int64_t block, int64_t head) const { return (block * kv_heads + head) * piece(); }
+    int64_t piece_at(int64_t block, int64_t head) const { return block * step + head * piece(); }
 };
 
 void check_cache(const CacheShape& c) {
@@ -29,6 +30,7 @@ void check_cache(const CacheShape& c) {
     if (c.block_size < 1 || c.block_size > 128 || (c.block_size & (c.block_size - 1))) fail("cache: block_size must be a power of two up to 128");
     if (c.kv_heads < 1 || c.blocks < 1) fail("cache: needs heads and blocks");
     if (c.format < 0 || c.format >= kFormats) fail("cache: unknown format");
+    if (c.step < c.kv_heads * c.piece()) fail("cache: blocks overlap");
 }
 
 // x in [-448, 448] to e4m3, to the nearest, ties to even. Below 2^-6 codes are multiples of 2^-9: adding 2^14, whose last

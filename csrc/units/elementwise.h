@@ -40,27 +40,28 @@ inline int64_t row_of_token(int64_t token, int64_t first, int64_t rows) {
     return here ? row : -1;
 }
 
-// table [vocabulary, d] of f32 (bf16 = 0) or bf16.
-void embedding(float* out, const int32_t* tokens, const void* table, int64_t rows, int64_t d, int64_t vocabulary, int64_t bf16, int64_t first) {
+enum Numbers : int64_t { kNumbersF32, kNumbersBf16, kNumbersF16, kNumbers };  // of a table; TABLES of ops/cpu.py
+
+// Numbers at .. at + n of a table, n up to 16.
+QUIRE_INLINE F load_numbers(const void* table, int64_t at, int n, int64_t numbers) {
+    if (numbers == kNumbersF32) return load_lanes(static_cast<const float*>(table) + at, n);
+    uint16_t halves[16] = {};
+    std::memcpy(halves, static_cast<const uint16_t*>(table) + at, static_cast<size_t>(n) * 2);
+    return numbers == kNumbersBf16 ? bf16_load(halves) : f16_load(halves);
+}
+
+// table [vocabulary, d].
+void embedding(float* out, const int32_t* tokens, const void* table, int64_t rows, int64_t d, int64_t vocabulary, int64_t numbers, int64_t first) {
+    if (numbers < 0 || numbers >= kNumbers) fail("embedding: unknown numbers");
     for (int64_t r = 0; r < rows; ++r) row_of_token(tokens[r], first, vocabulary);
     parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
-            const int64_t row = row_of_token(tokens[r], first, vocabulary), at = row * d;
+            const int64_t row = row_of_token(tokens[r], first, vocabulary);
             if (row < 0) {
                 std::fill_n(out + r * d, d, -0.0f);
                 continue;
             }
-            if (!bf16) {
-                std::memcpy(out + r * d, static_cast<const float*>(table) + at, static_cast<size_t>(d) * sizeof(float));
-                continue;
-            }
-            const auto* source = static_cast<const uint16_t*>(table) + at;
-            int64_t i = 0;
-            for (; i + 16 <= d; i += 16) store(out + r * d + i, bf16_load(source + i));
-            for (; i < d; ++i) {
-                const uint32_t bits = static_cast<uint32_t>(source[i]) << 16;
-                std::memcpy(out + r * d + i, &bits, 4);
-            }
+            for_lanes(d, [&](int64_t i, int n) { store_lanes(out + r * d + i, load_numbers(table, row * d + i, n, numbers), n); });
         }
     });
 }

@@ -54,7 +54,7 @@ QUIRE_INLINE void with_tile(int64_t m, const Fn& f) {
     constexpr int kDigits = digits_of(kKind), kPlanes = planes_of(kKind);
     constexpr int kFew = (kFewBlocks + kPlanes - 1) / kPlanes, kMost = (kTileBlocks + kPlanes - 1) / kPlanes;
     if (m == 1 && (g_tuning.row_streams == 1 || kKind == WeightKind::kBf12))
-        return f.template operator()<1, is_bf16(kKind) || kKind == WeightKind::kBf16Floats ? kRowBlocks : 1, true>();
+        return f.template operator()<1, is_bf16(kKind) ? kRowBlocks : widens(kKind) ? kWidenedBlocks : 1, true>();
     if (m == 1) return f.template operator()<1, kFew, true>();
     if constexpr (is_bf16(kKind) && kStreamRows > 0) {
         if (m <= kFewRows) return f.template operator()<kFewRows, 1, true>();

@@ -21,8 +21,9 @@ constexpr bool chooses(WeightKind kind) { return is_two_of_four(kind); }
 #else
 constexpr bool chooses(WeightKind /*kind*/) { return false; }
 #endif
-// Products with f32 activations, of f32 numbers or of bf16 ones.
-constexpr bool reads_floats(WeightKind kind) { return kind == WeightKind::kF32 || kind == WeightKind::kBf16Floats; }
+// Products with f32 activations, of f32 numbers or of those of 16 bits, which are widened as they are read.
+constexpr bool widens(WeightKind kind) { return kind == WeightKind::kBf16Floats || kind == WeightKind::kF16; }
+constexpr bool reads_floats(WeightKind kind) { return kind == WeightKind::kF32 || widens(kind); }
 constexpr bool is_float(WeightKind kind) { return reads_floats(kind) || is_bf16(kind); }
 constexpr bool is_int8(WeightKind kind) { return kind == WeightKind::kInt8 || kind == WeightKind::kInt8Wide; }
 constexpr bool is_int4(WeightKind kind) { return kind == WeightKind::kInt4 || kind == WeightKind::kInt4Wide; }
@@ -62,6 +63,8 @@ struct LinearCall {
 // They ask further ahead in one stream of blocks than in several (16 rows of bf16: 4 KiB 5-11 % slower, 1 KiB a third; integers: 8
 // KiB 0-6 % slower, 16 KiB 0-10).
 constexpr int64_t stream_ahead(int blocks) { return blocks == 1 ? 8192 : 4096; }
+// Blocks of 16-bit weights that a single row widens at a time: one chain of sums would wait for itself.
+constexpr int kWidenedBlocks = kRowBlocks > 2 ? kRowBlocks : 2;
 constexpr int64_t kSomeRows = 64;  // up to which tiles of float weights stay narrow (6 x 4 was 3-7 % slower than 8 x 2 at 48 and 64)
 constexpr int64_t kPartSteps = 1024;
 constexpr int64_t kPanelBytes = 384 << 10;  // of a 1 MiB second-level cache; weights stream through the rest

@@ -48,10 +48,11 @@ QUIRE_INLINE int64_t place_ahead(int64_t at, int64_t bytes, int64_t ahead) {
     return ahead + (at + ahead >= bytes ? (NB - 1) * bytes : 0);
 }
 
-// 16 rows of a column: of bf16 the f32 numbers that they are, so a sum has the bits that f32 weights give it.
+// 16 rows of a column: of 16 bits the f32 numbers that they are, so a sum has the bits that f32 weights give it.
 template <WeightKind kKind>
 QUIRE_INLINE F load_column(const char* from) {
     if constexpr (kKind == WeightKind::kF32) return load(reinterpret_cast<const float*>(from));
+    if constexpr (kKind == WeightKind::kF16) return f16_load(reinterpret_cast<const uint16_t*>(from));
     return bf16_load(reinterpret_cast<const uint16_t*>(from));
 }
 
@@ -65,7 +66,11 @@ template <WeightKind kKind, int R, int NB>
     for (int64_t k = part.begin; k < part.end; ++k) {
         F wk[NB];
 #pragma GCC unroll 8
-        for (int b = 0; b < NB; ++b) wk[b] = load_column<kKind>(w + (b * c.w.k + k) * kBytes);
+        for (int b = 0; b < NB; ++b) {
+            const char* at = w + (b * c.w.k + k) * kBytes;
+            wk[b] = load_column<kKind>(at);
+            if constexpr (R == 1) prefetch(at + g_tuning.ahead);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const F xk = set1(reinterpret_cast<const float*>(x + r * c.x_stride)[k]);

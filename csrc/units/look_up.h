@@ -68,15 +68,25 @@ void codes_of_row(const Matrix& w, int64_t row, float* out) {
     }
 }
 
-// bf16 numbers column by column.
-template <>
-void codes_of_row<Kind::kBf16Floats>(const Matrix& w, int64_t row, float* out) {
+// Numbers of 16 bits, column by column.
+template <class Widen>
+QUIRE_INLINE void halves_of_row(const Matrix& w, int64_t row, float* out, const Widen& widen) {
     const char* at = w.codes + row / 16 * w.code_step + row % 16 * 2;
     for (int64_t i = 0; i < w.k; ++i) {
         uint16_t number;
         std::memcpy(&number, at + i * 32, 2);
-        out[i] = of_bf16(number);
+        out[i] = widen(number);
     }
+}
+
+template <>
+void codes_of_row<Kind::kBf16Floats>(const Matrix& w, int64_t row, float* out) {
+    halves_of_row(w, row, out, [](uint16_t half) { return of_bf16(half); });
+}
+
+template <>
+void codes_of_row<Kind::kF16>(const Matrix& w, int64_t row, float* out) {
+    halves_of_row(w, row, out, [](uint16_t half) { return of_f16(half); });
 }
 
 // A row of a matrix in 12 bits (layout: pack_bf12.cpp).

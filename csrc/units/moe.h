@@ -3,6 +3,9 @@
 
 enum Score : int64_t { kSoftmax = 0, kSigmoid = 1, kSparseMixer = 2, kScores = 3 };
 
+// Added to the sum that scores are divided by (LEAST_SUM of ops/moe.py): where all of them are 0, so are the weights.
+constexpr float kLeastSum = 1e-20f;
+
 struct RouteCall {
     int64_t experts, top_k, score, renormalize, groups, top_groups, group_best;
     float scale, jitter;
@@ -77,7 +80,7 @@ inline void route_row(const RouteCall& c, int32_t* ids, float* weights, float* s
         ids[i] = static_cast<int32_t>(best);
         sum += weights[i] = scores[best];
     }
-    for (int64_t i = 0; i < c.top_k; ++i) weights[i] = (c.renormalize ? weights[i] / sum : weights[i]) * c.scale;
+    for (int64_t i = 0; i < c.top_k; ++i) weights[i] = (c.renormalize ? weights[i] / (sum + kLeastSum) : weights[i]) * c.scale;
 }
 
 // scratch [rows, 2 experts].

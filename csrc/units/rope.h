@@ -19,8 +19,9 @@ void check_slots(const int64_t* slots, int64_t rows, const CacheShape& cache) {
 // qkv [rows, (heads + 2 kv_heads) * d] in place; table [max_positions, 2, half].
 void rope_and_cache(float* qkv, const int32_t* positions, Optional<const float> table, const int64_t* slots, char* keys, char* values,
                     Optional<const float> q_norm, Optional<const float> k_norm, int64_t rows, int64_t heads, int64_t kv_heads,
-                    int64_t d, int64_t half, int64_t max_positions, int64_t block_size, int64_t blocks, int64_t format, double eps) {
-    const CacheShape cache{kv_heads, d, block_size, blocks, format};
+                    int64_t d, int64_t half, int64_t max_positions, int64_t block_size, int64_t blocks, int64_t format, int64_t step,
+                    double eps) {
+    const CacheShape cache{kv_heads, d, block_size, blocks, format, step};
     check_cache(cache);
     if (half < 0 || 2 * half > d || heads < 1 || (half > 0 && !table.ptr)) fail("rope_and_cache: bad number of heads or rotated dimensions");
     check_slots(slots, rows, cache);
@@ -61,8 +62,8 @@ void rope_and_cache(float* qkv, const int32_t* positions, Optional<const float> 
 
 // kv [rows, 2 kv_heads * d]: keys as they leave `rope_and_cache`, and values.
 void cache_rows(const float* kv, const int64_t* slots, char* keys, char* values, int64_t rows, int64_t kv_heads, int64_t d, int64_t block_size,
-                int64_t blocks, int64_t format) {
-    const CacheShape cache{kv_heads, d, block_size, blocks, format};
+                int64_t blocks, int64_t format, int64_t step) {
+    const CacheShape cache{kv_heads, d, block_size, blocks, format, step};
     check_cache(cache);
     check_slots(slots, rows, cache);
     const int64_t all = 2 * kv_heads;

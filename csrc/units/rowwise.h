@@ -67,26 +67,19 @@ void place_columns(float* out, const float* x, int64_t rows, int64_t d, int64_t 
     });
 }
 
-// table [entries, d] of f32 (bf16 = 0) or bf16.
+// table [entries, d].
 void add_positions(float* x, const int32_t* positions, const void* table, int64_t rows, int64_t d, int64_t entries, int64_t offset,
-                   int64_t bf16) {
+                   int64_t numbers) {
+    if (numbers < 0 || numbers >= kNumbers) fail("add_positions: unknown numbers");
     for (int64_t r = 0; r < rows; ++r)
         if (offset < 0 || positions[r] < 0 || positions[r] >= entries - offset) fail("add_positions: a position lies outside the table");
     parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
             const int64_t at = (positions[r] + offset) * d;
-            float* row = x + r * d;
-            if (!bf16) {
-                add_row(row, static_cast<const float*>(table) + at, d);
-                continue;
-            }
-            const auto* source = static_cast<const uint16_t*>(table) + at;
-            for (int64_t i = 0; i < d; ++i) {
-                const uint32_t bits = static_cast<uint32_t>(source[i]) << 16;
-                float value;
-                std::memcpy(&value, &bits, 4);
-                row[i] += value;
-            }
+            for_lanes(d, [&](int64_t i, int n) {
+                float* to = x + r * d + i;
+                store_lanes(to, add(load_lanes(to, n), load_numbers(table, at + i, n, numbers)), n);
+            });
         }
     });
 }

@@ -1,15 +1,17 @@
 """Groups of layers that share a block table, so that layers with a window can free what slid out of it.
 
 Models interleave layers of local and global attention (Beltagy et al. 2020). One pool of blocks of equal bytes serves
-all groups, as in vLLM's hybrid KV cache manager: a block holds what one group's layers keep of `block_size` tokens.
+all groups, as in vLLM's hybrid KV cache manager: a block holds what one group's layers keep of `block_size` tokens,
+whether they keep it alike or not.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from quire.cache.lanes import Lanes
 
@@ -57,29 +59,48 @@ class TableSizes:
 class LayerGroups:
     """`layers` of each group, and what its layers see: `windows` in tokens, 0 = everything.
 
-    A block has room for `width` layers; a group of fewer leaves the rest of its blocks unused.
+    A block has room for `width` layers; a group of fewer leaves the rest of its blocks unused. Where layers keep
+    different numbers of bytes of a token, `sizes` says how many, in the order of `layers`, and `width` is bytes.
     """
 
     windows: tuple[int, ...]
     layers: tuple[tuple[int, ...], ...]
+    sizes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def widest(self) -> tuple[int, ...]:
         """The layers of the first group that fills its blocks."""
-        return max(self.layers, key=len)
+        return self.layers[self.filled.index(self.width)]
 
     @property
     def width(self) -> int:
-        """Layers a block has room for."""
-        return len(self.widest)
+        """Layers a block has room for, or bytes of a token."""
+        return max(self.filled)
+
+    @cached_property
+    def filled(self) -> tuple[int, ...]:
+        """Of each group, what of `width` its blocks are filled with."""
+        return tuple(map(sum, self.sizes)) if self.sizes else tuple(map(len, self.layers))
 
     def home(self, layer: int) -> tuple[int, int]:
-        """(group, place in its blocks) of `layer`; StopIteration if it is in none."""
-        return next((g, held.index(layer)) for g, held in enumerate(self.layers) if layer in held)
+        """(group, place in its blocks) of `layer`; StopIteration if it is in none.
 
-    def slots(self, length: int) -> int:
-        """Slots of one layer and token that a sequence of `length` tokens holds between steps, whole blocks aside."""
-        return self.width * sum(min(length, window or length) for window in self.windows)
+        A place is a number of layers, or of bytes of a token, that lie before it.
+        """
+        group, at = next((g, held.index(layer)) for g, held in enumerate(self.layers) if layer in held)
+        return group, sum(self.sizes[group][:at]) if self.sizes else at
+
+    def share(self, each: Mapping[int, int]) -> LayerGroups:
+        """The same groups, of those layers alone that keep the bytes of a token which `each` says."""
+        layers = tuple(tuple(layer for layer in held if layer in each) for held in self.layers)
+        alike = len(layers) == 1 or len(set(each.values())) == 1
+        return LayerGroups(
+            self.windows, layers, () if alike else tuple(tuple(map(each.__getitem__, g)) for g in layers)
+        )
+
+    def tokens(self, length: int) -> int:
+        """Tokens that the tables of a sequence of `length` tokens hold between steps, whole blocks aside."""
+        return sum(min(length, window or length) for window in self.windows)
 
 
 def one_group(windows: Mapping[int, int], length: int) -> LayerGroups:
@@ -88,22 +109,48 @@ def one_group(windows: Mapping[int, int], length: int) -> LayerGroups:
     return LayerGroups((max(windows.values()) if every else 0,), (tuple(windows),))
 
 
-def group_layers(windows: Mapping[int, int], length: int) -> LayerGroups:
+def group_layers(windows: Mapping[int, int], length: int, sizes: Mapping[int, int] | None = None) -> LayerGroups:
     """Cut layers (number -> window) into groups such that a sequence of `length` tokens holds the least memory.
 
-    Groups of one window are cut to one width, since they take blocks from one pool: what layers keep must be alike. A
-    window that `length` does not exceed is none. Of plans that hold the same, the one with the fewest groups is taken.
+    Groups of one window are cut to one width, since they take blocks from one pool: what layers keep must be alike,
+    or `sizes` says how many bytes of a token each of them keeps. A window that `length` does not exceed is none. Of
+    plans that hold the same, the one with the fewest groups is taken.
     """
     kinds: dict[int, list[int]] = {}
     for layer, window in windows.items():
         kinds.setdefault(window if window < length else 0, []).append(layer)
+    each = dict.fromkeys(windows, 1) if sizes is None or len(set(sizes.values())) == 1 else sizes
     plans = [one_group(windows, length)]
-    for width in range(1, max(map(len, kinds.values())) + 1):
-        cut = [
-            (window, tuple(layers[at : at + width]))
-            for window, layers in sorted(kinds.items())
-            for at in range(0, len(layers), width)
-        ]
+    for width in _widths(kinds.values(), each):
+        cut = [(window, held) for window, layers in sorted(kinds.items()) for held in _cut(layers, each, width)]
         if len(cut) <= MAX_GROUPS:
-            plans.append(LayerGroups(tuple(w for w, _ in cut), tuple(held for _, held in cut)))
-    return min(plans, key=lambda plan: (plan.slots(length), len(plan.layers)))
+            plans.append(LayerGroups(tuple(w for w, _ in cut), tuple(held for _, held in cut)).share(each))
+
+    def held(plan: LayerGroups) -> int:
+        return plan.tokens(length) * sum(each[layer] for layer in plan.widest)
+
+    return min(plans, key=lambda plan: (held(plan), len(plan.layers)))
+
+
+def _widths(kinds: Iterable[Sequence[int]], each: Mapping[int, int]) -> list[int]:
+    """What a block may have room for: the first layers of some kind, or so many of one size."""
+    most = max(each.values())
+    found = set()
+    for layers in kinds:
+        sizes = [each[layer] for layer in layers]
+        found |= set(accumulate(sizes)) | {size * count for size in sizes for count in range(1, sizes.count(size) + 1)}
+    return sorted(width for width in found if width >= most)
+
+
+def _cut(layers: Sequence[int], each: Mapping[int, int], width: int) -> list[tuple[int, ...]]:
+    """Groups of no more than `width`: each layer, the largest first, is in the first that has room for it."""
+    held: list[list[int]] = []
+    left: list[int] = []
+    for layer in sorted(layers, key=lambda layer: -each[layer]):
+        group = next((g for g, room in enumerate(left) if room >= each[layer]), len(held))
+        if group == len(held):
+            held.append([])
+            left.append(width)
+        held[group].append(layer)
+        left[group] -= each[layer]
+    return [tuple(group) for group in held]

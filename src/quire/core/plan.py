@@ -38,9 +38,9 @@ class Save(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """All chunks of a step, after moving slots (source, destination), copying `saves` to a store, wiping `scrub`,
-    filling blocks with what came back from a store, and the block copies (source, destination) of copy-on-write, in
-    this order. What is moved are the kept tokens of drafts that branched.
+    """All chunks of a step, after moving slots (source, destination, table), copying `saves` to a store, wiping
+    `scrub`, filling blocks with what came back from a store, and the block copies (source, destination) of
+    copy-on-write, in this order. What is moved are the kept tokens of drafts that branched.
 
     Of pictures, the features under the keys `drops` are forgotten and those of `encodes` are made before the rows.
 
@@ -51,7 +51,7 @@ class StepPlan:
     copies: tuple[tuple[int, int], ...] = ()
     preempted: tuple[Sequence, ...] = ()
     scrub: tuple[int, ...] = ()
-    moves: tuple[tuple[int, int], ...] = ()
+    moves: tuple[tuple[int, int, int], ...] = ()
     saves: tuple[Save, ...] = ()
     fills: tuple[tuple[int, Any], ...] = ()
     encodes: tuple[Picture, ...] = ()

@@ -103,12 +103,12 @@ class Model:
         return range(self.spec.layers) if self.span is None else self.span
 
 
-def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, layout: type[KVLayout] = KVLayout) -> KVLayout:
-    """How a layer's keys and values lie; `layout`: the backend's, for keys and values per head."""
-    kept = torch_dtype(kv_dtype(cache, spec, dtype))
+def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, ops: Ops) -> KVLayout:
+    """How a layer's keys and values lie."""
+    kept = torch_dtype(kv_dtype(cache, spec, dtype, ops.name))
     if spec.mla.rank:
         return LatentLayout(cache.block_size, 1, spec.mla.rope, kept, rank=spec.mla.rank)
-    return layout(cache.block_size, spec.kv_heads, spec.head_dim, kept)
+    return ops.layout(cache.block_size, spec.kv_heads, spec.head_dim, kept)
 
 
 def load_model(
@@ -128,12 +128,12 @@ def load_model(
         return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
     opened = _opened(config)
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
-    asked, notes = compute_dtype(options.dtype, opened.dtype, ops.name)
+    asked, notes = compute_dtype(options.dtype, opened.dtype)
     dtype, step = torch_dtype(asked), step_of(opened, target, options.group_size)
     share = share_of(place, stages_of(config.parallel, spec), step)
     length = max_model_len(options.max_model_len, spec)
     check_groups(opened, target, options.group_size)
-    layout = kv_layout(config.cache, local_spec(spec, share), asked, ops.layout)
+    layout = kv_layout(config.cache, local_spec(spec, share), asked, ops)
     reader = _reader(config, opened, ops, form_of(config, dtype, target), share, progress)
     reader.keeper = keeper(config, opened, ops, shards)
     ropes = _ropes(reader, length)
@@ -238,9 +238,9 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
             )
     if ops.gpu is not None:
         raise ConfigError(f"--device cuda: {found.spec.family!r} runs by the code of transformers, on the CPU only")
-    dtype, notes = compute_dtype(options.dtype, found.dtype, ops.name)
+    dtype, notes = compute_dtype(options.dtype, found.dtype)
     length = max_model_len(options.max_model_len, found.spec)
-    layout = kv_layout(config.cache, found.spec, dtype)
+    layout = kv_layout(config.cache, found.spec, dtype, ops)
     decoder, spec, layouts, report = load_borrowed(found, ops, torch_dtype(dtype), target, options.group_size, layout)
     _warn(found.folder, (*found.notes, *notes))
     generation = read_generation(found.folder, spec)

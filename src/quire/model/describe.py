@@ -34,9 +34,10 @@ from quire.model.vision.opened import open_vision, part
 from quire.quant.cache_scales import cache_scales
 from quire.quant.registry import detect, matrix_scheme
 
-DTYPES = {"bfloat16": BF16, "float32": F32}
+DTYPES = {"bfloat16": BF16, "float32": F32, "float16": F16}
 OUTER = ("embed", "head")
-KV_TYPES = DTYPES | {"float16": F16, "int8": I8, "fp8": F8}
+KV_TYPES = DTYPES | {"int8": I8, "fp8": F8}
+LATENTS = (BF16, F32)
 
 
 @dataclass(frozen=True)
@@ -224,21 +225,12 @@ def own_name(model: str, folder: Path) -> str:
     return named.stem if named.is_file() else named.name
 
 
-def compute_dtype(asked: str, on_disk: Dtype, backend: str) -> tuple[Dtype, tuple[str, ...]]:
+def compute_dtype(asked: str, on_disk: Dtype) -> tuple[Dtype, tuple[str, ...]]:
     """Dtype of unquantized weights, and a note when numbers change.
 
-    "auto": f32 if the file is f32, fp16 if it is fp16 and `backend` multiplies that (GPUs do), else bf16.
+    "auto": that of the file, f32 if it is wider, bf16 if it has codes.
     """
-    if backend == "triton" and (asked == "float16" or (asked == "auto" and on_disk == F16)):
-        return F16, ()
-    if asked == "float16":
-        raise ConfigError(
-            "--dtype float16 is refused on CPU: there are no float16 dot products, and its range overflows where "
-            "that of bfloat16 does not; use --dtype bfloat16 or float32",
-            param="dtype",
-        )
-    wide = on_disk in (F32, F64)
-    dtype = DTYPES.get(asked) or (F32 if wide else BF16)
+    dtype = DTYPES.get(asked) or {F32: F32, F64: F32, F16: F16}.get(on_disk, BF16)
     if dtype == BF16 and on_disk == F16:
         return dtype, (
             "float16 weights are kept as bfloat16: 8 instead of 11 significant bits; --dtype float32 keeps all",
@@ -246,13 +238,18 @@ def compute_dtype(asked: str, on_disk: Dtype, backend: str) -> tuple[Dtype, tupl
     return dtype, ()
 
 
-def kv_dtype(cache: CacheConfig, spec: ModelSpec, dtype: Dtype) -> Dtype:
-    """Of keys and values in the cache; "auto" keeps them in `dtype`, that of the unquantized weights."""
-    kept = KV_TYPES.get(cache.kv_cache_dtype, dtype)
-    if spec.mla.rank and kept not in (*DTYPES.values(), dtype):
+def kv_dtype(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, backend: str) -> Dtype:
+    """Of keys and values in the cache; "auto" keeps them in `dtype`, that of the unquantized weights.
+
+    Latents in f16 are for `backend`s that multiply it (GPUs); others keep those of f16 weights in f32.
+    """
+    if not spec.mla.rank:
+        return KV_TYPES.get(cache.kv_cache_dtype, dtype)
+    kept = KV_TYPES.get(cache.kv_cache_dtype, F32 if dtype == F16 and backend != "triton" else dtype)
+    if kept not in LATENTS and not (kept == F16 and dtype == F16 and backend == "triton"):
+        names = " or ".join(latent.name for latent in LATENTS)
         raise ConfigError(
-            f"--kv-cache-dtype {cache.kv_cache_dtype}: latents are kept in {' or '.join(DTYPES)}",
-            param="kv_cache_dtype",
+            f"--kv-cache-dtype {cache.kv_cache_dtype}: latents are kept in {names}", param="kv_cache_dtype"
         )
     return kept
 

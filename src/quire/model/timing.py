@@ -53,7 +53,7 @@ def with_stages(config: EngineConfig, ops: Ops) -> EngineConfig:
 def measured(config: EngineConfig, opened: Opened, ops: Ops) -> Costs:
     """Seconds of each layer and of the head. Layers of one kind are timed once; the head by how many numbers it has."""
     spec, share = opened.spec, Share(0, config.parallel.tensor_parallel_size)
-    dtype, _ = compute_dtype(config.model.dtype, opened.dtype, ops.name)
+    dtype, _ = compute_dtype(config.model.dtype, opened.dtype)
     target = quantizer(config.model.quantization, opened.stored)
     reader = Reader(opened, ops, form_of(config, torch_dtype(dtype), target), share, None)
     kinds: dict[tuple[bool, bool, bool], tuple[float, float]] = {}
@@ -73,7 +73,7 @@ def _layer_seconds(config: EngineConfig, reader: Reader, dtype: Dtype, index: in
     (rope,) = shared_tables((spec.rope[index],), PROMPT).values()
     with reader.part(index):
         layer = load_layer(reader, index, rope, None)
-    layout = kv_layout(config.cache, local_spec(spec, reader.share), dtype, ops.layout)
+    layout = kv_layout(config.cache, local_spec(spec, reader.share), dtype, ops)
     cache = ops.allocate_cache(layout, max(-(-PROMPT // size), ANSWERS))
 
     def seconds(rows: int, batch: Batch) -> float:

@@ -186,11 +186,11 @@ class Ops:
     def float8_activations(self, dtype: torch.dtype) -> int:
         """Bits of the activations that weights kept in float8 are multiplied with; 0: such weights are widened at load.
 
-        8: float8, on GPUs that multiply it. 16: bf16, by the CPU's and the reference's `linear`, if `dtype` is that.
+        8: float8, on GPUs that multiply it. 16: bf16, by the CPU's and the reference's `linear`, if `dtype` has as few.
         """
         if self.gpu is not None:
             return 8 if self.gpu.chip.float8 else 0
-        return 16 if dtype is torch.bfloat16 else 0
+        return 0 if dtype is torch.float32 else 16
 
     @property
     def layout(self) -> type[KVLayout]:

@@ -37,6 +37,8 @@ def random_weight(
         return Weight(kind, normal(g, n, k))
     if kind in ("bf16", "bf16_f32"):
         return Weight(kind, normal(g, n, k).bfloat16())
+    if kind == "f16":
+        return Weight(kind, normal(g, n, k).half())
     if kind == "fp8":  # every code but the two of nan
         codes8 = (torch.randint(127, (n, k), generator=g) + 128 * torch.randint(2, (n, k), generator=g)).to(torch.uint8)
         scales8 = (0.5 + torch.rand(n, k // group, generator=g)) / 448
@@ -76,6 +78,7 @@ def embedding_cases(g: Generator) -> Iterator[Case]:
         tokens = torch.randint(vocabulary, (t,), generator=g, dtype=torch.int32)
         yield {"tokens": tokens, "table": table}
         yield {"tokens": tokens, "table": table.bfloat16()}
+        yield {"tokens": tokens, "table": table.half()}
         yield {"tokens": tokens, "table": table[2:6], "first": 2}
     yield {"tokens": torch.tensor([0, 6], dtype=torch.int32), "table": normal(g, 7, 16)}
 
@@ -95,7 +98,7 @@ def add_rmsnorm_cases(g: Generator) -> Iterator[Case]:
 
 @cases("linear")
 def linear_cases(g: Generator) -> Iterator[Case]:
-    for kind in ("f32", "bf16"):
+    for kind in ("f32", "bf16", "f16"):
         for m, n, k in ((1, 1, 1), (1, 16, 33), (3, 75, 64), (9, 33, 130), (0, 16, 16), (70, 40, 257)):
             bias = normal(g, n) if m % 2 else None
             yield {"x": normal(g, m, k), "w": random_weight(g, kind, n, k), "bias": bias}

@@ -55,6 +55,8 @@ def check(x: Tensor, what: str, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 F32, I32, I64, BF16 = torch.float32, torch.int32, torch.int64, torch.bfloat16
+TABLES = (torch.float32, torch.bfloat16, torch.float16)
+"""Numbers of the dtypes of tables in csrc/units/elementwise.h."""
 
 
 @impl("rmsnorm", "cpu")
@@ -119,7 +121,7 @@ def rope_and_cache(
         cpu.call(
             "rope_and_cache", qkv.data_ptr(), positions.data_ptr(), table.data_ptr(), slots.data_ptr(), *at_cache,
             *at_norms, rows, heads, layout.kv_heads, layout.head_dim, table.shape[2], table.shape[0],
-            layout.block_size, blocks, layout.format, eps,
+            layout.block_size, blocks, layout.format, cache.step, eps,
         )  # fmt: skip
     return qkv
 
@@ -187,7 +189,7 @@ def call_attention(
         cpu.call(
             "attention", out.data_ptr(), q.data_ptr(), *at_cache, cu_q.data_ptr(), context.data_ptr(),
             block_tables.data_ptr(), len(q), sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
-            blocks, max_blocks, layout.format, *rest,
+            blocks, max_blocks, layout.format, cache.step, *rest,
         )  # fmt: skip
     return out
 
@@ -315,8 +317,9 @@ def move_slots(cpu: Cpu, caches: list[KVCache], pairs: tuple[tuple[int, int], ..
 def _token_rows(cache: KVCache) -> list[tuple[int, ...]]:
     """How tokens lie in keys and in values, as csrc/blocks.cpp reads it."""
     at, width = cache.layout, cache.layout.dtype.itemsize
+    head = cache.keys.stride(1) * cache.keys.element_size()
     return [
-        (t.data_ptr(), t.stride(0) * t.element_size(), at.kv_heads, at.head_dim * width, side, word, at.scaled)
+        (t.data_ptr(), cache.step, at.kv_heads, head, at.head_dim * width, side, word, at.scaled)
         for t, side, word in ((cache.keys, at.lanes, at.pair * width), (cache.values, at.vpair, width))
     ]
 
@@ -343,8 +346,10 @@ def cache_at(cache: KVCache) -> tuple[int, tuple[int, int]]:
     """(number of blocks, (address of keys, address of values)) of a cache that has the shape its layout says."""
     layout, keys, values = cache.layout, cache.keys, cache.values
     at_keys, at_values = layout.shapes(keys.shape[0])
-    check(keys, "key cache", layout.element, *at_keys)
-    check(values, "value cache", layout.element, *at_values)
+    check(keys[0], "block of a key cache", layout.element, *at_keys[1:])
+    check(values[0], "block of a value cache", layout.element, *at_values[1:])
+    if not cache.paired:
+        raise ValueError("keys and values are not of the same blocks")
     return keys.shape[0], (keys.data_ptr(), values.data_ptr())
 
 

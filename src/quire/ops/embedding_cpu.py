@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.ops.cpu import BF16, F32, I32, Cpu, check
+from quire.ops.cpu import F32, I32, TABLES, Cpu, check
 from quire.ops.op import impl
 from quire.ops.weights import PackedTable
 
@@ -14,12 +14,11 @@ def embedding(cpu: Cpu, tokens: Tensor, table: Tensor | PackedTable, first: int 
     rows = len(check(tokens, "embedding tokens", I32, -1))
     if isinstance(table, PackedTable):
         return _packed_rows(cpu, tokens, rows, table, first)
-    vocabulary, d = check(table, "embedding table", F32 if table.dtype is F32 else BF16, -1, -1).shape
+    vocabulary, d = check(table, "embedding table", table.dtype if table.dtype in TABLES else F32, -1, -1).shape
     out = cpu.arena.empty(rows, d)
     if rows:
-        bf16 = int(table.dtype is BF16)
-        where = out.data_ptr(), tokens.data_ptr(), table.data_ptr()
-        cpu.call("embedding", *where, rows, d, vocabulary, bf16, -1 if first is None else first)
+        where, numbers = (out.data_ptr(), tokens.data_ptr(), table.data_ptr()), TABLES.index(table.dtype)
+        cpu.call("embedding", *where, rows, d, vocabulary, numbers, -1 if first is None else first)
     return out
 
 

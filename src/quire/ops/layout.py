@@ -6,6 +6,7 @@ side for p.v, so that bf16 dot-product instructions read both without a transpos
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +60,11 @@ class KVLayout:
     def scaled(self) -> bool:
         """Whether codes are multiplied by a scale per token and head."""
         return self.dtype in LARGEST
+
+    @property
+    def latent(self) -> bool:
+        """Whether it holds latents instead of keys and values per head."""
+        return False
 
     @property
     def element(self) -> torch.dtype:
@@ -140,6 +146,17 @@ class KVCache:
     keys: Tensor
     values: Tensor
 
+    @property
+    def step(self) -> int:
+        """Bytes from one block to the next of the keys, and of the values per head."""
+        return self.keys.stride(0) * self.keys.element_size()
+
+    @property
+    def paired(self) -> bool:
+        """Whether there are as many blocks of values as of keys, as far from each other where both are per head."""
+        keys, values = self.keys, self.values
+        return len(keys) == len(values) and (self.layout.latent or keys.stride()[:2] == values.stride()[:2])
+
     def logical(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """What `blocks` (int64 [n]) hold: keys and values f32, each [n, kv_heads, block_size, head_dim]."""
         at = self.layout
@@ -163,6 +180,17 @@ class KVCache:
         shaped = k.to(at.dtype).view(*k.shape[:2], -1, at.pair)
         at.key_codes(self.keys)[block, :, offset // at.lanes, :, offset % at.lanes] = shaped
         at.value_codes(self.values)[block, :, offset // at.vpair, :, offset % at.vpair] = v.to(at.dtype)
+
+
+def carved(blocks: KVCache, layout: KVLayout, at: int) -> KVCache:
+    """Keys and values of a layer of `layout` from byte `at` of the keys of each of `blocks`, and of the values, on."""
+    if layout == blocks.layout:
+        return blocks
+    taken = []
+    for part, shape in zip((blocks.keys, blocks.values), layout.shapes(len(blocks.keys)), strict=True):
+        nbytes = math.prod(shape[1:]) * layout.element.itemsize
+        taken.append(part.view(torch.uint8).flatten(1)[:, at : at + nbytes].view(layout.element).view(shape))
+    return KVCache(layout, *taken)
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,11 @@ class LatentLayout(KVLayout):
     rank: int = 0
 
     @property
+    def latent(self) -> bool:
+        """It does."""
+        return True
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's latent and rotated key in one layer."""
         return (self.rank + self.head_dim) * self.dtype.itemsize

@@ -26,6 +26,8 @@ LANES = 16
 
 SCORES = ("softmax", "sigmoid", "sparsemixer")
 """How logits become scores; the position is the number of the kind in csrc/units/moe.h."""
+LEAST_SUM = 1e-20
+"""Added to the sum that renormalized weights are divided by, as in transformers: sigmoids of a row may all be 0."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
     """Experts int32 [T, top_k], best first, and their weights f32 [T, top_k] from router logits [T, experts] f32.
 
     `bias` [experts] f32 is added to the scores to choose, not to weigh (DeepSeek-V3). Ties go to the lower expert.
+    Weights of scores that are all 0 are 0.
     """
     if routing.score == "sparsemixer":
         ids, weights = _sparsemixer(logits, routing.jitter)
@@ -118,7 +121,7 @@ def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
     ids = pick(choice, routing.top_k)
     weights = scores.gather(1, ids)
     if routing.renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
     return ids.int(), weights * routing.scale
 
 
@@ -212,6 +215,10 @@ def route_cases(g: Generator) -> Iterator[Case]:
     ties = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0, 0.0, 0.0, 2.0], [-1e4, 1e4, 1e4, 0.0, 0.0, 0.0, 0.0, 0.0]])
     yield {"logits": ties, "bias": None, "routing": Routing(8, 3, renormalize=True)}
     yield {"logits": ties, "bias": None, "routing": Routing(8, 3, "sigmoid", groups=4, top_groups=2, group_best=2)}
+    for low in (-45.0, -60.0, -1e4):  # sums beside which LEAST_SUM counts, and that are 0
+        for routing in (Routing(8, 3, "sigmoid", renormalize=True, scale=2.5), Routing(8, 2, renormalize=True)):
+            yield {"logits": normal(g, 5, 8) + low, "bias": None, "routing": routing}
+            yield {"logits": normal(g, 5, 8) + low, "bias": normal(g, 8), "routing": routing}
 
 
 def random_ids(g: Generator, t: int, top_k: int, experts: int) -> Tensor:

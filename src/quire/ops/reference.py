@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @op(tolerance=0.0)
 def embedding(tokens: Tensor, table: Tensor | PackedTable, first: int | None = None) -> Tensor:
-    """Rows of `table` [V, d] (f32, bf16, or a packed matrix of any kind) at `tokens` [T] int32, as f32 [T, d].
+    """Rows of `table` [V, d] (f32, bf16, f16, or a packed matrix of any kind) at `tokens` [T] int32, as f32 [T, d].
 
     `first`: the table has the tokens from that on, and rows of others are -0: x + -0 is x for every x.
     """
@@ -61,19 +61,19 @@ def add_rmsnorm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[T
 def linear(x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
     """x [T, k] f32 times w [n, k] transposed, plus bias [n] f32: f32 [T, n].
 
-    f32 and bf16_f32 weights: f32 products. bf16 weights: x is rounded to bf16, products are accumulated in f32. Integer
-    codes and tables: x is quantized to 8 or 16 bits per group of the weight's group size (after its columns were put
-    into the weight's order), the integer dot product of a group is exact, and the groups are summed in f32 in ascending
-    order; with `activation_bits` 0 x stays as it is. Float8 codes: as 8-bit integers, with x in float8, or with x in
-    bf16.
+    f32, f16 and bf16_f32 weights: f32 products. bf16 weights: x is rounded to bf16, products are accumulated in f32.
+    Integer codes and tables: x is quantized to 8 or 16 bits per group of the weight's group size (after its columns
+    were put into the weight's order), the integer dot product of a group is exact, and the groups are summed in f32 in
+    ascending order; with `activation_bits` 0 x stays as it is. Float8 codes: as 8-bit integers, with x in float8, or
+    with x in bf16.
     """
     assert w.plain is not None
     if w.kind == "f32":
         out = x @ w.plain.codes.t()
-    elif w.kind == "bf16_f32":
-        out = x @ w.plain.codes.float().t()
-    elif w.kind in ("bf16", "f16"):
-        out = x.to(w.plain.codes.dtype).float() @ w.plain.codes.float().t()
+    elif w.kind in ("bf16_f32", "f16"):
+        out = x.float() @ w.plain.codes.float().t()
+    elif w.kind == "bf16":
+        out = x.bfloat16().float() @ w.plain.codes.float().t()
     elif not w.plain.activation_bits:
         out = x @ w.plain.dequantize().t()
     elif w.kind == "fp8" and w.plain.activation_bits == 16:

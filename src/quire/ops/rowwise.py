@@ -72,7 +72,7 @@ def add(x: Tensor, delta: Tensor) -> Tensor:
 
 @op(tolerance=0.0)
 def add_positions(x: Tensor, positions: Tensor, table: Tensor, offset: int) -> Tensor:
-    """x [T, d] f32 += table[positions + offset] in place, table [P, d] f32 or bf16: learned positions; returns x."""
+    """x [T, d] f32 += table[positions + offset] in place, table [P, d] f32, bf16, f16: learned positions; returns x."""
     return x.add_(table[positions.long() + offset].float())
 
 
@@ -171,7 +171,8 @@ def add_positions_cases(g: Generator) -> Iterator[Case]:
             positions = torch.randint(50, (t,), generator=g, dtype=torch.int32)
             table = normal(g, 50 + offset, d)
             yield {"x": normal(g, t, d), "positions": positions, "table": table, "offset": offset}
-            yield {"x": normal(g, t, d), "positions": positions, "table": table.bfloat16(), "offset": offset}
+            for short in (torch.bfloat16, torch.float16):
+                yield {"x": normal(g, t, d), "positions": positions, "table": table.to(short), "offset": offset}
 
 
 @cases("scale")

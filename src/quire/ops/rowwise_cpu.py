@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.ops.cpu import BF16, F32, I32, Cpu, check
+from quire.ops.cpu import F32, I32, TABLES, Cpu, check
 from quire.ops.op import impl
 
 
@@ -92,11 +92,10 @@ def add(cpu: Cpu, x: Tensor, delta: Tensor) -> Tensor:
 def add_positions(cpu: Cpu, x: Tensor, positions: Tensor, table: Tensor, offset: int) -> Tensor:
     rows, d = check(x, "add_positions x", F32, -1, -1).shape
     check(positions, "add_positions positions", I32, rows)
-    if table.dtype is not F32:
-        check(table, "add_positions table", BF16, -1, d)
-    where = x.data_ptr(), positions.data_ptr(), check(table, "add_positions table", table.dtype, -1, d).data_ptr()
+    check(table, "add_positions table", table.dtype if table.dtype in TABLES else F32, -1, d)
     if rows:
-        cpu.call("add_positions", *where, rows, d, len(table), offset, int(table.dtype is BF16))
+        where, numbers = (x.data_ptr(), positions.data_ptr(), table.data_ptr()), TABLES.index(table.dtype)
+        cpu.call("add_positions", *where, rows, d, len(table), offset, numbers)
     return x
 
 

@@ -52,5 +52,5 @@ def cache_rows(cpu: Cpu, kv: Tensor, slots: Tensor, cache: KVCache) -> None:
     check(slots, "cache_rows slots", I64, rows)
     blocks, at = cache_at(cache)
     if rows:
-        sizes = layout.kv_heads, layout.head_dim, layout.block_size, blocks, layout.format
+        sizes = layout.kv_heads, layout.head_dim, layout.block_size, blocks, layout.format, cache.step
         cpu.call("cache_rows", kv.data_ptr(), slots.data_ptr(), *at, rows, *sizes)

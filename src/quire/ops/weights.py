@@ -26,7 +26,7 @@ E4M3_MOST = 448.0
 class Weight:
     """A matrix [n, k] in its plain (unpacked) form.
 
-    `kind` "f32" | "bf16" | "f16": `codes` is the matrix itself (the GPU backend alone takes f16).
+    `kind` "f32" | "bf16" | "f16": `codes` is the matrix itself. Products with f16 are f32.
     `kind` "bf16_f32": `codes` is a bf16 matrix whose products are those of the same numbers in f32: activations are not
     rounded (a GPU does not take it).
     `kind` "int8" | "int4": `codes` [n, k] int8 holds signed codes (int4: -8..7), `scales` [n, k / group] float16 or

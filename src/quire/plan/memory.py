@@ -121,8 +121,8 @@ def rank_needs(config: EngineConfig, found: ModelFacts, choice: Choice) -> tuple
 
 def kv_format(config: EngineConfig, found: ModelFacts, choice: Choice) -> Dtype:
     """Of keys and values in the cache."""
-    dtype, _ = compute_dtype(config.model.dtype, found.dtype, choice.backend)
-    return kv_dtype(config.cache, found.spec, dtype)
+    dtype, _ = compute_dtype(config.model.dtype, found.dtype)
+    return kv_dtype(config.cache, found.spec, dtype, choice.backend)
 
 
 def account(
@@ -184,7 +184,7 @@ def _activations(config: EngineConfig, rank: RankNeeds, choice: Choice, length: 
     spec, rows = local_spec(rank.facts.spec, rank.share), config.scheduler.rows(length)
     kinds = {part.kind for part in rank.parts if part.product and part.layers}
     integers = all(kind.startswith(("int", "table", "super")) for kind in kinds)
-    floats = 4.0 if any(kind.startswith("f32") for kind in kinds) else 2.0
+    floats = 4.0 if any(kind.startswith(("f32", "f16")) for kind in kinds) else 2.0
     # Codes have scales and sums beside them: 12 bytes for a group of 32.
     form = (1.0 + 12 / 32 if integers else floats) if choice.backend == "cpu" else 0.0
     gated = "gate" in rank.facts.roles or any(spec.moe.sparse)

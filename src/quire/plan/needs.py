@@ -101,10 +101,10 @@ def kv_shape(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: Mo
     if drafts is not None and asked is not None and config.parallel.drafts_everywhere(asked):
         models[1:] = [(local_spec(drafts.spec, share), drafts.dtype)]
     for spec, on_disk in models:
-        dtype, _ = compute_dtype(config.model.dtype, on_disk, choice.backend)
-        kept, first = kv_dtype(config.cache, spec, dtype), len(windows)
+        dtype, _ = compute_dtype(config.model.dtype, on_disk)
+        kept, first = kv_dtype(config.cache, spec, dtype, choice.backend), len(windows)
         windows |= {first + i: window for i, window in spec.own_windows.items()}
-        layouts |= {first + i: Bytes(layer_kv_bytes(spec, kept)) for i in spec.own_windows}
+        layouts |= {first + i: Bytes(layer_kv_bytes(spec, kept), bool(spec.mla.rank)) for i in spec.own_windows}
         per_token += kv_bytes_per_token(spec, kept)
     return shape_kv(config, windows, layouts, max_model_len(config.model.max_model_len, found.spec)), per_token
 

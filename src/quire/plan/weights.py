@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from quire.core.config import EngineConfig
-from quire.core.dtypes import BF16
+from quire.core.dtypes import BF16, F16
 from quire.model.describe import ModelFacts, compute_dtype, max_model_len
 from quire.model.families.rope import short_reach
 from quire.model.load.roles import ADAPTED, KEY_VALUE, ROLES, Role, Share
@@ -50,8 +50,8 @@ class Formats:
 
     def __init__(self, config: EngineConfig, found: ModelFacts, choice: Choice) -> None:
         self._config, self._found = config, found
-        self.dtype, _ = compute_dtype(config.model.dtype, found.dtype, choice.backend)
-        self.on_cpu = choice.backend == "cpu"
+        self.dtype, _ = compute_dtype(config.model.dtype, found.dtype)
+        self.on_cpu, self._gpu = choice.backend == "cpu", choice.backend == "triton"
         self.target = quantizer(config.model.quantization, found.stored)
         self._code4 = 8 if choice.backend == "reference" else 4  # torch's definitions spend a byte on a code
 
@@ -67,6 +67,8 @@ class Formats:
         if kept:
             return self._stored(kept)
         narrow = self.packs(name, role) and self.on_cpu and self.dtype == BF16 and self._config.device.bf16_bits == 12
+        if name == "kv_b" and self.dtype == F16 and not self._gpu:
+            return "f32", 32.0  # products of latents are of f32 and bf16
         short = {"bfloat16": "bf16", "float32": "f32", "float16": "f16"}[self.dtype.name]
         return ("bf12", 12.0) if narrow else (short, 8.0 * self.dtype.itemsize)
 

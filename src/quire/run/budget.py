@@ -58,18 +58,23 @@ class KVPlan:
         """Share of the slots of `used` blocks, which the sequences `running` hold, that hold no token."""
         size, groups, slack = self.sizes.block_size, self.groups, 0
         for seq in running:
-            for table, slid, layers in zip(seq.blocks, seq.slid, groups.layers, strict=True):
-                slack += (len(table) * size - seq.computed) * len(layers)
-                slack += (len(table) - slid) * size * (groups.width - len(layers))
+            for table, slid, filled in zip(seq.blocks, seq.slid, groups.filled, strict=True):
+                slack += (len(table) * size - seq.computed) * filled
+                slack += (len(table) - slid) * size * (groups.width - filled)
         return slack / max(1, used * size * groups.width)
 
 
 class Layout(Protocol):
-    """What counts here of how a layer's keys and values lie; equal ones can share blocks."""
+    """What counts here of how a layer's keys and values lie."""
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token in the layer."""
+        ...
+
+    @property
+    def latent(self) -> bool:
+        """Whether they are latents, whose kernels read no blocks that layers of another layout share."""
         ...
 
 
@@ -78,13 +83,19 @@ class Bytes:
     """A `Layout` of which nothing else is known."""
 
     bytes_per_token: int
+    latent: bool = False
 
 
 def shape_kv(
-    config: EngineConfig, windows: Mapping[int, int], layouts: Mapping[int, Layout], max_position: int
+    config: EngineConfig,
+    windows: Mapping[int, int],
+    layouts: Mapping[int, Layout],
+    max_position: int,
+    groups: LayerGroups | None = None,
 ) -> KVPlan:
     """The cache, yet without blocks, of layers that see `windows` tokens (0 = all) and keep keys and values in
-    `layouts`, both by number of the layer, for at most `max_position` positions.
+    `layouts`, both by number of the layer, for at most `max_position` positions. `groups`: what rank 0 has, whose
+    tables this one fills its own by.
 
     `ConfigError` when more were asked for.
     """
@@ -95,10 +106,15 @@ def shape_kv(
             param="max_model_len",
         )
     length, size = asked or max_position, config.cache.block_size
-    alike = len(set(layouts.values())) == 1
-    groups = group_layers(windows, length) if alike else one_group(windows, length)
+    each = {layer: layout.bytes_per_token for layer, layout in layouts.items()}
+    if groups is not None:
+        groups = groups.share(each)
+    elif any(layout.latent for layout in layouts.values()) and len(set(each.values())) > 1:
+        groups = one_group(windows, length)
+    else:
+        groups = group_layers(windows, length, each)
     sizes = TableSizes(size, config.scheduler.rows(length), groups.windows, config.parallel.context_parallel_size)
-    return KVPlan(groups, sizes, 0, size * sum(layouts[i].bytes_per_token for i in groups.widest), length)
+    return KVPlan(groups, sizes, 0, size * sum(each[layer] for layer in groups.widest), length)
 
 
 def check_asked(config: EngineConfig, block_bytes: int, free: int) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import torch
 
 from quire.core.plan import Save, StepPlan
 from quire.model.build import Model
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache, KVLayout
+from quire.ops.layout import KVCache, KVLayout, carved
 from quire.run.block_bytes import BlockBytes, Bytes, GpuBlockBytes, Later, WholeBlocks
 from quire.run.budget import KVPlan
 
@@ -30,6 +31,29 @@ def kept_layers(models: Sequence[Model]) -> tuple[dict[int, int], dict[int, KVLa
     return windows, layouts
 
 
+Home = tuple[int, int]
+"""A group of layers, and a place in its blocks."""
+
+
+def _allocated(
+    ops: Ops, kv: KVPlan, homes: Mapping[Home, KVLayout], layouts: Sequence[KVLayout], blocks: int
+) -> tuple[list[KVCache], dict[Home, KVCache]]:
+    """The memory of `blocks` blocks, each part of it once, and what of it the layer in each of `homes` has.
+
+    `layouts`: of all layers by their numbers. Where groups keep different bytes, a block's are one part, and a layer
+    has some of them; else each place is a part, which the layers of all groups take turns to have.
+    """
+    groups = kv.groups
+    if groups.sizes:
+        size = kv.sizes.block_size
+        whole = ops.allocate_cache(ops.layout(size, 1, groups.width // 2, torch.uint8), blocks)
+        return [whole], {home: carved(whole, layout, size * home[1] // 2) for home, layout in homes.items()}
+    kept = {
+        place: ops.allocate_cache(layouts[groups.widest[place]], blocks) for place in sorted({at for _, at in homes})
+    }
+    return list(kept.values()), {home: carved(kept[home[1]], layout, 0) for home, layout in homes.items()}
+
+
 class Caches:
     """Keys and values of all layers that are here: `own`, each once, `of_layer`, by layer, and `group_of` block tables.
 
@@ -46,19 +70,20 @@ class Caches:
         self._lanes, self._lane = kv.sizes.holders, models[0].place.along("context")
         spare = 0 if ops.gpu is None else 1
         layouts = [layout for model in models for layout in model.layouts]
-        homes: list[tuple[int, int]] = []
+        homes: list[tuple[Home, int]] = []
         self._parts: list[range] = []
         first = 0
         for model in models:
             had = len(homes)
-            homes += [kv.groups.home(first + model.spec.kv_layer(i)) for i in model.own]
+            sources = [first + model.spec.kv_layer(i) for i in model.own]
+            homes += [(kv.groups.home(source), source) for source in sources]
             self._parts.append(range(had, len(homes)))
             first += model.spec.layers
-        held = {place: layouts[kv.groups.widest[place]] for place in sorted({place for _, place in homes})}
-        kept = {place: ops.allocate_cache(layout, kv.blocks // self._lanes + spare) for place, layout in held.items()}
-        self.own: list[KVCache] = list(kept.values())
-        self.of_layer = [kept[place] for _, place in homes]
-        self.group_of = [group for group, _ in homes]
+        self.own, kept = _allocated(ops, kv, {home: layouts[layer] for home, layer in homes}, layouts,
+                                    kv.blocks // self._lanes + spare)  # fmt: skip
+        self._kept = None if set(map(id, kept.values())) <= set(map(id, self.own)) else kept
+        self.of_layer = [kept[home] for home, _ in homes]
+        self.group_of = [group for (group, _), _ in homes]
         self.through = np.zeros(self.blocks + 1, np.int32)
         self.bytes: WholeBlocks | None = None
         self.keep: Keep | None = None
@@ -107,9 +132,14 @@ class Caches:
             assert self.keep is not None
             self.keep(save, data())
 
-    def move(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        """Move slots, (source, destination), in every layer."""
-        self._ops.move_slots(self.own, pairs)
+    def move(self, moves: tuple[tuple[int, int, int], ...]) -> None:
+        """Move slots, (source, destination, table that has them), in every layer of that table."""
+        if self._kept is None:
+            self._ops.move_slots(self.own, tuple((source, to) for source, to, _ in moves))
+            return
+        for group in sorted({table for *_, table in moves}):
+            layers = [cache for (of, _), cache in self._kept.items() if of == group]
+            self._ops.move_slots(layers, tuple((source, to) for source, to, table in moves if table == group))
 
     def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copy blocks, (source, destination), in every layer."""

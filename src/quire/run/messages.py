@@ -43,12 +43,15 @@ class Start(msgspec.Struct, frozen=True):
 class Allocate(msgspec.Struct, frozen=True, tag=True):
     """Take `blocks` of keys and values for sequences of `max_model_len` tokens, for steps of `limits`, and warm up.
 
-    Where a store keeps blocks, first send how many bytes one has, int64 [1].
+    `windows` and `layers` are those of rank 0's groups. Where a store keeps blocks, first send how many bytes one has,
+    int64 [1].
     """
 
     blocks: int
     max_model_len: int
     limits: SchedulerConfig
+    windows: tuple[int, ...]
+    layers: tuple[tuple[int, ...], ...]
 
 
 class Profile(msgspec.Struct, frozen=True, tag=True):
@@ -103,9 +106,9 @@ class Copy(msgspec.Struct, frozen=True, tag=True):
 
 
 class Move(msgspec.Struct, frozen=True, tag=True):
-    """Move slots, (source, destination)."""
+    """Move slots, (source, destination, table)."""
 
-    pairs: tuple[tuple[int, int], ...]
+    moves: tuple[tuple[int, int, int], ...]
 
 
 class Send(msgspec.Struct, frozen=True, tag=True):

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire.cache.groups import LayerGroups
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.core.files import sampled_digest
@@ -131,7 +132,7 @@ class Rank:
             assert self._share is not None, "blocks of other ways to be parallel are kept in no store"
             part_of(message, self._caches, self._share, self._ops)
         else:
-            self._caches.move(message.pairs)
+            self._caches.move(message.moves)
 
     def _forward(self, message: Forward) -> None:
         """Rank 0 has the logits, unless they are made by the last of several stages."""
@@ -159,7 +160,8 @@ class Rank:
         config = replace(config, cache=cache)
         models = (self._model, *(() if drafting is None else drafting.beside))
         windows, layouts = kept_layers(models)
-        kv = plan_kv(config, shape_kv(config, windows, layouts, asked.max_model_len))
+        groups = LayerGroups(asked.windows, asked.layers)
+        kv = plan_kv(config, shape_kv(config, windows, layouts, asked.max_model_len, groups))
         caches = self._caches = Caches(models, self._ops, kv)
         if config.tiers.any:
             assert self._share is not None, "blocks of other ways to be parallel are kept in no store"

@@ -95,7 +95,7 @@ class Ranks:
                 f"know; {what}",
                 param=option[2:].split()[0].replace("-", "_"),
             )
-        self.tell(Allocate(kv.blocks, kv.max_model_len, limits))
+        self.tell(Allocate(kv.blocks, kv.max_model_len, limits, kv.groups.windows, kv.groups.layers))
 
     def profile(self, length: int, limits: SchedulerConfig) -> None:
         """The others run the largest step too; of them `least` asks."""
@@ -228,10 +228,10 @@ class LedCaches(Caches):
         self.bytes = RankBytes(self.bytes, self.ranks.kept, self.ranks.joins)
         return self.bytes.nbytes
 
-    def move(self, pairs: tuple[tuple[int, int], ...]) -> None:
+    def move(self, moves: tuple[tuple[int, int, int], ...]) -> None:
         """As `Caches`'."""
-        self.ranks.tell(Move(pairs))
-        super().move(pairs)
+        self.ranks.tell(Move(moves))
+        super().move(moves)
 
     def zero(self, blocks: tuple[int, ...]) -> None:
         """As `Caches`'."""

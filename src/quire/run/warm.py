@@ -10,6 +10,7 @@ import torch
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.ops.sampling import DRAW, QUERY, RowEdits
+from quire.run.caches import Caches
 from quire.run.step import Step
 
 
@@ -36,7 +37,7 @@ def warm_device(step: Step, trees: bool = False) -> None:
     warm_beside(step.ops, step.caches.own, step.caches.pad_block, step.model.spec.vocab_size)
     if trees:
         slot = step.caches.pad_block * step.caches.block_size
-        step.ops.move_slots(step.caches.own, ((slot, slot),))
+        Caches.move(step.caches, tuple((slot, slot, table) for table in sorted({*step.caches.group_of})))
 
 
 def warm_beside(ops: Ops, caches: Sequence[KVCache], block: int, vocabulary: int) -> None:

@@ -107,8 +107,8 @@ def orphans(siblings: list[Sequence]) -> list[Sequence]:
     return begun(pending(siblings)) if all(seq.status in (Status.PENDING, Status.FINISHED) for seq in siblings) else []
 
 
-def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, int]]:
-    """Slots (source, destination) of kept nodes that lie where a node of another branch was to be, in every table."""
+def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, int, int]]:
+    """Slots (source, destination, table) of kept nodes that lie where a node of another branch was to be."""
     if not path:
         return []
     first, moved = len(seq.tokens), [(node, place) for place, node in enumerate(path) if node != place]
@@ -116,7 +116,11 @@ def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, in
     def slot(table: list[int], position: int) -> int:
         return table[position // block_size] * block_size + position % block_size
 
-    return [(slot(table, first + node), slot(table, first + place)) for table in seq.blocks for node, place in moved]
+    return [
+        (slot(table, first + node), slot(table, first + place), number)
+        for number, table in enumerate(seq.blocks)
+        for node, place in moved
+    ]
 
 
 def full(seq: Sequence, length: int, longest: int) -> bool:

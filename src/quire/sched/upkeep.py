@@ -8,7 +8,7 @@ from quire.cache.tiers import Tiers
 from quire.core.plan import Save
 
 Pairs = tuple[tuple[int, int], ...]
-Taken = tuple[tuple[int, ...], Pairs, tuple[Save, ...], tuple[tuple[int, Any], ...]]
+Taken = tuple[tuple[int, ...], tuple[tuple[int, int, int], ...], tuple[Save, ...], tuple[tuple[int, Any], ...]]
 
 
 class Upkeep:
@@ -17,7 +17,7 @@ class Upkeep:
     def __init__(self, tiers: Tiers | None) -> None:
         self._tiers = tiers
         self.scrub: list[int] = []
-        self.moves: list[tuple[int, int]] = []
+        self.moves: list[tuple[int, int, int]] = []
 
     def take(self) -> Taken:
         """The last fields of a plan, in their order."""

@@ -105,7 +105,7 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     dtype = rows_of.dtype if ops.gpu is not None and isinstance(rows_of, Tensor) else torch.float32
     given, kept = (torch.zeros(rows, spec.hidden, dtype=dtype, device=ops.device) for _ in range(2))
     decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
-    layout = kv_layout(config.cache, spec, KV_TYPES[target.dtype], ops.layout)
+    layout = kv_layout(config.cache, spec, KV_TYPES[target.dtype], ops)
     model = replace(target, name=file.folder.name, spec=spec, decoder=decoder, layouts=(layout,), adapters=None,
                     weight_bytes=file.nbytes, report={}, folder=file.folder, notes=(), writing=None)  # fmt: skip
     return Eagle(model, taps, fuse, None if ids is None else ids.to(ops.device))

@@ -57,9 +57,9 @@ class Source:
 
 def _formats(config: EngineConfig, facts: ModelFacts) -> tuple[Dtype, str]:
     """Of keys and values, and of weights that are not quantized while loading."""
-    dtype, _ = compute_dtype(config.model.dtype, facts.dtype, backend_of(config.device))
+    dtype, _ = compute_dtype(config.model.dtype, facts.dtype)
     stored = dtype.name if facts.scheme in ("", "none", "dense") else facts.scheme
-    return kv_dtype(config.cache, facts.spec, dtype), stored
+    return kv_dtype(config.cache, facts.spec, dtype, backend_of(config.device)), stored
 
 
 def source_of(name: str, work: Path) -> Source:

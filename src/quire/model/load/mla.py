@@ -56,7 +56,10 @@ def _per_head(reader: Reader, name: str, n: int, k: int, make: Callable[[], Tens
     kept = reader.cache.get(name, reader.local.heads * len(rows), k) if reader.cache is not None else None
     if kept is not None:
         return kept.packed
-    packed = reader.ops.pack(Weight(float_kind(reader.form.dtype), make()[:, rows].flatten(0, 1).to(reader.form.dtype)))
+    dtype = reader.form.dtype
+    if dtype is torch.float16 and reader.ops.gpu is None:
+        dtype = torch.float32  # `head_linear` has no products of f16 there
+    packed = reader.ops.pack(Weight(float_kind(dtype), make()[:, rows].flatten(0, 1).to(dtype)))
     if reader.cache is not None:
         reader.cache.put(name, packed, None)
     return packed

@@ -116,9 +116,10 @@ def move_slots(gpu: Gpu, caches: list[KVCache], pairs: tuple[tuple[int, int], ..
     flat = gpu.upload(np.array(pairs, np.int64).reshape(-1, 2))
     for layout in {cache.layout for cache in caches} if pairs else ():
         row = layout.head_dim * layout.dtype.itemsize // 4
-        for words, addresses in _by_size(gpu, [cache for cache in caches if cache.layout == layout]):
+        head = layout.block_size * (row + int(layout.scaled))
+        for words, addresses in _by_step(gpu, [cache for cache in caches if cache.layout == layout]):
             kernels.move_kernel[(layout.kv_heads, len(addresses))](
-                addresses, flat, len(pairs), words, words // layout.kv_heads, SIZE=layout.block_size, ROW=row,
+                addresses, flat, len(pairs), words, head, SIZE=layout.block_size, ROW=row,
                 SCALED=int(layout.scaled), BLOCK=next_power_of_2(row + 1),
             )  # fmt: skip
 
@@ -152,9 +153,16 @@ def _together(gpu: Gpu, heads: int) -> int:
 
 def _by_size(gpu: Gpu, caches: list[KVCache]) -> list[tuple[int, Tensor]]:
     """(32-bit words of a block, int64 addresses on the device) of the caches' tensors, by the size of their blocks."""
+    if not all(t.is_contiguous() for cache in caches for t in (cache.keys, cache.values)):
+        raise ValueError("caches whose blocks are copied or wiped must be contiguous")
+    return _by_step(gpu, caches)
+
+
+def _by_step(gpu: Gpu, caches: list[KVCache]) -> list[tuple[int, Tensor]]:
+    """The same by the 32-bit words from one block to the next, between which other layers may have theirs."""
     tensors = [t for cache in caches for t in (cache.keys, cache.values)]
-    if any(not t.is_contiguous() or t.stride(0) * t.element_size() % 4 for t in tensors):
-        raise ValueError("caches must be contiguous, their blocks whole words of 32 bits")
+    if any(t.stride(0) * t.element_size() % 4 for t in tensors):
+        raise ValueError("blocks of caches must be whole words of 32 bits")
     return _addresses(gpu, tuple((t.stride(0) * t.element_size() // 4, t.data_ptr()) for t in tensors))
 
 

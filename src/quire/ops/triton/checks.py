@@ -32,7 +32,9 @@ def check_cache(cache: KVCache) -> None:
     for name, have, want in zip(
         ("keys", "values"), (cache.keys, cache.values), cache.layout.shapes(len(cache.keys)), strict=True
     ):
-        tensor(have, f"cache of {name}", cache.layout.element, *want)
+        tensor(have[0], f"block of a cache of {name}", cache.layout.element, *want[1:])
+    if not cache.paired:
+        raise ValueError("keys and values are not of the same blocks")
 
 
 def scales_of(cache: KVCache) -> tuple[Tensor, Tensor]:

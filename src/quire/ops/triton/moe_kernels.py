@@ -91,7 +91,7 @@ def route_kernel(
         chosen, weighs = tl.where(picks == i, best, chosen), tl.where(picks == i, weigh, weighs)
         taken = tl.where(there & (number == best), 1, taken)
     if RENORMALIZE:
-        weighs = tl.math.div_rn(weighs, tl.zeros_like(weighs) + tl.sum(weighs, 0))
+        weighs = tl.math.div_rn(weighs, tl.zeros_like(weighs) + (tl.sum(weighs, 0) + 1e-20))
     tl.store(ids + row * top_k + picks, chosen, mask=picks < top_k)
     tl.store(weights + row * top_k + picks, weighs * scale, mask=picks < top_k)
 
