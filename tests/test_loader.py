@@ -274,8 +274,8 @@ def test_generation_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("on_disk", "asked", "kept"),
-    [("bfloat16", "auto", "bfloat16"), ("float16", "auto", "float16"), ("float16", "bfloat16", "bfloat16"), ("float32", "auto", "float32"),
-     ("float16", "float32", "float32"), ("float32", "bfloat16", "bfloat16")],
+    [("bfloat16", "auto", "bfloat16"), ("float16", "auto", "float16"), ("float16", "bfloat16", "bfloat16"),
+     ("float32", "auto", "float32"), ("float16", "float32", "float32"), ("float32", "bfloat16", "bfloat16")],
 )  # fmt: skip
 def test_dtype_of_the_weights(on_disk: str, asked: str, kept: str, tmp_path: Path) -> None:
     oracle = write(tmp_path, "llama", dtype=getattr(torch, on_disk))
