@@ -113,3 +113,14 @@ def test_rows_that_are_not_the_experts_are_refused() -> None:
     packed = reference().pack(cases.random_weight(generator(), "f32", 40, 8))
     with pytest.raises(ValueError, match="40 rows"):
         reference().group(packed, 4, 10, None)
+
+
+@pytest.mark.parametrize("isa", ["reference", *UNITS_HERE])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_scores_that_are_all_zero_weigh_nothing(isa: str, groups: int) -> None:
+    """Sigmoids of -200 are 0 in f32. transformers adds 1e-20 to the sum, too, which no ordinary sum shows."""
+    ops = reference() if isa == "reference" else ops_of(isa)
+    routing = Routing(8, 3, "sigmoid", renormalize=True, scale=2.5, groups=groups, top_groups=1, group_best=2)
+    ops.begin_step()
+    ids, weights = ops.route(torch.full((2, 8), -200.0), None, routing)
+    assert ids.tolist() == [[0, 1, 2]] * 2 and weights.tolist() == [[0.0] * 3] * 2

@@ -114,7 +114,7 @@ def matrices() -> Iterator[Weight]:
     order, table = torch.randperm(64, generator=made).int(), torch.arange(-8, 8, dtype=torch.int16)
     for kind, row in PLAIN.items():
         codes = torch.randint(0, 8, (40, 64), generator=made).to(row.dtype)
-        if kind in ("f32", "bf16", "bf16_f32"):
+        if kind in ("f32", "bf16", "bf16_f32", "f16"):
             yield Weight(kind, codes)
             continue
         for scales in (torch.rand((40, 2), generator=made), torch.rand((40, 2), generator=made).half()):

@@ -1,29 +1,49 @@
-"""What instruction-set units promise each other: integer products have the same bits on all that have vectors."""
+"""What the linker may take from one instruction set's unit for all: nothing."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-import torch
 
-from quire.ops import cases
-from test_ops import UNITS_HERE, generator, ops_of, run
-
-VECTOR_UNITS = [unit for unit in UNITS_HERE if unit != "portable"]
-
-
-@pytest.mark.skipif(len(VECTOR_UNITS) < 2, reason="needs two vector units")
-def test_integer_kernels_are_equal_on_all_vector_units() -> None:
-    for case in cases.linear_cases(generator(3)):
-        if case["w"].kind not in ("f32", "bf16"):
-            # fp8 is widened to bf16, which tile registers add in an order of their own
-            units = [isa for isa in VECTOR_UNITS if isa != "amx" or case["w"].kind != "fp8"]
-            first, *others = (run(ops_of(isa), "linear", case)[0] for isa in units)
-            assert all(torch.equal(first, other) for other in others)
+ROOT = Path(__file__).parents[1]
+CMAKE = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
+NM, COMPILER = shutil.which("nm"), shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+pytestmark = pytest.mark.skipif(None in (CMAKE, NM, COMPILER), reason="needs what builds the extension")
 
 
-@pytest.mark.skipif(not {"avx2", "avx512vnni"} <= set(UNITS_HERE), reason="needs AVX2 and AVX-512 with VNNI")
-def test_bf16_in_two_multiply_adds_is_equal_on_both_widths() -> None:
-    for case in cases.linear_cases(generator(4)):
-        if case["w"].kind == "bf16":
-            narrow, wide = (run(ops_of(isa), "linear", case)[0] for isa in ("avx2", "avx512vnni"))
-            assert torch.equal(narrow, wide)
+def checked(*objects: Path) -> subprocess.CompletedProcess[str]:
+    """The build's check (csrc/check_units.cmake) of these objects."""
+    given = [f"-DNM={NM}", f"-DOBJECTS={';'.join(map(str, objects))}", "-P", str(ROOT / "csrc/check_units.cmake")]
+    return subprocess.run([str(CMAKE), *given], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "shared"),
+    [
+        ("inline int twice(int x) { return 2 * x; }\nint f(int x) { return twice(x); }", True),
+        ("template <class T> T twice(T x) { return 2 * x; }\nint f(int x) { return twice(x); }", True),
+        ("namespace { inline int twice(int x) { return 2 * x; } }\nint f(int x) { return twice(x); }", False),
+    ],
+)
+def test_a_unit_that_shares_code_fails_the_build(text: str, shared: bool, tmp_path: Path) -> None:
+    source, made = tmp_path / "unit.cpp", tmp_path / "units" / "unit.o"
+    made.parent.mkdir()
+    source.write_text(text)
+    subprocess.run([str(COMPILER), "-O0", "-c", str(source), "-o", str(made)], check=True)
+    done = checked(made)
+    assert (done.returncode != 0) == shared, done.stderr
+    assert not shared or "twice" in done.stderr
+
+
+def test_the_units_that_were_built_share_nothing() -> None:
+    """The build checked them too; objects of other builds here, those of sanitizers aside, are looked at again."""
+    built = [
+        path
+        for path in ROOT.glob("build/*/CMakeFiles/_native.dir/csrc/units/*.o")
+        if path.parts[len(ROOT.parts) + 1] != "sanitize"
+    ]
+    assert checked(*built).returncode == 0

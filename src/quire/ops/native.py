@@ -19,7 +19,7 @@ UNITS = ISAS[1:]
 
 
 def load_native() -> ModuleType | None:
-    """`quire._native`, or None when the package was installed without a C++ compiler."""
+    """`quire._native`, or None when the package was installed without it."""
     try:
         return importlib.import_module("quire._native")
     except ModuleNotFoundError as error:
