@@ -42,10 +42,10 @@ pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a server of the embedded model, whose calls of tools are read."""
+    """Of a server of the embedded model, without options: the examples ask for none."""
     pytest.importorskip("openai")
     config = flat_config(device="cpu", num_blocks=128)
-    server = LiveServer(cast(StubEngine, Shared(config)), ServerOptions(port=0, tool_call_parser="hermes"), config)
+    server = LiveServer(cast(StubEngine, Shared(config)), ServerOptions(port=0), config)
     server.start()
     yield f"http://127.0.0.1:{server.port}/v1"
     server.stop()

@@ -21,6 +21,7 @@ from quire.engine.client import ReplicaStats, Stats
 from quire.engine.edge.metrics import EngineMetrics
 from quire.server.api.dashboard import LIVE
 from quire.server.http.exchange import Exchange
+from quire.server.http.history import KEPT as MOMENTS
 from quire.server.http.seen import KEPT, Seen
 from quire.server.keys import Tenant
 from quire.server.options import ServerOptions
@@ -160,11 +161,26 @@ def test_replicas_are_metrics_of_their_own() -> None:
     assert found["quire:replica_kv_usage", "0"] == 0.5 and found["quire:replica_restarts_total", "1"] == 4
 
 
+def test_what_was_before_the_page_was_opened_is_kept() -> None:
+    with live(api_key=("k",), protect_metrics=True) as server:
+        assert server.http.get("/dashboard/history").status_code == 401
+    with live() as server:
+        wait_until(lambda: bool(server.http.get("/dashboard/history").json()["moments"]))
+        past = server.http.get("/dashboard/history").json()
+        place = [each["name"] for each in past["series"]].index("vllm:generation_tokens_total")
+        assert past["moments"][0]["values"][place] == 0 and 0 <= past["moments"][0]["ago"] < 60
+        history = server.service.history
+        for _ in range(2 * MOMENTS):
+            history.note(server.service.registries, 0.0)
+        assert len(history.moments) == MOMENTS and len(server.http.get("/dashboard/history").content) < 200_000
+
+
 @in_chromium
 def test_it_shows_what_happens(browser: Browser) -> None:
     with real(speculative_config='{"method": "ngram"}') as server:
         page = browser.page(f"{server.url}/dashboard", 1280, 900)
         page.wait("document.querySelector('#health').className === 'good'")
+        page.wait("performance.getEntriesByType('resource').some((one) => one.name.endsWith('/dashboard/history'))")
         for _ in range(2):
             server.complete("def f(a, b, a, b, a, b", n=2, max_tokens=40, ignore_eos=True)
             page.wait("true")

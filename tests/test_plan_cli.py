@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -124,3 +125,8 @@ def test_files_that_are_no_plan(content: str, message: str, quire: Callable[...,
     (tmp_path / "plan.json").write_text(content)
     code, _, err = quire("serve", "--plan", tmp_path / "plan.json")
     assert code == 2 and message in err and "Traceback" not in err
+
+
+def test_rates_that_are_known_need_no_torch() -> None:
+    program = "import sys, quire.bench.calibration; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -195,6 +195,8 @@ def test_tokens_show_what_else_was_likely(browser: Browser, server: LiveServer) 
         ask(page, "What does os.path.join do?")
         tokens = page.run("document.querySelector('.scored').textContent")
         assert tokens.startswith("Join two or more pathname components")
+        assert "<|" not in tokens, "a token that the text leaves out is no text here either"
+        assert "<|end|>" in page.run("document.querySelector('.hidden-token').getAttribute('aria-label')")
         page.hover(".token")
         page.wait("!document.querySelector('#tooltip').hidden")
         assert re.search(r"^J +\d+ %", page.text("#tooltip"))
@@ -335,6 +337,7 @@ MARKDOWN = {
         "<p><strong>bold</strong>, <em>soft</em>, <del>gone</del>, <code>a*b*</code></p>"
     ),
     "snake_case_name 2 * 3 * 4": "<p>snake_case_name 2 * 3 * 4</p>",
+    "calls __next__() of __iter__, __a b__ c": "<p>calls __next__() of __iter__, <strong>a b</strong> c</p>",
     "a\nb": "<p>a<br>b</p>",
     "- a\n- b\n  - c": "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul>",
     "3. a\n4. b": '<ol start="3"><li>a</li><li>b</li></ol>',

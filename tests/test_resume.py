@@ -203,10 +203,10 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     log = io.StringIO()
     with units_bar(10, 2, Console(file=log, width=100)) as count:
-        for seconds, following in ((20, "layer 4"), (20, "layer 5"), (5, "layer 6"), (35, "layer 7")):
+        for seconds, following in ((7, "layer 4"), (7, "layer 5"), (2, "layer 6"), (12, "layer 7")):
             now[0] += seconds
             count(following)
     assert log.getvalue().splitlines() == [
-        "4 of 10 done, next: layer 5; 0:00:40 so far, about 0:02:00 left",
-        "6 of 10 done, next: layer 7; 0:01:20 so far, about 0:01:20 left",
+        "4 of 10 done, next: layer 5; 0:00:14 so far, about 0:00:42 left",
+        "6 of 10 done, next: layer 7; 0:00:28 so far, about 0:00:28 left",
     ]

@@ -111,6 +111,8 @@ def test_a_budget_ends_it_with_the_best_so_far() -> None:
     outcome = search(Machine(), limits=Limits(budget=1e-9)).run()
     assert "budget" in outcome.stopped and outcome.best is None and not outcome.meets
     assert search(Machine(), limits=Limits(budget=60)).run().stopped == ""
+    calibrated = search(Machine(), limits=Limits(budget=60, spent=61)).run()
+    assert "budget" in calibrated.stopped, "what was calibrated before is of the budget"
 
 
 def test_targets_come_first() -> None:

@@ -62,13 +62,13 @@ def _prepared(model: str, out: Path, options: TrainOptions, bar: Progress) -> Jo
 
 
 def _bar() -> Progress:
-    """Progress on standard error, where that is a terminal, with the time that is left."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    """Progress on standard error, with the time that is left."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    from quire.engine.life.progress import LongProgress
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )  # fmt: skip
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, disable=not console.is_terminal)
+    return LongProgress(*columns)

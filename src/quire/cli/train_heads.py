@@ -82,15 +82,15 @@ def _run(config: EngineConfig, plan: Plan, data: list[Path], out: Path) -> tuple
 
 
 def _go(run: Run) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    from quire.engine.life.progress import LongProgress
 
     columns = (
         TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"),
         TimeRemainingColumn(),
     )  # fmt: skip
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with LongProgress(*columns) as bar:
         task = bar.add_task("steps", total=run.plan.steps, completed=run.step, loss=0.0)
         run.go(lambda step, loss: bar.update(task, completed=step, loss=loss))
 

@@ -65,15 +65,15 @@ def _ended(session: Session, outcome: Outcome, console: Console) -> int:
 
 @contextmanager
 def _bar(candidates: int) -> Iterator[Callable[[Trial], None]]:
-    """Progress on standard error, where that is a terminal: how many runs, and the last one's figures."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    """Progress on standard error: how many runs, and the last one's figures."""
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from quire.engine.life.progress import LongProgress
     from quire.tune.report import difference
 
-    console, runs = Console(stderr=True), 0
+    runs = 0
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with LongProgress(*columns, transient=True) as bar:
         task = bar.add_task(f"{candidates:,} configurations predicted", total=None)
 
         def tell(trial: Trial) -> None:

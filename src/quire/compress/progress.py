@@ -10,7 +10,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-PERIOD = 30.0
+PERIOD = 10.0
 """Seconds between two lines of a log at least."""
 MEASURING = "measuring"
 """Named as the next, it ends the bar: what follows has bars of its own, and two of them write over each other."""
@@ -48,6 +48,9 @@ def _lines(total: int, before: int, console: Console) -> Callable[[str], None]:
     def count(following: str) -> None:
         nonlocal done, told
         done, now = done + 1, time.monotonic()
+        if following == MEASURING and now - began >= PERIOD:
+            console.print(f"measuring what was made, {timedelta(seconds=round(now - began))} so far", highlight=False)
+            return
         if now - told < PERIOD or done > total:
             return
         told, spent = now, now - began

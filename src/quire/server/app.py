@@ -23,7 +23,7 @@ from quire.engine.edge.async_engine import AsyncEngine
 from quire.server.api.adapters import load_lora_adapter, unload_lora_adapter
 from quire.server.api.chat import create_chat_completion
 from quire.server.api.completions import create_completion
-from quire.server.api.dashboard import live_pages, live_state
+from quire.server.api.dashboard import live_history, live_pages, live_state
 from quire.server.api.openapi import described, operation
 from quire.server.api.others import OTHERS
 from quire.server.api.replies import Load, ModelCard, ModelList, Readiness, Version, modalities
@@ -90,7 +90,11 @@ def assembled(
     async def heard(app: FastAPI) -> AsyncIterator[None]:
         with door.seen.heard():
             async with lifespan(app):
-                yield
+                kept = asyncio.create_task(door.history.keep(lambda: door.registries))
+                try:
+                    yield
+                finally:
+                    kept.cancel()
 
     # No docs pages: they load scripts from elsewhere. /openapi.json describes everything.
     app = FastAPI(title="quire", version=VERSION, lifespan=heard, docs_url=None, redoc_url=None)
@@ -281,5 +285,6 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/version", version),
     ("GET", "/metrics", metrics),
     ("GET", "/dashboard/state", live_state),
+    ("GET", "/dashboard/history", live_history),
     *((other.method, other.path, other.handler) for other in OTHERS),
 )

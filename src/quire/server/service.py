@@ -11,12 +11,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 import quire
 from quire.core.config import EngineConfig
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.requests import Seeds, sampling_defaults
 from quire.server.http.errors import ModelNotFound
 from quire.server.http.exchange import Exchange, Watcher
+from quire.server.http.history import History
 from quire.server.http.http_metrics import HttpMetrics
 from quire.server.http.seen import Seen
 from quire.server.keys import Keys
@@ -69,11 +72,16 @@ class Service:
     def __post_init__(self) -> None:
         self.options = self.options.sized(self.engine.info.pictures)
         self.keys = Keys(self.options)
-        self.seen = Seen()
+        self.seen, self.history = Seen(), History()
         self.http = HttpMetrics(self.engine.metrics.registry)
         self.formats: Formats = formats_of(self.options, self.template, self.tokenizer)
         self.media = Media(self.engine, self.config, self.options, self.tokenizer)
         self.passport = read_json(Path(self.engine.info.folder) / "quire.json")
+
+    @property
+    def registries(self) -> list[CollectorRegistry]:
+        """What /metrics is made of."""
+        return [self.engine.metrics.registry]
 
     def ended(self, exchange: Exchange) -> None:
         """Count an exchange and show it to those who watch."""

@@ -55,7 +55,9 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         about("File of prompts, one a line: what look-ups guess depends on text, and is tried with it alone."),
     ] = None
-    budget: Annotated[float, Meta(ge=0, description="Seconds of measuring at most; 0 = as long as it takes.")] = 0.0
+    budget: Annotated[
+        float, Meta(ge=0, description="Seconds of measuring at most, calibration included; 0 = as long as it takes.")
+    ] = 0.0
     output: Annotated[str, about("The configuration to write, for `quire serve --config`; rows go beside it.")] = (
         "tuned.toml"
     )

@@ -89,10 +89,12 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds at most (0: no bound), and the seed of the order in which candidates take turns."""
+    """Seconds at most (0: no bound), of which `spent` went before the search, and the seed of the order in which
+    candidates take turns."""
 
     budget: float = 0.0
     seed: int = 0
+    spent: float = 0.0
 
 
 class Search:
@@ -234,7 +236,7 @@ class Search:
         if turn < len(known):
             trial.samples.append(known[turn])
             return
-        if self._limits.budget and time.monotonic() - self._began > self._limits.budget:
+        if self._limits.budget and self._limits.spent + time.monotonic() - self._began > self._limits.budget:
             raise OutOfTime
         trial.samples.append(self._measure.run(trial.candidate, turn))
         self._tell(trial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import time
 from collections.abc import Callable, Collection
 from contextlib import closing
 from functools import partial
@@ -127,6 +128,7 @@ class Session:
 
     def __init__(self, base: EngineConfig, given: dict[str, object], options: TuneOptions) -> None:
         """`given`: the engine's options of the command line, which stay as they are."""
+        began = time.monotonic()
         options.validate()
         self.base, self.options, self.load = base, options, options.asked
         self.objective = Objective(options.aim, options.targets, options.slo_at)
@@ -135,6 +137,7 @@ class Session:
         self.space = make_space(base, axes_of(base, given, options))
         self.guesses = Guesses(base, self.load, self.objective)
         self.predicted = self.guesses.all(self.space)
+        self.prepared = time.monotonic() - began  # calibration above all
         self.given = given
         self.journal = Journal(self.rows, self._model(), self.load, self._command(), self._machine_limits())
         if options.restart:
@@ -152,7 +155,7 @@ class Session:
             runs = Runs(engines, self.load, self.objective, self.base.model.seed, prompts)
             search = Search(
                 self.space, self.predicted, self.objective, runs,
-                Limits(self.options.budget, self.base.model.seed), partial(self._keep, tell),
+                Limits(self.options.budget, self.base.model.seed, spent=self.prepared), partial(self._keep, tell),
                 {candidate: self.journal.known(candidate) for candidate in self.predicted},
             )  # fmt: skip
             outcome = search.run()

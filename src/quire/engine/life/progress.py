@@ -1,9 +1,12 @@
-"""Progress bars on standard error, shown only when that is a terminal."""
+"""Progress on standard error: bars where that is a terminal; of long commands, lines elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -11,11 +14,43 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TransferSpeedColumn,
 )
+
+LINE_SECONDS = 10.0
+
+
+class LongProgress(Progress):
+    """Bars on a terminal; elsewhere a line for each task that goes on, one in `LINE_SECONDS` at most."""
+
+    def __init__(self, *columns: str | ProgressColumn, transient: bool = False) -> None:
+        console = _console()
+        super().__init__(*columns, console=console, transient=transient, disable=not console.is_terminal)
+        self._said = time.monotonic()
+
+    def update(self, task_id: TaskID, **facts: Any) -> None:
+        """Change a task as rich's does."""
+        super().update(task_id, **facts)
+        self._say(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """Count more of a task as done."""
+        super().advance(task_id, advance)
+        self._say(task_id)
+
+    def _say(self, task_id: TaskID) -> None:
+        now = time.monotonic()
+        if not self.disable or now - self._said < LINE_SECONDS:
+            return
+        self._said = now
+        task = self._tasks[task_id]
+        done = f": {task.completed:.0f} of {task.total:.0f}" if task.total else ""
+        print(f"{task.description}{done}, after {task.elapsed or 0.0:.0f} s", file=sys.stderr, flush=True)
 
 
 def _console() -> Console:

@@ -36,6 +36,7 @@ from quire.server.api.responses_answer import ResponseReply
 from quire.server.api.responses_bodies import ResponsesRequest
 from quire.server.api.vectors import EmbeddingRequest, Embeddings, Ranking, RerankRequest, ScoreRequest, Scores
 from quire.server.http.dialects import dialect_of
+from quire.server.http.history import Past
 from quire.server.several.cards import NamedModel, StateCard
 
 Kinds = tuple[type[msgspec.Struct], ...]
@@ -73,6 +74,7 @@ REPLIES: dict[str, Kinds] = {
     "/load": (Load,),
     "/version": (Version,),
     "/dashboard/state": (Live,),
+    "/dashboard/history": (Past,),
     **{other.path: (other.reply,) for other in OTHERS},
 }
 STREAMED = {

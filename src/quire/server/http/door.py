@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from prometheus_client import CollectorRegistry
+
 from quire.core.errors import QuireError
 from quire.engine.edge.turns import Turns
 from quire.server.http.exchange import Exchange
+from quire.server.http.history import History
 from quire.server.http.seen import Seen
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
@@ -35,12 +38,16 @@ class Door(Protocol):
     created: int
     keys: Keys
     seen: Seen
+    history: History
 
     @property
     def engine(self) -> Engines: ...
 
     @property
     def options(self) -> ServerOptions: ...
+
+    @property
+    def registries(self) -> list[CollectorRegistry]: ...
 
     def ended(self, exchange: Exchange) -> None: ...
 

@@ -26,7 +26,7 @@ from quire.server.keys import NOBODY
 logger = logging.getLogger("quire.server")
 
 PUBLIC = frozenset({"/livez", "/readyz"})
-MEASURED = frozenset({"/health", "/ping", "/metrics"})
+MEASURED = frozenset({"/health", "/ping", "/metrics", "/dashboard/history"})
 """Public too, for load balancers and scrapers that hold no key, unless `protect_metrics` is set."""
 GENERATES = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/score",

@@ -1,10 +1,10 @@
-// The page: asks /metrics and /dashboard/state once a second while it is seen, and shows what they say.
+// The page: asks /dashboard/history once, then /metrics and /dashboard/state every second while it is seen, and shows what they say.
 
 import { ask, getKey, setKey } from "./api.js";
 import { Lines } from "./charts.js";
 import { byId, el } from "./dom.js";
 import { parse } from "./metrics.js";
-import { Readings, ofModel } from "./readings.js";
+import { Readings, momentOf, ofModel } from "./readings.js";
 import { incidents, models, ranks, replicas, tenants } from "./tables.js";
 
 const EVERY = 1000; // ms
@@ -105,6 +105,13 @@ function health(kind, text) {
 
 const patiently = (path) => ask(path, null, AbortSignal.timeout(PATIENCE));
 
+/** What was before the page was opened; a server without it shows what comes. */
+async function recall() {
+  const at = performance.now() / 1000;
+  const past = await (await patiently("dashboard/history")).json();
+  for (const { ago, values } of past.moments) page.readings.add(ofModel(momentOf(past.series, values), page.model), at - ago);
+}
+
 async function read() {
   if (page.busy || page.paused || document.hidden) return;
   page.busy = true;
@@ -113,6 +120,7 @@ async function read() {
     const text = await (await patiently("metrics")).text();
     const metrics = parse(text);
     const refused = await state();
+    if (!page.readings.all.length) await recall();
     offer(metrics);
     const own = ofModel(metrics, page.model);
     page.readings.add(own, at);

@@ -36,6 +36,17 @@ export function ofModel(metrics, model) {
   return found;
 }
 
+/** Metrics of a moment of /dashboard/history, as `parse` gives those of now. */
+export function momentOf(series, values) {
+  const found = new Map();
+  series.forEach(({ name, labels }, i) => {
+    if (typeof values[i] !== "number") return;
+    if (!found.has(name)) found.set(name, []);
+    found.get(name).push({ labels, value: values[i] });
+  });
+  return found;
+}
+
 export class Readings {
   constructor() {
     this.all = [];

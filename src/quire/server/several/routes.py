@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.api import ollama_models
-from quire.server.api.dashboard import state_of
+from quire.server.api.dashboard import live_history, state_of
 from quire.server.api.ollama import stamp
 from quire.server.api.ollama_models import OllamaModel, OllamaModels, details_of, loaded_models
 from quire.server.api.replies import modalities
@@ -157,4 +157,5 @@ OWN: tuple[tuple[str, str, Callable[[Several, Request], Awaitable[Response]]], .
     ("GET", "/version", version),
     ("GET", "/metrics", metrics),
     ("GET", "/dashboard/state", live_state),
+    ("GET", "/dashboard/history", live_history),
 )

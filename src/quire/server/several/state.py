@@ -14,6 +14,7 @@ from quire.core.errors import BadRequest, QuireError
 from quire.engine.edge.turns import Turns
 from quire.server.http.errors import ModelNotFound
 from quire.server.http.exchange import Exchange
+from quire.server.http.history import History
 from quire.server.http.http_metrics import HttpMetrics
 from quire.server.http.seen import Seen
 from quire.server.http.watchers import watchers
@@ -91,7 +92,12 @@ class Several:
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
         self.watchers = watchers(options)
-        self.seen = Seen()
+        self.seen, self.history = Seen(), History()
+
+    @property
+    def registries(self) -> list[CollectorRegistry]:
+        """What /metrics is made of."""
+        return [self.registry, *(service.engine.metrics.registry for service in self.engine.loaded)]
 
     def ended(self, exchange: Exchange) -> None:
         """Count an exchange and show it to those who watch."""

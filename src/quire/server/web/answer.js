@@ -77,7 +77,7 @@ export class Answer {
     this.scored.hidden = !scored;
     this.body.hidden = scored;
     if (scored) {
-      this.tokenView.add(this.entries.slice(this.added));
+      this.tokenView.add(this.entries.slice(this.added), this.text);
       this.added = this.entries.length;
     } else if (this.json && this.text) {
       this.body.replaceChildren(codeBlock(this.text, "json"));

@@ -202,7 +202,9 @@ function emphasis(text, at, depth, missing) {
   if (word || !/\S/.test(text[from] ?? "")) return { nodes: [mark], end: from };
   const close = find(text, mark, from + 1, missing);
   const ends = close > 0 && /\S/.test(text[close - 1]) && !(mark[0] === "_" && /\w/.test(text[close + mark.length] ?? ""));
-  if (!ends) return { nodes: [mark], end: from };
+  // Answers are about code: __next__ is a name there, and stays as it is written.
+  const name = mark === "__" && /^\w+$/.test(text.slice(from, close));
+  if (!ends || name) return { nodes: [mark], end: from };
   return { nodes: [el(tag, {}, ...inline(text.slice(from, close), depth + 1))], end: close + mark.length };
 }
 

@@ -3,6 +3,7 @@
 import { byId, el } from "./dom.js";
 
 const BOUNDS = [0.9, 0.6, 0.3, 0.1];
+const MARKER = /^\s*(<.+>|\[[^\]]+\])\s*$/; // as special tokens are written: <|end|>, </s>, [EOS]
 
 const percent = (logprob) => {
   const share = 100 * Math.exp(logprob);
@@ -27,14 +28,17 @@ export class TokenView {
     root.addEventListener("keydown", (event) => move(event));
   }
 
-  /** Add entries of `logprobs.content`. */
-  add(entries) {
+  /** Add entries of `logprobs.content`; a token that is nowhere in `answer`, its text, ends it or steers: a dim chip. */
+  add(entries, answer) {
     for (const entry of entries) {
       // A character may lie in several tokens: it appears with the last of them.
       const text = entry.bytes ? this.decoder.decode(Uint8Array.from(entry.bytes), { stream: true }) : entry.token;
       const level = BOUNDS.findIndex((bound) => Math.exp(entry.logprob) >= bound);
       const facts = { class: `token p${level < 0 ? BOUNDS.length : level}`, tabindex: this.root.firstChild ? "-1" : "0" };
-      const node = el("span", facts, text);
+      const hidden = MARKER.test(text) && !answer.includes(text.trim());
+      if (hidden) facts.class += " hidden-token";
+      const node = el("span", facts, hidden ? "" : text);
+      if (hidden) node.setAttribute("aria-label", `special token ${text}`);
       node.entry = entry;
       this.root.append(node);
     }
