@@ -47,6 +47,11 @@ def names(paths: list[Path]) -> list[Any]:
     return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in paths if path.exists()]
 
 
+def written(path: Path) -> str:
+    """What people wrote of a page: what is made of the code is looked at where it is made."""
+    return re.sub(r"(<!-- (?:made|code|whole)\b[^\n]*? -->).*?<!-- end -->", r"\1", path.read_text(), flags=re.DOTALL)
+
+
 def blocks(text: str) -> Iterator[Block]:
     yield from (Block(*found) for found in FENCED.findall(text))
     indented = re.findall(r"(?:^    .*\n)+", FENCED.sub("", text), re.MULTILINE)
@@ -82,7 +87,7 @@ def parse(words: list[str]) -> None:
 
 @pytest.mark.parametrize("path", names(DOCUMENTS + PAGES))
 def test_what_is_typed_exists(path: Path) -> None:
-    text = path.read_text().replace('title="', "")
+    text = written(path)
     for words in typed(text):
         parse(words)
     for target in re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE):
@@ -104,7 +109,7 @@ def test_links_of_documents_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", names(PAGES))
 def test_flags_files_and_code_exist(path: Path) -> None:
-    text = path.read_text()
+    text = written(path)
     if path.name != "compression.md":  # names flags of other tools
         known = {flag for command in every_command(COMMANDS) for flag in flags_of(command)}
         for flag in re.findall(r"`(--[a-z][a-z0-9_-]+)[ =`]", text):
