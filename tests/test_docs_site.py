@@ -64,7 +64,7 @@ def test_what_is_made_of_the_code_is_there(site: Path) -> None:
 def test_no_mark_is_left(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text()
-        marks = ("<!-- made", "<!-- code", "<!-- whole", "<!-- figure", "<!-- end", ".json &gt; ")
+        marks = ("<!-- made", "<!-- code", "<!-- whole", "<!-- figure", "<!-- end -->", ".json &gt; ")
         assert not any(mark in text for mark in marks), page
 
 
