@@ -62,7 +62,9 @@ class Guiding:
         return guide
 
     def _grammar(self, text: str) -> Grammar:
-        found = self._kept.pop(text, None) or Grammar(text, self._vocabulary)
+        found = self._kept.pop(text, None)
+        if found is None or found.spent:
+            found = Grammar(text, self._vocabulary)
         self._kept[text] = found
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)

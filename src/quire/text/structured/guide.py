@@ -25,6 +25,8 @@ from quire.text.structured.vocabulary import Vocabulary
 Mask = NDArray[np.int32]
 TAILS = 4
 """Tokens that may have been left out of a completion by what was said instead of them."""
+FAILURES = 4
+"""Times that a sequence may come to what a matcher cannot do within its limits."""
 
 
 class _Stand(NamedTuple):
@@ -48,11 +50,13 @@ class _Stand(NamedTuple):
 class Grammar:
     """A grammar made ready for a vocabulary; guides of it are copies, each for one sequence and one thread at a time.
 
-    `BadRequest` when it does not compile, which an edge that checked it knows before.
+    `BadRequest` when it does not compile, which an edge that checked it knows before. `spent`: one of the copies came
+    to its limits, by what it read and by what all others did.
     """
 
     def __init__(self, text: str, vocabulary: Vocabulary) -> None:
         self.vocabulary, self.hints = vocabulary, hints_of(text)
+        self._text, self.spent = text, False
         self._by_token = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
         self._bytes = byte_tokenizer(list(vocabulary.special))
         self._by_byte = LLMatcher(self._bytes, text, log_level=0, limits=LIMITS)
@@ -63,6 +67,12 @@ class Grammar:
     def matchers(self) -> tuple[LLMatcher, LLMatcher]:
         """Of tokens and of bytes, at the beginning."""
         return self._by_token.deep_copy(), self._by_byte.deep_copy()
+
+    def renewed(self) -> Grammar:
+        """Another in its place. Copies share what they made of the grammar as they read, and its bounds: whatever one
+        of them did, the others must go on as if it had not been."""
+        self.spent = True
+        return Grammar(self._text, self.vocabulary)
 
 
 class Guide:
@@ -80,7 +90,7 @@ class Guide:
         self._read = 0
         self.path: list[int] = []
         self._list: list[int] | None = None
-        self._known = 0
+        self._known = self._failures = 0
         accepts = self._by_token.is_accepting()
         self._stands = [_Stand(tuple(completion), 0, self._over(accepts), accepts)]
 
@@ -154,10 +164,12 @@ class Guide:
             return
         else:
             self._by_token.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-            if self._by_token.is_error():
-                self._restore()
-                bits[:] = 0
-                self._set(bits, stand.rest[:1])
+            if self._restore():
+                self._by_token.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+                if self._restore():
+                    self._fail()
+                    bits[:] = 0
+                    self._set(bits, stand.rest[:1])
         if stand.accepts:
             self._set(bits, self._ends)
         else:
@@ -196,19 +208,28 @@ class Guide:
             view[token >> 5] |= np.uint32(1 << (token & 31))
 
     def _take(self, token: int) -> bool:
+        taken, gave_up = self._tried(token)
+        if gave_up:
+            taken, gave_up = self._tried(token)
+            if gave_up:
+                self._fail()
+        return taken
+
+    def _tried(self, token: int) -> tuple[bool, bool]:
+        """Whether `token` is taken; if not, whether that is as the matcher gave up, which a new one has replaced."""
         stand = self._stands[-1]
         if stand.over or not self._left or not self._by_token.try_consume_tokens([token]):
-            self._restore()
-            return False
+            return False, self._restore()
         self.path.append(token)
         found = self._behind(token, stand)
         if found is None or self._by_token.is_error():
             self.path.pop()
-            if not self._restore():
+            gave_up = self._restore()
+            if not gave_up:
                 self._by_token.rollback(1)
-            return False
+            return False, gave_up
         self._stands.append(found)
-        return True
+        return True, False
 
     def _behind(self, token: int, stand: _Stand) -> _Stand | None:
         """Where the sequence stands after `token`, which was read; None: it could not be completed in time."""
@@ -239,14 +260,15 @@ class Guide:
         return None
 
     def _searched(self) -> _Stand | None:
-        """A completion found anew."""
-        if not self._catch_up():
-            return None
-        end = 256 + len(self._vocabulary.special)
-        spelled = shortest(self._by_byte, end, LATER, self._usable, self._grammar.hints)
-        if self._by_byte.is_error():
-            self._by_byte = self._grammar.matchers()[1]
-            self._read = 0
+        """A completion found anew; the second time by a matcher that has read nothing else."""
+        end, spelled = 256 + len(self._vocabulary.special), None
+        for _ in range(2):
+            if self._catch_up():
+                spelled = shortest(self._by_byte, end, LATER, self._usable, self._grammar.hints)
+                if not self._by_byte.is_error():
+                    break
+            self._grammar = self._grammar.renewed()
+            self._by_byte, self._read, self._spelled = self._grammar.matchers()[1], 0, [0]
         return None if spelled is None else self._proven(spelled)
 
     def _proven(self, spelled: list[int]) -> _Stand | None:
@@ -260,7 +282,6 @@ class Guide:
         """Have the matcher of bytes read the path."""
         more = [b for token in self.path[self._read :] for b in self._vocabulary.spelled(token)]
         if not self._by_byte.consume_tokens(more):
-            self._by_byte, self._read = self._grammar.matchers()[1], 0
             return False
         for token in self.path[self._read :]:
             self._spelled.append(self._spelled[-1] + len(self._vocabulary.spelled(token)))
@@ -282,15 +303,28 @@ class Guide:
         self._read = length
 
     def _restore(self) -> bool:
-        """Whether the matcher of tokens had given up, on a token that was not taken say, and is as it was before."""
+        """Whether the matcher of tokens had given up; then there is one that has read the path and nothing else.
+
+        So what it does then depends on the path alone: it has room for all that one has which did more.
+        """
         if not self._by_token.is_error():
             return False
-        self._by_token = self._grammar.matchers()[0]
+        self._grammar = self._grammar.renewed()
+        self._by_token, self._by_byte = self._grammar.matchers()
+        self._read, self._spelled = 0, [0]
         if not self._by_token.consume_tokens(self.path):
-            reason = (self._by_token.get_error() or "it does not read again what it had read").split("\n")[0]
-            raise GrammarTooComplex(
-                f"structured_outputs: the grammar is too complex to be followed behind {len(self.path)} tokens of its "
-                f"text: {reason[:200]}; make it simpler, with fewer repetitions within repetitions",
-                param="structured_outputs",
-            )
+            raise self._too_complex()
         return True
+
+    def _fail(self) -> None:
+        self._failures += 1
+        if self._failures > FAILURES:
+            raise self._too_complex()
+
+    def _too_complex(self) -> GrammarTooComplex:
+        reason = (self._by_token.get_error() or "its matcher comes to its limits").split("\n")[0]
+        return GrammarTooComplex(
+            f"structured_outputs: the grammar is too complex to be followed behind {len(self.path)} tokens of its "
+            f"text: {reason[:200]}; make it simpler, with fewer repetitions within repetitions",
+            param="structured_outputs",
+        )
