@@ -73,7 +73,6 @@ BROKEN: dict[str, tuple[Edit, list[str]]] = {
                            ["no role", "model.norm.bias"]),
     "norm without its partner": (lambda f: tensors(f, lambda t: t.update({Q2[:-13] + "q_norm.weight": torch.ones(16)})),
                                  ["missing", "self_attn.k_norm.weight"]),
-    "leftover layer": (lambda f: edit_config(f, num_hidden_layers=2), ["no role", "model.layers.2."]),
     "missing": (lambda f: tensors(f, lambda t: t.pop(Q2)), ["missing", Q2, "role q"]),
     "missing head": (lambda f: tensors(f, lambda t: t.pop("lm_head.weight")), ["missing", "lm_head.weight"]),
     "missing bias": (lambda f: edit_config(f, mlp_bias=True), ["missing", "model.layers.0.mlp.gate_proj.bias"]),

@@ -143,7 +143,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 5}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"function_call": {"name": "f"}}, "function_call"),
@@ -302,7 +302,7 @@ def test_hosts_and_keys() -> None:
     with live(api_key=("secret", "other"), allowed_hosts=("api.example", "127.0.0.1")) as server:
         assert server.http.get("/version", headers={"host": "api.example"}).status_code == 401
         shown = (page.path for page in (*pages(), *live_pages()))
-        public = ("/livez", "/readyz", "/health", "/ping", "/metrics", *shown)
+        public = ("/livez", "/readyz", "/health", "/ping", "/metrics", "/dashboard/history", *shown)
         for path in public:
             assert server.http.get(path).status_code == 200
         routes = [(route.path, method) for route in server.app.routes for method in sorted(route.methods or ())]

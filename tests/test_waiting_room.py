@@ -148,7 +148,7 @@ def test_a_grammar_that_cannot_be_made_ends_its_request_alone() -> None:
     engine.drain()
     assert_golden(engine, [good, request("fine", [3], 4, eos=())])
     for key in (("bad", 0), ("bad", 1), ("worse", 0)):
-        assert engine.ends[key].finish_reason == "error" and "no such grammar" in engine.ends[key].error
+        assert engine.ends[key].error_kind == "PartFailure" and "grammar: " in engine.ends[key].error
 
 
 def test_many_grammars_that_are_not_ready_cost_no_step_anything(monkeypatch: pytest.MonkeyPatch) -> None:

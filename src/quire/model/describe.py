@@ -116,7 +116,8 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     else:
         source = gguf.source()
     family = family.named_as(source.infos)
-    notes += drop_layers_beyond(source.infos, spec, family)
+    if gguf is None:  # whose readers count tensors
+        notes += drop_layers_beyond(source.infos, spec, family)
     if pictures is not None and f"{family.names['head']}.weight" in source.infos:
         spec = replace(spec, tied_head=False)  # what files of these models say of it, writers read in several ways
     alone = not spec.tied_head and headless(config, family.names.get("head", ""), source.infos)

@@ -57,13 +57,13 @@ def within(frame: str, grammar: str) -> str:
 def explained(job: Mapping[str, Any], error: str) -> str:
     """Why there is no grammar of `job`, by tool and property where a schema is at fault. `error`: of llguidance."""
     kind = job["kind"]
-    if kind in ("json", "json_object"):
-        return blame(_schema(job["value"] if kind == "json" else {"type": "object"}, job["options"]), error)
     for text in (job["frame"], job["value"] if kind == "grammar" else ""):
         for _, _, schema in _schemas(text):
             place = _place(schema)
             if error_of(normalized(schema).schema):
                 return f"{place}{blame(schema, error)}"
+    if kind in ("json", "json_object"):
+        return blame(_schema(job["value"] if kind == "json" else {"type": "object"}, job["options"]), error)
     return error if kind in ("grammar", "regex", "choice") else plain(error)
 
 
