@@ -114,7 +114,7 @@ def run_gpu(name: str, case: Case, dtype: torch.dtype = torch.float32) -> list[T
 
 
 def run_reference(name: str, case: Case, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """The same by the definition in f32, of activations rounded to `dtype`."""
+    """The same by the definition in f32, of activations rounded to `dtype`, and by the unit to the weights' fp16."""
     ops = reference()
 
     def copied(value: Any) -> Any:
@@ -130,7 +130,9 @@ def run_reference(name: str, case: Case, dtype: torch.dtype = torch.float32) -> 
         return type(value)(copied(v) for v in value) if isinstance(value, (tuple, list)) else value
 
     args = {k: copied(v) for k, v in case.items()}
-    out = getattr(ops, name)(**args)
+    halves = any(isinstance(value, Weight) and value.kind == "f16" for value in case.values())
+    given = args | ({"x": args["x"].half().float()} if halves and name == "linear" else {})
+    out = getattr(ops, name)(**given)
     return [t.float() for t in tensors([out, list(args.values())])]
 
 
