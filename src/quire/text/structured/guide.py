@@ -313,18 +313,19 @@ class Guide:
         self._by_token, self._by_byte = self._grammar.matchers()
         self._read, self._spelled = 0, [0]
         if not self._by_token.consume_tokens(self.path):
-            raise self._too_complex()
+            raise _too_complex(self._by_token.get_error(), len(self.path))
         return True
 
     def _fail(self) -> None:
         self._failures += 1
         if self._failures > FAILURES:
-            raise self._too_complex()
+            raise _too_complex(self._by_token.get_error(), len(self.path))
 
-    def _too_complex(self) -> GrammarTooComplex:
-        reason = (self._by_token.get_error() or "its matcher comes to its limits").split("\n")[0]
-        return GrammarTooComplex(
-            f"structured_outputs: the grammar is too complex to be followed behind {len(self.path)} tokens of its "
-            f"text: {reason[:200]}; make it simpler, with fewer repetitions within repetitions",
-            param="structured_outputs",
-        )
+
+def _too_complex(error: str, behind: int) -> GrammarTooComplex:
+    reason = (error or "its matcher comes to its limits").split("\n")[0]
+    return GrammarTooComplex(
+        f"structured_outputs: the grammar is too complex to be followed behind {behind} tokens of its text: "
+        f"{reason[:200]}; make it simpler, with fewer repetitions within repetitions",
+        param="structured_outputs",
+    )
