@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from oracle import BACKENDS
 from quire import LLM, SamplingParams
-from quire.core.errors import BadRequest
+from quire.core.errors import BadRequest, GrammarTooComplex
 from quire.core.request import Output, Request
 from quire.sample.constrained import Masks
 from quire.sample.rows import LogitRow
 from quire.text.structured import guide
 from quire.text.structured.refused import FAILURES
+from quire.text.structured.spec import grammar_of
+from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, shaped, tokenizer
 from test_bit_equality import Answer, engine_of, run
 from turns import turns
@@ -91,6 +94,27 @@ def test_what_fails_again_and_again_is_refused_at_once(monkeypatch: pytest.Monke
         assert len(set(told)) == 1 and told[0][1] == "structured_outputs"
         other = SamplingParams(structured_outputs={"regex": "[a-z]{3}"}, max_tokens=60)  # type: ignore[arg-type]
         assert len(llm.generate("x", other, use_tqdm=False)[0].outputs[0].text) == 3
+
+
+def test_a_guide_does_not_notice_what_others_made_of_its_grammar() -> None:
+    text, letter = grammar_of("regex", BOMB, {}, []), next(iter(LETTER))
+    vocabulary = vocabulary_of(tokenizer(), VOCAB)
+
+    def said(one: guide.Guide) -> list[bytes]:
+        """Masks, while "a" is taken whether or not they have it."""
+        masks, bits = list[bytes](), np.zeros((vocabulary.tokenizer.vocab_size + 31) // 32, np.int32)
+        with pytest.raises(GrammarTooComplex):
+            for _ in range(50):
+                one.mask(bits)
+                masks.append(bits.tobytes())
+                assert one.takes(letter)
+        return masks
+
+    alone = said(guide.Guide(guide.Grammar(text, vocabulary), 60, (4,), (letter,)))
+    shared = guide.Grammar(text, vocabulary)
+    guides = [guide.Guide(shared, 60, (4,), (letter,)) for _ in range(3)]
+    assert [said(each) for each in guides] == [alone] * 3
+    assert len(alone) > 9 and shared.spent
 
 
 def test_each_step_under_way_has_masks_of_its_own(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
