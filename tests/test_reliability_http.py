@@ -256,3 +256,22 @@ def test_an_engine_drops_messages_that_it_cannot_read(tmp_path: Path, caplog: py
             worker.outbox.close(0)
     dropped = re.findall("a message that cannot be read was dropped", caplog.text)
     assert len(dropped) > 1000 and engine.told
+
+
+def test_whoever_sent_a_request_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    context = zmq.Context.instance()
+    inbox, outbox = f"ipc://{tmp_path}/to", f"ipc://{tmp_path}/from"
+    with context.socket(zmq.PUSH) as to, context.socket(zmq.PULL) as back:
+        for sock, address in ((to, inbox), (back, outbox)):
+            sock.setsockopt(zmq.LINGER, 0)
+            sock.bind(address)
+        worker = Worker(inbox, outbox)
+        try:
+            to.send(msgspec.msgpack.encode({"type": "submit", "request": {"id": "r", "prompt": ["no token"]}}))
+            to.send(msgspec.msgpack.encode({"type": "abort", "request": {"id": "s"}}))
+            refused = worker.receive(Deaf(), 1000) + worker.receive(Deaf(), 1000)  # type: ignore[arg-type]
+        finally:
+            worker.inbox.close(0)
+            worker.outbox.close(0)
+    (output,) = refused
+    assert (output.request_id, output.finish_reason, output.error_kind) == ("r", "error", "PartFailure")

@@ -24,7 +24,7 @@ import zmq
 
 from quire.core.blame import Party, party
 from quire.core.config import EngineConfig
-from quire.core.errors import QuireError
+from quire.core.errors import PartFailure, QuireError
 from quire.core.machine import uncollected
 from quire.core.request import Output
 from quire.core.tiers import FLUSH_SECONDS
@@ -55,6 +55,19 @@ IDLE_WAIT_MS = 1000
 BEHIND_WAIT_MS = 5
 """Between copies of blocks to a store, and before the account of blocks is checked."""
 PROGRESS_INTERVAL = 0.1
+
+
+class _Id(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Submitted(msgspec.Struct, tag="submit", frozen=True):
+    """A `Submit` of whose request only the id is read."""
+
+    request: _Id
+
+
+_named = msgspec.msgpack.Decoder(_Submitted).decode
 
 
 class Worker:
@@ -88,10 +101,12 @@ class Worker:
         refused = []
         while self.inbox.poll(timeout_ms):
             timeout_ms = 0
+            data = self.inbox.recv()
             try:
-                message = self._decode(self.inbox.recv())
+                message = self._decode(data)
             except UNREADABLE as error:
                 logger.error("a message that cannot be read was dropped: %s", error)
+                refused += _refusals(data)
                 continue
             if isinstance(message, Submit):
                 output = engine.submit(message.request)
@@ -135,6 +150,16 @@ class Worker:
         self._left = True
         if engine is not None and engine.tiering is not None and self._turn.acquire(timeout=FLUSH_SECONDS):
             engine.close()
+
+
+def _refusals(data: bytes) -> list[Output]:
+    """What ends the request of a `Submit` that cannot be read, if at least its id can: somebody waits for it."""
+    try:
+        named = _named(data)
+    except UNREADABLE:
+        return []
+    error = PartFailure("admission: the engine could not read this request, which alone ended; the log has more")
+    return [Output(request_id=named.request.id).fail(error)]
 
 
 def die_with_parent(directory: Path, leave: Callable[[], None]) -> None:
