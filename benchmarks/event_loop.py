@@ -127,10 +127,10 @@ FIELDS: dict[str, tuple[str, str]] = {
     "/v1/responses": ("input", '{"max_output_tokens":16,'),
     "/v1/messages": ("messages", '{"model":"stub","max_tokens":1,'),
     "/v1/messages/count_tokens": ("messages", '{"model":"stub",'),
-    "/api/chat": ("messages", '{"model":"stub",'),
-    "/api/generate": ("prompt", '{"model":"stub",'),
+    "/api/chat": ("messages", '{"model":"stub","options":{"num_predict":1},'),
+    "/api/generate": ("prompt", '{"model":"stub","options":{"num_predict":1},'),
     "/api/embed": ("input", '{"model":"stub",'),
-    "/generate": ("inputs", "{"),
+    "/generate": ("inputs", '{"parameters":{"max_new_tokens":1},'),
     "/completion": ("prompt", '{"n_predict":1,'),
     "/v1/embeddings": ("input", "{"),
     "/v1/score": ("text_2", '{"text_1":"a",'),
@@ -197,6 +197,7 @@ class Watch:
 def serve(told: Connection) -> None:
     """A server in this process, which tells its port."""
     sys.path[:0] = [str(ROOT / "tests")]
+    import stub_engine
     from live_server import FOLDER, text_tools
     from quire.core.config import flat_config
     from quire.engine.edge.async_engine import AsyncEngine
@@ -206,6 +207,7 @@ def serve(told: Connection) -> None:
     from quire.server.run import DrainingServer, prepare, uvicorn_config
     from stub_engine import StubEngine, stub_info
 
+    stub_engine.next_token = lambda prefix, seed, index: 8  # that of tests hashes the prompt for each token
     options = ServerOptions(port=0, access_log="off")
     prepare(options)
     info = stub_info(folder=str(FOLDER), max_model_len=1 << 17, max_num_queued_reqs=4096)

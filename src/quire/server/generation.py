@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -16,6 +17,7 @@ from quire.engine.edge.account import Moments, Timings, moments, timings
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.requests import continued
 from quire.server.api.replies import CacheReport, CompletionTokens, Usage, details
+from quire.server.http.body import TURN
 from quire.text.detokenizer import OutputText
 from quire.text.structured.checks import NO_CHECKS, Checks
 from quire.text.tokenizer import Tokenizer
@@ -46,17 +48,22 @@ class Piece:
 
 
 class _Choice:
-    """The text state of one sequence."""
+    """The text state of one sequence. `begin` makes it when there is something to read: many choices wait for long."""
 
-    def __init__(self, number: int, text: OutputText) -> None:
+    __slots__ = ("_begin", "_text", "accepted", "done", "drafted", "number", "said", "tokens")
+
+    def __init__(self, number: int, begin: Callable[[], OutputText]) -> None:
         self.number = number
-        self._text = text
+        self._begin = begin
+        self._text: OutputText | None = None
         self.tokens = self.drafted = self.accepted = 0
         self.done = False
         self.said: list[str] = []
 
     def push(self, output: Output) -> Piece:
         """Take new tokens."""
+        if self._text is None:
+            self._text = self._begin()
         text, used, finish_reason, stop_reason = self._text.push(output)
         tokens, logprobs = output.tokens[:used], output.logprobs[:used]
         self.tokens += used
@@ -116,10 +123,9 @@ class Generation:
         self._stream = engine.submit(requests)
         self._choices: dict[tuple[str, int], _Choice] = {}
         for request in requests:
-            prompt = continued(engine.info, request.prompt)
+            begin = partial(_begin, engine, tokenizer, request, shown)
             for index in range(request.params.n):
-                text = OutputText(tokenizer, request.params, shown, prompt)
-                self._choices[request.id, index] = _Choice(len(self._choices), text)
+                self._choices[request.id, index] = _Choice(len(self._choices), begin)
         self._cached = dict.fromkeys((r.id for r in requests), 0)
         self._misses: dict[str, Miss] = {}
 
@@ -133,8 +139,11 @@ class Generation:
         while outputs := await self._stream.next():
             if self._each:
                 outputs = [part for output in outputs for part in _apart(output)]
-            pieces = [self._push(output) for output in outputs]
-            yield [piece for piece in pieces if piece is not None]
+            for at in range(0, len(outputs), TURN):
+                if at:
+                    await asyncio.sleep(0)  # others have their turn
+                pieces = [self._push(output) for output in outputs[at : at + TURN]]
+                yield [piece for piece in pieces if piece is not None]
 
     def _push(self, output: Output) -> Piece | None:
         choice = self._choices[output.request_id, output.index]
@@ -200,6 +209,10 @@ class Generation:
     def close(self) -> None:
         """Abort what has not finished; idempotent."""
         self._stream.close()
+
+
+def _begin(engine: AsyncEngine, tokenizer: Tokenizer, request: Request, shown: frozenset[int]) -> OutputText:
+    return OutputText(tokenizer, request.params, shown, continued(engine.info, request.prompt))
 
 
 def _apart(output: Output) -> list[Output]:

@@ -6,7 +6,6 @@ What exceeds its bounds there is refused, and the next text is encoded as if not
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import weakref
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import tokenizers
 
 from quire.core.errors import BadRequest, Unavailable
-from quire.text.bounded import Ended, JobProcess, Large, Program, Spent
+from quire.text.bounded import Ended, JobProcess, Large, Program, Spent, encoded
 from quire.text.tokenizer_bounds import check_growth, slow_part
 
 SECONDS, SECONDS_PER_BYTE, MOST_SECONDS = 0.5, 4e-6, 4.0
@@ -118,7 +117,7 @@ class Confined:
 
     def _ask(self, text: str, around: bool, normalize: bool) -> dict[str, Any]:
         job = {"text": text, "around": around, "normalize": normalize}
-        data = json.dumps(job, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        data = encoded(job)
         seconds = min(SECONDS + SECONDS_PER_BYTE * len(data), MOST_SECONDS)
         with self._lock:
             try:

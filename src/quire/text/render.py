@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import json
 import os
 import threading
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import Unavailable
-from quire.text.bounded import MAX_REPLY, WALL_SECONDS, BoundedProcess, Large, Program, Spent
+from quire.text.bounded import MAX_REPLY, WALL_SECONDS, BoundedProcess, Large, Program, Spent, encoded
 from quire.text.bounded import Ended as _Ended
 
 PROCESSES = 2
@@ -67,7 +66,7 @@ class _Process(BoundedProcess):
 
         `RenderError` when it exceeds a bound, `_Ended` when the process is gone for another reason.
         """
-        data = json.dumps(job, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        data = encoded(job)
         if len(data) > MAX_FRAME:
             raise RenderError("large", f"{len(data)} bytes are more than the {MAX_FRAME} that a template may be given")
         if "values" in job:

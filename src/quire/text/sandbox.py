@@ -208,7 +208,9 @@ def main() -> None:
             _limit(resource.RLIMIT_AS, base + memory + share * size, base + memory + share * frame)
         job = json.loads(_read(size).decode("utf-8", "surrogatepass"))
         reply = jobs.do(job | {"max_chars": job.get("max_chars", 0) + PER_BYTE * size}, seconds)
-        _write(json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        text = reply.pop("text", None)  # follows as it is
+        line = json.dumps(reply, ensure_ascii=False)
+        _write((line if text is None else f"{line}\n{text}").encode("utf-8", "surrogatepass"))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from quire.engine.edge.adapter_changes import AdapterChanges
 from quire.engine.edge.admission import Admission, picture_bytes
 from quire.engine.edge.metrics import EngineMetrics
 from quire.engine.edge.streams import OutputStream
-from quire.engine.edge.turns import Turns
+from quire.engine.edge.turns import AT_ONCE, Turns
 
 logger = logging.getLogger("quire.engine")
 
@@ -113,7 +113,7 @@ class AsyncEngine:
             self._leave(sequences, 0, tenant)
 
     def submit(self, requests: Sequence[Request]) -> OutputStream:
-        """Hand validated requests to the engine, all or none.
+        """Hand validated requests to the engine, all or none; of many most go in later turns of the loop.
 
         Raises `Overloaded` when they do not fit beside what is in flight, `BadRequest` when they never could,
         `Unavailable` when the engine is gone.
@@ -125,12 +125,22 @@ class AsyncEngine:
         self._streams |= dict.fromkeys((request.id for request in requests), stream)
         self.admission.picture_bytes += sum(map(picture_bytes, requests))
         try:
-            for request in requests:
+            for request in requests[:AT_ONCE]:
                 self._client.submit(request)
         except BaseException:
             stream.close()
             raise
+        for request in requests[AT_ONCE:]:
+            self.turns.later(partial(self._hand_over, stream, request))
         return stream
+
+    def _hand_over(self, stream: OutputStream, request: Request) -> None:
+        """Give a request to the engine, unless it has ended meanwhile."""
+        if self._streams.get(request.id) is stream:
+            try:
+                self._client.submit(request)
+            except QuireError as error:
+                stream.fail(error)
 
     async def generate(self, request: Request) -> AsyncIterator[Output]:
         """The outputs of all `n` sequences of one request, interleaved; leaving the iteration aborts the request."""

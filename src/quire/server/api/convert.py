@@ -181,7 +181,7 @@ async def build_requests(
     requests = []
     async for prompt, param in in_turns(zip(prompts, params, strict=True)):
         made = await off_loop(
-            ID_BYTES * len(prompt.ids),
+            ID_BYTES * (len(prompt.ids) + len(param.allowed_token_ids or ()) + len(param.logit_bias)),
             make_request,
             info,
             prompt,

@@ -13,7 +13,7 @@ from quire.server.api.prompts import encode_chat, encode_texts
 from quire.server.api.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
 from quire.server.api.replies import Text, Tokens
 from quire.server.api.tools import check_tools
-from quire.server.http.body import off_loop, off_read, read_struct
+from quire.server.http.body import ID_BYTES, off_loop, off_read, read_struct
 from quire.server.service import Service
 from quire.server.unbuilt import refuse_unbuilt
 
@@ -44,15 +44,21 @@ async def tokenize(service: Service, request: Request) -> Response:
             reply.token_strs = [service.tokenizer.id_to_text(token) for token in ids]
         return msgspec.json.encode(reply)
 
-    return Response(await off_loop(4 * len(ids), encoded), media_type="application/json")
+    return Response(await off_loop(ID_BYTES * len(ids), encoded), media_type="application/json")
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """Token ids as a text, special tokens included."""
     body = await read_struct(request, service.options, lambda _: DetokenizeRequest)
     service.check_model(body.model)
-    vocab = service.engine.info.vocab_size
-    if body.tokens and (min(body.tokens) < 0 or max(body.tokens) >= vocab):
-        raise BadRequest(f"tokens: ids must lie in [0, {vocab}) for this model", param="tokens")
-    text = await off_loop(4 * len(body.tokens), service.tokenizer.decode, body.tokens, False)
-    return Response(msgspec.json.encode(Text(prompt=text)), media_type="application/json")
+    info, ids = service.engine.info, body.tokens
+    if len(ids) > info.max_model_len:
+        told = f"tokens: {len(ids)} are more than the {info.max_model_len} that the context holds"
+        raise BadRequest(told, param="tokens")
+
+    def decoded() -> bytes:
+        if ids and (min(ids) < 0 or max(ids) >= info.vocab_size):
+            raise BadRequest(f"tokens: ids must lie in [0, {info.vocab_size}) for this model", param="tokens")
+        return msgspec.json.encode(Text(prompt=service.tokenizer.decode(ids, False)))
+
+    return Response(await off_loop(ID_BYTES * len(ids), decoded), media_type="application/json")

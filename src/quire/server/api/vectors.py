@@ -39,6 +39,8 @@ from quire.server.service import Service
 Texts = str | list[str]
 NUMBER_BYTES = 20
 """Of a number in JSON, about."""
+ROW_BYTES = 256
+"""Of text, which it takes as long as to make a vector of what the engine gave."""
 
 
 class VectorFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,7 +210,7 @@ async def create_embedding(service: Service, request: HttpRequest) -> Response:
                 for i, row in enumerate(rows)]  # fmt: skip
         return msgspec.json.encode(Embeddings(data=data, model=service.answering(body.model), usage=_usage(found)))
 
-    return _json(await off_loop(NUMBER_BYTES * pooling.width * len(found), written))
+    return _json(await off_loop((ROW_BYTES + NUMBER_BYTES * pooling.width) * len(found), written))
 
 
 async def create_score(service: Service, request: HttpRequest) -> Response:

@@ -30,6 +30,8 @@ Choices = list[Any]
 Reply = Completion | ChatCompletion | ChatCompletionChunk
 TOKEN_BYTES = 4
 """Of text, about."""
+CHOICE_BYTES = 256
+"""Of text, which what is said of each choice takes as long as."""
 
 
 @dataclass(slots=True)
@@ -171,7 +173,7 @@ class Writer(Answer, Generic[Body]):
     async def reply(self) -> list[bytes]:
         """The whole response, in parts; a large one is written in a thread."""
         shows = bool(self.prompt_logprobs) or self.opens(State())
-        size = sum(self._weight(number, state.logprobs, shows) for number, state in enumerate(self._states))
+        size = sum(CHOICE_BYTES + self._weight(i, state.logprobs, shows) for i, state in enumerate(self._states))
         return await off_loop(size, self._reply)
 
     def _weight(self, choice: int, logprobs: list[TokenLogprob], shows_prompt: bool) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import json
 import os
 import threading
 from collections import OrderedDict
@@ -14,7 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import Unavailable
-from quire.text.bounded import BoundedProcess, Ended, Large, Program, Spent
+from quire.text.bounded import BoundedProcess, Ended, Large, Program, Spent, encoded
 
 SECONDS = 0.5
 """CPU time for one answer."""
@@ -56,7 +55,7 @@ class Checker:
         return [SchemaError(**each, tool=tool, choice=choice) for each in found]
 
     def _checked(self, schema: str, text: str) -> list[dict[str, str]]:
-        data = json.dumps({"schema": schema, "text": text}).encode()
+        data = encoded({"schema": schema, "text": text})
         if len(data) > MAX_BYTES:
             return _unchecked(f"it has more than {MAX_BYTES >> 20} MiB")
         key = hashlib.blake2b(schema.encode("utf-8", "surrogatepass"), digest_size=16).digest()
