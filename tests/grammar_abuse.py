@@ -1,7 +1,8 @@
 """Thousands of generated grammars against one server, honest requests beside them: `python tests/grammar_abuse.py`.
 
 Every answer is looked at: an engine that dies, a status of 500 and more, or a request that takes more than `SLOWEST`
-fails the run, and so do honest requests that take more than twice as long as in quiet.
+fails the run, and so do honest requests that take more than twice as long as beside as many clients who ask for the
+same numbers of tokens under small schemas: so much is load, and what is more is abuse.
 """
 
 from __future__ import annotations
@@ -103,6 +104,14 @@ def cases(count: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "/v1/completions", body | {"response_format": {"type": "json_schema", "json_schema": made}}
 
 
+def small(count: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """As many requests as `cases` gives, of the same numbers of tokens, under small schemas of their own."""
+    rng = random.Random(seed)
+    for number in range(count):
+        path, body = honest(100_000 + number)[1]
+        yield path, body | {"max_tokens": rng.choice((24, 60)), "user": "company"}
+
+
 def honest(number: int) -> list[tuple[str, dict[str, Any]]]:
     """A chat, and a small schema that no request had before."""
     held = {f"{NAMES[number % 8]}_{number}": {"type": "integer"}, "ok": {"type": "boolean"}}
@@ -125,6 +134,7 @@ class Report:
     failed: list[str] = field(default_factory=list)
     slowest: tuple[float, str] = (0.0, "")
     quiet: dict[str, list[float]] = field(default_factory=dict)
+    calm: dict[str, list[float]] = field(default_factory=dict)
     beside: dict[str, list[float]] = field(default_factory=dict)
 
     def note(self, answer: Answer, seconds: float, path: str, body: dict[str, Any]) -> None:
@@ -140,10 +150,10 @@ class Report:
         found = [f"{len(self.failed)} failed; {self.failed[0]}"] if self.failed else []
         if self.slowest[0] > slowest:
             found.append(f"{self.slowest[0]:.1f} s: {self.slowest[1]}")
-        for path, alone in self.quiet.items():
+        for path, alone in self.calm.items():
             least, now = statistics.median(alone), statistics.median(self.beside.get(path, [0.0]))
             if now > times * least:
-                found.append(f"honest {path}: {now:.3f} s, {least:.3f} s in quiet")
+                found.append(f"honest {path}: {now:.3f} s, {least:.3f} s beside honest ones")
         return found
 
 
@@ -166,9 +176,14 @@ async def _be_honest(port: int, into: dict[str, list[float]], first: int, count:
 
 
 async def abuse(port: int, count: int, seed: int, clients: int = CLIENTS, quiet: int = 20) -> Report:
-    """Send `count` cases to the server, `clients` at a time."""
+    """Send `count` cases to the server, `clients` at a time; before that `quiet` times as many honest ones."""
     report, waiting = Report(), cases(count, seed)
     await _be_honest(port, report.quiet, 0, quiet)
+    company = small(quiet * clients, seed)
+
+    async def in_company() -> None:
+        for path, body in company:
+            assert (await _timed(port, path, body))[0].status == 200
 
     async def client() -> None:
         for path, body in waiting:
@@ -177,12 +192,13 @@ async def abuse(port: int, count: int, seed: int, clients: int = CLIENTS, quiet:
             if (done := sum(report.statuses.values())) % 500 == 0:
                 print(f"{done} cases: {dict(report.statuses)}, slowest {report.slowest[0]:.1f} s", flush=True)
 
-    beside = asyncio.create_task(_be_honest(port, report.beside, 10_000, None))
-    await asyncio.gather(*(client() for _ in range(clients)))
-    beside.cancel()
-    await asyncio.wait([beside])
-    if not beside.cancelled() and (error := beside.exception()) is not None:
-        report.failed.append(f"an honest request: {error}")
+    for into, first, work in ((report.calm, 5_000, in_company), (report.beside, 10_000, client)):
+        beside = asyncio.create_task(_be_honest(port, into, first, None))
+        await asyncio.gather(*(work() for _ in range(clients)))
+        beside.cancel()
+        await asyncio.wait([beside])
+        if not beside.cancelled() and (error := beside.exception()) is not None:
+            report.failed.append(f"an honest request: {error}")
     return report
 
 
@@ -190,12 +206,10 @@ def told(report: Report, deaths: float) -> list[str]:
     """Print a report; what fails the run."""
     print(f"statuses: {dict(sorted(report.statuses.items()))}; deaths of an engine: {deaths:g}")
     print(f"slowest: {report.slowest[0]:.2f} s, {report.slowest[1][:200]}")
-    for path, alone in report.quiet.items():
-        now = report.beside.get(path, [])
-        print(
-            f"honest {path}: {statistics.median(alone):.3f} s in quiet (most {max(alone):.3f}), "
-            f"{statistics.median(now or [0.0]):.3f} s beside (most {max(now, default=0.0):.3f}), {len(now)} times"
-        )
+    for path in report.quiet:
+        for kind, found in (("in quiet", report.quiet), ("in company", report.calm), ("beside", report.beside)):
+            now = found.get(path, [0.0])
+            print(f"honest {path} {kind}: {statistics.median(now):.3f} s, most {max(now):.3f}, {len(now)} times")
     for line in report.failed[:20]:
         print(line)
     return report.wrong() + ([f"{deaths:g} engines died"] if deaths else [])

@@ -19,7 +19,12 @@ from turns import turns, working
 
 
 class AnyText:
-    """A guide that allows everything."""
+    """A guide that allows everything. `seconds`: as long as each token of it takes."""
+
+    turn = 0
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
 
     def complete(self, made: int) -> bool:
         return False

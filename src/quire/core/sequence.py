@@ -32,7 +32,14 @@ class Status(IntEnum):
 
 
 class Guide(Protocol):
-    """What a sequence may say next, so that it follows its request's grammar (`quire.text.structured`)."""
+    """What a sequence may say next, so that it follows its request's grammar (`quire.text.structured`).
+
+    `seconds` that a token of it takes others who are in the same step, lately; `turn`: the last that it had of those
+    who take long.
+    """
+
+    seconds: float
+    turn: int
 
     def complete(self, made: int) -> bool:
         """Whether nothing may follow the first `made` tokens of the output but an end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -78,11 +79,13 @@ class Masks:
             guide = guide_of(row)
             if guide is None or row.seq in made.failed:
                 continue
+            began = time.thread_time()
             try:
                 if _stand(guide, row):  # behind a draft that is refused no row counts
                     mask = np.empty(self._words, np.int32)
                     guide.mask(mask)
                     made.masks[place] = mask
+                guide.took(time.thread_time() - began)
             except BaseException as error:
                 fail(made.failed, row.seq, error, "grammar")
         return made
@@ -116,8 +119,11 @@ def settle(rows: Rows[LogitRow], tokens: Rows[int], redraw: Redraw, failed: Fail
     while waiting:
         edits: dict[int, tuple[RowEdits, _Pending]] = {}
         for pending in waiting:
+            guide, began = guide_of(pending.at), time.thread_time()
             try:
                 edit = _take(pending, rows, drawn)
+                if guide is not None:
+                    guide.took(time.thread_time() - began)
             except BaseException as error:
                 fail(failed, pending.at.seq, error, "grammar")
                 continue

@@ -22,6 +22,7 @@ from quire.sched.pace import Pace
 from quire.sched.pictures import Encoding, Turn
 from quire.sched.policy import POLICIES
 from quire.sched.shares import Portions, decodes, rows_of, shares
+from quire.sched.slow_guides import SlowGuides
 from quire.sched.upkeep import Upkeep
 from quire.sched.waiting_room import WaitingRoom
 
@@ -55,6 +56,7 @@ class Scheduler:
         self.upkeep = Upkeep(tables.tiers)
         self._closed = False
         self.pace = Pace(config.target_itl_ms / 1000)
+        self._slow_guides = SlowGuides(lambda: self.clock())
         self._ended: list[Output] = []  # by no result of a step; told with the next
         self._admission = Admission(config, tables, room, self.policy)
 
@@ -109,9 +111,7 @@ class Scheduler:
         """
         self._closed = self._closed and bool(self.running)
         self._take_back(planning=True)
-        chunks: list[Chunk] = []
-        copies: list[tuple[int, int]] = []
-        preempted: list[Sequence] = []
+        chunks, copies, preempted = list[Chunk](), list[tuple[int, int]](), list[Sequence]()
         while (last := self._admission.gives_way()) is not None:
             self._preempt(last)
             preempted.append(last)
@@ -141,6 +141,7 @@ class Scheduler:
                 chunks.append(self._advance(seq, count, turn))
         if urgent or not preempted:
             self._admit(chunks, copies, max(0, budget - sum(chunk.count for chunk in chunks)), turn)
+        self._slow_guides.began(chunk.seq for chunk in chunks)
         chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft))
         seen = ((), ()) if self.encoding is None or turn is None else self.encoding.end(turn)
         return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take(), *seen)
@@ -150,6 +151,7 @@ class Scheduler:
         chunked = self.config.enable_chunked_prefill
         head = self.waiting.head() if self._admission.may_admit() else None
         counts = shares(self._portions.ready(self.unfinished()), budget, chunked, head, self.policy.urgency)
+        counts |= dict.fromkeys(self._slow_guides.resting(counts), 0)
         if self.encoding is None:
             return Division(counts, None, [])
         turn = self.encoding.turn(counts)

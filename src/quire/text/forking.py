@@ -14,6 +14,7 @@ import select
 import signal
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ HEAD = struct.Struct("!Id")
 """Of a message to the process: its length, and seconds of CPU time."""
 NO_MEMORY = 3
 """Exit code of a fork that had no memory left."""
+LONG, SOON_MS, GIVING_WAY = 0.5, 100, 15
+"""A job that may take more than `LONG` seconds, and has taken `SOON_MS`, gets this niceness: what it is asked beside, a
+model that others wait for, say, goes on as if it had the processors for itself."""
 Job = Callable[[bytes], dict[str, Any]]
 
 
@@ -40,7 +44,7 @@ def serve(do: Job, memory: int, share: int = 0) -> None:
             _be_bounded(None if at_rest is None else at_rest + memory + share * len(data), seconds)
             _answer(do, data, theirs)
         os.close(theirs)
-        _pass_on(child, ours)
+        _pass_on(child, ours, seconds > LONG)
         os.close(ours)
 
 
@@ -76,13 +80,17 @@ def _answer(do: Job, data: bytes, to: int) -> None:
         os._exit(code)
 
 
-def _pass_on(child: int, ours: int) -> None:
-    """Send what `child` writes to the pipe `ours`, or how it ends."""
+def _pass_on(child: int, ours: int, long: bool) -> None:
+    """Send what `child` writes to the pipe `ours`, or how it ends. `long`: it may take long."""
     poll, parts = select.poll(), list[bytes]()
     poll.register(ours, select.POLLIN)
     poll.register(0, 0)  # its end is told all the same
+    ready = dict(poll.poll(SOON_MS if long else None))
+    if not ready:
+        with suppress(OSError):  # it has just ended
+            os.setpriority(os.PRIO_PROCESS, child, GIVING_WAY)
     while True:
-        ready = dict(poll.poll())
+        ready = ready or dict(poll.poll())
         if 0 in ready:
             os.kill(child, signal.SIGKILL)
             os._exit(0)
@@ -90,6 +98,7 @@ def _pass_on(child: int, ours: int) -> None:
         if not part:
             break
         parts.append(part)
+        ready = {}
     _, status, usage = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
     head = f'{{"cpu": {usage.ru_utime + usage.ru_stime:.6f}, '.encode()

@@ -113,11 +113,9 @@ class AsyncEngine:
             self._leave(sequences, 0, tenant)
 
     def submit(self, requests: Sequence[Request]) -> OutputStream:
-        """Hand validated requests to the engine, all or none; of many most go in later turns of the loop.
-
-        Raises `Overloaded` when they do not fit beside what is in flight, `BadRequest` when they never could,
-        `Unavailable` when the engine is gone.
-        """
+        """Hand validated requests to the engine, all or none; of many most go in later turns of the loop. Raises
+        `Overloaded` when they do not fit beside what is in flight, `BadRequest` when they never could, `Unavailable`
+        when the engine is gone."""
         self.start()
         self._admit(sum(r.params.n for r in requests), sum(len(r.prompt) for r in requests), requests[0].tenant)
         self._expect_progress()
@@ -131,16 +129,8 @@ class AsyncEngine:
             stream.close()
             raise
         for request in requests[AT_ONCE:]:
-            self.turns.later(partial(self._hand_over, stream, request))
+            self.turns.later(partial(stream.begin, request, self._client.submit))
         return stream
-
-    def _hand_over(self, stream: OutputStream, request: Request) -> None:
-        """Give a request to the engine, unless it has ended meanwhile."""
-        if self._streams.get(request.id) is stream:
-            try:
-                self._client.submit(request)
-            except QuireError as error:
-                stream.fail(error)
 
     async def generate(self, request: Request) -> AsyncIterator[Output]:
         """The outputs of all `n` sequences of one request, interleaved; leaving the iteration aborts the request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from quire.core.errors import QuireError, told_error
@@ -82,6 +82,14 @@ class OutputStream:
         self._error: QuireError | None = None
         self._wake = asyncio.Event()
         self._called = False  # it has a turn before it
+
+    def begin(self, request: Request, submit: Callable[[Request], None]) -> None:
+        """Give a request to the engine later than the first ones, unless it has ended meanwhile."""
+        if any((request.id, index) in self._live for index in range(request.params.n)):
+            try:
+                submit(request)
+            except QuireError as error:
+                self.fail(error)
 
     async def next(self) -> list[Output]:
         """Everything new since the last call, at most one output per sequence; empty once all sequences have ended.

@@ -52,9 +52,6 @@ async def detokenize(service: Service, request: Request) -> Response:
     body = await read_struct(request, service.options, lambda _: DetokenizeRequest)
     service.check_model(body.model)
     info, ids = service.engine.info, body.tokens
-    if len(ids) > info.max_model_len:
-        told = f"tokens: {len(ids)} are more than the {info.max_model_len} that the context holds"
-        raise BadRequest(told, param="tokens")
 
     def decoded() -> bytes:
         if ids and (min(ids) < 0 or max(ids) >= info.vocab_size):

@@ -29,6 +29,13 @@ FAILURES = 4
 """Times that a sequence may come to what a matcher cannot do within its limits."""
 
 
+SLOW, MOST_SECONDS = 4e-3, 0.3
+"""CPU time of work on a token that is long, and of all that is long for a sequence. Ordinary schemas have no such work;
+the dearest of 300 models as people's tools write them has 0.1 s of it."""
+RISE, FALL = 0.5, 0.1
+"""How fast `Guide.seconds` follows what was measured."""
+
+
 class _Stand(NamedTuple):
     """Where a sequence stands after a token: it is complete with `tokens` from `start` on. `over`: it can only end."""
 
@@ -75,13 +82,29 @@ class Grammar:
         return Grammar(self._text, self.vocabulary)
 
 
-class Guide:
+class Timed:
+    """What work on a sequence costs others who are in the same steps; `turn` is `quire.sched.slow_guides`'s."""
+
+    def __init__(self) -> None:
+        self.seconds, self.turn, self._spent = 0.0, 0, 0.0
+
+    def took(self, seconds: float) -> None:
+        """Note the CPU time of work on a token, of its mask or of reading it; `GrammarTooComplex` for too much."""
+        self.seconds += (RISE if seconds > self.seconds else FALL) * (seconds - self.seconds)
+        if seconds > SLOW:
+            self._spent += seconds
+            if self._spent > MOST_SECONDS:
+                raise _too_complex(f"what is long takes more than {MOST_SECONDS:g} s of CPU time, and others wait")
+
+
+class Guide(Timed):
     """Of one sequence, which may have `most` tokens and ends by one of `ends`; `completion` is one of the empty text.
 
     `path` are the tokens it has read: those said, and perhaps some of a draft behind them.
     """
 
     def __init__(self, grammar: Grammar, most: int, ends: Iterable[int], completion: Sequence[int]) -> None:
+        super().__init__()
         self._grammar, self._vocabulary = grammar, grammar.vocabulary
         self._most, self._ends, self._first = most, frozenset(ends), tuple(completion)
         self._usable = self._vocabulary.usable(self._ends)
@@ -322,10 +345,11 @@ class Guide:
             raise _too_complex(self._by_token.get_error(), len(self.path))
 
 
-def _too_complex(error: str, behind: int) -> GrammarTooComplex:
+def _too_complex(error: str, behind: int | None = None) -> GrammarTooComplex:
     reason = (error or "its matcher comes to its limits").split("\n")[0]
+    place = "" if behind is None else f" behind {behind} tokens of its text"
     return GrammarTooComplex(
-        f"structured_outputs: the grammar is too complex to be followed behind {behind} tokens of its text: "
-        f"{reason[:200]}; make it simpler, with fewer repetitions within repetitions",
+        f"structured_outputs: the grammar is too complex to be followed{place}: {reason[:200]}; make it simpler, "
+        "with fewer repetitions within repetitions",
         param="structured_outputs",
     )

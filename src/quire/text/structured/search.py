@@ -41,20 +41,23 @@ _LATE, _LAST = frozenset(b"[{(<."), frozenset(b"\\+-")
 
 @dataclass(frozen=True)
 class Effort:
-    """How far a search goes: dives of at most `longest` bytes, each bound in turn, and `steps` of choice in all.
+    """How far a search goes: dives of at most `longest` bytes, each bound in turn, with `steps` of choice for each.
 
-    `more`: steps after the first completion, to find a shorter one.
+    `patient`: steps for a second look where the first found no end, which makes the same choice several times in the
+    same place. `more`: steps after the first completion, to find a shorter one.
     """
 
     longest: tuple[int, ...]
     steps: int
+    patient: int
     more: int
 
 
-FIRST = Effort((256, 4096, 32768), 2000, 400)
+FIRST = Effort((256, 4096, 32768), 2000, 2000, 400)
 """Before a request is taken: what it finds is what `max_tokens` is held against."""
-LATER = Effort((256, 4096, 32768), 1000, 24)
-"""While tokens are drawn."""
+LATER = Effort((256, 4096, 32768), 100, 200, 24)
+"""While tokens are drawn, and others wait: 0.1 s where no end is found. Of 450 searches behind random texts of 700
+schemas, all that found an end but three did so within 100 steps and 100 patient ones."""
 
 
 class Plain:
@@ -186,9 +189,9 @@ class _Search:
 
     def run(self, effort: Effort) -> list[int] | None:
         """The best completion there is within `effort`."""
-        for self.patience in (0, PATIENCE):
+        for self.patience, steps in ((0, effort.steps), (PATIENCE, effort.patient)):
             for longest in effort.longest:
-                cut = self._try(longest, effort)
+                cut = self._try(longest, steps, effort.more)
                 if self.best is not None or not cut:
                     break
             if self.best is not None or not cut:
@@ -196,9 +199,9 @@ class _Search:
         self._go([])
         return None if self.matcher.is_error() else self.best
 
-    def _try(self, longest: int, effort: Effort) -> bool:
-        """Look for completions of at most `longest` bytes; whether a way was cut off."""
-        self.cut, left = False, effort.steps
+    def _try(self, longest: int, left: int, more: int) -> bool:
+        """Look for completions of at most `longest` bytes in `left` steps; whether a way was cut off."""
+        self.cut = False
         waiting = deque([_Way([], 0, None, b"")])
         while waiting and left > 0 and not self.matcher.is_error():
             begun, had = self.steps, self.best is not None
@@ -208,8 +211,8 @@ class _Search:
                 waiting.extend(self._dive(way, bound, left))
             left -= self.steps - begun + 1
             if self.best is not None and not had:
-                left = min(left, effort.more)
-        return self.cut
+                left = min(left, more)
+        return self.cut or bool(waiting)
 
     def _dive(self, way: _Way, bound: int, left: int) -> Iterator[_Way]:
         """Follow the first choice from `way` to an end of at most `bound` bytes; the other choices on the way."""
