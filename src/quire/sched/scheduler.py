@@ -125,7 +125,7 @@ class Scheduler:
         while todo:
             seq = todo.pop(0)
             count = counts[seq]
-            if count:
+            if count and seq.draft:
                 seq.cut(count)
             if count and seq.draft and not self._reserve(seq, count, copies):
                 count, seq.draft = count - len(seq.draft), []  # a guess is not worth another's blocks
@@ -141,7 +141,7 @@ class Scheduler:
                 chunks.append(self._advance(seq, count, turn))
         if urgent or not preempted:
             self._admit(chunks, copies, max(0, budget - sum(chunk.count for chunk in chunks)), turn)
-        self._slow_guides.began(chunk.seq for chunk in chunks)
+        self._slow_guides.began(chunks)
         chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft))
         seen = ((), ()) if self.encoding is None or turn is None else self.encoding.end(turn)
         return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take(), *seen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
+from quire.core.plan import Chunk
 from quire.core.sequence import Guide, Sequence
 
 SLOW = 2e-3
@@ -27,6 +28,9 @@ class SlowGuides:
 
     def resting(self, counts: Iterable[Sequence]) -> list[Sequence]:
         """Those of `counts` that the next step should do without. To ask changes nothing."""
+        guided = [seq for seq in counts if seq.guide is not None]
+        if not guided:
+            return guided
         everyone = list(counts)
         slow = [(guide.turn, i) for i, seq in enumerate(everyone) if _is_slow(guide := seq.guide)]
         if not slow:
@@ -34,10 +38,10 @@ class SlowGuides:
         chosen = -1 if len(slow) < len(everyone) and self._clock() < self._rest else min(slow)[1]
         return [everyone[i] for _, i in slow if i != chosen]
 
-    def began(self, planned: Iterable[Sequence]) -> None:
+    def began(self, chunks: Iterable[Chunk]) -> None:
         """A step of these begins. What a slow one makes it longer, others have for themselves then."""
-        for seq in planned:
-            if _is_slow(guide := seq.guide):
+        for chunk in chunks:
+            if (guide := chunk.seq.guide) is not None and _is_slow(guide):
                 self._turns += 1
                 guide.turn = self._turns
                 self._rest = self._clock() + guide.seconds / SHARE

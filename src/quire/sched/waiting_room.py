@@ -80,7 +80,7 @@ class WaitingRoom:
         waits and on which blocks are free, and that nobody has to be was found without them. They come back between
         steps then, before that is asked again; where nothing is under way, with the plan.
         """
-        if planning == self.in_flight:
+        if not (len(self.readying) or len(self.recall)) or planning == self.in_flight:
             return []
         ready, failed = self.readying.returned()
         for seq in (*self.recall.returned(), *ready):
