@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from quire.core.config import ModelConfig
 from quire.core.errors import PartFailure
+from quire.core.machine import trim_heap
 from quire.core.sequence import Guide as AnyGuide
 from quire.core.sequence import Sequence
 from quire.model.disk.checkpoint import resolve
@@ -18,8 +21,13 @@ from quire.text.structured.guide import Grammar, Guide
 from quire.text.structured.vocabulary import Vocabulary, vocabulary_of
 from quire.text.tokenizer import Tokenizer
 
-KEPT = 64
-"""Grammars that are kept for the next request that has them."""
+KEPT = 32
+"""Grammars that are kept for the next request that has them: those that came twice. What copies have made of one as
+they read it stays with it, up to 6 MiB."""
+SEEN = 1024
+"""Grammars of which it is known that they came before."""
+RETURN_EVERY = 16
+"""Grammars that are made between two times that the memory of those that are gone is given back to the system."""
 
 
 class Guiding:
@@ -31,6 +39,9 @@ class Guiding:
         self._scheduler = scheduler
         self._thread: ThreadPoolExecutor | None = None
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._alive: WeakValueDictionary[str, Grammar] = WeakValueDictionary()
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._made = 0
         self._readying.make = self._begin
 
     def wait(self) -> None:
@@ -62,13 +73,27 @@ class Guiding:
         return guide
 
     def _grammar(self, text: str) -> Grammar:
-        found = self._kept.pop(text, None)
+        """That of `text`, made anew where nobody has it who may be joined."""
+        found = self._kept.pop(text, None) or self._alive.get(text)
         if found is None or found.spent:
-            found = Grammar(text, self._vocabulary)
-        self._kept[text] = found
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+            found = self._alive[text] = Grammar(text, self._vocabulary)
+            self._made += 1
+            if self._made % RETURN_EVERY == 0:
+                trim_heap()
+        if self._came_before(text):
+            self._kept[text] = found
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
         return found
+
+    def _came_before(self, text: str) -> bool:
+        key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+        known = key in self._seen
+        self._seen[key] = None
+        self._seen.move_to_end(key)
+        if len(self._seen) > SEEN:
+            self._seen.popitem(last=False)
+        return known
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:

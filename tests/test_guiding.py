@@ -1,0 +1,63 @@
+"""Which grammars an engine keeps: those that came twice, and those that somebody follows now."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+from quire.core.config import ModelConfig
+from quire.engine.loop import guiding
+from quire.engine.loop.guiding import Guiding
+from quire.text.structured.vocabulary import vocabulary_of
+from shaped import VOCAB, tokenizer
+
+
+def made() -> Guiding:
+    found = Guiding(ModelConfig(), "", VOCAB, SimpleNamespace(readying=SimpleNamespace(make=None)))  # type: ignore[arg-type]
+    found.__dict__["_vocabulary"] = vocabulary_of(tokenizer(), VOCAB)
+    return found
+
+
+def of(number: int) -> str:
+    return f'start: "a{number}"'
+
+
+def test_what_came_once_is_gone_with_whoever_follows_it() -> None:
+    engine = made()
+    first = engine._grammar(of(1))
+    assert engine._grammar(of(2)) is not first
+    address = id(first)
+    assert engine._alive[of(1)] is first
+    del first
+    gc.collect()
+    assert of(1) not in engine._alive and address
+    assert not engine._kept
+
+
+def test_what_came_twice_is_kept_and_the_number_is_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr(guiding, "KEPT", 3)
+    engine = made()
+    for _ in range(2):
+        for number in range(5):
+            engine._grammar(of(number))
+    assert list(engine._kept) == [of(2), of(3), of(4)]
+    kept = engine._kept[of(3)]
+    assert engine._grammar(of(3)) is kept
+
+
+def test_one_that_is_spent_is_made_anew() -> None:
+    engine = made()
+    old = [engine._grammar(of(1)) for _ in range(2)][0]
+    old.renewed()
+    assert engine._grammar(of(1)) is not old
+
+
+def test_memory_is_given_back_now_and_then(monkeypatch: Any) -> None:
+    given = Future[int]()
+    monkeypatch.setattr(guiding, "trim_heap", lambda: given.set_result(engine._made))
+    engine = made()
+    for number in range(guiding.RETURN_EVERY):
+        engine._grammar(of(number))
+    assert given.result(0) == guiding.RETURN_EVERY
