@@ -123,8 +123,8 @@ def attention(scale: Scale) -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+    from op_cases.reference import attention_case
     from quire.ops.attention_spec import AttentionSpec
-    from quire.ops.cases import attention_case
 
     gpu = open_gpu()
     ops = Ops("triton", gpu, missing())

@@ -8,6 +8,7 @@ does this; it reads the rows.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from gpu_figures import Scale, missing, seconds, tell
 from torch import Tensor
 
 from quire.ops.backend import Ops
-from quire.ops.cases import attention_case, random_weight
 from quire.ops.gpu import Gpu, open_gpu
 from quire.ops.layout import KVCache, PlainLayout
+from quire.ops.random_weights import random_weight
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 CONFIGS = Path(__file__).parent.parent / "src" / "quire" / "ops" / "triton" / "configs"
 """Of the source: what runs may be an installed copy."""
@@ -60,6 +63,8 @@ def improve(gpu: Gpu, key: Key, run: Callable[[], Tensor], time: Callable[[Calla
 
 def problems(gpu: Gpu, dry: bool) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Calls that matter: (name, call) for the matrices and the attention of Llamas of 1 and 8 G parameters."""
+    from op_cases.reference import attention_case
+
     ops, g = Ops("triton", gpu, missing()), torch.Generator().manual_seed(0)
     shapes = ((64, 32),) if dry else ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096),
                                       (3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192))  # fmt: skip

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from quire.bench.suite.limits import PROBES, ROUNDS
 from quire.core.config import DeviceConfig
-from quire.ops import cases
 from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops, select
 from quire.ops.kinds import SUPER_KINDS
@@ -37,7 +36,10 @@ from quire.ops.layout import KVLayout
 from quire.ops.measure import best_seconds, read_rate
 from quire.ops.native import UNITS
 from quire.ops.op import Case
+from quire.ops.random_weights import normal
 from quire.ops.weights import Packed, PackedTable, Weight
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 READ_BYTES = 768 << 20
 COLD_BYTES = 512 << 20
@@ -96,6 +98,8 @@ class Row:
 
 def random_weight(g: torch.Generator, kind: str, n: int, k: int, group: int) -> Weight:
     """A weight that is packed as `kind`."""
+    from op_cases import reference as cases
+
     if kind in SUPER_FORMS:
         return cases.super_weight(g, SUPER_FORMS[kind], n, k)
     return cases.random_weight(g, "bf16" if kind == "bf12" else kind, n, k, group or 32)
@@ -154,7 +158,7 @@ class Bench:
 
     def _linear_row(self, g: torch.Generator, packed: list[Packed], m: int, case: str) -> Row:
         first = packed[0]
-        x = cases.normal(g, m, first.k)
+        x = normal(g, m, first.k)
         several = packed if m <= 16 else packed[:1]
 
         def call() -> None:
@@ -185,6 +189,8 @@ class Bench:
 
     def attention(self, g: torch.Generator) -> Iterator[Row]:
         """Decode and prefill at several lengths and block sizes."""
+        from op_cases import reference as cases
+
         batches = {
             "decode 1 x 1024": ((1, 1024),),
             "decode 16 x 512": ((1, 512),) * 16,
@@ -212,15 +218,17 @@ class Bench:
 
     def rows_of(self, g: torch.Generator) -> Iterator[Row]:
         """The ops between the matrices, which are bound by memory or by the call itself."""
+        from op_cases import reference as cases
+
         d, f = 2048, 8192
         layout = KVLayout(16, KV_HEADS, HEAD_DIM, torch.bfloat16)
         for m in (1, 16, 512):
-            norm = (cases.normal(g, m, d), cases.normal(g, m, d), torch.ones(d), 1e-5)
-            qkv = cases.normal(g, m, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+            norm = (normal(g, m, d), normal(g, m, d), torch.ones(d), 1e-5)
+            qkv = normal(g, m, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
             table, cache = cases.rope_table(m, HEAD_DIM // 2), layout.allocate(-(-m // 16))
             rope = (qkv, torch.arange(m, dtype=torch.int32), table, torch.arange(m), cache, None, 1e-5)
             yield self._plain_row("add_rmsnorm", norm, m, 16 * m * d)
-            yield self._plain_row("gated_activation", (cases.normal(g, m, 2 * f), "silu"), m, 12 * m * f)
+            yield self._plain_row("gated_activation", (normal(g, m, 2 * f), "silu"), m, 12 * m * f)
             yield self._plain_row("rope_and_cache", rope, m, 8 * qkv.numel())
 
     def _plain_row(self, name: str, args: tuple[Any, ...], m: int, size: int) -> Row:

@@ -12,21 +12,25 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.ops import cases
 from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops, select
 from quire.ops.measure import read_rate
-from quire.ops.mla import LatentLayout, latent_case
+from quire.ops.mla import LatentLayout
 from quire.ops.moe import Between, Grouped
+from quire.ops.random_weights import normal, random_weight
 from quire.ops.routing import Routing
 from quire.ops.weights import Weight
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 HIDDEN, WIDTH, TOP_K = 2048, 768, 8
 ROWS = (1, 16, 512)
@@ -39,8 +43,8 @@ class Layer:
     def __init__(self, ops: Ops, kind: str, experts: int) -> None:
         g = torch.Generator().manual_seed(0)
         self.ops, self.routing = ops, Routing(experts, TOP_K, renormalize=True)
-        up = [cases.random_weight(g, kind, 2 * WIDTH, HIDDEN, GROUP) for _ in range(2)]
-        down = [cases.random_weight(g, kind, HIDDEN, WIDTH, GROUP) for _ in range(2)]
+        up = [random_weight(g, kind, 2 * WIDTH, HIDDEN, GROUP) for _ in range(2)]
+        down = [random_weight(g, kind, HIDDEN, WIDTH, GROUP) for _ in range(2)]
         self.up = [ops.pack(up[e % 2]) for e in range(experts)]
         self.down = [ops.pack(down[e % 2]) for e in range(experts)]
         self.gate_up, self.back = self._grouped(up, experts), self._grouped(down, experts)
@@ -86,9 +90,9 @@ def share_of_reads(ops: Ops, layer: Layer, memory: Tensor, rounds: int) -> float
     """Bytes of the experts that one row touches per second, as a share of what plain loops read in the same rounds."""
     assert ops.cpu is not None
     g = torch.Generator().manual_seed(0)
-    shares, x = [], cases.normal(g, 1, HIDDEN)
+    shares, x = [], normal(g, 1, HIDDEN)
     for _ in range(rounds):
-        logits = [cases.normal(g, 1, layer.routing.experts) for _ in range(16)]
+        logits = [normal(g, 1, layer.routing.experts) for _ in range(16)]
         took = statistics.median(timed(ops, lambda row=row: layer.grouped(x, row)) for row in logits)  # type: ignore[misc]
         shares.append(TOP_K * layer.expert_bytes / took / read_rate(ops.cpu, memory))
     return statistics.median(shares)
@@ -97,7 +101,7 @@ def share_of_reads(ops: Ops, layer: Layer, memory: Tensor, rounds: int) -> float
 def compare(ops: Ops, layer: Layer, rows: int, seconds: float) -> tuple[float, float, float]:
     """Median seconds of the grouped op and of the loop, and the median of their ratios (loop / grouped)."""
     g = torch.Generator().manual_seed(rows)
-    x, logits = cases.normal(g, rows, HIDDEN), cases.normal(g, rows, layer.routing.experts)
+    x, logits = normal(g, rows, HIDDEN), normal(g, rows, layer.routing.experts)
     ops.begin_step()
     found, expected = layer.grouped(x, logits).clone(), layer.loop(x, logits)
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-3
@@ -113,6 +117,8 @@ def compare(ops: Ops, layer: Layer, rows: int, seconds: float) -> tuple[float, f
 
 def latents(ops: Ops, seconds: float) -> Iterator[str]:
     """Attention of DeepSeek-V2-Lite (16 heads) and V3 (128 heads) over bf16 latents."""
+    from op_cases.mla import latent_case
+
     for heads in (16, 128):
         for name, rows in (("decode 1 x 4096", ((1, 4096),)), ("decode 16 x 1024", ((1, 1024),) * 16),
                            ("prefill 512", ((512, 512),))):  # fmt: skip

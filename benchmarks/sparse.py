@@ -23,10 +23,10 @@ from peers import HERE
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.ops import cases
 from quire.ops.backend import Ops, select
 from quire.ops.pack import pack_dense
 from quire.ops.pack_sparse import SPARSE
+from quire.ops.random_weights import normal, random_weight
 from quire.ops.weights import Packed, Weight
 
 COLD_BYTES = 160 << 20
@@ -51,7 +51,7 @@ class Row:
 def pruned(kind: str, n: int, k: int, group: int, zeros: str) -> Weight:
     """A random weight with that share of zeros."""
     g = torch.Generator().manual_seed(0)
-    weight = cases.random_weight(g, kind, n, k, group)
+    weight = random_weight(g, kind, n, k, group)
     codes = torch.where(weight.codes == 0, torch.ones_like(weight.codes), weight.codes)
     noise = torch.rand(n, k, generator=g)
     if zeros == "2:4":
@@ -77,7 +77,7 @@ def measure(ops: Ops, weight: Weight, zeros: str, rows: list[int], rounds: int) 
     pairs = [(pack_dense(ops.cpu, weight), ops.pack(weight)) for _ in range(copies)]
     found = list[Row]()
     for m in rows:
-        x = cases.normal(torch.Generator().manual_seed(m), m, k)
+        x = normal(torch.Generator().manual_seed(m), m, k)
         times = [[seconds(ops, x, packed) for packed in pairs[i % copies]] for i in range(rounds * copies)][copies:]
         dense, sparse = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
         faster = statistics.median(a / b for a, b in times)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from emulated import this_machine
+from op_cases import reference as cases
 from quire.core.config import DeviceConfig
-from quire.ops import cases
 from quire.ops.backend import Ops, select
 from test_ops import UNITS_HERE, generator, ops_of, run
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from op_cases import reference as cases
 from quire.core.config import DeviceConfig
-from quire.ops import cases
 from quire.ops.backend import Ops, select
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.native import load_native

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from op_cases import CASES
+from op_cases.states import states_case
 from quire.cache.lanes import Lanes
 from quire.core.config import DeviceConfig
 from quire.core.parallel import SPLIT
@@ -18,7 +20,6 @@ from quire.ops.backend import Ops, select
 from quire.ops.layout import KVLayout
 from quire.ops.native import load_native
 from quire.ops.op import REGISTRY, Case
-from quire.ops.states import states_case
 from test_ops import close, copied, run
 
 native = load_native()
@@ -117,8 +118,7 @@ def test_splits_of_several_caches_give_the_bits_of_one(form: str, isa: str) -> N
 @pytest.mark.parametrize("name", ["fold_states", "cache_rows"])
 def test_equals_the_reference(name: str, isa: str) -> None:
     definition = REGISTRY[name]
-    assert definition.cases is not None
-    for case in definition.cases(generator()):
+    for case in CASES[name](generator()):
         for found, want in zip(run(ops_of(isa), name, case), run(ops_of("reference"), name, case), strict=True):
             close(name, found, want, definition.tolerance)
 

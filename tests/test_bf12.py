@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from op_cases import reference as cases
 from quire import LLM, SamplingParams
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
-from quire.ops import cases
 from quire.ops.backend import Ops, select
 from quire.ops.matrix import take_apart
 from quire.ops.native import load_native

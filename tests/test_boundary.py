@@ -17,17 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from op_cases import CASES
 from quire.core.errors import QuireError
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.ops.moe import Grouped
 from quire.ops.native import load_native
-from quire.ops.op import REGISTRY, Case
+from quire.ops.op import Case
 from quire.ops.weights import Packed, Weight
 from test_ops import UNITS_HERE, copied, ops_of, tensors
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native was not built (no C++ compiler)")
-NAMES = sorted(name for name, definition in REGISTRY.items() if definition.cases is not None)
+NAMES = sorted(CASES)
 REFUSALS = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError, MemoryError, QuireError)
 MOST_NUMBERS = 100_000
 HUGE = 2**40
@@ -62,9 +63,7 @@ FLOAT_CHANGES = (0.0, -1.0, float("nan"), float("inf"), 1e308)
 @functools.cache
 def small_cases(name: str) -> list[Case]:
     """Valid calls of an op, those that copy fast."""
-    definition = REGISTRY[name]
-    assert definition.cases is not None
-    found = list(definition.cases(torch.Generator().manual_seed(0)))
+    found = list(CASES[name](torch.Generator().manual_seed(0)))
     return [c for c in found if sum(t.numel() for t in tensors(list(c.values()))) < MOST_NUMBERS] or found[:1]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from op_cases import reference as cases
 from quire.core.errors import ConfigError
-from quire.ops import cases
 from quire.ops.pack import table_digits
 from quire.ops.weights import Weight
 from test_ops import UNITS_HERE, generator, native, ops_of, reference, run

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from op_cases import reference as cases
 from oracle import BACKENDS, backend, edit_config, relative_error, write
 from quire import LLM, BeamSearchParams
 from quire.core.config import flat_config
@@ -31,7 +32,6 @@ from quire.model.describe import describe
 from quire.model.families.table import read_spec
 from quire.model.load.encoder import bucket_of
 from quire.model.load.roles import ROLES
-from quire.ops import cases
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from often import one_of
-from quire.ops import cases
+from op_cases import reference as cases
 from quire.ops.backend import Ops
 from quire.ops.kinds import KINDS, SUPER_KINDS
 from quire.ops.moe import Between, Choices, Grouped, padded_rows, sort_by_expert

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.ops import cases
+from op_cases import reference as cases
 from quire.ops.layout import KVLayout
 from test_ops import UNITS_HERE, generator, ops_of
 

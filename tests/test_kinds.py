@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire.ops import cases
+from op_cases import reference as cases
 from quire.ops.backend import Ops
 from quire.ops.cpu import ACTIVATION_NUMBERS, fuses_mlp
 from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from op_cases import reference as cases
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
 from quire.model.disk.checkpoint import EMBEDDED
-from quire.ops import cases
 from quire.ops.backend import Ops, select
 from quire.ops.layout import LARGEST, KVCache, KVLayout, quantize_rows
 from quire.ops.native import load_native

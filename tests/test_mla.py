@@ -8,29 +8,27 @@ from typing import Any
 import pytest
 import torch
 
+from op_cases import CASES, of_module
+from op_cases.mla import latent_case
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from quire.core.dtypes import BF16
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
 from quire.model.load.roles import ROLES
 from quire.model.memory import kv_bytes_per_token
-from quire.ops import mla
 from quire.ops.backend import Ops
-from quire.ops.mla import LatentLayout, latent_case
-from quire.ops.op import REGISTRY
+from quire.ops.mla import LatentLayout
 from test_model import CUTS, TOLERANCE, YARN, Paged, assert_left_out, load, ops, prompt
 from test_ops import UNITS_HERE, close, generator, ops_of, reference, run
 
 __all__ = ["ops"]
-OPS = [name for name, op in REGISTRY.items() if op.cases and op.cases.__module__ == mla.__name__]
+OPS = of_module("mla")
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
 @pytest.mark.parametrize("name", OPS)
 def test_equals_the_reference(name: str, isa: str) -> None:
-    definition = REGISTRY[name]
-    assert definition.cases is not None
-    for case in definition.cases(generator()):
+    for case in CASES[name](generator()):
         exact = "cache" not in case or case["cache"].layout.dtype == torch.float32
         for found, expected in zip(run(ops_of(isa), name, case), run(reference(), name, case), strict=True):
             close(f"{name}/{isa}", found, expected, 2e-5 if exact else 2e-2)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops import cases, moe
+from op_cases import CASES, of_module
+from op_cases import reference as cases
+from op_cases.moe import plain_grouped
 from quire.ops.backend import Ops
 from quire.ops.moe import Grouped
 from quire.ops.op import REGISTRY
@@ -14,7 +16,7 @@ from quire.ops.routing import Routing
 from test_ops import UNITS_HERE, close, copied, generator, ops_of, pytestmark, reference, tensors
 
 __all__ = ["pytestmark"]
-OPS = [name for name, op in REGISTRY.items() if op.cases and op.cases.__module__ == moe.__name__]
+OPS = of_module("moe")
 
 
 def on(ops: Ops, value: object) -> object:
@@ -36,8 +38,7 @@ def run(ops: Ops, name: str, case: dict[str, object]) -> list[Tensor]:
 @pytest.mark.parametrize("name", OPS)
 def test_equals_the_reference(name: str, isa: str) -> None:
     definition = REGISTRY[name]
-    assert definition.cases is not None
-    for case in definition.cases(generator()):
+    for case in CASES[name](generator()):
         for found, expected in zip(run(ops_of(isa), name, case), run(reference(), name, case), strict=True):
             close(f"{name}/{isa}", found, expected, definition.tolerance)
 
@@ -64,7 +65,7 @@ def mixture(ops: Ops, x: Tensor, logits: Tensor, w: Grouped, routing: Routing) -
 @pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int4"])
 def test_a_token_does_not_depend_on_the_batch(kind: str, isa: str) -> None:
     g, ops, routing = generator(), ops_of(isa), Routing(6, 2, renormalize=True)
-    w = on(ops, moe.plain_grouped(g, kind, 6, 40, 256, 64, True))
+    w = on(ops, plain_grouped(g, kind, 6, 40, 256, 64, True))
     assert isinstance(w, Grouped)
     x, logits = cases.normal(g, 120, 256), cases.normal(g, 120, 6)
     ops.begin_step()
@@ -80,7 +81,7 @@ def test_a_token_does_not_depend_on_the_batch(kind: str, isa: str) -> None:
 @pytest.mark.parametrize("isa", UNITS_HERE)
 def test_a_recording_routes_anew(isa: str) -> None:
     g, ops, routing = generator(), ops_of(isa), Routing(5, 2)
-    w = on(ops, moe.plain_grouped(g, "int8", 5, 16, 64, 32, False))
+    w = on(ops, plain_grouped(g, "int8", 5, 16, 64, 32, False))
     assert isinstance(w, Grouped)
     x, logits = cases.normal(g, 3, 64), cases.normal(g, 3, 5)
     # A replay needs every op native; those of `ops_of` are.
@@ -99,7 +100,7 @@ def test_lies_are_refused(isa: str) -> None:
     ids = torch.tensor([[0, 7]], dtype=torch.int32)
     with pytest.raises(ValueError, match="no such expert"):
         ops.sort_by_expert(ids, 4)
-    w = on(ops, moe.plain_grouped(generator(), "f32", 2, 8, 8, 0, False))
+    w = on(ops, plain_grouped(generator(), "f32", 2, 8, 8, 0, False))
     x, offsets = torch.zeros(1, 8), torch.tensor([[0, 1, 2]], dtype=torch.int32)
     with pytest.raises(ValueError, match="outside the batch"):
         ops.grouped_linear(x, w, ids, offsets)

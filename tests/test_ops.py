@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from op_cases import CASES, of_module
+from op_cases import reference as cases
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
-from quire.ops import cases
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KVCache, KVLayout
@@ -24,7 +25,7 @@ from quire.ops.weights import Weight, plain_packed
 native = load_native()
 pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")
 UNITS_HERE: list[str] = native.units() if native else []
-OPS = sorted(name for name, found in REGISTRY.items() if found.cases and found.cases.__module__ == cases.__name__)
+OPS = of_module("reference")
 
 
 @pytest.fixture(autouse=True)
@@ -93,8 +94,7 @@ def close(name: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("name", OPS)
 def test_equals_the_reference(name: str, isa: str) -> None:
     definition = REGISTRY[name]
-    assert definition.cases is not None
-    for case in definition.cases(generator()):
+    for case in CASES[name](generator()):
         expected = run(reference(), name, case)
         found = run(ops_of(isa), name, case)
         assert len(found) == len(expected)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from op_cases import reference as cases
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
-from quire.ops import cases
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KV_FORMATS, KVCache, KVLayout
 from quire.ops.native import load_native

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from op_cases import reference as cases
 from quire import LLM, SamplingParams
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
-from quire.ops import cases
 from quire.ops.backend import Ops, select
 from quire.ops.kinds import KINDS
 from quire.ops.matrix import Matrix, take_apart

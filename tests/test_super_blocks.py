@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gguf_models import random_blocks
+from op_cases import reference as cases
 from quire.core.errors import ConfigError
-from quire.ops import cases
 from quire.ops.moe import padded_rows
 from quire.ops.weights import PackedTable, Weight
 from quire.quant.base import QWeight

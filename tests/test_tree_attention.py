@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from often import one_of
+from op_cases import reference as cases
 from quire.core.config import DeviceConfig
-from quire.ops import cases
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KV_FORMATS, KVLayout
 from quire.ops.native import load_native

@@ -11,9 +11,9 @@ import torch
 from often import one_of
 from quire.core.errors import ConfigError
 from quire.ops.backend import Ops
-from quire.ops.cases import normal, random_weight
 from quire.ops.gpu import CONFIGS
 from quire.ops.op import REGISTRY
+from quire.ops.random_weights import normal, random_weight
 from quire.ops.weights import Weight, plain_packed
 from quire.quant.float8 import FP8
 from quire.quant.fp8 import Fp8

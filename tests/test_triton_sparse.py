@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from op_cases.mla import head_matrices
 from oracle import write
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
@@ -18,10 +19,9 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops.backend import Ops, select
-from quire.ops.cases import normal
 from quire.ops.gpu import interpreting
-from quire.ops.mla import head_matrices
 from quire.ops.op import REGISTRY
+from quire.ops.random_weights import normal
 from quire.ops.weights import Packed, Weight, plain_packed
 from triton_ops import TRITON_OPS, close, gpu_ops, needs_triton, reference
 from turns import working

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from op_cases import reference as cases
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
-from quire.ops import cases
 from quire.ops.backend import select
 from quire.ops.native import load_native
 from quire.ops.tuning import FILE, NEVER, Tuning, keep, parse, recall

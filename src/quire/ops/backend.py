@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.ops import cases as _cases  # noqa: F401  (registers the cases)
 from quire.ops import cpu as _cpu
 from quire.ops import embedding_cpu as _embedding_cpu  # noqa: F401  (registers the implementation)
 from quire.ops import lora as _lora  # noqa: F401  (registers the definition)

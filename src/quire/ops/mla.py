@@ -6,18 +6,15 @@ What carries a latent to a head's key and value is absorbed into its query and i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from quire.ops.cases import normal, rope_table
 from quire.ops.layout import KVCache, KVLayout
-from quire.ops.moe import padded_rows
-from quire.ops.op import Case, cases, op
+from quire.ops.op import op
 from quire.ops.reference import rmsnorm
-from quire.ops.weights import Packed, Weight
+from quire.ops.weights import Packed
 
 EPS = 1e-6
 """Of the norm of latents, whatever config.json says of the others."""
@@ -128,73 +125,3 @@ def latent_attention(
         scores = scores.masked_fill(torch.arange(length)[None] > row, -torch.inf)
         out[begin:end] = torch.einsum("hts,sr->thr", scores.softmax(-1), values)
     return out.flatten(1)
-
-
-def head_matrices(g: Generator, kind: str, heads: int, n: int, k: int) -> Weight:
-    """Random matrices of all heads as `head_linear` wants them."""
-    codes = normal(g, heads, n, k)[:, padded_rows(n)].flatten(0, 1)
-    return Weight(kind, codes if kind == "f32" else codes.bfloat16())
-
-
-@cases("head_linear")
-def head_linear_cases(g: Generator) -> Iterator[Case]:
-    for kind in ("f32", "bf16"):
-        for t, heads, width, n, k in ((1, 1, 16, 16, 16), (3, 4, 24, 20, 16), (70, 3, 33, 64, 33), (0, 2, 8, 8, 8)):
-            w = head_matrices(g, kind, heads, n, k)
-            yield {"x": normal(g, t, heads * width), "w": w, "heads": heads, "n": n}
-
-
-@cases("latent_rope_and_cache")
-def latent_rope_and_cache_cases(g: Generator) -> Iterator[Case]:
-    for t, heads, width, rank, r, size in ((1, 2, 24, 16, 8, 16), (9, 3, 12, 32, 12, 1), (40, 16, 192, 512, 64, 16)):
-        for dtype in (torch.bfloat16, torch.float32):
-            layout = LatentLayout(size, 1, r, dtype, rank=rank)
-            blocks = -(-t // size) + 2
-            yield {
-                "q": normal(g, t, heads * width),
-                "kv": normal(g, t, rank + r),
-                "positions": torch.randint(500, (t,), generator=g, dtype=torch.int32),
-                "table": rope_table(500, r // 2),
-                "slots": torch.randperm(blocks * size, generator=g)[:t],
-                "cache": layout.allocate(blocks),
-                "heads": Heads(heads, normal(g, rank)),
-            }
-
-
-def latent_case(g: Generator, layout: LatentLayout, heads: int, width: int, rows: tuple[tuple[int, int], ...]) -> Case:
-    """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots are NaN."""
-    size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
-    cache = layout.allocate(sum(blocks) + 2)
-    cache.keys.fill_(torch.nan)
-    cache.values.fill_(torch.nan)
-    order = torch.randperm(sum(blocks) + 2, generator=g)
-    tables = torch.full((len(rows), max(blocks) + 1), -1, dtype=torch.int32)
-    used = 0
-    for s, (_, context) in enumerate(rows):
-        tables[s, : blocks[s]] = order[used : used + blocks[s]].int()
-        used += blocks[s]
-        at = torch.arange(context)
-        where = tables[s, at // size].long(), at % size
-        cache.keys[where] = normal(g, context, layout.head_dim).to(layout.dtype)
-        cache.values[where] = normal(g, context, layout.rank).to(layout.dtype)
-    counts = torch.tensor([0, *(new for new, _ in rows)])
-    t = int(counts.sum())
-    return {
-        "latent": normal(g, t, heads * layout.rank),
-        "q": normal(g, t, heads * width),
-        "cache": cache,
-        "cu_q": counts.cumsum(0).int(),
-        "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
-        "block_tables": tables,
-        "scale": (layout.rank + layout.head_dim) ** -0.5,
-    }
-
-
-@cases("latent_attention")
-def latent_attention_cases(g: Generator) -> Iterator[Case]:
-    mixed = ((1, 1), (1, 70), (5, 5), (0, 40), (17, 90), (1, 600))
-    for dtype in (torch.bfloat16, torch.float32):
-        for size, heads, rank, r in ((1, 4, 16, 8), (16, 4, 32, 8), (16, 40, 64, 32), (128, 1, 16, 6)):
-            yield latent_case(g, LatentLayout(size, 1, r, dtype, rank=rank), heads, r + 8, mixed)
-        layout = LatentLayout(16, 1, 64, dtype, rank=512)
-        yield latent_case(g, layout, 16, 192, ((1, 1300), (40, 540)))

@@ -6,27 +6,25 @@ a missing implementation is an error, never a silent fall-back, unless the calle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-
-import torch
 
 from quire.core.errors import ConfigError
 from quire.ops.choice import choose_ops
 
 F = TypeVar("F", bound=Callable[..., Any])
 Case = dict[str, Any]
+"""An op's arguments, by name."""
 
 
 @dataclass
 class Op:
-    """A named operation: `reference` defines it, `cases(generator)` yields argument dicts, `tolerance` is relative."""
+    """A named operation: `reference` defines it, `tolerance` of its implementations is relative."""
 
     name: str
     reference: Callable[..., Any]
     tolerance: float
-    cases: Callable[[torch.Generator], Iterator[Case]] | None = None
     impls: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
 
@@ -38,16 +36,6 @@ def op(tolerance: float) -> Callable[[F], F]:
 
     def register(fn: F) -> F:
         REGISTRY[fn.__name__] = Op(fn.__name__, fn, tolerance, impls={"reference": fn})
-        return fn
-
-    return register
-
-
-def cases(name: str) -> Callable[[F], F]:
-    """Register the decorated generator function as the test and benchmark cases of op `name`."""
-
-    def register(fn: F) -> F:
-        REGISTRY[name].cases = fn
         return fn
 
     return register

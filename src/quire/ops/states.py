@@ -6,16 +6,13 @@ ascending order, so rows have its bits however the splits are spread (the parts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from quire.core.parallel import SPLIT
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.cases import attention_case, normal
-from quire.ops.layout import KVCache, KVLayout
-from quire.ops.op import Case, cases, op
+from quire.ops.layout import KVCache
+from quire.ops.op import op
 
 LOG2E = 1.4426950408889634
 
@@ -100,45 +97,3 @@ def cache_rows(kv: Tensor, slots: Tensor, cache: KVCache) -> None:
     """Store keys and values kv [T, 2 * kv_heads * head_dim] f32 at `slots` [T] int64; -1: not stored."""
     rows = kv.view(len(kv), 2, cache.layout.kv_heads, cache.layout.head_dim)
     cache.write(slots, rows[:, 0], rows[:, 1])
-
-
-def states_case(g: Generator, layout: KVLayout, heads: int, rows: tuple[tuple[int, int], ...], lanes: int = 1,
-                window: int = 0, extras: str = "") -> Case:  # fmt: skip
-    """`attention_case`, of which the first of `lanes` holders has every so many-th split."""
-    case = attention_case(g, layout, heads, rows, window, extras=extras)
-    tables, counts = case["block_tables"], [0]
-    for s, (new, context) in enumerate(rows):
-        for block in range(-(-context // layout.block_size)):
-            if block * layout.block_size // max(SPLIT, layout.block_size) % lanes:
-                tables[s, block] = -1
-        for end in range(context - new + 1, context + 1):
-            seen = range((max(0, end - window) if window else 0) // SPLIT, -(-end // SPLIT))
-            counts.append(sum(int(tables[s, split * SPLIT // layout.block_size]) >= 0 for split in seen))
-    return case | {"starts": torch.tensor(counts).cumsum(0)}
-
-
-@cases("fold_states")
-def fold_states_cases(g: Generator) -> Iterator[Case]:
-    for t, heads, d, most in ((1, 1, 8, 1), (3, 4, 64, 5), (70, 2, 80, 3), (2, 3, 24, 40), (1, 2, 512, 2)):
-        for sinks in (None, normal(g, heads) * 3):
-            counts = torch.randint(1, most + 1, (t,), generator=g)
-            total = int(counts.sum())
-            states = normal(g, total + 3, heads, d + 2) * 4
-            states[..., 1] = 1 + states[..., 1].abs()
-            yield {
-                "states": states.flatten(1),
-                "starts": torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0))),
-                "order": torch.randperm(total + 3, generator=g)[:total],
-                "heads": heads,
-                "sinks": sinks,
-            }
-
-
-@cases("cache_rows")
-def cache_rows_cases(g: Generator) -> Iterator[Case]:
-    for dtype in (torch.float32, torch.int8, torch.float8_e4m3fn):
-        for size, kv_heads, d, t in ((16, 2, 64, 40), (1, 1, 24, 3), (64, 3, 8, 9)):
-            layout = KVLayout(size, kv_heads, d, dtype)
-            slots = torch.randperm(t * size, generator=g)[:t]
-            slots[::3] = -1
-            yield {"kv": normal(g, t, 2 * kv_heads * d), "slots": slots, "cache": layout.allocate(t)}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from quire.ops.cases import attention_case, normal
-from quire.ops.layout import KVCache, KVLayout
-from quire.ops.op import Case, cases, op
+from quire.ops.layout import KVCache
+from quire.ops.op import op
 
 
 @op(tolerance=2e-2)
@@ -27,24 +24,3 @@ def whole_attention(q: Tensor, cache: KVCache, context: Tensor, block_tables: Te
         scores = q[s].view(-1, heads, d).transpose(0, 1) @ k.transpose(1, 2) * scale
         out[s] = torch.softmax(scores, -1) @ v
     return out.transpose(1, 2).flatten(0, 1).flatten(1)
-
-
-@cases("whole_attention")
-def whole_attention_cases(g: Generator) -> Iterator[Case]:
-    for dtype in (torch.bfloat16, torch.float32):
-        for block_size in (1, 4, 16, 128):
-            for heads, d, each, context in ((4, 72, 40, 40), (1, 64, 1, 700), (2, 32, 17, 90), (3, 80, 100, 640)):
-                yield _whole_case(g, KVLayout(block_size, heads, d, dtype), each, (context, context))
-        yield _whole_case(g, KVLayout(128, 2, 64, dtype), 576, (1100,))
-        yield _whole_case(g, KVLayout(64, 2, 8, dtype), 64, (64,) * 9)
-
-
-def _whole_case(g: Generator, layout: KVLayout, each: int, contexts: tuple[int, ...]) -> Case:
-    case = attention_case(g, layout, layout.kv_heads, tuple((1, context) for context in contexts))
-    return {
-        "q": normal(g, len(contexts), each, layout.kv_heads * layout.head_dim),
-        "cache": case["cache"],
-        "context": case["context"],
-        "block_tables": case["block_tables"],
-        "scale": case["spec"].scale,
-    }
