@@ -6,7 +6,8 @@ another is drawn, and when no token is left over, only the completion's next one
 valid within `max_tokens`, whatever the model wants.
 
 All of it is a function of the tokens said, the grammar and `max_tokens`: not of time, nor of what else runs, nor of
-tokens that were refused or guessed. So a guide can be made again from the tokens.
+tokens that were refused or guessed. So a guide can be made again from the tokens. One bound alone is of time: a
+sequence whose long work exceeds `MOST_SECONDS` ends with an error, as a grammar that takes too long to read does.
 """
 
 from __future__ import annotations
