@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 import torch
 from torch import Tensor
 
+from quire.core.dtypes import is_float
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import Source, TensorInfo
 from quire.ops.lazy import torch_dtype
@@ -70,7 +71,7 @@ class Tensors(Described, MutableMapping[str, Tensor]):
 
     def is_floating_point(self, name: str) -> bool:
         """Whether the tensor `name` holds such numbers."""
-        return self.source.infos[name].dtype.is_floating_point
+        return is_float(self.source.infos[name].dtype)
 
     def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and shape of the tensor `name`."""

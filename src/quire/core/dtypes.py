@@ -1,30 +1,30 @@
-"""Number formats by torch's names, for all that is read and planned without torch (headers, sizes, `quire inspect`)."""
+"""Number formats of arrays: numpy's own, and those of ml_dtypes for what numpy has not (bfloat16, float8).
+
+Their `name`s are torch's too: `quire.ops.lazy.torch_dtype` gives its own.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Dtype = np.dtype[Any]
+
+F64: Dtype = np.dtype(np.float64)
+F32: Dtype = np.dtype(np.float32)
+F16: Dtype = np.dtype(np.float16)
+BF16: Dtype = np.dtype(ml_dtypes.bfloat16)
+F8: Dtype = np.dtype(ml_dtypes.float8_e4m3fn)
+I64: Dtype = np.dtype(np.int64)
+I32: Dtype = np.dtype(np.int32)
+I16: Dtype = np.dtype(np.int16)
+I8: Dtype = np.dtype(np.int8)
+U8: Dtype = np.dtype(np.uint8)
+BOOL: Dtype = np.dtype(np.bool_)
 
 
-@dataclass(frozen=True)
-class Dtype:
-    """`name` is torch's (`quire.ops.lazy.torch_dtype` gives its own), `itemsize` in bytes."""
-
-    name: str
-    itemsize: int
-    is_floating_point: bool = True
-
-    def __str__(self) -> str:
-        return self.name
-
-
-F64 = Dtype("float64", 8)
-F32 = Dtype("float32", 4)
-F16 = Dtype("float16", 2)
-BF16 = Dtype("bfloat16", 2)
-F8 = Dtype("float8_e4m3fn", 1)
-I64 = Dtype("int64", 8, False)
-I32 = Dtype("int32", 4, False)
-I16 = Dtype("int16", 2, False)
-I8 = Dtype("int8", 1, False)
-U8 = Dtype("uint8", 1, False)
-BOOL = Dtype("bool", 1, False)
+def is_float(dtype: Dtype) -> bool:
+    """Whether `dtype` is of floating-point numbers; those of ml_dtypes are none to numpy."""
+    return dtype.kind == "f" or dtype in (BF16, F8)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.checkpoint import TensorInfo
 from quire.model.disk.claim import Claim, claim
@@ -17,6 +16,7 @@ from quire.model.families.row import Family
 from quire.model.families.table import read_spec
 from quire.model.load.roles import disk_rows
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import dtype_of
 from quire.ops.lazy import torch
 from quire.quant.registry import DENSE
 
@@ -32,7 +32,8 @@ class _Held:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
         self.infos = {
-            name: TensorInfo(_dtype(tensor), tuple(tensor.shape), "the checkpoint") for name, tensor in tensors.items()
+            name: TensorInfo(dtype_of(tensor), tuple(tensor.shape), "the checkpoint")
+            for name, tensor in tensors.items()
         }
 
     def tensor(self, name: str) -> Tensor:
@@ -138,7 +139,3 @@ def checked(keep: Iterable[int], count: int, what: str) -> list[int]:
     if not kept or kept != sorted(set(kept)) or kept[0] < 0 or kept[-1] >= count:
         raise ConfigError(f"{what} to keep: {kept!r:.80} needs ascending numbers from 0 to {count - 1}, at least one")
     return kept
-
-
-def _dtype(tensor: Tensor) -> Dtype:
-    return Dtype(str(tensor.dtype).removeprefix("torch."), tensor.itemsize, tensor.dtype.is_floating_point)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
-from quire.core.dtypes import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype
+from quire.core.dtypes import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype, is_float
 from quire.core.errors import ConfigError, ModelError
 from quire.core.files import why_missing
 from quire.gguf.file import is_gguf
@@ -240,6 +240,6 @@ def float_dtype(infos: dict[str, TensorInfo]) -> Dtype:
     """The dtype in which most of the floating-point numbers of a checkpoint are kept."""
     sizes: Counter[Dtype] = Counter()
     for info in infos.values():
-        if info.dtype.is_floating_point:
+        if is_float(info.dtype):
             sizes[info.dtype] += info.nbytes
     return sizes.most_common(1)[0][0] if sizes else BF16

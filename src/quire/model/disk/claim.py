@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from quire.core.dtypes import is_float
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import TensorInfo
 from quire.model.families.row import Family
@@ -171,9 +172,9 @@ def _present_somewhere(
 def _misfits(
     want: tuple[tuple[int, ...], tuple[int, ...]], scheme: QuantScheme, parts: Mapping[str, TensorInfo], base: str
 ) -> Iterator[str]:
-    for suffix, is_float in {**scheme.parts, **scheme.optional, "bias": True}.items():
-        if suffix in parts and parts[suffix].dtype.is_floating_point != is_float:
-            needed = "floating-point" if is_float else "integer"
+    for suffix, floats in {**scheme.parts, **scheme.optional, "bias": True}.items():
+        if suffix in parts and is_float(parts[suffix].dtype) != floats:
+            needed = "floating-point" if floats else "integer"
             yield f"{base}.{suffix} is {parts[suffix].dtype}, needs {needed} numbers"
     shapes = {s: i.shape for s, i in parts.items()}
     have = scheme.shape(shapes)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quire.core.dtypes import is_float
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.adapter_config import AdapterConfig, read_adapter_config
 from quire.model.disk.adapter_tensors import Parts, adapter_parts, is_module
@@ -125,7 +126,7 @@ class _Reader:
 
     def _get(self, name: str, shape: tuple[int, ...], what: str) -> Tensor:
         found = self.tensors.infos[name]
-        if found.shape != shape or not found.dtype.is_floating_point:
+        if found.shape != shape or not is_float(found.dtype):
             raise ModelError(
                 f"{self.folder}: {name}: {found.dtype} {list(found.shape)} does not fit {what}, which needs "
                 f"floating-point numbers {list(shape)}"
@@ -173,7 +174,7 @@ class _Reader:
         """PEFT writes a table that is adapted beside its changes: it must be this model's."""
         claim = self.opened.claim
         name = (claim.get(role) or claim.get("embed")).get("weight")
-        if name is None or not self.opened.source.infos[name].dtype.is_floating_point:
+        if name is None or not is_float(self.opened.source.infos[name].dtype):
             return  # that of a quantized model has no numbers to compare with
         own = self.opened.source.tensor(name)
         dtype = min(own.dtype, base.dtype, key=lambda d: d.itemsize)

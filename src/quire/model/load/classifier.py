@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quire.core.dtypes import is_float
 from quire.core.errors import ModelError
 from quire.model.disk.opened import Opened
 from quire.model.disk.pooling import BY_TOKENS, CLASSIFIER
@@ -31,7 +32,7 @@ def _by_tokens(opened: Opened, no: str, yes: str) -> Tensor:
     name, ids = parts.get("weight", ""), (tokenizer.token_to_id(no), tokenizer.token_to_id(yes))
     if None in ids:
         raise ModelError(f"{opened.folder}: {BY_TOKENS}: {no!r} and {yes!r} are not both tokens of the vocabulary")
-    if not name or not opened.source.infos[name].dtype.is_floating_point:
+    if not name or not is_float(opened.source.infos[name].dtype):
         raise ModelError(f"{opened.folder}: {BY_TOKENS}: the head is quantized, its rows cannot be read")
     matrix = opened.source.tensor(name)
     return (matrix[ids[1]].float() - matrix[ids[0]].float())[None]

@@ -1,0 +1,105 @@
+"""The few operations on host arrays that the loader needs in one spelling for numpy's and torch's.
+
+Weights are read as numpy arrays. The workbench puts torch tensors in their place, so that gradients flow through the
+loader to the numbers on disk. Both have `shape`, `nbytes`, `itemsize`, `reshape`, `T`, and are indexed by slices and by
+numpy's index arrays; what they spell differently is here. torch is not imported: who gives a tensor has it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.dtypes import F32, Dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Host = NDArray[Any]
+"""An array in the memory of this process."""
+if TYPE_CHECKING:
+    AnyArray = Host | Tensor
+A = TypeVar("A", bound="AnyArray")
+
+
+def is_tensor(x: object) -> bool:
+    """Whether `x` is torch's."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def concat(parts: Sequence[A], axis: int = 0) -> A:
+    """`parts` one behind the other along `axis`."""
+    if is_tensor(parts[0]):
+        return cast(A, sys.modules["torch"].cat(list(parts), axis))
+    return cast(A, np.concatenate(cast("Sequence[Host]", parts), axis))
+
+
+def cast_to(x: A, dtype: Dtype, copy: bool = False) -> A:
+    """`x` in `dtype`, rounded to nearest; a copy where `copy` says so or the dtype differs."""
+    if is_tensor(x):
+        return cast(A, cast("Any", x).to(getattr(sys.modules["torch"], dtype.name), copy=copy))
+    return cast(A, cast("Host", x).astype(dtype, copy=copy))
+
+
+def as_f32(x: A) -> A:
+    """`x` in float32, itself where it is."""
+    return cast_to(x, F32)
+
+
+def contiguous(x: A) -> A:
+    """`x` in C order, itself where it lies so."""
+    if is_tensor(x):
+        return cast(A, cast("Any", x).contiguous())
+    return cast(A, np.ascontiguousarray(cast("Host", x)))
+
+
+def numbers(x: AnyArray) -> int:
+    """How many numbers `x` has."""
+    return int(np.prod(x.shape, dtype=np.int64))
+
+
+def equal(a: AnyArray, b: AnyArray) -> bool:
+    """Whether `a` and `b` have one shape and the same numbers."""
+    if is_tensor(a):
+        return bool(sys.modules["torch"].equal(a, b))
+    return bool(np.array_equal(cast("Host", a), cast("Host", b)))
+
+
+def dtype_of(x: AnyArray) -> Dtype:
+    """The dtype of `x` as numpy (or ml_dtypes) has it."""
+    if not is_tensor(x):
+        return cast("Host", x).dtype
+    name = str(x.dtype).removeprefix("torch.")
+    found: Dtype = np.dtype(getattr(np, name, None) or getattr(ml_dtypes, name))
+    return found
+
+
+def to_torch(x: Host) -> Tensor:
+    """The memory of `x` as a torch tensor, which must be writable or is copied. Imports torch."""
+    import torch
+
+    array = x if x.flags.writeable else x.copy()
+    name = array.dtype.name
+    if array.dtype.kind != "V":
+        return torch.from_numpy(array)
+    width = {1: np.uint8, 2: np.int16}[array.itemsize]
+    return torch.from_numpy(array.view(width)).view(getattr(torch, name))
+
+
+def to_numpy(x: AnyArray) -> Host:
+    """The memory of `x`, a tensor on the host, as a numpy array."""
+    if not is_tensor(x):
+        return cast("Host", x)
+    tensor: Any = x
+    tensor = tensor.detach()
+    dtype = dtype_of(tensor)
+    if dtype.kind != "V":
+        return cast("Host", tensor.numpy())
+    torch = sys.modules["torch"]
+    return cast("Host", tensor.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy().view(dtype))
