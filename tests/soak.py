@@ -49,6 +49,8 @@ DRIFT = 0.05
 """Growth of the time per token that is allowed, in a run of an hour or more: in minutes the machine changes by more."""
 ALONE = 50
 """Requests whose median time per token is that of a pause."""
+QUIET = 3.0
+"""Seconds without requests in which freed memory goes back to the system, before it is counted."""
 
 
 @dataclass
@@ -203,6 +205,7 @@ def count(server: Serving, client: httpx.Client, began: float) -> Sample:
     pids = {"server": server.process.pid, "engine": server.engine}
     with each_on_its_core(pids.values()):
         tpot = statistics.median(per_token(client) for _ in range(ALONE))
+    time.sleep(QUIET)
     at = {name: Path(f"/proc/{pid}") for name, pid in pids.items()}
     return Sample(
         seconds=time.monotonic() - began,

@@ -61,6 +61,17 @@ def test_where_nothing_is_new_it_does_not_search() -> None:
     assert cycle() is None
 
 
+def test_freed_memory_goes_back_when_nothing_is_served_and_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed = list[float]()
+    monkeypatch.setattr(garbage, "trim_heap", lambda: trimmed.append(0.0))
+    found, new = Garbage(), list[list[list[int]]]()
+    with found.seldom():
+        for idle in (False, True, True):
+            new.append(left_over()[1])
+            found.look(idle=idle)
+    assert len(trimmed) == 1, "not while requests are served, and not twice within two seconds"
+
+
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 BODY: dict[str, Any] = {"prompt": [8, 9], "max_tokens": 5}
 

@@ -13,7 +13,7 @@ SHARE = 0.01
 """Of the time, at most, while requests are served."""
 NEW = 700
 """Objects that are worth a search, as the interpreter has it."""
-TRIM_EVERY = 10.0
+TRIM_EVERY = 2.0
 """Seconds between two times that freed memory is given back."""
 
 
