@@ -19,6 +19,7 @@ from mkdocs.exceptions import PluginError
 
 import bodies
 import commands
+import exclusions
 import formats
 import messages
 import options
@@ -42,6 +43,7 @@ MADE: dict[str, Callable[[], str]] = {
     "formats made at load": formats.made_at_load,
     "formats of gguf": formats.of_gguf,
     "formats of keys and values": formats.of_keys_and_values,
+    "exclusions": exclusions.every_exclusion,
     "messages": messages.every_message,
     "methods of compression": formats.methods,
     "tool formats": formats.of_tools,

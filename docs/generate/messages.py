@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from quire.core.exclusions.exclusion import DIFFERS
+from quire.core.exclusions.table import TABLE
 from words import escaped
 
 SOURCE = Path(__file__).parents[2] / "src" / "quire"
@@ -14,7 +16,6 @@ RAISES = {
     *("NumericError", "ContextTooLong", "NotFound", "ModelNotFound", "EngineKilled", "Interrupted"),
 }
 """Classes whose first text is what is said."""
-DIFFERS = "…"
 LEAST = 12
 """Characters of a message besides what differs: shorter ones only wrap another."""
 AREAS = {
@@ -50,7 +51,8 @@ def every_message() -> str:
 
 
 def messages() -> Iterator[tuple[str, str]]:
-    """(package, text) of each."""
+    """(package, text) of each; those of the table of exclusions by its rows."""
+    yield from (("core", row.message({})) for row in TABLE)
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in RAISES:
@@ -69,6 +71,7 @@ def flat(node: ast.AST) -> str:
 
 def texts() -> Iterator[str]:
     """All texts of the sources, for whoever looks for a part of one."""
+    yield from (row.message({}) for row in TABLE)
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if text := flat(node):

@@ -7,6 +7,17 @@ from typing import Annotated
 import msgspec
 
 from quire.core.errors import ConfigError
+from quire.core.exclusions.features import (
+    HOSTS,
+    HOSTS_WITHOUT_RAY,
+    NO_MASTER_ADDR,
+    NO_RAY,
+    NO_SECRET,
+    RAY,
+    RAY_ADDRESS,
+    Feature,
+    found,
+)
 from quire.core.option import about, one_of
 
 MOST_NODES = 64
@@ -40,8 +51,18 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether Ray says where engines run."""
         return self.distributed_executor_backend == "ray"
 
-    def validate(self, processes: int, ranks: int) -> None:
-        """Refuse what cannot work, naming the option; `ranks` of one engine, `processes` of all."""
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What is asked for, as far as it excludes something."""
+        several = self.nnodes > 1
+        return found(
+            (HOSTS, several), (HOSTS_WITHOUT_RAY, several and not self.by_ray), (RAY, self.by_ray),
+            (NO_RAY, not self.by_ray), (RAY_ADDRESS, self.ray_address is not None),
+            (NO_MASTER_ADDR, self.master_addr is None), (NO_SECRET, self.cluster_secret_file is None),
+        )  # fmt: skip
+
+    def validate(self) -> None:
+        """Refuse values that cannot work, naming the option."""
         one_of("distributed_executor_backend", self.distributed_executor_backend, BACKENDS)
         if not 1 <= self.nnodes <= MOST_NODES:
             raise ConfigError(f"--nnodes must lie in [1, {MOST_NODES}]", param="nnodes")
@@ -49,16 +70,9 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--node-rank {self.node_rank} must lie in [0, {self.nnodes})", param="node_rank")
         if not 1 <= self.master_port <= 65535:
             raise ConfigError(f"--master-port {self.master_port} must lie in [1, 65535]", param="master_port")
-        if self.ray_address is not None and not self.by_ray:
-            raise ConfigError("--ray-address needs --distributed-executor-backend ray", param="ray_address")
-        if self.nnodes > 1 and self.master_addr is None and not self.by_ray:
-            raise ConfigError("--nnodes needs --master-addr: where host 0 listens for the others", param="master_addr")
-        if (self.nnodes > 1 or self.by_ray) and self.cluster_secret_file is None:
-            raise ConfigError(
-                "--nnodes needs --cluster-secret-file: hosts must know each other; make one with "
-                "`(umask 077; openssl rand -hex 32 > FILE)` and copy it to all of them",
-                param="cluster_secret_file",
-            )
+
+    def check_hosts(self, processes: int, ranks: int) -> None:
+        """Refuse numbers that do not fill the hosts; `ranks` of one engine, `processes` of all."""
         here = processes // self.nnodes
         if processes % self.nnodes or (here % ranks and ranks % here):
             raise ConfigError(

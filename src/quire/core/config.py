@@ -13,6 +13,9 @@ import msgspec
 
 from quire.core.cluster import ClusterConfig
 from quire.core.errors import ConfigError
+from quire.core.exclusions import features as feature
+from quire.core.exclusions.features import Feature, found
+from quire.core.exclusions.table import check_options
 from quire.core.media import MediaConfig
 from quire.core.offload import OffloadConfig
 from quire.core.option import about, one_of
@@ -32,6 +35,8 @@ DTYPE_ALIASES = {
     "float": "float32",
 }
 USUAL_ROWS = 512
+USUAL_SHARES = (0.9, 0.92)
+"""Shares of a GPU's memory by default, quire's and vLLM's: given where there is no GPU, they ask for nothing."""
 ENCODER_CACHE = 1 << 14
 """Rows of the largest picture that the processors of the field let through: 16.8 million pixels, 32 x 32 a row."""
 KV_ALIASES = DTYPE_ALIASES | {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}
@@ -267,24 +272,39 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """How many of them share what all layers take: a stage has but its own part of that."""
         return max(1, self.processes // self.parallel.pipeline_parallel_size)
 
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What is asked for, as far as it excludes something."""
+        asked, parallel, model = self.speculation.asked, self.parallel, self.model
+        drafts = frozenset[Feature]() if asked is None else asked.features
+        staged, lora = parallel.pipeline_parallel_size > 1, self.lora
+        alone = feature.DRAFT_MODEL in drafts and asked is not None and not parallel.drafts_everywhere(asked)
+        own = found(
+            (feature.QUANTIZATION, model.quantization not in (None, "none")),
+            (feature.ACTIVATIONS, model.activations != "auto"),
+            (feature.DUMMY, model.load_format == "dummy"),
+            (feature.PACKED_FOLDER, model.cache_packed not in ("auto", "off")),
+            (feature.NO_PREFIX_CACHE, not self.cache.enable_prefix_caching),
+            (feature.GPU_SHARE, self.cache.gpu_memory_utilization not in USUAL_SHARES),
+            (feature.ASYNC, bool(self.scheduler.async_scheduling)),
+            (feature.TARGET_ITL, self.scheduler.target_itl_ms > 0),
+            (feature.WHOLE_PROMPTS, not self.scheduler.enable_chunked_prefill),
+            (feature.LORA, lora.enable_lora),
+            (feature.NO_LORA, not lora.enable_lora),
+            (feature.LORA_MODULES, bool(lora.lora_modules)),
+            (feature.DRAFTS_BESIDE_STAGES, alone and staged),
+            (feature.DRAFTS_ON_ONE_RANK, alone and not staged and parallel.ranks > 1),
+        )
+        sections = parallel, self.offload, self.cluster, self.tiers
+        return own.union(drafts, *(section.features for section in sections))
+
     def validate(self) -> None:
-        """Refuse what cannot work, naming the option; the model-dependent checks come at load."""
+        """Refuse what cannot work, naming the option; what model and device exclude is said once they are known."""
         self.parallel.validate(self.speculation.asked)
         self.media.validate()
-        self.tiers.validate(self.cache.enable_prefix_caching, self.parallel)
-        self.cluster.validate(self.parallel.processes, self.parallel.ranks)
-        self.offload.validate(self.parallel.data_parallel_size, self.parallel.ranks)
-        if self.parallel.prefill_replicas and (self.cluster.nnodes > 1 or self.cluster.by_ray):
-            raise ConfigError(
-                "--prefill-replicas: the folder that blocks go through is one host's; leave out --nnodes or this",
-                param="prefill_replicas",
-            )
-        if self.parallel.pipeline_parallel_size > 1 and (self.offload.moves or self.offload.cpu_offload_gb):
-            raise ConfigError(
-                "--pipeline-parallel-size: layers whose weights come while steps run (--weight-offload, "
-                "--cpu-offload-gb) are numbered from the model's first; more stages need less memory each",
-                param="pipeline_parallel_size",
-            )
+        self.tiers.validate()
+        self.cluster.validate()
+        self.offload.validate()
         one_of("dtype", self.model.dtype, DTYPES)
         one_of("activations", self.model.activations, ACTIVATIONS)
         one_of("load_format", self.model.load_format, LOAD_FORMATS)
@@ -309,8 +329,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--max-num-batched-tokens must be at least --max-num-seqs, or sequences would starve")
         if self.model.group_size not in GROUP_SIZES:
             raise ConfigError(f"--group-size {self.model.group_size} must be 32, 64 or 128", param="group_size")
-        if self.lora.lora_modules and not self.lora.enable_lora:
-            raise ConfigError("--lora-modules needs --enable-lora", param="lora_modules")
         if not (1 <= self.lora.max_loras <= 1024 and 1 <= self.lora.max_lora_rank <= 512):
             raise ConfigError("--max-loras must lie in [1, 1024] and --max-lora-rank in [1, 512]", param="max_loras")
         if not 0 <= self.model.cache_packed_gib <= 1 << 20:
@@ -327,6 +345,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         sizes = (self.model.max_model_len, self.cache.kv_cache_memory_bytes, self.cache.num_blocks)
         if min(sizes) < 0:
             raise ConfigError("--max-model-len, --kv-cache-memory-bytes and --num-blocks must not be negative")
+        check_options(self.features)
+        self.cluster.check_hosts(self.parallel.processes, self.parallel.ranks)
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {

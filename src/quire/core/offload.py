@@ -7,6 +7,17 @@ from typing import Annotated
 import msgspec
 
 from quire.core.errors import ConfigError
+from quire.core.exclusions.features import (
+    CPU_OFFLOAD,
+    EXPERTS_ON_DISK,
+    FULLY_SHARD,
+    LAYERS_ON_DISK,
+    NO_WEIGHT_OFFLOAD,
+    WEIGHT_FOLDER,
+    WEIGHT_MEMORY,
+    Feature,
+    found,
+)
 from quire.core.option import about, one_of
 
 WEIGHT_OFFLOADS = ("none", "disk", "experts")
@@ -51,25 +62,19 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether weights are read from a file while steps run."""
         return self.weight_offload != "none"
 
-    def validate(self, replicas: int, ranks: int) -> None:
-        """Refuse what cannot work, naming the option; `replicas` of an engine, `ranks` of each."""
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What is asked for, as far as it excludes something."""
+        return found(
+            (LAYERS_ON_DISK, self.weight_offload == "disk"), (EXPERTS_ON_DISK, self.weight_offload == "experts"),
+            (NO_WEIGHT_OFFLOAD, not self.from_file), (WEIGHT_MEMORY, self.weight_memory_gib > 0),
+            (WEIGHT_FOLDER, bool(self.weight_offload_folder)), (CPU_OFFLOAD, self.cpu_offload_gb > 0),
+            (FULLY_SHARD, self.fully_shard),
+        )  # fmt: skip
+
+    def validate(self) -> None:
+        """Refuse values that cannot work, naming the option."""
         one_of("weight_offload", self.weight_offload, WEIGHT_OFFLOADS)
         for name in ("weight_memory_gib", "cpu_offload_gb"):
             if not 0 <= getattr(self, name) <= 1 << 20:
                 raise ConfigError(f"--{name.replace('_', '-')} must lie in [0, 1048576]", param=name)
-        if not self.from_file and (self.weight_memory_gib or self.weight_offload_folder):
-            name = "weight_memory_gib" if self.weight_memory_gib else "weight_offload_folder"
-            raise ConfigError(f"--{name.replace('_', '-')} needs --weight-offload", param=name)
-        if self.fully_shard:
-            self._check_sharding(replicas, ranks)
-
-    def _check_sharding(self, replicas: int, ranks: int) -> None:
-        why = ""
-        if replicas < 2:
-            why = "there is one replica, which needs all weights; give --data-parallel-size, or leave it out"
-        elif ranks > 1:
-            why = "ranks of one engine (--tensor-parallel-size and others) have shares of the weights already"
-        elif self.from_file or self.cpu_offload_gb:
-            why = "weights that are elsewhere (--weight-offload, --cpu-offload-gb) cannot be shared in memory"
-        if why:
-            raise ConfigError(f"--fully-shard: {why}", param="fully_shard")

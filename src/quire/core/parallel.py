@@ -8,8 +8,28 @@ from typing import Annotated
 import msgspec
 
 from quire.core.errors import ConfigError
+from quire.core.exclusions.features import (
+    CONTEXT,
+    EXPERT_LOAD_FILE,
+    EXPERT_RANKS,
+    MICRO_BATCHES,
+    ONE_REPLICA,
+    ONE_STAGE,
+    ONE_TENSOR_RANK,
+    PREFILL_REPLICAS,
+    RANK_INVARIANT,
+    REDUNDANT_EXPERTS,
+    REPLICAS,
+    SEQUENCE_PARALLEL,
+    STAGES,
+    TENSOR,
+    UNDIVIDED_EXPERTS,
+    WHOLE_EXPERTS,
+    Feature,
+    found,
+)
 from quire.core.option import about
-from quire.core.speculation import LOOK_UPS, Speculation
+from quire.core.speculation import Speculation
 
 MOST_RANKS = 64
 SPLIT = 512
@@ -17,8 +37,6 @@ SPLIT = 512
 MOST_STEPS = 64
 SIZES = ("pipeline_parallel_size", "expert_parallel_size", "context_parallel_size", "tensor_parallel_size")
 """Axes of the ranks of one engine."""
-ALONE = (*LOOK_UPS, "draft_model")
-"""Ways to draft that need nothing of the model's own parts."""
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,8 +114,22 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Of all engines."""
         return self.ranks * self.data_parallel_size
 
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What is asked for, as far as it excludes something."""
+        tensor, stages = self.tensor_parallel_size, self.pipeline_parallel_size
+        return found(
+            (TENSOR, tensor > 1), (ONE_TENSOR_RANK, tensor == 1), (STAGES, stages > 1), (ONE_STAGE, stages == 1),
+            (MICRO_BATCHES, self.pipeline_micro_batches > 0), (CONTEXT, self.context_parallel_size > 1),
+            (EXPERT_RANKS, self.expert_parallel_size > 1), (WHOLE_EXPERTS, self.enable_expert_parallel),
+            (UNDIVIDED_EXPERTS, not self.expert_axis), (REDUNDANT_EXPERTS, self.num_redundant_experts > 0),
+            (EXPERT_LOAD_FILE, bool(self.expert_load_file)), (SEQUENCE_PARALLEL, self.enable_sequence_parallel),
+            (RANK_INVARIANT, self.rank_invariant), (REPLICAS, self.data_parallel_size > 1),
+            (ONE_REPLICA, self.data_parallel_size == 1), (PREFILL_REPLICAS, self.prefill_replicas > 0),
+        )  # fmt: skip
+
     def validate(self, drafts: Speculation | None) -> None:
-        """Refuse what cannot work, naming the option; `drafts`: how tokens are guessed ahead."""
+        """Refuse values that cannot work, naming the option; `drafts`: how tokens are guessed ahead."""
         for name in (*SIZES, "data_parallel_size"):
             if not 1 <= getattr(self, name) <= MOST_RANKS:
                 raise ConfigError(f"{_flag(name)} must lie in [1, {MOST_RANKS}]", param=name)
@@ -107,26 +139,14 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "(--data-parallel-size) at least one must be left, to go on with what these begin",
                 param="prefill_replicas",
             )
-        if self.context_parallel_size > 1 and drafts is not None and (drafts.method not in LOOK_UPS or drafts.tree):
-            raise ConfigError(
-                "--context-parallel-size: a model that drafts keeps all keys on one rank, and drafts that branch move "
-                f"them between ranks; use {', '.join(LOOK_UPS)} without branches",
-                param="context_parallel_size",
-            )
-        if self.pipeline_parallel_size > 1 and drafts is not None and drafts.method not in ALONE:
-            raise ConfigError(
-                f"--pipeline-parallel-size: drafts of the method {drafts.method!r} read what other stages have; "
-                f"use {', '.join(ALONE)}",
-                param="pipeline_parallel_size",
-            )
         if self.ranks > MOST_RANKS:
             sizes = " times ".join(f"{_flag(name)} {getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)
             raise ConfigError(f"{sizes} are more than {MOST_RANKS} ranks", param=self.ranks_option)
         if drafts is not None:
             self._validate_drafts(drafts)
         self._validate_stages()
-        self._validate_experts()
-        self._validate_rows()
+        if self.num_redundant_experts < 0:
+            raise ConfigError("--num-redundant-experts must be at least 0", param="num_redundant_experts")
 
     def drafts_everywhere(self, drafts: Speculation) -> bool:
         """Whether every rank computes what drafts; otherwise the first does."""
@@ -145,35 +165,12 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"{why.get(drafts.method, 'nothing of these drafts is split')}",
                 param="speculative_draft_tensor_parallel_size",
             )
-        if self.enable_sequence_parallel and (drafts.method == "eagle3" or drafts.layers):
-            raise ConfigError(
-                f"--enable-sequence-parallel: drafts of the method {drafts.method!r} stop between layers, where no "
-                "rank has all rows; leave one of them out",
-                param="enable_sequence_parallel",
-            )
-
-    def _validate_rows(self) -> None:
-        """What rows that are split between the joins, and sums in runs, go with."""
-        others = self.pipeline_parallel_size > 1 or self.context_parallel_size > 1
-        for wrong, option, why in (
-            (self.tensor_parallel_size == 1, "enable_sequence_parallel", "one rank has all rows"),
-            (others, "enable_sequence_parallel", "stages and parts of sequences have rows of their own"),
-            (
-                self.enable_expert_parallel,
-                "enable_sequence_parallel",
-                "of experts that ranks hold whole every rank gets all rows",
-            ),
-            (self.expert_axis != "", "rank_invariant", "experts that ranks hold whole are not summed in runs"),
-        ):
-            if wrong and getattr(self, option):
-                raise ConfigError(f"{_flag(option)}: {why}; leave one of them out", param=option)
 
     def _validate_stages(self) -> None:
         stages, asked = self.pipeline_parallel_size, self.pipeline_micro_batches
-        if asked and not (stages > 1 and 1 <= asked <= MOST_STEPS):
+        if not 0 <= asked <= MOST_STEPS:
             raise ConfigError(
-                f"--pipeline-micro-batches {asked}: of --pipeline-parallel-size 2 or more, 1 to {MOST_STEPS}",
-                param="pipeline_micro_batches",
+                f"--pipeline-micro-batches {asked}: may be 1 to {MOST_STEPS}", param="pipeline_micro_batches"
             )
         parts = self.pipeline_layers.split(",")
         if self.pipeline_layers != "auto" and not (
@@ -184,42 +181,6 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "of --pipeline-parallel-size, as in 9,7",
                 param="pipeline_layers",
             )
-        if stages > 1 and self.context_parallel_size > 1:
-            raise ConfigError(
-                "--pipeline-parallel-size: a stage has all keys and values of its layers, which "
-                "--context-parallel-size spreads over ranks; use one of them",
-                param="pipeline_parallel_size",
-            )
-        if stages > 1 and self.expert_axis:
-            raise ConfigError(
-                "--pipeline-parallel-size: experts that are divided over ranks are counted over all layers, of which a "
-                "stage has some; leave out --expert-parallel-size and --enable-expert-parallel: "
-                "--tensor-parallel-size splits each expert",
-                param="pipeline_parallel_size",
-            )
-
-    def _validate_experts(self) -> None:
-        if self.enable_expert_parallel and self.expert_parallel_size > 1:
-            raise ConfigError(
-                "--enable-expert-parallel gives experts to the ranks of --tensor-parallel-size, --expert-parallel-size "
-                "to ranks of their own; use one of them",
-                param="enable_expert_parallel",
-            )
-        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
-            raise ConfigError(
-                "--enable-expert-parallel: there is one rank to give experts to; set --tensor-parallel-size, or use "
-                "--expert-parallel-size",
-                param="enable_expert_parallel",
-            )
-        if self.num_redundant_experts < 0:
-            raise ConfigError("--num-redundant-experts must be at least 0", param="num_redundant_experts")
-        for name in ("num_redundant_experts", "expert_load_file"):
-            if getattr(self, name) and not self.expert_axis:
-                raise ConfigError(
-                    f"{_flag(name)}: every rank has all experts; use --expert-parallel-size or "
-                    "--enable-expert-parallel",
-                    param=name,
-                )
 
 
 def _flag(name: str) -> str:

@@ -8,6 +8,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 from quire.core.errors import ConfigError
+from quire.core.exclusions.features import (
+    DRAFT_MODEL,
+    DRAFTS,
+    EAGLE,
+    EAGLE3,
+    MEDUSA,
+    SELF_LAYERS,
+    SELF_QUANTIZED,
+    TREES,
+    Feature,
+    found,
+)
 
 METHODS = ("ngram", "suffix", "draft_model", "self", "medusa", "eagle", "eagle3")
 WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
@@ -81,6 +93,21 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         return self.method in ("self", "eagle", "eagle3") or (
             self.method == "draft_model" and self.draft_tensor_parallel_size != 1
+        )
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What is asked for, as far as it excludes something."""
+        method = self.method
+        return found(
+            (DRAFTS, True),
+            (DRAFT_MODEL, method == "draft_model"),
+            (MEDUSA, method == "medusa"),
+            (EAGLE, method == "eagle"),
+            (EAGLE3, method == "eagle3"),
+            (SELF_LAYERS, method == "self" and self.layers > 0),
+            (SELF_QUANTIZED, method == "self" and not self.layers),
+            (TREES, self.tree is not None),
         )
 
     @property

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 
 from quire.core.errors import ConfigError
+from quire.core.exclusions.features import KV_OFFLOADING, KV_STORE, NO_KV_STORE, Feature, found
 from quire.core.option import about
-from quire.core.parallel import ParallelConfig
 
 MOST_GIB = 1 << 20
 FLUSH_SECONDS = 10.0
@@ -36,31 +36,17 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there is a tier at all."""
         return bool(self.kv_store) or bool(self.kv_offloading_size)
 
-    def validate(self, shares: bool, parallel: ParallelConfig) -> None:
-        """Refuse what cannot work, naming the option; `shares`: whether prefixes are found again."""
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What is asked for, as far as it excludes something."""
+        return found(
+            (KV_STORE, bool(self.kv_store)), (NO_KV_STORE, not self.kv_store),
+            (KV_OFFLOADING, bool(self.kv_offloading_size)),
+        )  # fmt: skip
+
+    def validate(self) -> None:
+        """Refuse values that cannot work, naming the option."""
         if not 0 < self.kv_store_gb <= MOST_GIB:
             raise ConfigError(f"--kv-store-gb {self.kv_store_gb:g} must lie in (0, {MOST_GIB}]", param="kv_store_gb")
         if not 0 <= (self.kv_offloading_size or 0.0) <= MOST_GIB:
             raise ConfigError(f"--kv-offloading-size must lie in [0, {MOST_GIB}]", param="kv_offloading_size")
-        if parallel.prefill_replicas and (not self.kv_store or self.kv_offloading_size):
-            raise ConfigError(
-                "--prefill-replicas: prompts go from one engine to another through the folder of --kv-store, and "
-                "nowhere else; give one, and leave out --kv-offloading-size",
-                param="prefill_replicas",
-            )
-        if not self.any:
-            return
-        name = "kv_store" if self.kv_store else "kv_offloading_size"
-        option = f"--{name.replace('_', '-')}"
-        if not shares:
-            raise ConfigError(
-                f"{option} keeps what --enable-prefix-caching finds, which is turned off; leave one of them out",
-                param=name,
-            )
-        if parallel.ranks > parallel.tensor_parallel_size:
-            other = parallel.ranks_option.replace("_", "-")
-            raise ConfigError(
-                f"{option}: of blocks that ranks of --{other} have nothing is gathered; leave one of them out, or use "
-                "--tensor-parallel-size",
-                param=name,
-            )
