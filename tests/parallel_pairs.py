@@ -2,12 +2,14 @@
 docs/techniques/parallel-pairs.md.
 
 A pair is right when requests of all kinds, arriving at random steps, get the tokens of one process with the same
-feature, in f32; and when a request that is asked again alone gets the same bits. Or the start refuses it, and says why.
+feature, in f32; and when a request that is asked again alone gets the same bits. Or the start refuses it, and says why:
+what the table of exclusions says, or that sizes do not divide.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from contextlib import closing
@@ -22,9 +24,14 @@ from oracle import random_model, write
 from peft_layouts import Layout
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
+from quire.core.exclusions.features import ADAPTER_TABLES, WINDOWS
+from quire.core.exclusions.table import TABLE, check_known
 from quire.core.request import Request
 from quire.core.speculation import HEADS
 from quire.engine.local import LocalEngine
+from quire.model.describe import ModelFacts, describe
+from quire.model.known import known_of, known_of_device
+from quire.ops.choice import choose
 from shaped import shaped_requests
 from test_adapter_kinds import LINEARS
 from test_bit_equality import Answer
@@ -93,6 +100,8 @@ FEATURES: dict[str, dict[str, Any]] = {
 """What runs beside it; `model` is a tiny one, or else the embedded one."""
 PICTURED = ("qwen3_vl", "gemma3")
 """Models that take pictures."""
+SIZES = re.compile("cannot be split over|bytes of KV cache|do not lie on group borders")
+"""Reasons that are numbers of this model and this way, which no table has."""
 ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "experts, int8", "experts, int8 KV")
 """Where a difference in the last bit of a sum moves an integer by one, tokens of one process are not to be expected."""
 
@@ -102,6 +111,7 @@ class Folders:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.known: dict[str, ModelFacts] = {}
 
     def __call__(self, name: str) -> str:
         """The folder of a model, or of the adapter "lora"."""
@@ -181,6 +191,27 @@ def found(feature: str, way: dict[str, Any], folders: Folders) -> tuple[dict[str
         return answers(engine, requests), answers(engine, requests[:1])[requests[0].id]
 
 
+def excluded(feature: str, way: dict[str, Any], folders: Folders) -> str:
+    """Why the table of exclusions refuses the pair, from options and headers; "" where it does not."""
+    options = options_of(feature, folders)
+    try:
+        config = flat_config(**options | way)
+        if options["model"] not in folders.known:
+            folders.known[options["model"]] = describe(options["model"])
+        choice = choose(config.device)
+        known = known_of(config, folders.known[options["model"]])
+        check_known(config.features, known | known_of_device(config, choice.backend, choice.chosen))
+    except ConfigError as error:
+        return error.message
+    return ""
+
+
+def of_the_table(said: str) -> bool:
+    """Whether a row says it of something that is found after the headers: in an adapter, or once steps are planned."""
+    rows = [row for row in TABLE if row.a is ADAPTER_TABLES or row.b is WINDOWS]
+    return any(said.endswith(row.message({}, "" if row.a.option else ":").lstrip(":")) for row in rows)
+
+
 def right(feature: str, way: dict[str, Any], folders: Folders, golden: dict[str, Any]) -> str:
     """ "yes", or why the start refuses it. AssertionError where an answer is wrong."""
     if feature not in golden:
@@ -188,7 +219,11 @@ def right(feature: str, way: dict[str, Any], folders: Folders, golden: dict[str,
     try:
         together, alone = found(feature, way, folders)
     except ConfigError as error:
+        asked = excluded(feature, way, folders)
+        assert error.message == (asked or error.message), "another reason than the table's"
+        assert asked or SIZES.search(error.message) or of_the_table(error.message), "no row says so"
         return error.message.replace(f"{folders.root}/", "")
+    assert not excluded(feature, way, folders), "the table refuses what can start"
     first = next(iter(together.values()))
     assert [each.bits() for each in first] == [each.bits() for each in alone], "alone a request has other bits"
     if feature not in ROUNDED:

@@ -81,7 +81,7 @@ def test_a_cache_that_cannot_hold_what_was_asked_is_refused() -> None:
         LocalEngine(flat_config(device="cpu", num_blocks=8, max_model_len=512))
     with pytest.raises(ConfigError, match="without chunked prefill"):
         LocalEngine(flat_config(device="cpu", enable_chunked_prefill=False, max_num_batched_tokens=500))
-    with pytest.raises(ConfigError, match="--target-itl-ms cuts prompts"):
+    with pytest.raises(ConfigError, match="--target-itl-ms: it cuts prompts"):
         LocalEngine(flat_config(device="cpu", enable_chunked_prefill=False, target_itl_ms=50))
 
 

@@ -25,13 +25,16 @@ def inspect(options: dict[str, Any]) -> None:
     """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""
     config = to_engine(options)
     from quire.compress.passport import passport_rows, read_passport
+    from quire.core.exclusions.table import check_known
     from quire.model.describe import describe
     from quire.model.disk.hub import hub_of
+    from quire.model.known import known_of, known_of_device
     from quire.ops.choice import choose
     from quire.plan.needs import drafting_model
 
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
     choice = choose(config.device)
+    check_known(config.features, known_of(config, found) | known_of_device(config, choice.backend, choice.chosen))
     show("model", _model_rows(found))
     found = replace(found, vision=None) if config.model.language_model_only else found
     if (passport := read_passport(found.folder)) is not None:

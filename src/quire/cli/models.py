@@ -14,6 +14,9 @@ from msgspec.structs import replace
 from quire.cli.flags import to_engine, to_server
 from quire.core.config import SECTIONS, EngineConfig
 from quire.core.errors import ConfigError, QuireError
+from quire.core.exclusions.exclusion import Known
+from quire.core.exclusions.features import SEVERAL_MODELS
+from quire.core.exclusions.table import check_known
 from quire.engine.options import KNOWN, UNBUILT
 from quire.server.options import OF_MODELS, ServerOptions
 
@@ -87,8 +90,7 @@ def _listed(model: _Named, room: int | None) -> Listed:
     from quire.text.files import read_json
 
     config = model.config
-    if config.cluster.nnodes > 1 or config.cluster.by_ray:
-        raise ConfigError("--nnodes: several models run on one host; serve this one alone", param="nnodes")
+    check_known(config.features, Known(frozenset({SEVERAL_MODELS})))
     found = needs(config)
     sized = config.cache.kv_cache_memory_bytes or config.cache.num_blocks
     left = None if room is None or sized else _half_of_rest(found, room, config.wholes)

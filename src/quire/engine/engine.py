@@ -13,6 +13,7 @@ from quire.cache.tables import BlockTables
 from quire.core.blame import of_request
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError
+from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
 from quire.engine.client import EngineInfo, Stats
@@ -28,7 +29,7 @@ from quire.engine.loop.pooled import check_kind, classify
 from quire.engine.loop.portable import Portable
 from quire.engine.loop.tiering import tiering_of
 from quire.engine.loop.under_way import UnderWay
-from quire.model.build import Model, load_model
+from quire.model.build import Model, check_start, load_model
 from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages
 from quire.ops.backend import Ops, select
@@ -55,6 +56,9 @@ class Engine:
         started, self._since = time.monotonic(), time.time()
         self.config = config = of_a_rank(config)
         self.ops: Ops = select(config.device)
+        if config.parallel.ranks > 1:  # before others are started, which takes seconds
+            with told_plainly(config.model.model):
+                check_start(config, self.ops)
         self.config = config = with_stages(config, self.ops)
         self.ranks = lead(config)
         with ended_on_error(self.ranks), told_plainly(config.model.model):
@@ -90,6 +94,7 @@ class Engine:
         the options, and then it is to be closed.
         """
         config.validate()
+        check_known(config.features, self.model.known)
         if not same_weights(self.config, config) or self.has_work:
             raise ConfigError("rearrange: the engine runs requests, or these options need other weights; start another")
         self.config = config

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from quire.core.config import EngineConfig
-from quire.core.errors import ConfigError, EngineFailure
+from quire.core.errors import EngineFailure
+from quire.core.exclusions.exclusion import Known
+from quire.core.exclusions.features import IN_PROCESS
+from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
@@ -16,13 +19,7 @@ class LocalEngine:
 
     @finished_before_the_end
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
-        if config.parallel.data_parallel_size > 1:
-            raise ConfigError(
-                "data_parallel_size: this process runs one engine; `quire serve` has replicas",
-                param="data_parallel_size",
-            )
-        if config.cluster.nnodes > 1 or config.cluster.by_ray:
-            raise ConfigError("nnodes: this process runs one engine; `quire serve` has other hosts", param="nnodes")
+        check_known(config.features, Known(frozenset({IN_PROCESS})))
         self.engine = Engine(config, progress)
         self._info = self.engine.info()
         self._refused: list[Output] = []

@@ -14,29 +14,31 @@ from torch import Tensor
 
 from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import Dtype
-from quire.core.errors import ConfigError
+from quire.core.exclusions.exclusion import NOTHING, Known
+from quire.core.exclusions.features import BORROWED, IN_PROCESS
+from quire.core.exclusions.table import check_known
 from quire.core.pooling import NO_VECTORS, Pooling
 from quire.core.progress import LoadProgress
 from quire.model.batch import Forward
 from quire.model.borrowed.found import Borrowed, find_borrowed
 from quire.model.borrowed.load import load_borrowed
-from quire.model.describe import compute_dtype, kv_dtype, max_model_len, open_model, own_name
+from quire.model.describe import compute_dtype, describe, kv_dtype, max_model_len, open_model, own_name
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.hub import hub_of
 from quire.model.disk.opened import Opened
 from quire.model.families.rope import Rope, shared_tables, short_reach
+from quire.model.known import known_of, known_of_device
 from quire.model.load.adapters import Adapters, parse_modules
 from quire.model.load.builders import load_decoder
 from quire.model.load.classifier import load_classifier
-from quire.model.load.encoder import check_encoder, load_encoder
+from quire.model.load.encoder import load_encoder
 from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
 from quire.model.load.ranks import joined, joined_encoder, share_of, step_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
-from quire.model.load.runs import check_runs
 from quire.model.load.stages import stages_of
 from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
@@ -44,7 +46,6 @@ from quire.model.offload.choose import keeper
 from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
 from quire.model.vision.load import load_vision
-from quire.model.vision.options import check_options
 from quire.model.vision.vision import Vision
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
@@ -65,7 +66,8 @@ class Model:
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
     `classifier` [labels, hidden] f32 on the host, of a model of classes. `writing`: the packed cache that is being
     written. `span`: the layers of one stage, None: all. `place`: where this process is among those that run the model.
-    `vision`: what makes rows of pictures, if it takes any.
+    `vision`: what makes rows of pictures, if it takes any. `known`: what it and the device are, to be asked what they
+    exclude.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Model:
     pooling: Pooling = NO_VECTORS
     classifier: Tensor | None = None
     vision: Vision | None = None
+    known: Known = NOTHING
 
     @property
     def short_reach(self) -> int:
@@ -125,8 +128,9 @@ def load_model(
     """
     options = config.model
     if (borrowed := find_borrowed(resolve(options.model, hub_of(options)))) is not None:
-        return _load_borrowed(config, ops, borrowed, quantizer(options.quantization))
+        return _load_borrowed(config, ops, borrowed, quantizer(options.quantization), _where(config, ops, shards))
     opened = _opened(config)
+    check_known(config.features, known := known_of(config, opened) | _where(config, ops, shards))
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
     asked, notes = compute_dtype(options.dtype, opened.dtype)
     dtype, step = torch_dtype(asked), step_of(opened, target, options.group_size)
@@ -168,21 +172,28 @@ def load_model(
         pooling=opened.pooling,
         classifier=load_classifier(opened),
         vision=vision,
+        known=known,
     )
 
 
+def _where(config: EngineConfig, ops: Ops, shards: Shards | None) -> Known:
+    """What is known of the device, and whether there is nobody to share weights with that are to be shared."""
+    device = known_of_device(config, ops.name, ops.chosen)
+    alone = config.offload.fully_shard and shards is None
+    return device | Known(frozenset({IN_PROCESS})) if alone else device
+
+
+def check_start(config: EngineConfig, ops: Ops) -> None:
+    """`ConfigError` for what the model and the device exclude, from headers alone."""
+    found = describe(config.model.model, config.model.load_format, hub_of(config.model))
+    check_known(config.features, known_of(config, found) | known_of_device(config, ops.name, ops.chosen))
+
+
 def _opened(config: EngineConfig) -> Opened:
-    """The model folder, without what reads pictures where its text alone is wanted. `ConfigError` for options that such
-    a model cannot have."""
+    """The model folder, without what reads pictures where its text alone is wanted."""
     options = config.model
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
-    check_encoder(config, opened.spec)
-    if options.language_model_only:
-        opened = replace(opened, vision=None)
-    if opened.vision is not None:
-        check_options(config, opened.name)
-    check_runs(config)
-    return opened
+    return replace(opened, vision=None) if options.language_model_only else opened
 
 
 def _reader(
@@ -219,25 +230,12 @@ def _ropes(reader: Reader, length: int) -> dict[Rope, torch.Tensor]:
     return dict(zip(tables, reader.place(tuple(tables.values())), strict=True))
 
 
-def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quantizer | None) -> Model:
+def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quantizer | None, device: Known) -> Model:
     """A model by transformers' code; options that only the table's families have are refused."""
     options = config.model
-    for given, name in (
-        (config.lora.enable_lora, "enable_lora"), (options.load_format == "dummy", "load_format"),
-        (options.cache_packed not in ("auto", "off"), "cache_packed"), (options.activations != "auto", "activations"),
-        (config.parallel.ranks > 1, config.parallel.ranks_option),
-        (config.parallel.rank_invariant, "rank_invariant"),
-        (config.offload.from_file, "weight_offload"), (config.offload.cpu_offload_gb > 0, "cpu_offload_gb"),
-        (config.offload.fully_shard, "fully_shard"),
-    ):  # fmt: skip
-        if given:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} needs a family of the table; {found.spec.family!r} runs by the code of "
-                "transformers",
-                param=name,
-            )
-    if ops.gpu is not None:
-        raise ConfigError(f"--device cuda: {found.spec.family!r} runs by the code of transformers, on the CPU only")
+    name = own_name(options.model, found.folder)
+    known = Known(frozenset({BORROWED}), {"model": name, "family": found.spec.family}) | device
+    check_known(config.features, known)
     dtype, notes = compute_dtype(options.dtype, found.dtype)
     length = max_model_len(options.max_model_len, found.spec)
     layout = kv_layout(config.cache, found.spec, dtype, ops)
@@ -245,7 +243,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
     _warn(found.folder, (*found.notes, *notes))
     generation = read_generation(found.folder, spec)
     return Model(
-        name=own_name(options.model, found.folder),
+        name=name,
         spec=spec,
         decoder=decoder,
         layouts=layouts,
@@ -260,6 +258,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
         folder=found.folder,
         notes=(*found.notes, *notes),
         pooling=Pooling(refused="this model runs by the code of transformers, which keeps no hidden rows here"),
+        known=known,
     )
 
 
@@ -301,11 +300,6 @@ def check_groups(opened: Opened, target: Quantizer | None, group: int) -> None:
     """Refuse a group size before minutes of loading, naming the first matrix that it does not divide."""
     if target is None:
         return
-    if set(opened.scheme.parts) != {"weight"}:
-        raise ConfigError(
-            f"--quantization {target.name}: {opened.folder} is quantized already ({opened.scheme.name}); leave it out",
-            param="quantization",
-        )
     for (role, _), parts in opened.claim.parts.items():
         if DISK_ROLES[role].kind == "linear" and not DISK_ROLES[role].wide:
             scheme = target.head if role == "head" else target

@@ -13,6 +13,8 @@ from typing import Any
 from quire.core.config import CacheConfig
 from quire.core.dtypes import BF16, F8, F16, F32, F64, I8, Dtype
 from quire.core.errors import ConfigError, ModelError
+from quire.core.exclusions import features
+from quire.core.exclusions.table import row_of
 from quire.model.borrowed.found import Borrowed, find_borrowed
 from quire.model.disk.beyond import drop_layers_beyond
 from quire.model.disk.checkpoint import Checkpoint, Source, float_dtype, resolve
@@ -67,7 +69,7 @@ class ModelFacts:
     """What `describe` finds without reading a weight. Sizes in bytes, `dtype` as on disk, KV counted in bf16.
 
     `active_parameters`: less those of the experts a token does not take. `roles`: those the model has for certain.
-    `stored`: `Opened.stored`.
+    `stored`, `quantized`: as of `Opened`. `borrowed`: it runs by the code of transformers.
     `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized;
     `outer_bits`: the same of the table of tokens and of a head of its own, by role. `bias_numbers`: in all biases.
     `vision`: beside all of that, which is of the decoder; only `bytes_on_disk` and `tensors` are of both.
@@ -91,6 +93,8 @@ class ModelFacts:
     notes: tuple[str, ...]
     bias_numbers: int = 0
     vision: VisionFacts | None = None
+    quantized: bool = False
+    borrowed: bool = False
 
 
 def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = NEWEST) -> Opened:
@@ -178,6 +182,7 @@ def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelF
         notes=opened.notes,
         bias_numbers=sum(infos[p["bias"]].numbers for p in opened.claim.parts.values() if "bias" in p),
         vision=vision,
+        quantized=opened.quantized,
     )
 
 
@@ -215,6 +220,7 @@ def _describe_borrowed(model: str, found: Borrowed) -> ModelFacts:
         kv_bytes_per_token=kv_bytes_per_token(found.spec, BF16),
         generation=read_generation(found.folder, found.spec),
         notes=found.notes,
+        borrowed=True,
     )
 
 
@@ -248,10 +254,7 @@ def kv_dtype(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, backend: str) ->
         return KV_TYPES.get(cache.kv_cache_dtype, dtype)
     kept = KV_TYPES.get(cache.kv_cache_dtype, F32 if dtype == F16 and backend != "triton" else dtype)
     if kept not in LATENTS and not (kept == F16 and dtype == F16 and backend == "triton"):
-        names = " or ".join(latent.name for latent in LATENTS)
-        raise ConfigError(
-            f"--kv-cache-dtype {cache.kv_cache_dtype}: latents are kept in {names}", param="kv_cache_dtype"
-        )
+        raise row_of(features.KV_FORMAT, features.LATENTS).refusal({})
     return kept
 
 

@@ -30,7 +30,7 @@ from quire.ops import states_cpu as _states_cpu  # noqa: F401  (registers the im
 from quire.ops import whole as _whole  # noqa: F401  (registers the definition)
 from quire.ops import whole_cpu as _whole_cpu  # noqa: F401  (registers the implementation)
 from quire.ops.arena import huge_bytes
-from quire.ops.choice import backend_of
+from quire.ops.choice import READ_WEIGHTS, backend_of
 from quire.ops.cpu import Cpu
 from quire.ops.gpu import Gpu, check_sparse_units, open_gpu
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
@@ -49,7 +49,6 @@ T = TypeVar("T")
 if hasattr(os, "register_at_fork"):
     # Its pool of threads does not come along into a fork, which would wait for them for ever.
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-READ_WEIGHTS = ("linear", "gated_mlp", "plain_mlp", "grouped_linear", "expert_mlp", "head_linear")
 
 
 class Replay(Generic[T]):

@@ -32,6 +32,8 @@ HOST = ("attention_states", "cache_rows", "fold_states", "whole_attention")
 without a mask, which is torch's there."""
 OTHERS = {"triton": {"linear": ("cublas", "cusparselt")}}
 """Backend -> op -> implementations that `--ops` can name beside the backend's own and the reference."""
+READ_WEIGHTS = ("linear", "gated_mlp", "plain_mlp", "grouped_linear", "expert_mlp", "head_linear")
+"""Ops that read packed weights."""
 DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/kfd", "/dev/dxg")
 """Files of the drivers without which Linux has no GPU: NVIDIA's, that of its boards, AMD's, and Windows' under WSL."""
 

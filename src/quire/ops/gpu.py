@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.core.errors import ConfigError
+from quire.core.exclusions.features import CUSPARSELT, NOT_SPARSE
+from quire.core.exclusions.table import row_of
 from quire.ops.runtime import Cuda, Immediate, Runtime
 
 CONFIGS = Path(__file__).parent / "triton" / "configs"
@@ -154,7 +156,7 @@ def check_sparse_units(gpu: Gpu) -> None:
     if gpu.device.type != "cuda" or cusparselt is None or not cusparselt.is_available():
         raise ConfigError("--ops linear=cusparselt: this torch has no cuSPARSELt for this device", param="ops")
     if not gpu.sparse:
-        raise ConfigError("--ops linear=cusparselt multiplies what --sparse on keeps; add that", param="ops")
+        raise row_of(CUSPARSELT, NOT_SPARSE).refusal({})
 
 
 def open_gpu() -> Gpu:

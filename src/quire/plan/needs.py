@@ -11,12 +11,14 @@ from msgspec.structs import replace
 
 from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
+from quire.core.exclusions.table import check_known
 from quire.core.speculation import HEADS, LOOK_UPS, Speculation
 from quire.model.describe import ModelFacts, compute_dtype, describe, kv_dtype, max_model_len
 from quire.model.disk.checkpoint import Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.disk.hub import hub_beside, hub_of
 from quire.model.families.eagle import layer_spec
+from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
 from quire.model.memory import kv_bytes_per_token, layer_kv_bytes
 from quire.model.offload.budget import allowed
@@ -39,6 +41,7 @@ def needs(config: EngineConfig) -> Needs:
     """What serving a model takes, from headers, what drafts for it included; each replica has weights of its own."""
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
     choice, drafts = choose(config.device), drafting_model(config)
+    check_known(config.features, known_of(config, found) | known_of_device(config, choice.backend, choice.chosen))
     weights = weights_of(config, found, choice)
     if config.offload.from_file:
         weights = min(weights, allowed(config))

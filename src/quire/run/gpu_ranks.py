@@ -11,7 +11,9 @@ from torch._C._distributed_c10d import FileStore
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
-from quire.core.speculation import LOOK_UPS
+from quire.core.exclusions.exclusion import Known
+from quire.core.exclusions.features import GPU_PROCESSES
+from quire.core.exclusions.table import check_known
 from quire.ops.choice import backend_of
 from quire.ops.gpu import interpreting
 from quire.parallel.comm import Comm
@@ -30,25 +32,8 @@ def on_gpus(config: EngineConfig) -> bool:
 def of_a_gpu(config: EngineConfig) -> EngineConfig:
     """`config` as each rank has it: what ranks exchange is no part of a graph, and what a step ahead would look up is
     the first rank's. `ConfigError` for what is not built, with the reason."""
-    parallel, drafts = config.parallel, config.speculation.asked
-    name = parallel.ranks_option
-    for wrong, option, why in (
-        (parallel.data_parallel_size > 1, "data_parallel_size", "each engine would take the first GPUs; start servers "
-         "of their own, with CUDA_VISIBLE_DEVICES"),
-        (parallel.ranks > parallel.tensor_parallel_size, name, "on GPUs ranks share matrices; use "
-         "--tensor-parallel-size"),
-        (config.cluster.nnodes > 1, "nnodes", "ranks on GPUs are on one host"),
-        (parallel.rank_invariant, "rank_invariant", "a GPU's sums are not made in runs"),
-        (drafts is not None and drafts.method not in LOOK_UPS, "speculative_config", "what drafts by a model is not "
-         f"computed by several GPUs; use {' or '.join(LOOK_UPS)}"),
-        (config.tiers.any, "kv_store", "parts of blocks on several GPUs are not gathered"),
-        (config.offload.moves or config.offload.cpu_offload_gb > 0, "cpu_offload_gb", "ranks on GPUs keep their "
-         "weights there"),
-        (bool(config.scheduler.async_scheduling), "async_scheduling", "tokens that only the first GPU knows would be "
-         "needed by all"),
-    ):  # fmt: skip
-        if wrong:
-            raise ConfigError(f"--{option.replace('_', '-')}: {why}; leave it out, or use --device cpu", param=option)
+    check_known(config.features, Known(frozenset({GPU_PROCESSES})))
+    parallel, name = config.parallel, config.parallel.ranks_option
     there = parallel.ranks if interpreting() else torch.cuda.device_count()
     if there < parallel.ranks:
         raise ConfigError(

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.core.config import EngineConfig, SchedulerConfig
-from quire.core.errors import ConfigError, RankFailure
+from quire.core.errors import RankFailure
+from quire.core.exclusions.of_models import LONE_DRAFTS, STAGED_DRAFTS
 from quire.core.machine import cores
 from quire.model.batch import Continues
 from quire.model.load.roles import Share
@@ -88,13 +89,7 @@ class Ranks:
         `ConfigError` where `windows` of layers ask for several block tables then: each rank chooses by its own layers.
         """
         if alone and any(0 < window < kv.max_model_len for window in windows):
-            option, what = ("--pipeline-parallel-size", "use ngram or suffix") if self._staged else (
-                "--speculative-draft-tensor-parallel-size 1", "leave it out, and all ranks compute it")  # fmt: skip
-            raise ConfigError(
-                f"{option}: a draft model beside layers with windows has block tables that the other ranks do not "
-                f"know; {what}",
-                param=option[2:].split()[0].replace("-", "_"),
-            )
+            raise (STAGED_DRAFTS if self._staged else LONE_DRAFTS).refusal({})
         self.tell(Allocate(kv.blocks, kv.max_model_len, limits, kv.groups.windows, kv.groups.layers))
 
     def profile(self, length: int, limits: SchedulerConfig) -> None:

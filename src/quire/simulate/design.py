@@ -8,6 +8,9 @@ from pathlib import Path
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
+from quire.core.exclusions.exclusion import Known
+from quire.core.exclusions.features import SIMULATION
+from quire.core.exclusions.table import check_known
 from quire.plan.devices import device_of
 from quire.plan.memory import choice_of
 from quire.plan.predict import Machine, Planner
@@ -51,10 +54,7 @@ class _Scaled:
 def design_of(config: EngineConfig, options: ClusterOptions, seed: int) -> Made:
     """The cluster that `options` name, of engines with `config`. `ConfigError` for what cannot be."""
     options.validate()
-    if config.speculation.asked is not None:
-        raise ConfigError("--speculative-config: how many tokens a step accepts is not predicted; leave it out")
-    if config.parallel.data_parallel_size > 1:
-        raise ConfigError("--data-parallel-size: --replicas says how many engines there are", param="replicas")
+    check_known(config.features, Known(frozenset({SIMULATION})))
     planner = Planner(config, _machine(config, options.device))
     kv, notes = planner.kv, list(planner.facts.notes)
     times: StepTimes

@@ -143,10 +143,6 @@ def _drafting(
     progress: LoadProgress | None,
     place: Place,
 ) -> Drafting:
-    if target.encoder is not None:
-        raise _error("encoder-decoder models are not drafted for: their cross attention is of rows that are no chunk")
-    if asked.tree is not None and target.spec.mla.rank:
-        raise _error("drafts of models with latent attention do not branch: its op knows no ancestors of rows")
     if asked.method in LOOK_UPS:
         return Drafting(asked)
     if asked.method in HEADS:
@@ -197,10 +193,6 @@ def _load(
 
 def _load_heads(config: EngineConfig, asked: Speculation, target: Model, ops: Ops) -> Drafting:
     """Heads, and as many tokens a draft as they give at most."""
-    if not isinstance(target.decoder, Decoder):
-        raise _error(f"{target.spec.family!r} runs by the code of transformers, which leaves no hidden rows to heads")
-    if target.spec.embed_width != target.spec.hidden:
-        raise _error(f"{target.name} projects its last hidden rows before the head; heads of such models are not known")
     assert asked.model is not None
     try:
         folder = str(resolve(asked.model, hub_beside(config.model)))
@@ -218,8 +210,7 @@ def _load_heads(config: EngineConfig, asked: Speculation, target: Model, ops: Op
 
 def _first_layers(target: Model, layers: int) -> Model:
     decoder = target.decoder
-    if not isinstance(decoder, Decoder):
-        raise _error(f"layers: {target.spec.family!r} runs by the code of transformers, whose layers are not cut")
+    assert isinstance(decoder, Decoder), "the table of exclusions says so"
     if layers >= len(decoder.layers):
         raise _error(f"layers {layers} must be fewer than the model's {len(decoder.layers)}")
     return changed(target, decoder=changed(decoder, layers=decoder.layers[:layers]))

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelError
+from quire.core.exclusions.features import HEADS_WITHOUT_OUTPUT, TENSOR
+from quire.core.exclusions.table import row_of
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
@@ -117,10 +119,7 @@ def _of_vllm(file: HeadFile, hidden: int, vocab: int, own: ToLogits) -> tuple[tu
 
     if one:
         if f"{shared}.weight" not in file and not isinstance(own, Linear):
-            raise ModelError(
-                f"{file.folder}: has no lm_head.weight: its heads would read the target's, whose rows are split over "
-                "--tensor-parallel-size; use one rank, or heads with matrices of their own"
-            )
+            raise ModelError(row_of(HEADS_WITHOUT_OUTPUT, TENSOR).message({}, str(file.folder)))
         common = out(shared) if f"{shared}.weight" in file else own
         ids = ids if f"{shared}.weight" in file else None
     heads = []

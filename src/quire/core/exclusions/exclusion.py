@@ -29,6 +29,9 @@ class Known:
         return Known(self.features | other.features, {**self.words, **other.words})
 
 
+NOTHING = Known()
+
+
 @dataclass(frozen=True)
 class Exclusion:
     """`a` is refused beside `b`, for `reason`; `instead`: what to do.

@@ -197,9 +197,9 @@ OF_DEVICES = (
         )
         for a, b in ((PACKED_FOLDER, GPU), (PACKED_FOLDER, REFERENCE_OPS))
     ),
-    *each(
+    Exclusion(
         FULLY_SHARD,
-        (GPU, REFERENCE_OPS),
+        REFERENCE_OPS,
         "the memory of backend {backend} is no other process's",
         "choose --device cpu, without --ops",
     ),
@@ -268,7 +268,7 @@ OF_GPU_PROCESSES = (
     ),
     *(
         Exclusion(a, GPU_PROCESSES, "ranks on GPUs keep their weights there", _OR_CPU)
-        for a in (*FROM_FILE, FULLY_SHARD, CPU_OFFLOAD)
+        for a in (*FROM_FILE, CPU_OFFLOAD)
     ),
     Exclusion(ASYNC, GPU_PROCESSES, "tokens that only the first GPU knows would be needed by all", _OR_CPU),
 )
@@ -322,10 +322,10 @@ OF_VECTORS = (
 ROWS = (
     *OF_COMMANDS,
     *OF_GPU_PROCESSES,
-    *OF_DEVICES,
     *OF_BORROWED,
     *OF_ENCODERS,
     *OF_OTHER_MODELS,
+    *OF_DEVICES,
     *OF_ADAPTERS,
     *OF_VECTORS,
 )

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
+from quire.core.exclusions.of_models import OF_VECTORS
 from quire.core.files import sampled_digest
 from quire.core.pictures import PictureLimits
 from quire.core.pooling import Pooling
@@ -20,17 +21,13 @@ from quire.sched.pictures import Encoding
 def pooling_of(config: EngineConfig, model: Model) -> Pooling:
     """What the model gives for pooled requests, or why this engine takes none.
 
-    `ConfigError` or `ModelError` for a model that can do nothing else then.
+    `ModelError` for a model that can do nothing else then.
     """
     made = model.pooling
-    for beside, reason in (
-        (model.encoder is not None, "the model is an encoder and a decoder"),
-        (config.parallel.ranks > 1, f"--{config.parallel.ranks_option.replace('_', '-')}: ranks send back logits only"),
-        (model.adapters is not None, "--enable-lora: rows of adapters are not kept"),
-        (config.speculation.asked is not None, "--speculative-config: rows are kept for drafts"),
-    ):
-        if beside and not made.refused:
-            made = replace(made, refused=reason)
+    there = config.features | model.known.features
+    row = next((row for row in OF_VECTORS if row.b in there), None)
+    if row is not None and not made.refused:
+        made = replace(made, refused=row.told({})[0])
     if made.refused and not made.generates:
         raise ModelError(f"{model.folder}: the model only makes vectors, and cannot: {made.refused}")
     return made

@@ -8,19 +8,13 @@ from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import BadRequest
 from quire.core.request import Request
 from quire.model.build import Model
-from quire.model.vision.options import check_options
 from quire.run.activations import feature_bytes
 from quire.sched.pictures import Encoding, Limits
 
 
 def with_sight(config: EngineConfig, model: Model) -> Model:
-    """`model`, without what reads pictures where only its text is wanted; `ConfigError` as of `check_options`."""
-    if model.vision is None:
-        return model
-    if config.model.language_model_only:
-        return replace(model, vision=None)
-    check_options(config, model.name)
-    return model
+    """`model`, without what reads pictures where only its text is wanted."""
+    return replace(model, vision=None) if config.model.language_model_only else model
 
 
 def encoding_of(limits: SchedulerConfig, model: Model) -> Encoding | None:

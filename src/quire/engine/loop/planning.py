@@ -19,9 +19,6 @@ from quire.run.ranks import Ranks
 from quire.run.runner import Runner
 from quire.run.shapes import graph_bytes
 
-USUAL_SHARES = (0.9, 0.92)
-"""Defaults of quire and vLLM: given where there is no GPU, they ask for nothing."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -48,12 +45,6 @@ def make_plan(
     kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape, beside, ranks))
     limits = _limits(config.scheduler, model, kv.max_model_len)
     check_limits(limits, kv.max_model_len)
-    if limits.async_scheduling and ops.gpu is None:
-        raise ConfigError(
-            f"--async-scheduling needs a GPU: on the {ops.name} backend the host itself computes each step, "
-            "and nothing is left to overlap with it; leave the option out",
-            param="async_scheduling",
-        )
     return Plan(kv, limits, capture, sum(layout.bytes_per_token for layout in layouts.values()))
 
 
@@ -89,11 +80,6 @@ def check_limits(limits: SchedulerConfig, length: int) -> None:
             f"--max-model-len ({length})",
             param="max_num_batched_tokens",
         )
-    if limits.target_itl_ms and not limits.enable_chunked_prefill:
-        raise ConfigError(
-            "--target-itl-ms cuts prompts into chunks, which is turned off, or which this model's encoder cannot do",
-            param="target_itl_ms",
-        )
 
 
 def _cache_bytes(
@@ -101,12 +87,6 @@ def _cache_bytes(
 ) -> int | None:
     """What each GPU has left for the KV cache; None on the host."""
     cache = config.cache
-    if ops.gpu is None and cache.gpu_memory_utilization not in USUAL_SHARES:
-        raise ConfigError(
-            f"--gpu-memory-utilization {cache.gpu_memory_utilization:g}: no GPU is in use (backend "
-            f"{ops.name}); size the KV cache with --kv-cache-memory-bytes",
-            param="gpu_memory_utilization",
-        )
     limits = _limits(config.scheduler, model, shape.max_model_len)
     pictures = picture_bytes(limits, model, shape.max_model_len)
     if cache.kv_cache_memory_bytes or cache.num_blocks or (ops.gpu is None and not pictures):

@@ -65,7 +65,7 @@ class Tiering:
         `ConfigError` for a folder that cannot be used.
         """
         options, nbytes = config.tiers, kv.block_bytes + NOTE_BYTES + others
-        check(config, models[0], ops, nbytes)
+        check(config, nbytes)
         self._folder: StoreFolder | None = None
         self._nbytes, store = nbytes, cast("Store | None", None)
         if options.kv_store:
@@ -168,25 +168,9 @@ def tiering_of(
     return Tiering(config, models, ops, kv, since, 0 if ranks is None else ranks.keep(ops))
 
 
-def check(config: EngineConfig, model: Model, ops: Ops, nbytes: int) -> None:
-    """`ConfigError` for what this model or device cannot have; blocks of `nbytes` bytes."""
+def check(config: EngineConfig, nbytes: int) -> None:
+    """`ConfigError` where the store is too small for blocks of `nbytes` bytes."""
     options = config.tiers
-    name = "kv_store" if options.kv_store else "kv_offloading_size"
-    if model.encoder is not None:
-        raise ConfigError(
-            f"--{name.replace('_', '-')}: an encoder makes all keys of a prompt depend on all its tokens; leave it out",
-            param=name,
-        )
-    if options.kv_offloading_size and ops.gpu is None:
-        raise ConfigError(
-            f"--kv-offloading-size {options.kv_offloading_size:g}: on the {ops.name} backend the KV cache is in host "
-            "memory already; raise --kv-cache-memory-bytes",
-            param="kv_offloading_size",
-        )
-    if options.kv_store and config.model.load_format == "dummy":
-        raise ConfigError(
-            "--kv-store: what made-up weights (--load-format dummy) compute is not kept", param="kv_store"
-        )
     if options.kv_store and options.kv_store_gb * GB < LEAST_BLOCKS * nbytes:
         raise ConfigError(
             f"--kv-store-gb {options.kv_store_gb:g}: a block has {nbytes:,} bytes, and fewer than {LEAST_BLOCKS} fit",

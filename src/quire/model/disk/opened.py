@@ -34,6 +34,11 @@ class Opened:
     vision: OpenedVision | None = None
 
     @property
+    def quantized(self) -> bool:
+        """Whether its matrices are codes, which are not quantized again."""
+        return set(self.scheme.parts) != {"weight"}
+
+    @property
     def stored(self) -> str:
         """The format in which others made it, as `quantization_config` names it, or "gguf"; empty for a plain one."""
         name: str = self.config.child("quantization_config").text("quant_method", "")

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from quire.core.config import LoraConfig
 from quire.core.errors import ConfigError
+from quire.core.exclusions.features import ADAPTER_TABLES, STAGES
+from quire.core.exclusions.table import row_of
 from quire.model.disk.opened import Opened
 from quire.model.load.adapter_files import AdapterFile, LowRank, read_adapter
 from quire.model.load.extension import Where
@@ -83,10 +85,7 @@ class Adapters:
         parts = {(role, layer): low for role, layer, low in self._parts(file)}
         more = any(low.magnitude is not None or low.bias is not None for low in parts.values())
         if self._ranks > self._share.world and (more or not (file.embed.nothing and file.head.nothing)):
-            raise ConfigError(
-                f"{folder}: tables and heads, magnitudes and biases go with ranks of --tensor-parallel-size alone; "
-                "leave out other ways to be parallel"
-            )
+            raise row_of(ADAPTER_TABLES, STAGES).refusal({}, subject=str(folder))
         held, low = self.extensions.planned(slot, parts, file)  # whatever is wrong, the slot is as it was
         self._clear(slot)
         for at, part in low.items():

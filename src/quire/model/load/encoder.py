@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from quire.core.config import EngineConfig
-from quire.core.errors import ConfigError
 from quire.model.load.mlp import load_mlp
 from quire.model.load.norms import load_norm
 from quire.model.load.reader import Reader
@@ -17,7 +15,6 @@ from quire.model.net.decoder import CrossAttention
 from quire.model.net.encoder import Encoder, EncoderLayer
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Embed
-from quire.model.spec import ModelSpec
 from quire.ops.attention_spec import AttentionSpec
 
 
@@ -85,12 +82,3 @@ def load_encoder(reader: Reader, embed: Embed, still: Tensor) -> Encoder:
         keys_values=tuple(keys_values),
         still=still,
     )
-
-
-def check_encoder(config: EngineConfig, spec: ModelSpec) -> None:
-    """Refuse options that do not work with an encoder-decoder, if `spec` is of one."""
-    if spec.encoder.layers and config.lora.enable_lora:
-        raise ConfigError(
-            f"--enable-lora: {spec.family!r} has an encoder, whose adapters are not read; leave it out",
-            param="enable_lora",
-        )

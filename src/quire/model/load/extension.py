@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quire.core.errors import ConfigError, ModelError
+from quire.core.errors import ModelError
+from quire.core.exclusions.features import ADAPTER_TOKEN_NORMS, TENSOR
+from quire.core.exclusions.table import row_of
 from quire.model.load.adapter_files import LowRank, TableChange
 from quire.model.load.roles import COLUMNS, DISK_ROLES, ROWS, Share
 from quire.model.net.linear import Linear
@@ -160,11 +162,7 @@ def own_rows(base: Base, slot: int, change: TableChange, rows: int) -> OwnRows |
         excess = None
         if low.magnitude is not None:
             if base.share.world > 1:
-                raise ConfigError(
-                    "--tensor-parallel-size: magnitudes (DoRA) of the table of tokens are norms over the rows of all "
-                    "ranks, which each has a part of; use one rank",
-                    param="tensor_parallel_size",
-                )
+                raise row_of(TENSOR, ADAPTER_TOKEN_NORMS).refusal({})
             factor = _factor(low.magnitude, _column_norms(base, low), "the table of tokens")
             low, excess = LowRank(low.a, factor[:, None] * low.b), (factor - 1)[None, None].to(device)
         a, b = low.a.t()[here].contiguous().to(device), low.b.t()[None].contiguous().to(device)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from quire.core.config import EngineConfig
-from quire.core.errors import ConfigError
 from quire.core.machine import foreign
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
@@ -173,31 +172,15 @@ def packed_cache(
     """The cache that `--cache-packed` asks for, or None.
 
     "auto" is none where there is nothing it could keep, or where weights are only laid out anew: their file would take
-    the disk that the model takes, and save nothing (llama-1b in Q4_K_M: 0.29 s to pack, 0.23 to read; Zen 4). A
-    folder that was named is a `ConfigError` instead of the first.
+    the disk that the model takes, and save nothing (llama-1b in Q4_K_M: 0.29 s to pack, 0.23 to read; Zen 4). Beside
+    a folder that was named, what there is nothing to keep of is refused (`quire.core.exclusions`).
     """
     options = config.model
     auto = options.cache_packed == "auto"
-    if options.cache_packed == "off" or (auto and config.offload.moves):
+    native = ops.cpu is not None and not ops.refers
+    if options.cache_packed == "off" or config.offload.moves or not native or options.load_format == "dummy":
         return None
-    if config.offload.moves:
-        raise ConfigError(
-            "--cache-packed: what is kept is read into memory whole, which --weight-offload and --fully-shard are to "
-            "spare; leave one out",
-            param="cache_packed",
-        )
-    if ops.cpu is None or ops.refers:
-        if auto:
-            return None
-        raise ConfigError(
-            "--cache-packed keeps weights in the layout of the native kernels, but an op that reads them runs "
-            "elsewhere; leave out --cache-packed, or --device and --ops",
-            param="cache_packed",
-        )
-    if options.load_format == "dummy":
-        if auto:
-            return None
-        raise ConfigError("--cache-packed: made-up weights (--load-format dummy) are not kept", param="cache_packed")
+    assert ops.cpu is not None
     plain = target is None and laid_out(opened.scheme) and options.activations != "int16"
     if auto and plain and ops.cpu.bf16_bits == 16:
         return None

@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from quire.core.errors import ConfigError
 from quire.core.parallel import ParallelConfig
 from quire.model.batch import Forward
 from quire.model.disk.opened import Opened
@@ -69,7 +68,6 @@ def joined(decoder: Decoder, spec: ModelSpec, place: Place, share: Share, option
     `spec`: the whole model's. With rows split between the joins its layers are walked all at once.
     """
     if (comm := place.comm("context")) is not None:
-        check_spread(spec)
         decoder = spread(decoder, comm)
     comm, stages, division = _comm(place, options), place.comm("pipeline"), place.division
     if division is not None and (among := place.comm(division.plan.axis)) is not None:
@@ -109,16 +107,6 @@ def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> St
         parts["embed_steps"] = (Normed(first.attn_norm.norm),)
         parts["layers"] = (replace(first, attn_norm=NoNorm()), *others)
     return Stage(**parts, comm=comm, hidden=spec.hidden, shared=share.head is not None)
-
-
-def check_spread(spec: ModelSpec) -> None:
-    """`ConfigError` for a model whose sequences cannot be spread over ranks, with the reason."""
-    for found, why in (
-        (spec.encoder.layers, "an encoder is computed by one rank only, and its keys lie before the decoder's"),
-        (spec.mla.rank, "attention to latents folds no splits of keys that other ranks have"),
-    ):
-        if found:
-            raise ConfigError(f"--context-parallel-size: {why}; leave it out", param="context_parallel_size")
 
 
 def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:

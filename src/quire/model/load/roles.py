@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from quire.core.errors import ConfigError
+from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPERTS
+from quire.core.exclusions.table import row_of
 from quire.model.spec import ModelSpec
 from quire.ops.lazy import torch
 from quire.parallel.experts import Division
@@ -345,11 +347,8 @@ def local_spec(spec: ModelSpec, share: Share, heads: bool = True) -> ModelSpec:
     if share.whole:
         return spec
     if share.experts is not None and not any(spec.moe.sparse):
-        option = share.experts.option
-        raise ConfigError(
-            f"--{option.replace('_', '-')}: {spec.family!r} models have no experts to divide; leave it out",
-            param=option,
-        )
+        asked = EXPERT_RANKS if share.experts.plan.axis == "expert" else WHOLE_EXPERTS
+        raise row_of(asked, NO_EXPERTS).refusal({"family": spec.family})
 
     def count(name: str) -> int:
         first, stop = share.role(name, spec)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from math import gcd
 from typing import TypeVar
 
-from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.model.load.reader import Reader
 from quire.model.load.roles import ROLES, Share
@@ -43,16 +42,3 @@ def _of_runs(reader: Reader, runs: int, make: Callable[[Reader], T]) -> tuple[T,
     each = runs // world
     shares = [Share(rank * each + i, runs, step=reader.share.step) for i in range(each)]
     return tuple(make(reader.of(share)) for share in shares)
-
-
-def check_runs(config: EngineConfig) -> None:
-    """Refuse options that runs do not go with, where they were asked for."""
-    if not config.parallel.rank_invariant:
-        return
-    for given, name, why in (
-        (config.lora.enable_lora, "enable_lora", "what adapters add is summed by rank"),
-        (config.offload.from_file, "weight_offload", "matrices in runs are not kept on disk"),
-        (config.model.cache_packed not in ("auto", "off"), "cache_packed", "matrices in runs are not kept on disk"),
-    ):
-        if given:
-            raise ConfigError(f"--{name.replace('_', '-')} beside --rank-invariant: {why}; leave one out", param=name)

@@ -25,12 +25,6 @@ def stages_of(parallel: ParallelConfig, spec: ModelSpec, measured: Costs | None 
     count = parallel.pipeline_parallel_size
     if count == 1:
         return (range(spec.layers),)
-    if spec.encoder.layers:
-        raise ConfigError(
-            "--pipeline-parallel-size: an encoder's output is read by all layers of the decoder, and is computed by "
-            "one rank only; leave it out",
-            param="pipeline_parallel_size",
-        )
     pinned = parallel.pinned_layers
     if pinned:
         return _asked(pinned, spec)

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
-from quire.core.errors import ConfigError
 from quire.model.load.keeping import Kept
 from quire.model.load.place import held_bytes, parts_of, rebuilt
 from quire.model.net.decoder import Layer
@@ -207,9 +206,3 @@ class OnDemand:
         """x [T, hidden] -> [T, hidden]."""
         self.need(self.number, choices[2])
         return self.experts(ops, x, choices)
-
-
-def check_experts(sparse: Sequence[bool]) -> None:
-    """`ConfigError` where no layer has experts."""
-    if not any(sparse):
-        raise ConfigError("--weight-offload experts: this model has none; use disk", param="weight_offload")

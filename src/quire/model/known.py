@@ -1,0 +1,57 @@
+"""Features of a model and of a device, as the table of exclusions knows them. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.core.config import EngineConfig
+from quire.core.exclusions.exclusion import Known
+from quire.core.exclusions.features import (
+    BORROWED,
+    ENCODER,
+    GPU,
+    GPU_PROCESSES,
+    LATENTS,
+    NO_EXPERTS,
+    NO_GPU,
+    PICTURES,
+    PROJECTED,
+    QUANTIZED,
+    REFERENCE_OPS,
+    found,
+)
+from quire.model.describe import ModelFacts
+from quire.model.disk.opened import Opened
+from quire.ops.choice import READ_WEIGHTS
+from quire.quant.registry import quantizer
+
+
+def known_of(config: EngineConfig, model: ModelFacts | Opened) -> Known:
+    """Of a model whose headers were read; `config`: of the engine, which may leave out what reads pictures."""
+    spec, words = model.spec, {"model": model.name, "family": model.spec.family, "folder": str(model.folder)}
+    if isinstance(model, ModelFacts) and model.borrowed:
+        return Known(frozenset({BORROWED}), words)
+    kept = model.scheme if isinstance(model, ModelFacts) else model.scheme.name
+    again = model.quantized and quantizer(config.model.quantization, model.stored) is not None
+    pictures = model.vision is not None and not config.model.language_model_only
+    there = found(
+        (ENCODER, spec.encoder.layers > 0),
+        (LATENTS, spec.mla.rank > 0),
+        (NO_EXPERTS, not any(spec.moe.sparse)),
+        (PICTURES, pictures),
+        (PROJECTED, spec.embed_width != spec.hidden),
+        (QUANTIZED, again),
+    )
+    return Known(there, words | {"scheme": kept})
+
+
+def known_of_device(config: EngineConfig, backend: str, chosen: Mapping[str, str]) -> Known:
+    """Of the device that was chosen. `chosen`: op -> implementation."""
+    on_gpu = backend == "triton"
+    there = found(
+        (GPU, on_gpu),
+        (NO_GPU, not on_gpu),
+        (REFERENCE_OPS, any(chosen.get(op) == "reference" for op in READ_WEIGHTS)),
+        (GPU_PROCESSES, on_gpu and config.parallel.processes > 1),
+    )
+    return Known(there, {"backend": backend})
